@@ -1,0 +1,109 @@
+"""Device, Link and Cluster: the hardware, as a datasheet or a probe states it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trimaran.noun import Noun
+
+Precision = Literal["fp32", "fp16", "bf16", "bf16_pure"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "bf16_pure")
+
+
+class MatmulRate(Noun):
+    """One measured matrix product: M x K times K x N in `precision` ran at `tflops`."""
+
+    precision: Literal["fp32", "fp16", "bf16"]
+    m: int = Field(gt=0)
+    n: int = Field(gt=0)
+    k: int = Field(gt=0)
+    tflops: float = Field(gt=0)
+
+
+class CollectiveTime(Noun):
+    """One measured collective or send: `bytes` over `ranks` ranks took `time_us`."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
+    ranks: int = Field(gt=1)
+    bytes: int = Field(gt=0)
+    time_us: float = Field(gt=0)
+
+
+class Device(Noun):
+    """One rank's worth of hardware: a GPU, or a slot of a CPU node with its cores.
+
+    `peak_tflops` and `mem_bandwidth_gb_s` (1e9 bytes/s) are datasheet or, where a probe wrote
+    them, measured ceilings. A precision that the device lacks is left out of `peak_tflops`.
+    """
+
+    name: str = ""
+    kind: Literal["gpu", "cpu"]
+    peak_tflops: dict[Literal["fp32", "fp16", "bf16"], float]
+    mem_gib: float = Field(gt=0, le=1e6)
+    mem_bandwidth_gb_s: float = Field(gt=0, le=1e9)
+    context_gib: float = Field(default=0.0, ge=0, description="runtime context: CUDA, or the process itself")
+    multiprocessors: int = Field(default=0, ge=0, description="SMs of a GPU, for wave quantization")
+    cores: int = Field(default=0, ge=0, description="CPU cores that one slot computes with")
+    clock_ghz: float = Field(default=0.0, ge=0)
+    op_overhead_us: float = Field(default=0.0, ge=0, description="measured cost of one small operator; 0: prior")
+    cache_mib: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for precision, tflops in self.peak_tflops.items():
+            if not 0 < tflops < 1e6:
+                raise ValueError(f"peak_tflops.{precision} {tflops} is not between 0 and 1e6 TFLOP/s")
+        if not self.peak_tflops:
+            raise ValueError("peak_tflops is empty: state at least one precision")
+        return self
+
+    def peak(self, precision: Precision) -> float | None:
+        """Peak TFLOP/s of matrix products in `precision`, or None where the device has none."""
+        return self.peak_tflops.get("bf16" if precision == "bf16_pure" else precision)
+
+
+class Link(Noun):
+    """One direction of one device's (or node's) link: gigabit/s and microseconds."""
+
+    bandwidth_gbps: float = Field(gt=0, le=1e9)
+    latency_us: float = Field(ge=0, le=1e9)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth in bytes a second."""
+        return self.bandwidth_gbps * 1e9 / 8
+
+
+class Cluster(Noun):
+    """Nodes of devices on a fast link (per device), joined by a slow one (per node)."""
+
+    name: str = ""
+    device: Device
+    nodes: int = Field(gt=0, le=10_000_000)
+    devices_per_node: int = Field(gt=0, le=1024)
+    intra: Link = Field(description="per device, inside a node")
+    inter: Link = Field(description="per node, shared by its devices")
+    cores_per_node: int = Field(default=0, ge=0, description="CPU nodes: real cores; slots may want more")
+    host_mem_gib: float = Field(default=0.0, ge=0, description="memory that all slots of a node share; 0: none")
+    price_per_device_hour: float | None = Field(default=None, ge=0)
+    source: str = Field(default="", description="where the figures come from")
+    matmul: tuple[MatmulRate, ...] = Field(default=(), description="measured by probe")
+    collectives: tuple[CollectiveTime, ...] = Field(default=(), description="measured by probe")
+
+    @property
+    def devices(self) -> int:
+        """All devices of the cluster."""
+        return self.nodes * self.devices_per_node
+
+    def oversubscription(self, devices_used: int) -> float:
+        """How many times more cores the used slots of a full node want than it has (1 or more).
+
+        A laptop's cluster file may state more slots than cores: ranks then take turns, and
+        everything they compute takes this much longer.
+        """
+        if not (self.cores_per_node and self.device.cores):
+            return 1.0
+        slots = min(devices_used, self.devices_per_node)
+        return max(1.0, slots * self.device.cores / self.cores_per_node)

@@ -1,0 +1,19 @@
+"""What every noun of Trimaran shares: immutable, validated, strict about unknown fields."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class TrimaranError(Exception):
+    """A mistake of the user's or of the world's, told in one line.
+
+    The message names the field, both numbers and the way out. The command line prints it
+    and leaves with status 2; a library caller may catch it.
+    """
+
+
+class Noun(BaseModel):
+    """A frozen value object. Unknown fields are refused, NaN and infinity too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,98 @@
+"""Recipe: one TOML file that states a study. plan, bench, tune, predict and train read their parts."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trimaran.cluster import Cluster
+from trimaran.layout import Layout
+from trimaran.noun import Noun
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+
+class DataSettings(Noun):
+    """Text to train on: files or folders, and how they are tokenised.
+
+    `paths` are .txt-like, .jsonl or .parquet files, folders of them, or the word
+    `python-stdlib` for the source of the running Python's standard library.
+    `tokenizer` is `bytes`, `bpe` (trained on the text to the model's vocabulary) or a
+    path to a `tokenizer.json`.
+    """
+
+    paths: tuple[str, ...] = ("python-stdlib",)
+    tokenizer: str = "bytes"
+    text_field: str = "text"
+    max_mib: float | None = Field(default=None, gt=0, description="stop reading after so much text")
+
+
+class TrainSettings(Noun):
+    """How to train: steps, learning-rate schedule, AdamW, clipping, seed."""
+
+    steps: int = Field(default=60, gt=0)
+    seed: int = 1234
+    learning_rate: float = Field(default=1e-3, gt=0)
+    min_learning_rate: float = Field(default=1e-4, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    decay_steps: int | None = Field(default=None, gt=0, description="None: all steps")
+    weight_decay: float = Field(default=0.1, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
+    compile: bool = False
+
+
+class SweepSettings(Noun):
+    """What to measure: layouts as given, or the most promising of the plan."""
+
+    layouts: tuple[str, ...] = Field(default=(), description="short notation; empty: chosen by the plan")
+    min_trials: int = Field(default=1, gt=0)
+    max_trials: int = Field(default=24, gt=0)
+    steps: int = Field(default=6, gt=1, description="steps of one trial")
+    warmup_steps: int = Field(default=2, gt=0, description="steps before the timed ones")
+    timeout_s: float = Field(default=600.0, gt=0)
+    devices: tuple[int, ...] = Field(default=(), description="device counts to consider; empty: up to the cluster's")
+    fixed: dict[str, int | str | bool] = Field(default_factory=dict, description="layout fields held fixed")
+    mem_margin: float = Field(default=0.05, ge=0, lt=1, description="share of memory the planner leaves free")
+    margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
+
+
+class Recipe(Noun):
+    """A study: model and workload, cluster, stack, sweep, data, training."""
+
+    name: str
+    workload: Workload
+    cluster: Cluster | None = Field(default=None, description="None: probe this machine")
+    stack: Stack
+    data: DataSettings = DataSettings()
+    sweep: SweepSettings = SweepSettings()
+    train: TrainSettings = TrainSettings()
+
+
+class TrainJob(Noun):
+    """All that the ranks of one training need; written as JSON and read by every rank.
+
+    `stage_split` is resolved: training decides nothing about the layout.
+    """
+
+    workload: Workload
+    layout: Layout
+    stage_split: tuple[int, ...]
+    train: TrainSettings
+    data_dir: str = Field(description="folder of token files made by trimaran.train.data")
+    out_dir: str = Field(description="folder for log.jsonl, log.txt, heartbeat files and result.json")
+    steps: int = Field(gt=0, description="steps to run now, which may be fewer than train.steps")
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads_per_rank: int = Field(default=1, gt=0)
+    peak_tflops: float | None = Field(default=None, gt=0, description="measured matmul peak of one rank, for MFU")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.stage_split) != self.layout.pp * self.layout.vpp:
+            raise ValueError(
+                f"stage_split has {len(self.stage_split)} stages, layout has PP {self.layout.pp} x VPP {self.layout.vpp}"
+            )
+        return self

@@ -1,0 +1,47 @@
+"""Stack: what the training software does, as far as memory and time can feel it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trimaran.noun import Noun
+
+MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
+
+
+class Stack(Noun):
+    """A small description of one piece of training software.
+
+    Bytes are per parameter of the mixed-precision recipe; `memory_report` says what the
+    software's own memory figure counts, since predicted memory is compared with that.
+    """
+
+    name: str = ""
+    framework: Literal["megatron", "torch", "gpipe", "oneflow", "trimaran"] = "torch"
+    flash_attention: bool = False
+    fused_softmax: bool = Field(default=False, description="Megatron's kernels; eligibility is checked by shape")
+    fused_softmax_max_seq: int = Field(default=2048, gt=0)
+    fused_gelu: bool = False
+    fused_layernorm: bool = False
+    fused_optimizer: bool = False
+    fp32_softmax: bool = False
+    overlap_dp: float = Field(default=0.0, ge=0, le=1, description="share of the gradient traffic hidden by prior")
+    overlap_pp: bool = False
+    master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
+    grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
+    uneven_stages: bool = Field(default=False, description="layers may differ between stages")
+    head_weighted_stages: bool = False
+    tied_embedding_replicated: bool = Field(default=True, description="last stage keeps a copy and reduces it")
+    pads_vocab: bool = True
+    schedules: tuple[str, ...] = ("gpipe", "1f1b")
+    zero_stages: tuple[int, ...] = (0,)
+    dp_kinds: tuple[str, ...] = ("all_reduce",)
+    precisions: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    recomputes: tuple[str, ...] = ("none", "full")
+    sequence_parallel: bool = False
+    tensor_parallel: bool = True
+    pipeline_parallel: bool = True
+    memory_report: MemoryReport = "allocated"
+    source: str = ""
