@@ -1,0 +1,161 @@
+"""The one list of table columns: predict, fit, import, store and report read and write these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["text", "int", "float"]
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its cell type, unit, the default of a missing cell, and whether it must be there.
+
+    `choices` are the words a text cell may hold (lower case; the cell's case is ignored).
+    `minimum` bounds a number from below (inclusive).
+    """
+
+    name: str
+    kind: Kind
+    unit: str = ""
+    default: Cell = None
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    says: str = ""
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("source", "text", says="document or run that the row comes from"),
+    Column("section", "text", says="heading above the table"),
+    Column("table", "text", says="table in the source"),
+    Column("row", "text", says="row in the table"),
+    Column("cluster", "text", says="catalogue name or file"),
+    Column("stack", "text", says="catalogue name or file"),
+    Column("system", "text", says="the software in words"),
+    Column("hardware", "text", says="the hardware in words"),
+    Column("nodes", "int", "nodes", minimum=1, maximum=1e7, says="nodes used"),
+    Column("devices_per_node", "int", "devices", minimum=1, maximum=1e5, says="devices used on each node"),
+    Column("devices", "int", "devices", minimum=1, maximum=1e8, says="devices used; default DP x TP x PP"),
+    Column("layers", "int", required=True, minimum=1, maximum=1e5, says="transformer layers"),
+    Column("hidden", "int", required=True, minimum=1, maximum=1e7, says="hidden size"),
+    Column("ffn_hidden", "int", minimum=1, maximum=1e8, says="MLP width; default 4 x hidden"),
+    Column("heads", "int", required=True, minimum=1, maximum=1e6, says="attention heads"),
+    Column("kv_heads", "int", minimum=1, maximum=1e6, says="key-value heads; default heads"),
+    Column("seq_len", "int", "tokens", required=True, minimum=1, maximum=1e8, says="sequence length"),
+    Column("vocab", "int", "tokens", required=True, minimum=2, maximum=1e8, says="vocabulary; padded to 128 x TP"),
+    Column("dp", "int", minimum=1, maximum=1e7, says="data-parallel degree; default devices / (TP x PP)"),
+    Column("tp", "int", default=1, minimum=1, maximum=1e7, says="tensor-parallel degree"),
+    Column("pp", "int", default=1, minimum=1, maximum=1e7, says="pipeline-parallel degree"),
+    Column("vpp", "int", default=1, minimum=1, maximum=1e5, says="model chunks per stage"),
+    Column("cp", "int", default=1, minimum=1, maximum=1e7, says="context-parallel degree; only 1 is supported"),
+    Column("mbs", "int", "sequences", required=True, minimum=1, maximum=1e8, says="micro-batch"),
+    Column("gbs", "int", "sequences", required=True, minimum=1, maximum=1e9, says="global batch"),
+    Column("zero_stage", "int", default=0, minimum=0, maximum=3, says="ZeRO stage"),
+    Column(
+        "dp_kind",
+        "text",
+        default="all_reduce",
+        choices=("all_reduce", "parameter_server", "fully_sharded"),
+        says="how replicas agree",
+    ),
+    Column(
+        "recompute",
+        "text",
+        default="none",
+        choices=("none", "selective", "full", "unknown"),
+        says="activation recompute; unknown counts as none",
+    ),
+    Column(
+        "precision",
+        "text",
+        default="fp16",
+        choices=("fp32", "fp16", "bf16", "bf16_pure"),
+        says="arithmetic; 16 bit keeps an fp32 master copy, bf16_pure does not",
+    ),
+    Column("optimizer", "text", default="adam", choices=("adam", "sgd"), says="optimizer"),
+    Column(
+        "schedule",
+        "text",
+        default="none",
+        choices=("none", "gpipe", "1f1b", "interleaved", "zero_bubble"),
+        says="pipeline schedule; none with PP > 1 means 1F1B",
+    ),
+    Column("network_delay_ms", "float", "ms", minimum=0, maximum=1e6, says="delay of the shaped network, one way"),
+    Column("network_gbps", "float", "gigabit/s", minimum=1e-6, maximum=1e7, says="rate of the (shaped) network"),
+    Column("variant", "text", says="environment and clock, KEY=VALUE joined by ;"),
+    Column("mem_gib", "float", "GiB", minimum=0, maximum=1e6, says="memory as the stack's own tool reports it"),
+    Column("sec_per_it", "float", "s", minimum=1e-9, maximum=1e9, says="seconds per iteration"),
+    Column("tflops", "float", "TFLOP/s", minimum=0, maximum=1e9, says="per device, by flops_formula"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", minimum=0, says="throughput per device"),
+    Column(
+        "status",
+        "text",
+        default="ok",
+        choices=("ok", "oom", "hang", "fail", "crash", "timeout", "not_run"),
+        says="how the run ended",
+    ),
+    Column(
+        "flops_formula",
+        "text",
+        choices=("megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"),
+        says="the calculator behind tflops",
+    ),
+    Column("date", "text", says="day of the run"),
+    Column("comparable_group", "text", says="same code, model and day; rank only inside a group"),
+    Column("quality", "text", default="ok", says="ok and corrected are fit for fitting"),
+    Column("notes", "text", says="anything else"),
+)
+
+BY_NAME: Mapping[str, Column] = {column.name: column for column in COLUMNS}
+FIT_QUALITIES = frozenset({"ok", "corrected"})
+
+
+def parse_cell(column: Column, text: str) -> Cell:
+    """The typed value of one cell; a blank gives the column's default.
+
+    Raises ValueError with a sentence that names the column, the value and what is expected.
+    """
+    text = text.strip()
+    if text == "":
+        return column.default
+    if column.kind == "text":
+        return _parse_word(column, text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{column.name} is {text!r}, expected a number{_unit(column)}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{column.name} is {text!r}, expected a finite number{_unit(column)}")
+    if column.kind == "int" and number != int(number):
+        raise ValueError(f"{column.name} is {text}, expected a whole number{_unit(column)}")
+    if column.minimum is not None and number < column.minimum:
+        raise ValueError(f"{column.name} is {text}, below the least possible {column.minimum:g}{_unit(column)}")
+    if column.maximum is not None and number > column.maximum:
+        raise ValueError(f"{column.name} is {text}, above the most believable {column.maximum:g}{_unit(column)}")
+    return int(number) if column.kind == "int" else number
+
+
+def _parse_word(column: Column, text: str) -> str:
+    if not column.choices:
+        return text
+    known = {choice.lower(): choice for choice in column.choices}
+    word = known.get(text.lower())
+    if word is None:
+        raise ValueError(f"{column.name} is {text!r}, expected one of {', '.join(column.choices)}")
+    return word
+
+
+def _unit(column: Column) -> str:
+    return f" of {column.unit}" if column.unit else ""
+
+
+def missing_required(names: Iterable[str]) -> list[str]:
+    """Required columns that are not among `names`."""
+    present = set(names)
+    return [column.name for column in COLUMNS if column.required and column.name not in present]
