@@ -184,7 +184,9 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
         return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
     close = difflib.get_close_matches(name_or_path, catalogue_names(kind), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}"
-    raise TrimaranError(f"{singular} {name_or_path!r} is not in the catalogue: {hint} A file's path ends in .toml or .json.")
+    raise TrimaranError(
+        f"{singular} {name_or_path!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
+    )
 
 
 def _read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:

@@ -58,9 +58,7 @@ def default_formula(layout: Layout) -> FlopsFormula:
     return "megatron_eq3_k4" if layout.recompute == "full" else "megatron_eq3_k3"
 
 
-def tflops_per_device(
-    workload: Workload, tp: int, devices: int, sec_per_it: float, formula: FlopsFormula
-) -> float:
+def tflops_per_device(workload: Workload, tp: int, devices: int, sec_per_it: float, formula: FlopsFormula) -> float:
     """TFLOP/s of one device by `formula`."""
     return iteration_flops(workload, tp, formula) / sec_per_it / devices / 1e12
 

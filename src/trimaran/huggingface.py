@@ -74,9 +74,11 @@ def model_from_config(config: Config, source: str) -> Model:
     Raises TrimaranError when the kind is unknown or a key is missing; pydantic's
     ValidationError when a value is not possible.
     """
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in _KINDS:
-        raise TrimaranError(f"{source}: model_type {kind!r} is not one of {', '.join(_KINDS)}: write a model TOML instead")
+        raise TrimaranError(
+            f"{source}: model_type {kind!r} is not one of {', '.join(_KINDS)}: write a model TOML instead"
+        )
     try:
         fields = _KINDS[kind](config)
         fields["vocab"] = config["vocab_size"]

@@ -155,8 +155,7 @@ def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
         stated = _parse_word(word)
         if stated is None:
             raise TrimaranError(
-                f"layout: {word!r} is not understood; write for example "
-                f"dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
+                f"layout: {word!r} is not understood; write for example dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
             )
         fields.update(stated)
     try:
@@ -327,7 +326,9 @@ def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
     if layout.schedule == "none":
         return f"PP {layout.pp} needs a schedule, but it is none: choose one of {', '.join(stack.schedules)}"
     if layout.schedule not in stack.schedules:
-        return f"schedule {layout.schedule} is not one of {stack.name}'s {', '.join(stack.schedules)}: choose one of them"
+        return (
+            f"schedule {layout.schedule} is not one of {stack.name}'s {', '.join(stack.schedules)}: choose one of them"
+        )
     if (layout.schedule == "interleaved") != (layout.vpp > 1):
         return (
             f"schedule {layout.schedule} with VPP {layout.vpp}: the interleaved schedule needs VPP of 2 or more, "

@@ -93,6 +93,7 @@ class TrainJob(Noun):
     def _check(self) -> Self:
         if len(self.stage_split) != self.layout.pp * self.layout.vpp:
             raise ValueError(
-                f"stage_split has {len(self.stage_split)} stages, layout has PP {self.layout.pp} x VPP {self.layout.vpp}"
+                f"stage_split has {len(self.stage_split)} stages, but the layout has "
+                f"PP {self.layout.pp} x VPP {self.layout.vpp}"
             )
         return self

@@ -8,9 +8,7 @@ from pydantic import Field
 
 from trimaran.noun import Noun
 
-EventKind = Literal[
-    "forward", "backward", "backward_weight", "recompute", "send", "receive", "wait", "reduce", "step"
-]
+EventKind = Literal["forward", "backward", "backward_weight", "recompute", "send", "receive", "wait", "reduce", "step"]
 
 
 class Event(Noun):
