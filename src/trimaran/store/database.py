@@ -1,0 +1,205 @@
+"""The store: measurements in one SQLite file, safe against kill -9 and against two sweeps at once."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.store.owner import Owner
+from trimaran.store.rows import FIELDS, from_cells, quoted, to_cells
+from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
+
+BUSY_TIMEOUT_S = 60.0
+
+
+class Store:
+    """Measurements and the claims of running trials.
+
+    Every write is one transaction, durable when the call returns. Errors of the file or the
+    disk are TrimaranErrors of one line that name the file; what was stored before stays.
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        """Open the file at `path`, making it (and its folder) unless `create` is false."""
+        self.path = Path(path)
+        if not create and not self.path.exists():
+            raise TrimaranError(f"store {self.path} does not exist: name the file that bench or tune wrote")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrimaranError(f"store {self.path}: its folder cannot be made ({error.strerror})") from None
+        with self._explained():
+            self._connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            with self._explained():
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; claims of this process stay until released or until it ends."""
+        self._connection.close()
+
+    def add(self, measurement: Measurement) -> None:
+        """Store one run. A trial that was run before gets a further attempt; its claim ends."""
+        names = ", ".join(map(quoted, FIELDS))
+        marks = ", ".join("?" * len(FIELDS))
+        with self._writing():
+            attempt = self._attempts(measurement.trial_key) + 1 if measurement.trial_key else 1
+            self._connection.execute(
+                f"INSERT INTO measurement (attempt, {names}) VALUES (?, {marks})",
+                [attempt, *to_cells(measurement)],
+            )
+            if measurement.trial_key:
+                self._connection.execute("DELETE FROM claim WHERE trial_key = ?", (measurement.trial_key,))
+
+    def measurements(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Measurement]:
+        """All runs in the order they were stored; of a trial run again only the last, unless asked."""
+        conditions, values = [], []
+        if recipe is not None:
+            conditions.append("recipe = ?")
+            values.append(recipe)
+        if not every_attempt:
+            conditions.append(
+                "NOT EXISTS (SELECT 1 FROM measurement later WHERE later.trial_key = measurement.trial_key "
+                "AND later.attempt > measurement.attempt)"
+            )
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        with self._explained():
+            rows = self._connection.execute(f"SELECT * FROM measurement {where} ORDER BY id", values).fetchall()
+        return [from_cells(row) for row in rows]
+
+    def trial(self, key: str) -> Measurement | None:
+        """The last run of a trial, or None where it was never finished."""
+        with self._explained():
+            row = self._connection.execute(
+                "SELECT * FROM measurement WHERE trial_key = ? ORDER BY attempt DESC LIMIT 1", (key,)
+            ).fetchone()
+        return None if row is None else from_cells(row)
+
+    def attempts(self, key: str) -> int:
+        """How many runs of a trial are stored."""
+        with self._explained():
+            return self._attempts(key)
+
+    def claim(self, key: str, *, attempts_seen: int = 0, lease_s: float = 3600.0) -> bool:
+        """Claim a trial before running it, so that no other sweep runs it meanwhile.
+
+        False where a living process holds it, or where a run beyond `attempts_seen` was stored
+        since the caller looked. The claim of a dead process is taken over; one made on another host,
+        whose life cannot be checked from here, lapses after `lease_s`. `add` ends a claim.
+        """
+        me, now = Owner.current(), time.time()
+        with self._writing():
+            if self._attempts(key) > attempts_seen:
+                return False
+            row = self._connection.execute("SELECT * FROM claim WHERE trial_key = ?", (key,)).fetchone()
+            if row is not None:
+                holder = Owner(row["host"], row["pid"], row["started"])
+                alive = holder.is_alive()
+                if holder != me and (alive or (alive is None and row["expires_at"] > now)):
+                    return False
+            self._connection.execute(
+                "INSERT OR REPLACE INTO claim (trial_key, host, pid, started, expires_at) VALUES (?, ?, ?, ?, ?)",
+                (key, me.host, me.pid, me.started, now + lease_s),
+            )
+        return True
+
+    def release(self, key: str) -> None:
+        """Give a claim of this process back without a row, as after Ctrl-C."""
+        me = Owner.current()
+        with self._writing():
+            self._connection.execute(
+                "DELETE FROM claim WHERE trial_key = ? AND host = ? AND pid = ? AND started = ?",
+                (key, me.host, me.pid, me.started),
+            )
+
+    def _attempts(self, key: str) -> int:
+        row = self._connection.execute("SELECT MAX(attempt) FROM measurement WHERE trial_key = ?", (key,)).fetchone()
+        return int(row[0] or 0)
+
+    def _prepare(self) -> None:
+        # functions that a foreign file's views or triggers name must not run
+        self._connection.execute("PRAGMA trusted_schema = OFF")
+        application, version = self._connection.execute("PRAGMA application_id").fetchone()[0], self._version()
+        tables = self._connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        if application != APPLICATION_ID and tables:
+            raise TrimaranError(f"store {self.path} is a database of another program: name another file")
+        if version > VERSION:
+            raise TrimaranError(
+                f"store {self.path} has schema version {version}, this Trimaran reads up to {VERSION}: upgrade Trimaran"
+            )
+        self._connection.execute("PRAGMA synchronous = FULL")
+        if version < VERSION:
+            self._use_write_ahead_log()
+            with self._transaction():
+                migrate(self._connection)
+
+    def _version(self) -> int:
+        return version_of(self._connection)
+
+    def _use_write_ahead_log(self) -> None:
+        # two processes that open a new file at once may meet here, where SQLite does not wait by itself
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._explained(), self._transaction():
+            yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors as one line that says what to do."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise TrimaranError(f"store {self.path}: {_remedy(error)}") from None
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    said = str(error)
+    if "full" in said or "disk I/O" in said:
+        return f"the disk is full or failing ({said}); rows stored before are kept: free space and run again"
+    if "locked" in said:
+        return f"another process has held it for {BUSY_TIMEOUT_S:.0f} s: end that process, or use another file"
+    if "readonly" in said or "unable to open" in said:
+        return f"it cannot be written ({said}): check its permissions, or name another file"
+    if "not a database" in said or "malformed" in said:
+        return f"it is not a store, or it is damaged ({said}): move it away, or name another file"
+    return said

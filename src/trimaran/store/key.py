@@ -1,0 +1,46 @@
+"""What makes two trials the same trial."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from trimaran.cluster import Cluster
+from trimaran.layout import Layout
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+
+def trial_key(
+    workload: Workload,
+    layout: Layout,
+    stack: Stack,
+    cluster: Cluster,
+    *,
+    stage_split: tuple[int, ...],
+    steps: int,
+    variant: str = "",
+) -> str:
+    """A hash of all that defines a trial, the same in every process and on every day.
+
+    The cluster counts by what it is (device, slots, cores), not by what a probe measured on it:
+    a second probe differs by a per cent and must not make finished trials look new. Names of
+    models and the extent of the training (`tokens`) do not change a trial either. A stage split
+    that is left to the stack and the same split written out are one trial.
+    """
+    device = cluster.device
+    stated = {
+        "workload": workload.model_dump(mode="json", exclude={"tokens": True, "model": {"name"}}),
+        "layout": layout.model_copy(update={"stage_split": stage_split}).model_dump(mode="json"),
+        "stack": stack.model_dump(mode="json", exclude={"source"}),
+        "device": {"name": device.name, "kind": device.kind, "cores": device.cores, "clock_ghz": device.clock_ghz},
+        "node": {
+            "devices": cluster.devices_per_node,
+            "cores": cluster.cores_per_node,
+            "used": -(-layout.devices // cluster.devices_per_node),
+        },
+        "steps": steps,
+        "variant": variant,
+    }
+    canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]

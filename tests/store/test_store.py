@@ -1,0 +1,277 @@
+"""Claims about the results store, tested on real files and real processes."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trimaran.cluster import Cluster, Device, Link
+from trimaran.columns import COLUMNS
+from trimaran.layout import Layout, parse_layout
+from trimaran.measurement import Measurement
+from trimaran.model import Model
+from trimaran.noun import TrimaranError
+from trimaran.stack import Stack
+from trimaran.store import Store, export_csv, trial_key
+from trimaran.store.schema import VERSION
+from trimaran.workload import Workload
+
+
+def row(key: str | None = "k", **fields: object) -> Measurement:
+    stated = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "mbs": 1, "gbs": 8}
+    return Measurement.model_validate({**stated, "trial_key": key, **fields})
+
+
+def one_line(error: pytest.ExceptionInfo[TrimaranError]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_row_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    stored = row(
+        status="oom", mem_gib=1.25, sec_per_it=0.1 + 0.2, step_times_s=(0.3, 1e-9), losses=(10.5, 2.25),
+        mem_gib_per_rank=(1.0, 1.25), libraries={"torch": "2.13"}, environment={"LD_PRELOAD": "a;b'\"="},
+        evidence="line 1\nline 2 \u2603", notes="", table="7",
+    )  # fmt: skip
+    with Store(tmp_path / "new folder" / "s.sqlite") as store:
+        store.add(stored)
+    with Store(tmp_path / "new folder" / "s.sqlite") as store:
+        assert store.measurements() == [stored]
+        assert store.trial("k") == stored
+        assert store.trial("other") is None
+
+
+def test_every_field_of_a_measurement_has_its_column(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite"):
+        columns = {line[1] for line in sqlite3.connect(tmp_path / "s.sqlite").execute("PRAGMA table_info(measurement)")}
+    assert columns == set(Measurement.model_fields) | {"id", "attempt"}
+
+
+def test_a_trial_run_again_adds_an_attempt_and_the_last_one_counts(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(row(status="hang"))
+        store.add(row("other"))
+        store.add(row(status="ok", sec_per_it=1.0))
+        assert [(m.trial_key, m.status) for m in store.measurements()] == [("other", "ok"), ("k", "ok")]
+        assert len(store.measurements(every_attempt=True)) == 3
+        assert store.attempts("k") == 2
+
+
+def test_published_rows_have_no_trial_and_do_not_replace_each_other(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(row(None, source="004"))
+        store.add(row(None, source="004", recipe="r"))
+        assert len(store.measurements()) == 2
+        assert [m.recipe for m in store.measurements(recipe="r")] == ["r"]
+
+
+def test_a_claim_keeps_other_processes_out_until_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    script = f"from trimaran.store import Store; print(Store({str(path)!r}).claim('k'))"
+
+    def claimed_elsewhere() -> bool:
+        return subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "True"
+
+    with Store(path) as store:
+        assert store.claim("k")
+        assert not claimed_elsewhere()
+        store.release("k")
+        assert claimed_elsewhere()
+        assert store.claim("k"), "the claim of a process that has ended is taken over"
+        store.add(row())
+        assert not store.claim("k"), "a run stored since the caller looked ends the matter"
+        assert store.claim("k", attempts_seen=1), "a retry says how many runs it has seen"
+
+
+def test_a_claim_made_on_another_host_lapses_with_its_lease(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        for key, expires_in in (("held", 60), ("lapsed", -1)):
+            with sqlite3.connect(store.path) as other:
+                other.execute("INSERT INTO claim VALUES (?, 'far-away', 1, '', ?)", (key, time.time() + expires_in))
+        assert not store.claim("held")
+        assert store.claim("lapsed")
+
+
+def _claim_and_add(path: Path, worker: int, ready: multiprocessing.Barrier, won: multiprocessing.Queue) -> None:
+    ready.wait()
+    store = Store(path)  # all processes make the file at the same moment
+    for trial in range(20):
+        if store.claim(f"t{trial}"):
+            store.add(row(f"t{trial}", seed=worker))
+            won.put((trial, worker))
+
+
+def test_two_sweeps_at_once_run_each_trial_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, won = context.Barrier(4), context.Queue()
+    workers = [context.Process(target=_claim_and_add, args=(tmp_path / "s", n, ready, won)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    winners = [won.get(timeout=60) for _ in range(20)]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    with Store(tmp_path / "s") as store:
+        rows = store.measurements(every_attempt=True)
+    assert sorted(trial for trial, _ in winners) == list(range(20))
+    assert sorted(m.trial_key or "" for m in rows) == sorted(f"t{n}" for n in range(20))
+
+
+def test_kill_9_loses_no_row_that_add_returned_for(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    script = (
+        "import sys; from trimaran.store import Store; from trimaran.measurement import Measurement\n"
+        f"store = Store({str(path)!r}); n = store.attempts('k')\n"
+        "while True:\n"
+        "    n += 1\n"
+        "    store.add(Measurement(layers=1, hidden=1, heads=1, seq_len=1, vocab=2, mbs=1, gbs=1, trial_key='k'))\n"
+        "    print(n, flush=True)\n"
+    )
+    for round_number in range(5):
+        writer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        said = [int(writer.stdout.readline()) for _ in range(5)]
+        time.sleep(0.003 * round_number)
+        writer.send_signal(signal.SIGKILL)
+        said += [int(line) for line in writer.stdout.read().split()]
+        writer.wait()
+        with Store(path) as store:
+            assert store.attempts("k") - said[-1] in (0, 1)  # one may be stored and not yet told
+            assert len(store.measurements(every_attempt=True)) == store.attempts("k")
+
+
+def test_a_file_that_is_no_store_is_refused_in_one_line_and_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to look like a page\n" * 100)
+    before = text.read_bytes()
+    with pytest.raises(TrimaranError) as error:
+        Store(text)
+    assert str(text) in one_line(error)
+    assert text.read_bytes() == before
+
+    foreign = tmp_path / "foreign.sqlite"
+    with sqlite3.connect(foreign) as connection:
+        connection.execute("CREATE TABLE birds (name TEXT)")
+    with pytest.raises(TrimaranError, match="another program"):
+        Store(foreign)
+
+    with pytest.raises(TrimaranError, match="does not exist"):
+        Store(tmp_path / "absent", create=False)
+    with pytest.raises(TrimaranError) as error:
+        Store(text / "below a file")
+    one_line(error)
+
+
+def test_a_damaged_store_is_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        for n in range(50):
+            store.add(row(f"k{n}", evidence="x" * 2000))
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for offset in range(4096, size, 4096):
+            file.seek(offset)
+            file.write(os.urandom(1024))
+    with pytest.raises(TrimaranError) as error, Store(path) as store:
+        store.measurements()
+    assert str(path) in one_line(error)
+
+
+def test_a_damaged_row_is_named_by_its_number(tmp_path: Path) -> None:
+    for assignment in ("status = 'great'", "losses = '[1,'", "libraries = '[]'", "hidden = 'wide'"):
+        path = tmp_path / f"{abs(hash(assignment))}.sqlite"
+        with Store(path) as store:
+            store.add(row())
+            with sqlite3.connect(path) as other:
+                other.execute(f"UPDATE measurement SET {assignment}")
+            with pytest.raises(TrimaranError, match="row 1 is damaged") as error:
+                store.measurements()
+            one_line(error)
+
+
+def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    with pytest.raises(TrimaranError, match=re.escape(f"reads up to {VERSION}")):
+        Store(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk")
+def test_a_full_disk_is_one_line_and_keeps_the_rows_before_it(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        kept = 0
+        with Store(disk / "s.sqlite") as store:
+            with pytest.raises(TrimaranError, match="full") as error:
+                while True:
+                    store.add(row(f"k{kept}", evidence="x" * 20_000))
+                    kept += 1
+            one_line(error)
+        assert kept > 5
+        with Store(disk / "s.sqlite") as store:
+            assert len(store.measurements()) == kept
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_exported_tables_have_the_columns_of_the_contract(tmp_path: Path) -> None:
+    rows = [row(sec_per_it=0.125, notes='says "so", twice'), row(status="oom", mem_gib=3)]
+    assert export_csv(iter(rows), tmp_path / "t.csv") == 2
+    with (tmp_path / "t.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert list(read[0]) == [column.name for column in COLUMNS]
+    assert (read[0]["sec_per_it"], read[0]["notes"], read[0]["mem_gib"]) == ("0.125", 'says "so", twice', "")
+    assert (read[1]["status"], read[1]["mem_gib"]) == ("oom", "3.0")
+    with pytest.raises(TrimaranError) as error:
+        export_csv(rows, tmp_path / "no" / "such" / "folder.csv")
+    one_line(error)
+
+
+LINK = Link(bandwidth_gbps=10, latency_us=1)
+CLUSTER = Cluster(
+    device=Device(name="cpu", kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4, mem_bandwidth_gb_s=10, cores=1),
+    nodes=1, devices_per_node=4, intra=LINK, inter=LINK, cores_per_node=2,
+)  # fmt: skip
+WORKLOAD = Workload(model=Model(layers=4, hidden=64, heads=4, vocab=256), seq_len=32, global_batch=8)
+
+
+def key(
+    layout: str = "dp2,mbs1", workload: Workload = WORKLOAD, cluster: Cluster = CLUSTER, steps: int = 6, **other: str
+) -> str:
+    parsed: Layout = parse_layout(layout)
+    split = parsed.stage_split or ((4,) if parsed.pp == 1 else (2, 2))
+    return trial_key(workload, parsed, Stack(name="s"), cluster, stage_split=split, steps=steps, **other)
+
+
+def test_a_trial_is_the_same_after_another_probe_and_under_another_name() -> None:
+    device = CLUSTER.device.model_copy(update={"peak_tflops": {"fp32": 0.11}, "mem_bandwidth_gb_s": 11.0})
+    assert key(cluster=CLUSTER.model_copy(update={"device": device, "source": "probe"})) == key()
+    named = WORKLOAD.model_copy(update={"model": WORKLOAD.model.model_copy(update={"name": "mine"}), "tokens": 5000})
+    assert key(workload=named) == key()
+    assert key("dp1,pp2,mbs1") == key("dp1,pp2,mbs1,split2-2")
+
+
+def test_trials_that_differ_in_anything_that_matters_have_different_keys() -> None:
+    other_device = CLUSTER.model_copy(update={"device": CLUSTER.device.model_copy(update={"cores": 2})})
+    keys = [
+        key(), key("dp2,mbs2"), key("dp2,mbs1,recompute-full"), key("dp1,pp2,mbs1"), key("dp1,pp2,mbs1,split3-1"),
+        key(steps=7), key(variant="OMP_NUM_THREADS=2"), key(cluster=other_device),
+        key(workload=WORKLOAD.model_copy(update={"global_batch": 16})),
+    ]  # fmt: skip
+    assert len(set(keys)) == len(keys)
