@@ -119,6 +119,8 @@ class Layout(Noun):
 
 
 _NUMBERED = re.compile(r"(dp|tp|pp|vpp|mbs|zero)=?(\d+)")
+_LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}
+_LATER |= {"offload": "offload to the host"}
 _RECOMPUTE = re.compile(r"recompute[-=](none|selective|full)(\d*)")
 
 
@@ -132,8 +134,8 @@ def _parse_word(word: str) -> dict[str, object] | None:
         return {"precision": word}
     if word in SCHEDULES:
         return {"schedule": word}
-    if word.startswith("split"):
-        return {"stage_split": tuple(int(n) for n in re.findall(r"\d+", word))}
+    if match := re.fullmatch(r"split(\d+(?:-\d+)*)", word):
+        return {"stage_split": tuple(int(layers) for layers in match[1].split("-"))}
     if word.startswith("place-"):
         return {"placement": tuple(word.split("-")[1:])}
     flags: dict[str, dict[str, object]] = {
@@ -152,6 +154,9 @@ def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
     """
     fields: dict[str, object] = dict(base or {})
     for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
+        later = _LATER.get(word) or _LATER.get(word.rstrip("0123456789="))
+        if later:
+            raise TrimaranError(f"layout: {word!r} asks for {later}, which Trimaran does not do yet: leave it out")
         stated = _parse_word(word)
         if stated is None:
             raise TrimaranError(

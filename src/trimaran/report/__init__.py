@@ -1,1 +1,1 @@
-
+"""Report: the store and the plan as tables."""

@@ -1,0 +1,87 @@
+"""Tables: rows of plain values as console table, Markdown, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Format = Literal["table", "json", "csv", "markdown"]
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a printed table: the record's key, its title, and how a person reads its value.
+
+    `spec` is a format specification (`.2f`); `suffix` a unit that is printed behind the value.
+    JSON and CSV carry the value itself.
+    """
+
+    key: str
+    title: str
+    spec: str = ""
+    suffix: str = ""
+    left: bool = False
+
+    def show(self, record: Record) -> str:
+        """The value as text; an absent one is blank."""
+        value = record.get(self.key)
+        if value is None:
+            return ""
+        if isinstance(value, float) and self.spec:
+            return f"{value:{self.spec}}{self.suffix}"
+        return f"{value}{self.suffix}"
+
+
+def render(records: Sequence[Record], fields: Sequence[Field], form: Format) -> str:
+    """All records in one of the four formats; `fields` choose and order the columns of the printed ones.
+
+    JSON and CSV carry every key of the records; the printed forms only the fields with a value somewhere.
+    """
+    if form == "json":
+        return json.dumps(list(records), indent=2, allow_nan=False)
+    if form == "csv":
+        return _csv(records)
+    shown = [field for field in fields if any(field.show(record) for record in records)]
+    return _markdown(records, shown) if form == "markdown" else _console(records, shown)
+
+
+def _csv(records: Sequence[Record]) -> str:
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(keys)
+    for record in records:
+        cells = (record.get(key) for key in keys)
+        writer.writerow(["" if c is None else json.dumps(c) if isinstance(c, dict | list) else c for c in cells])
+    return out.getvalue().rstrip("\n")
+
+
+def _markdown(records: Sequence[Record], fields: Sequence[Field]) -> str:
+    texts = [[field.show(record).replace("|", "\\|") for field in fields] for record in records]
+    widths = [max(3, len(field.title), *(len(row[i]) for row in texts)) for i, field in enumerate(fields)]
+    lines = ["| " + " | ".join(_pad(f.title, w, f.left) for f, w in zip(fields, widths, strict=True)) + " |"]
+    rules = (":" + "-" * (w - 1) if f.left else "-" * (w - 1) + ":" for f, w in zip(fields, widths, strict=True))
+    lines.append("| " + " | ".join(rules) + " |")
+    for row in texts:
+        cells = (_pad(text, w, f.left) for text, f, w in zip(row, fields, widths, strict=True))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _console(records: Sequence[Record], fields: Sequence[Field]) -> str:
+    texts = [[field.show(record) for field in fields] for record in records]
+    widths = [max(len(field.title), *(len(row[i]) for row in texts)) for i, field in enumerate(fields)]
+    lines = ["  ".join(_pad(f.title, w, f.left) for f, w in zip(fields, widths, strict=True)).rstrip()]
+    lines.append("  ".join("-" * w for w in widths))
+    for row in texts:
+        lines.append("  ".join(_pad(t, w, f.left) for t, f, w in zip(row, fields, widths, strict=True)).rstrip())
+    return "\n".join(lines)
+
+
+def _pad(text: str, width: int, left: bool) -> str:
+    return text.ljust(width) if left else text.rjust(width)

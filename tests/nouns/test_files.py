@@ -1,0 +1,143 @@
+"""Nouns come from the catalogue, TOML and Hugging Face configs; mistakes are told in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trimaran.cluster import Cluster
+from trimaran.files import (
+    catalogue_names,
+    dump_toml,
+    load_cluster,
+    load_device,
+    load_model,
+    load_recipe,
+    load_stack,
+)
+from trimaran.noun import TrimaranError
+
+DESIGN_CLUSTERS = {
+    "fugaku-a64fx",
+    "jean-zay-v100-16gb",
+    "jean-zay-v100-32gb",
+    "jean-zay-a100-80gb",
+    "aws-p3-2xlarge",
+    "aws-p3-16xlarge",
+    "a100-8x-node",
+    "dlperf-v100",
+    "llm-foundry-a100-40gb",
+    "dgx-h100",
+    "dgx-h200",
+}
+
+
+def test_every_catalogue_entry_loads() -> None:
+    loaders = {"models": load_model, "devices": load_device, "clusters": load_cluster, "stacks": load_stack}
+    for kind, load in loaders.items():
+        for name in catalogue_names(kind):
+            assert load(name).name == name
+    assert set(catalogue_names("clusters")) >= DESIGN_CLUSTERS
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("bloom-176b", 176.25), ("gpt2-124m", 0.124), ("gpt3-175b", 174.6), ("llama3-8b", 8.03), ("llama2-70b", 68.98)],
+)
+def test_published_sizes_are_counted(name: str, billions: float) -> None:
+    assert load_model(name).parameters / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+def test_hugging_face_configs_of_four_kinds_are_models(tmp_path: Path) -> None:
+    gpt2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    neox = {
+        "model_type": "gpt_neox",
+        "num_hidden_layers": 44,
+        "hidden_size": 6144,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "vocab_size": 50432,
+    }
+    bloom = {"model_type": "bloom", "n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880}
+    llama = {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    }
+    billions = {"gpt2": 0.124, "gpt_neox": 20.55, "bloom": 176.25, "llama": 8.03}
+    for config in (gpt2, neox, bloom, llama):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        assert load_model(str(path)).parameters / 1e9 == pytest.approx(billions[config["model_type"]], rel=1e-2)
+
+
+def test_a_misspelt_name_gets_the_nearest_one() -> None:
+    with pytest.raises(TrimaranError, match="did you mean 'jean-zay-a100-80gb'"):
+        load_cluster("jean-zay-a100-80g")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("layers = 0\nhidden = 64\nheads = 4\nvocab = 100", "layers"),
+        ("layers = 2\nhidden = 65\nheads = 4\nvocab = 100", "hidden 65 is not a multiple of heads 4"),
+        ("layers = 2\nhidden = 64\nheads = 4\nvocab = 'many'", "vocab"),
+        ("layers = 2\nhidden = 64\nheads = 4\nvocab = nan", "vocab"),
+        ("layers = 2\nhidden = 64\nheads = 4\nvocab = 100\nlayer = 3", "layer"),
+        ("layers = 2\nhidden = 64\nheads = 4", "vocab"),
+        ("layers = [", "not valid TOML"),
+        ("heads = 4\nkv_heads = 3\nlayers = 1\nhidden = 64\nvocab = 100", "kv_heads 3"),
+    ],
+)
+def test_a_bad_model_file_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text(text)
+    with pytest.raises(TrimaranError, match="model.toml") as caught:
+        load_model(str(path))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, "1e30", "nan", "inf", "'text'", "true"])
+@pytest.mark.parametrize("field", ["nodes", "devices_per_node"])
+def test_impossible_cluster_numbers_are_refused(tmp_path: Path, field: str, value: object) -> None:
+    lines = {"device": "'a100-sxm-80gb'", "nodes": 1, "devices_per_node": 8} | {field: value}
+    text = "\n".join(f"{key} = {val}" for key, val in lines.items())
+    links = "\n[intra]\nbandwidth_gbps = 1\nlatency_us = 1\n[inter]\nbandwidth_gbps = 1\nlatency_us = 1\n"
+    path = tmp_path / "cluster.toml"
+    path.write_text(text + links)
+    if value == "true":
+        return  # pydantic reads TOML's true as 1, which is harmless
+    with pytest.raises(TrimaranError, match=field):
+        load_cluster(str(path))
+
+
+def test_a_written_cluster_reads_back(tmp_path: Path) -> None:
+    cluster: Cluster = load_cluster("aws-p3-16xlarge")
+    dump_toml(cluster, tmp_path / "c.toml")
+    assert load_cluster(str(tmp_path / "c.toml")) == cluster
+
+
+def test_an_unreadable_file_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(TrimaranError, match="not UTF-8"):
+        load_model(str(tmp_path / "binary.toml"))
+    with pytest.raises(TrimaranError, match="No such file"):
+        load_model(str(tmp_path / "absent.toml"))
+
+
+def test_a_full_disk_loses_nothing() -> None:
+    with pytest.raises(TrimaranError, match="cannot be written"):
+        dump_toml(load_cluster("dgx-h100"), "/dev/full/x.toml")
+
+
+def test_a_recipe_with_a_misspelt_section_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("[modle]\nname='gpt2-124m'\n")
+    with pytest.raises(TrimaranError, match="modle"):
+        load_recipe(str(path))

@@ -1,0 +1,98 @@
+"""The table contract: cells are checked one by one, bad rows are named, the others go on."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from trimaran.columns import BY_NAME, COLUMNS, parse_cell
+from trimaran.noun import TrimaranError
+from trimaran.rows import Table, format_table, nouns_of, packaged_table, packaged_tables, parse_table
+
+SEEDS = packaged_table()
+
+
+def edited(column: str, value: str, number: int = 1) -> Table:
+    """The packaged seeds table with one cell changed."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=SEEDS.header)
+    writer.writeheader()
+    for row in SEEDS.rows:
+        writer.writerow(row.cells | ({column: value} if row.number == number else {}))
+    return parse_table(out.getvalue(), "edited")
+
+
+def test_the_contract_is_the_header_of_the_seeds_table() -> None:
+    assert SEEDS.header == tuple(column.name for column in COLUMNS)
+    assert len(SEEDS.rows) == 273
+
+
+def test_every_packaged_row_is_read() -> None:
+    for name in packaged_tables():
+        assert not [row.error for row in packaged_table(name).rows if row.error]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1e30", "NaN", "inf", "text", "1.5"])
+@pytest.mark.parametrize("column", [c.name for c in COLUMNS if c.kind == "int" and c.minimum])
+def test_an_impossible_number_is_named_by_row_and_column_and_the_others_go_on(column: str, value: str) -> None:
+    table = edited(column, value)
+    assert table.rows[0].error and table.rows[0].error.startswith("row 1: ") and column in table.rows[0].error
+    assert len(table.measurements) == 272
+
+
+@pytest.mark.parametrize("column", [c.name for c in COLUMNS if c.choices])
+def test_an_unknown_word_gets_the_known_ones(column: str) -> None:
+    error = edited(column, "nonsense").rows[0].error
+    assert error and column in error and BY_NAME[column].choices[0] in error
+
+
+def test_a_shifted_row_is_noticed() -> None:
+    text = format_table(SEEDS.measurements[:2])
+    lines = text.splitlines()
+    shifted = "\n".join([lines[0], "extra," + lines[1], lines[2]])
+    table = parse_table(shifted, "shifted")
+    assert table.rows[0].error and "shifted" in table.rows[0].error
+    assert table.rows[1].measurement is not None
+
+
+def test_a_table_without_a_required_column_is_refused() -> None:
+    with pytest.raises(TrimaranError, match="lacks column 'heads'"):
+        parse_table("layers,hidden,seq_len,vocab,mbs,gbs\n1,2,3,4,5,6\n", "t")
+
+
+def test_a_row_that_names_no_cluster_is_refused() -> None:
+    row = SEEDS.measurements[0].model_copy(update={"cluster": None})
+    with pytest.raises(TrimaranError, match="names no cluster"):
+        nouns_of(row)
+
+
+def test_a_row_that_contradicts_itself_is_refused_with_both_numbers() -> None:
+    (row,) = [m for m in SEEDS.measurements if m.quality == "inconsistent_layout"]
+    with pytest.raises(TrimaranError, match=r"= 4096, but devices is 8192"):
+        nouns_of(row)
+
+
+def test_a_known_shape_brings_what_the_table_has_no_column_for() -> None:
+    gpt3_xl = next(m for m in SEEDS.measurements if m.stack == "gpipe")
+    assert nouns_of(gpt3_xl).workload.model.head == "classifier"
+
+
+def test_clock_and_network_of_a_row_shape_its_cluster() -> None:
+    clocked = next(m for m in SEEDS.measurements if m.variants.get("clock") == "2.2GHz")
+    assert nouns_of(clocked).cluster.device.peak_tflops["fp32"] == pytest.approx(6.7584)
+    slow = next(m for m in SEEDS.measurements if m.network_delay_ms == 50)
+    assert nouns_of(slow).cluster.inter.latency_us == 50_000
+    assert nouns_of(slow).cluster.inter.bandwidth_gbps == 1
+
+
+def test_measurements_written_read_back() -> None:
+    again = parse_table(format_table(SEEDS.measurements), "again")
+    assert again.measurements == SEEDS.measurements
+
+
+def test_blank_cells_get_the_stated_default() -> None:
+    assert parse_cell(BY_NAME["zero_stage"], "") == 0
+    assert parse_cell(BY_NAME["recompute"], " ") == "none"
+    assert parse_cell(BY_NAME["mem_gib"], "") is None
