@@ -98,7 +98,7 @@ def test_a_misspelt_name_gets_the_nearest_one() -> None:
 def test_a_bad_model_file_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "model.toml"
     path.write_text(text)
-    with pytest.raises(TrimaranError, match="model.toml") as caught:
+    with pytest.raises(TrimaranError, match=r"model\.toml") as caught:
         load_model(str(path))
     assert says in str(caught.value) and "\n" not in str(caught.value)
 

@@ -65,8 +65,8 @@ def test_key_value_heads_bound_tensor_parallelism() -> None:
 
 def test_every_step_of_the_ramp_up_must_divide() -> None:
     ramp = RampUp(start=32, increment=32, samples=1_000_000)
-    assert not [v for v in violations(parse_layout("dp4,tp8,pp12,mbs8"), bloom(ramp=ramp), JEAN_ZAY, MEGATRON)]
-    (broken,) = [v for v in violations(parse_layout("dp8,tp8,pp6,mbs8"), bloom(ramp=ramp), JEAN_ZAY, MEGATRON)]
+    assert not list(violations(parse_layout("dp4,tp8,pp12,mbs8"), bloom(ramp=ramp), JEAN_ZAY, MEGATRON))
+    (broken,) = list(violations(parse_layout("dp8,tp8,pp6,mbs8"), bloom(ramp=ramp), JEAN_ZAY, MEGATRON))
     assert broken.rule == "ramp_up" and "32" in broken.sentence and "64" in broken.sentence
 
 
