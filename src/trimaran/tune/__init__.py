@@ -1,1 +1,1 @@
-
+"""Tune: plan, measure, fit, until the fastest layout is known."""
