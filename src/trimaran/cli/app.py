@@ -1,0 +1,35 @@
+"""The verbs, registered; each lives in a file of its own name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trimaran import __version__
+from trimaran.cli import predict
+
+app = typer.Typer(
+    name="trimaran",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Finds the fastest way to train a given transformer on a given cluster, proves it, and trains with it.",
+)
+app.command()(predict.predict)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"trimaran {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Global options."""

@@ -1,0 +1,28 @@
+"""Options that several verbs share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class OutputFormat(StrEnum):
+    """How a table is printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+FormatOption = Annotated[OutputFormat, typer.Option("--format", help="How to print the answer.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="Cluster: catalogue name or TOML file.", metavar="C")
+]
+StackOption = Annotated[str | None, typer.Option("--stack", help="Training software: catalogue name or TOML file.")]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option("--calibration", help="Calibration file; `none` leaves the priors. Default: the shipped one, if any."),
+]
