@@ -1,1 +1,13 @@
+"""The cost model: memory and time of a layout, from exact counts and a handful of fitted efficiencies.
 
+    from trimaran.cost.estimate import estimate, estimate_many
+    from trimaran.cost.grid import LayoutGrid
+
+    found = estimate(workload, cluster, stack, layout)       # Estimate: sec_per_it, time, memory, fits
+    grid = LayoutGrid.build(workload, stack, dp=[8, 4], tp=[4, 8], pp=12, mbs=2, precision="fp16")
+    many = estimate_many(workload, cluster, stack, grid)     # Estimates: arrays over the grid
+    best = grid.layout(int(many.sec_per_it.argmin()), workload, stack)
+
+Both take a Calibration; without one the shipped one of the (cluster, stack) applies, and without that
+the prior. Needs NumPy alone; SciPy is imported when a calibration is fitted.
+"""

@@ -1,0 +1,96 @@
+"""Calibration: the efficiencies that are fitted, each with a prior that stands without a measured row."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from trimaran.cluster import Cluster
+from trimaran.files import CATALOG, dump_toml
+from trimaran.layout import first_error
+from trimaran.noun import Noun, TrimaranError
+from trimaran.stack import Stack
+
+
+class Calibration(Noun):
+    """Efficiencies of one cluster and one stack. The defaults are the priors for a GPU.
+
+    Efficiencies are shares of a datasheet (or measured) ceiling; times are in the unit of
+    their name. `time_error` and `mem_error` are the held-out relative errors (1 sigma), from which intervals
+    are made.
+    """
+
+    cluster: str = ""
+    stack: str = ""
+    origin: str = Field(default="prior", description="what it was fitted to")
+    rows: int = Field(default=0, ge=0, description="measured rows behind it")
+    time_error: float = Field(default=0.20, ge=0)
+    mem_error: float = Field(default=0.08, ge=0)
+
+    gemm: float = Field(default=0.85, gt=0, description="best matmul rate over peak, before quantization")
+    attention: float = Field(default=0.60, gt=0, description="batched attention products, over `gemm`")
+    unaligned: float = Field(default=0.06, gt=0, description="16-bit products whose sizes are no multiple of 8")
+    memory: float = Field(default=0.75, gt=0, description="memory-bound kernels over memory bandwidth")
+    op_us: float = Field(default=8.0, gt=0, description="host time of one operator")
+    tp_bandwidth: float = Field(default=0.70, gt=0, description="tensor-parallel collectives over the link")
+    pp_bandwidth: float = Field(default=0.50, gt=0, description="sends between stages over the link")
+    dp_bandwidth: float = Field(default=0.50, gt=0, description="gradient collectives over the link")
+    collective_us: float = Field(default=20.0, gt=0, description="start of one collective")
+    dp_overlap: float = Field(default=0.0, ge=0, le=1, description="share of gradient traffic hidden")
+    micro_batch_ms: float = Field(default=0.5, ge=0, description="per micro-batch and stage, besides kernels")
+    iteration_ms: float = Field(default=20.0, ge=0, description="per iteration: data, logging, scaler")
+    time_scale: float = Field(default=1.0, gt=0, description="the machine's state on the day")
+
+    activation_scale: float = Field(default=1.08, gt=0, description="allocator fragmentation")
+    buffer_gib: float = Field(default=1.5, ge=0, description="communicators, workspaces, caches")
+
+
+def prior(cluster: Cluster, stack: Stack) -> Calibration:
+    """What is believed of a cluster and a stack before any of their rows was measured."""
+    stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
+    if cluster.device.kind == "cpu":
+        stated.update(attention=0.7, memory=0.5, op_us=cluster.device.op_overhead_us or 10.0, collective_us=100.0)
+        stated.update(iteration_ms=2.0, buffer_gib=0.0, micro_batch_ms=0.2)
+        # A probe's peak is what matmuls really reached; a datasheet's is far above what CPU libraries do.
+        stated["gemm"] = 1.0 if cluster.matmul else 0.5
+    return Calibration(cluster=cluster.name, stack=stack.name).model_copy(update=stated)
+
+
+@cache
+def shipped(cluster: str, stack: str) -> Calibration | None:
+    """The calibration that Trimaran ships for a catalogue cluster and stack, if there is one."""
+    entry = CATALOG / "calibrations" / f"{cluster}.{stack}.toml"
+    if not (cluster and stack and entry.is_file()):
+        return None
+    return _parse(entry.read_text(encoding="utf-8"), f"calibration {entry.name}")
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """A calibration from a TOML file; raises TrimaranError when it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrimaranError(f"calibration {path} cannot be read: {error}; check the path") from None
+    return _parse(text, f"calibration {path}")
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Write a calibration as TOML, atomically."""
+    dump_toml(calibration, path)
+
+
+def resolve_calibration(cluster: Cluster, stack: Stack, given: Calibration | None = None) -> Calibration:
+    """The calibration to predict with: the given one, else the shipped one, else the prior."""
+    return given or shipped(cluster.name, stack.name) or prior(cluster, stack)
+
+
+def _parse(text: str, source: str) -> Calibration:
+    try:
+        return Calibration.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise TrimaranError(f"{source} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise TrimaranError(f"{source}: {first_error(error)}") from None

@@ -1,0 +1,218 @@
+"""Compute time of one transformer layer and of the head, per rank and micro-batch, by the shape of every product.
+
+Symbols: b micro-batch, s sequence, h hidden, f ffn, a heads, d head size, V vocabulary, t = TP.
+All functions take arrays over layouts and return seconds of the same shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimaran.cluster import PRECISIONS, Cluster
+from trimaran.cost.calibration import Calibration
+from trimaran.cost.grid import Floats, Ints
+from trimaran.cost.measured import MatmulTable
+from trimaran.model import Model
+from trimaran.stack import Stack
+
+# Output tiles of the GEMM libraries and their rate relative to the best one; a small tile reloads
+# its operands more often. NVIDIA, Deep Learning Performance Guide, matrix multiplication.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62))
+# Elements of K that the prologue and the epilogue of a tile cost.
+TILE_FILL_K = 96.0
+# Tensor cores want sizes in multiples of 16 bytes.
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of one layer on one rank for one micro-batch, without communication; arrays."""
+
+    forward: Floats
+    backward: Floats
+    attention_forward: Floats
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank computes and moves: arrays over layouts.
+
+    `peak` operations/s, `bandwidth` bytes/s, `element` bytes of an activation, `oversubscribed`
+    how many ranks take turns on one core.
+    """
+
+    peak: Floats
+    bandwidth: float
+    element: Floats
+    tensor_cores: np.ndarray
+    oversubscribed: Floats
+
+
+def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: Ints) -> Rates:
+    """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count."""
+    device = cluster.device
+    peaks = [(device.peak(word) or 0.0) * 1e12 for word in PRECISIONS]
+    peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
+    element = np.array([4.0, 2.0, 2.0, 2.0])[precision]
+    slots = np.minimum(devices, cluster.devices_per_node)
+    wanted = slots * device.cores / cluster.cores_per_node if cluster.cores_per_node and device.cores else 1.0
+    oversubscribed = np.maximum(1.0, wanted) * np.ones(precision.shape)
+    return Rates(
+        peak=peak * calibration.gemm,
+        bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
+        element=element,
+        tensor_cores=(element < 4) & (device.kind == "gpu"),
+        oversubscribed=oversubscribed,
+    )
+
+
+def gemm_time(
+    m: Floats | float,
+    n: Floats | float,
+    k: Floats | float,
+    batch: Floats | float,
+    rate: Rates,
+    cluster: Cluster,
+    unaligned: float,
+) -> Floats:
+    """Seconds of `batch` products m x k times k x n on one rank.
+
+    GPU: the tiles of the output run in waves over the multiprocessors; the last wave and the
+    edge tiles are paid in full, and sizes off the tensor cores' alignment run at `unaligned`
+    of the peak. Never faster than the operands and the result pass through memory.
+    """
+    m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
+    moved = batch * (m * k + k * n + m * n) * rate.element
+    sms = cluster.device.multiprocessors
+    operations = 2.0 * batch * m * n * k
+    if not sms:
+        return np.maximum(operations / rate.peak, moved / rate.bandwidth)
+    per_sm = rate.peak / sms
+    best = np.full(np.broadcast_shapes(operations.shape, rate.peak.shape), np.inf)
+    for rows, columns, relative in TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+        # A product with fewer tiles than multiprocessors is split along K as far as that pays.
+        split = np.clip(np.floor(sms / tiles), 1.0, np.maximum(1.0, k / 512.0))
+        waves = np.ceil(tiles * split / sms)
+        tile = 2.0 * rows * columns * (k / split + TILE_FILL_K) / (per_sm * relative)
+        best = np.minimum(best, waves * tile)
+    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
+    slow = operations / (rate.peak * unaligned)
+    best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)
+    return np.asarray(np.maximum(best, moved / rate.bandwidth))
+
+
+class LayerModel:
+    """Times of one model's layer and head on one cluster under one stack."""
+
+    def __init__(self, model: Model, seq_len: int, cluster: Cluster, stack: Stack, calibration: Calibration) -> None:
+        self.model, self.seq_len = model, seq_len
+        self.cluster, self.stack, self.calibration = cluster, stack, calibration
+        self.table = MatmulTable(cluster.matmul) if cluster.matmul else None
+
+    def product(
+        self, m: Floats | float, n: Floats | float, k: Floats | float, batch: Floats | float, rate: Rates
+    ) -> Floats:
+        """Seconds of products: from the probe's measured rates where the cluster has them."""
+        if self.table is not None:
+            operations = 2.0 * np.asarray(m) * np.asarray(n) * np.asarray(k) * np.asarray(batch)
+            measured = self.table.rate(m, n, k, rate.element)
+            return np.asarray(operations / (measured * self.calibration.gemm) * rate.oversubscribed)
+        return gemm_time(m, n, k, batch, rate, self.cluster, self.calibration.unaligned) * rate.oversubscribed
+
+    def layer(self, tp: Ints, mbs: Ints, sequence_parallel: np.ndarray, rate: Rates) -> LayerTime:
+        """One layer's forward and backward (weights and inputs), communication apart."""
+        model, s = self.model, float(self.seq_len)
+        t, b = tp.astype(np.float64), mbs.astype(np.float64)
+        tokens, h = b * s, float(model.hidden)
+        qkv = (model.attention_hidden + 2 * model.kv_hidden) / t
+        up = model.ffn_hidden * (model.mlp_matrices - 1) / t
+        shapes = ((qkv, h), (h, model.attention_hidden / t), (up, h), (h, model.ffn_hidden / t))
+        forward = np.zeros(tp.shape)
+        backward = np.zeros(tp.shape)
+        for n, k in shapes:
+            forward = forward + self.product(tokens, n, k, 1.0, rate)
+            backward = backward + self.product(tokens, k, n, 1.0, rate) + self.product(k, n, tokens, 1.0, rate)
+        attention_forward, attention_backward = self._attention(t, b, rate)
+        memory_forward, memory_backward = self._memory_bound(t, b, sequence_parallel, rate)
+        forward = forward + attention_forward + memory_forward
+        backward = backward + attention_backward + memory_backward
+        host_forward, host_backward = self._host(tp, rate)
+        if self.cluster.device.kind == "gpu":
+            # The host launches ahead of the device: the slower of the two is what counts.
+            forward, backward = np.maximum(forward, host_forward), np.maximum(backward, host_backward)
+        else:
+            forward, backward = forward + host_forward, backward + host_backward
+        return LayerTime(forward, backward, attention_forward)
+
+    def head(self, vocab: Floats, tp: Ints, mbs: Ints, rate: Rates) -> tuple[Floats, Floats]:
+        """Logits and cross-entropy, (forward, backward); nothing for a classifier."""
+        if self.model.head == "classifier":
+            zero = np.zeros(tp.shape)
+            return zero, zero
+        tokens, h, v = mbs * float(self.seq_len), float(self.model.hidden), vocab / tp
+        forward = self.product(tokens, v, h, 1.0, rate)
+        backward = self.product(tokens, h, v, 1.0, rate) + self.product(h, v, tokens, 1.0, rate)
+        # Cast to fp32, maximum, exponential, sum; the gradient is written once and cast back.
+        turns = rate.oversubscribed / rate.bandwidth
+        return forward + tokens * v * (rate.element + 16.0) * turns, backward + tokens * v * (
+            rate.element + 8.0
+        ) * turns
+
+    def embedding(self, mbs: Ints, rate: Rates) -> Floats:
+        """Lookup, positions and dropout forward, and the scatter of the gradient backward."""
+        moved = mbs * float(self.seq_len) * self.model.hidden * (6.0 * rate.element + 8.0)
+        return moved / rate.bandwidth * rate.oversubscribed
+
+    def _attention(self, t: Floats, b: Floats, rate: Rates) -> tuple[Floats, Floats]:
+        """Scores and context: 4 b s^2 a d / t operations forward, twice that backward."""
+        model, s, d = self.model, float(self.seq_len), float(self.model.head_dim)
+        share = self.calibration.attention
+        batch = b * model.heads / t
+        if self.stack.flash_attention:
+            # Causal kernels skip the masked half; backward recomputes the scores: 5 products for 2.
+            operations = 2.0 * batch * s * s * d
+            slower = rate.oversubscribed / (rate.peak * share)
+            return operations * slower, 2.5 * operations * slower
+        forward = self.product(s, s, d, batch, rate) + self.product(s, d, s, batch, rate)
+        backward = 2.0 * self.product(s, s, d, batch, rate) + 2.0 * self.product(s, d, s, batch, rate)
+        return forward / share, backward / share
+
+    def fused_softmax(self, t: Floats, b: Floats) -> np.ndarray:
+        """Whether Megatron's fused kernel takes the scores: (a/t) b in fours, s within its limit."""
+        stack, s = self.stack, self.seq_len
+        eligible = (self.model.heads / t * b) % 4 == 0
+        return np.asarray(eligible & (stack.fused_softmax and 16 < s <= stack.fused_softmax_max_seq and s % 4 == 0))
+
+    def _memory_bound(self, t: Floats, b: Floats, sequence_parallel: np.ndarray, rate: Rates) -> tuple[Floats, Floats]:
+        """Norms, biases, activation, dropout, residual, softmax: passes over each tensor times its bytes.
+
+        A pass is one read or one write of every element; counts follow the kernels' reads and writes.
+        """
+        model, stack, s = self.model, self.stack, float(self.seq_len)
+        tokens = b * s
+        hidden = tokens * model.hidden / np.where(sequence_parallel, t, 1.0) * rate.element
+        wide = tokens * model.ffn_hidden / t * rate.element
+        norm = (4.0, 6.0) if stack.fused_layernorm else (4.0, 8.0)
+        residual = (7.0, 5.0)
+        gelu = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
+        if model.mlp == "swiglu":
+            gelu = (gelu[0] + 2.0, gelu[1] + 3.0)
+        forward = hidden * (norm[0] + residual[0]) + wide * gelu[0]
+        backward = hidden * (norm[1] + residual[1]) + wide * gelu[1]
+        if not stack.flash_attention:
+            scores = b * (model.heads / t) * s * s * rate.element
+            fused = self.fused_softmax(t, b)
+            forward = forward + scores * np.where(fused, 4.5, 12.0)
+            backward = backward + scores * np.where(fused, 5.5, 10.0)
+        turns = rate.oversubscribed / rate.bandwidth
+        return forward * turns, backward * turns
+
+    def _host(self, tp: Ints, rate: Rates) -> tuple[Floats, Floats]:
+        """Host time of a layer: operators forward and backward times `op_us`; TP adds its collectives'."""
+        forward = np.where(tp > 1, 26.0, 20.0)
+        return forward * self.calibration.op_us * 1e-6 * rate.oversubscribed, (
+            forward * 1.4 * self.calibration.op_us * 1e-6 * rate.oversubscribed
+        )

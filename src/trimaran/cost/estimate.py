@@ -1,0 +1,355 @@
+"""Estimate: predicted memory and time, in named parts, of one layout or of a whole grid.
+
+One formula serves both: `estimate` is `estimate_many` on a grid of one, and tests hold them equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.compute import LayerModel, Rates, rates
+from trimaran.cost.data_parallel import exposed_time
+from trimaran.cost.grid import RECOMPUTES, Bools, Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.memory import (
+    ELEMENT_BYTES,
+    GIB,
+    StageMemory,
+    StageShape,
+    in_flight,
+    parameters,
+    stage_memory,
+)
+from trimaran.cost.network import Network, group
+from trimaran.cost.optimizer import step_time
+from trimaran.cost.pipeline import StageTimes, pipeline_time
+from trimaran.layout import Layout, resolve_split
+from trimaran.noun import Noun
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+# Layouts evaluated at once: intermediate arrays then stay in the processor's cache.
+CHUNK = 16384
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Predictions for a grid of n layouts: arrays of shape (n,).
+
+    The time parts, seconds exposed along the slowest stage, add up to `sec_per_it`; `mem_gib` is the
+    largest over the ranks, `reported_mem_gib` what the stack's own tool would print.
+    """
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+    head: Floats
+    tp: Floats
+    pp: Floats
+    bubble: Floats
+    dp: Floats
+    optimizer: Floats
+    overhead: Floats
+    sec_per_it: Floats
+    mem_gib: Floats
+    reported_mem_gib: Floats
+    fits: Bools
+
+    @classmethod
+    def join(cls, parts: list[Self]) -> Self:
+        """One from several, in order."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+class TimeParts(Noun):
+    """Seconds of one iteration by cause, exposed along the slowest stage; they add up to sec_per_it."""
+
+    forward: float
+    backward: float
+    recompute: float
+    head: float
+    tp: float
+    pp: float
+    bubble: float
+    dp: float
+    optimizer: float
+    overhead: float
+
+
+class MemoryParts(Noun):
+    """GiB on a rank of one pipeline stage, by cause."""
+
+    stage: int
+    layers: int
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    context: float
+
+    @property
+    def total(self) -> float:
+        """All of it, GiB."""
+        return float(sum(getattr(self, name) for name in MEMORY_PARTS))
+
+
+TIME_PARTS: tuple[str, ...] = tuple(TimeParts.model_fields)
+MEMORY_PARTS: tuple[str, ...] = tuple(f.name for f in fields(StageMemory))
+
+
+class Estimate(Noun):
+    """What the cost model predicts for one layout.
+
+    `calibrated_by` says whether a fit or the prior stands behind it; `time_error` and `mem_error` are the
+    relative errors (1 sigma) that the calibration showed on rows it had not seen.
+    """
+
+    sec_per_it: float
+    time: TimeParts
+    mem_gib: float
+    reported_mem_gib: float
+    memory: tuple[MemoryParts, ...]
+    fits: bool
+    stage_split: tuple[int, ...]
+    micro_batches: int
+    calibrated_by: str
+    time_error: float
+    mem_error: float
+
+
+def estimate(
+    workload: Workload, cluster: Cluster, stack: Stack, layout: Layout, calibration: Calibration | None = None
+) -> Estimate:
+    """Predict one layout. Nothing is validated: check_layout of trimaran.layout does that.
+
+    Without `calibration` the shipped one of (cluster, stack) applies, and without that the prior.
+    """
+    known = resolve_calibration(cluster, stack, calibration)
+    grid = LayoutGrid.from_layouts([layout], workload, stack)
+    many = estimate_many(workload, cluster, stack, grid, known)
+    return Estimate(
+        sec_per_it=float(many.sec_per_it[0]),
+        time=TimeParts(**{name: float(getattr(many, name)[0]) for name in TIME_PARTS}),
+        mem_gib=float(many.mem_gib[0]),
+        reported_mem_gib=float(many.reported_mem_gib[0]),
+        memory=memory_per_stage(workload, cluster, stack, layout, known),
+        fits=bool(many.fits[0]),
+        stage_split=resolve_split(layout, workload, stack),
+        micro_batches=int(grid.micro_batches[0]),
+        calibrated_by=known.origin,
+        time_error=known.time_error,
+        mem_error=known.mem_error,
+    )
+
+
+def estimate_many(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration | None = None
+) -> Estimates:
+    """Predict every layout of the grid, in the grid's order."""
+    known = resolve_calibration(cluster, stack, calibration)
+    chunks = [grid.take(slice(start, start + CHUNK)) for start in range(0, max(len(grid), 1), CHUNK)]
+    return Estimates.join([_evaluate(workload, cluster, stack, chunk, known) for chunk in chunks])
+
+
+def memory_per_stage(
+    workload: Workload, cluster: Cluster, stack: Stack, layout: Layout, calibration: Calibration | None = None
+) -> tuple[MemoryParts, ...]:
+    """Memory of a rank of each pipeline stage, first to last."""
+    known = resolve_calibration(cluster, stack, calibration)
+    split = resolve_split(layout, workload, stack)
+    grid = LayoutGrid.from_layouts([layout] * layout.pp, workload, stack)
+    stages = np.arange(layout.pp, dtype=np.float64)
+    layers = np.array([sum(split[stage :: layout.pp]) for stage in stages], dtype=np.float64)
+    shape = StageShape(layers, in_flight(grid, stages), stages == 0, stages == layout.pp - 1)
+    memory = stage_memory(workload, cluster, stack, grid, known, shape)
+    return tuple(
+        MemoryParts(
+            stage=stage,
+            layers=int(layers[stage]),
+            **{name: float(getattr(memory, name)[stage]) / GIB for name in MEMORY_PARTS},
+        )
+        for stage in range(layout.pp)
+    )
+
+
+def _evaluate(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> Estimates:
+    shapes = _end_shapes(grid)
+    own = [parameters(workload.model, stack, grid, shape) for shape in shapes]
+    largest = np.maximum(np.maximum(own[0], own[1]), own[2])
+    work = stage_work(workload, cluster, stack, grid, calibration)
+    run = pipeline_time(grid, work.times)
+    m = grid.micro_batches.astype(np.float64)
+    network = Network(cluster, calibration)
+    tied = np.where((grid.pp > 1) & workload.model.tied_embedding & (workload.model.head == "vocabulary"), 1.0, 0.0)
+    tied = tied * padded_vocab_of(workload.model, stack, grid.tp) * workload.model.hidden / grid.tp
+    dp = exposed_time(grid, stack, network, calibration, largest, tied, work.layer_backward * work.layers)
+    step = step_time(grid, stack, workload.optimizer, largest, work.rate)
+    scale = calibration.time_scale
+    layers = work.layers
+    parts = {
+        "forward": m * layers * work.layer_forward,
+        "backward": m * layers * work.layer_backward,
+        "recompute": m * layers * work.layer_recompute,
+        "head": m * work.ends,
+        "tp": m * work.tp_time,
+        "pp": run.sends,
+        "bubble": run.bubble,
+        "dp": dp,
+        "optimizer": step,
+        "overhead": m * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3,
+    }
+    parts = {name: value * scale for name, value in parts.items()}
+    total = np.sum(list(parts.values()), axis=0)
+    memory, reported = _memory(workload, cluster, stack, grid, calibration, shapes)
+    return Estimates(
+        **parts, sec_per_it=total, mem_gib=memory, reported_mem_gib=reported, fits=memory <= _limit(cluster, grid)
+    )
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """Times of the stages, and their parts on the slowest one (arrays over layouts, seconds per micro-batch)."""
+
+    times: StageTimes
+    rate: Rates
+    layers: Floats
+    layer_forward: Floats
+    layer_backward: Floats
+    layer_recompute: Floats
+    ends: Floats
+    tp_time: Floats
+
+
+def stage_work(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> StageWork:
+    """What the first, the middle and the last stage do in one micro-batch."""
+    model = workload.model
+    rate = rates(cluster, calibration, grid.precision, grid.devices)
+    forward, backward, attention, head_forward, head_backward, embedding = _per_shape(
+        workload, cluster, stack, grid, calibration
+    )
+    recompute = np.where(grid.recompute == RECOMPUTES.index("full"), forward / grid.recompute_every, 0.0)
+    recompute = np.where(grid.recompute == RECOMPUTES.index("selective"), attention, recompute)
+    network = Network(cluster, calibration)
+    message = grid.mbs * float(workload.seq_len) * model.hidden * ELEMENT_BYTES[grid.precision]
+    where = group(grid.tp, grid.stride("tp"), grid.devices, cluster)
+    reduce = network.all_reduce(message, where, calibration.tp_bandwidth)
+    again = np.where(grid.recompute == RECOMPUTES.index("full"), 2.0 / grid.recompute_every, 0.0)
+    tp_forward, tp_backward = 2.0 * reduce, (2.0 + again) * reduce
+    embedding_share = 1.0 / 3.0
+    ends_forward = (embedding * embedding_share, np.zeros(len(grid)), head_forward)
+    ends_backward = (embedding * (1 - embedding_share), np.zeros(len(grid)), head_backward)
+    # The embedding is reduced over TP forward, the head's input gradient backward.
+    ends_tp = (reduce, np.zeros(len(grid)), reduce)
+    single = grid.pp == 1
+    layers = tuple(n.astype(np.float64) for n in (grid.layers_first, grid.layers_middle, grid.layers_last))
+    stage_forward = [n * (forward + tp_forward) + e for n, e in zip(layers, ends_forward, strict=True)]
+    stage_backward = [n * (backward + recompute + tp_backward) + e for n, e in zip(layers, ends_backward, strict=True)]
+    stage_forward[0] = stage_forward[0] + ends_tp[0]
+    stage_backward[2] = stage_backward[2] + ends_tp[2]
+    # One stage is first and last at once.
+    stage_forward[2] = stage_forward[2] + np.where(single, ends_forward[0] + ends_tp[0], 0.0)
+    stage_backward[2] = stage_backward[2] + np.where(single, ends_backward[0], 0.0)
+    weight = tuple(n * 0.5 * backward for n in layers)
+    held, arrives = _sends(grid, network, message)
+    times = StageTimes(
+        (stage_forward[0], stage_forward[1], stage_forward[2]),
+        (stage_backward[0], stage_backward[1], stage_backward[2]),
+        (weight[0], weight[1], weight[2]),
+        held,
+        arrives,
+    )
+    totals = np.stack([f + b for f, b in zip(stage_forward, stage_backward, strict=True)])
+    totals[0] = np.where(single, -1.0, totals[0])
+    totals[1] = np.where(grid.pp > 2, totals[1], -1.0)
+    slowest = np.argmax(totals, axis=0)
+    own_layers = np.choose(slowest, layers)
+    ends = np.choose(slowest, [f + b for f, b in zip(ends_forward, ends_backward, strict=True)])
+    ends = ends + np.where(single, embedding, 0.0)
+    tp_time = own_layers * (tp_forward + tp_backward) + np.choose(slowest, ends_tp) + np.where(single, ends_tp[0], 0.0)
+    return StageWork(times, rate, own_layers, forward, backward, recompute, ends, tp_time)
+
+
+def _per_shape(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+    """Layer and head times, computed once for each distinct shape that the grid holds."""
+    slots = np.minimum(grid.devices, cluster.devices_per_node) if cluster.device.cores else np.ones_like(grid.tp)
+    first, inverse = _distinct(grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), slots)
+    tp, mbs = grid.tp[first], grid.mbs[first]
+    rate = rates(cluster, calibration, grid.precision[first], slots[first])
+    kernels = LayerModel(workload.model, workload.seq_len, cluster, stack, calibration)
+    layer = kernels.layer(tp, mbs, grid.sequence_parallel[first], rate)
+    head_forward, head_backward = kernels.head(padded_vocab_of(workload.model, stack, tp), tp, mbs, rate)
+    embedding = kernels.embedding(mbs, rate)
+    found = (layer.forward, layer.backward, layer.attention_forward, head_forward, head_backward, embedding)
+    a, b, c, d, e, f = (values[inverse] for values in found)
+    return a, b, c, d, e, f
+
+
+def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
+    """Index of one member of each distinct combination, and each row's combination."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, index = np.unique(column, return_inverse=True)
+        key = key * len(values) + index
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def _sends(grid: LayoutGrid, network: Network, message: Floats) -> tuple[Floats, Floats]:
+    """Time a send between stages holds its link and takes to arrive; sequence parallelism sends shards."""
+    size = message / np.where(grid.sequence_parallel, grid.tp, 1)
+    stride, per_node = grid.stride("pp"), network.cluster.devices_per_node
+    crosses = (grid.pp > 1) & (grid.devices > per_node)
+    # All ranks of a node that sit next to a boundary send at once: those of one stage in it.
+    rivals = np.minimum(np.minimum(stride, per_node), grid.devices).astype(np.float64)
+    return network.send(size, crosses, rivals)
+
+
+def _end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
+    """The first, the fullest middle and the last stage as the memory model sees them."""
+    single = grid.pp == 1
+    yes, no = np.ones(len(grid), dtype=bool), np.zeros(len(grid), dtype=bool)
+    last = np.maximum(grid.pp - 1, 0).astype(np.float64)
+    zero, one = np.zeros(len(grid)), np.minimum(last, 1.0)
+    return (
+        StageShape(grid.layers_first.astype(np.float64), in_flight(grid, zero), yes, single),
+        StageShape(grid.layers_middle.astype(np.float64), in_flight(grid, one), no, no),
+        StageShape(grid.layers_last.astype(np.float64), in_flight(grid, last), single, yes),
+    )
+
+
+def _memory(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    grid: LayoutGrid,
+    calibration: Calibration,
+    shapes: tuple[StageShape, StageShape, StageShape],
+) -> tuple[Floats, Floats]:
+    """GiB of the fullest rank: all of it, and as the stack's own tool reports it."""
+    stages = [stage_memory(workload, cluster, stack, grid, calibration, shape) for shape in shapes]
+    total = np.max([stage.total for stage in stages], axis=0) / GIB
+    if stack.memory_report in ("device_used", "resident"):
+        return total, total
+    if stack.memory_report == "node_used":
+        return total, total * np.minimum(grid.devices, cluster.devices_per_node)
+    return total, np.max([stage.allocated for stage in stages], axis=0) / GIB
+
+
+def _limit(cluster: Cluster, grid: LayoutGrid) -> Floats:
+    """GiB that a rank may use: its device's, or its share of a node's memory where slots share that."""
+    limit = np.full(len(grid), cluster.device.mem_gib)
+    if cluster.host_mem_gib:
+        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(grid.devices, cluster.devices_per_node))
+    return limit

@@ -1,0 +1,228 @@
+"""LayoutGrid: many layouts as one struct of NumPy arrays, which the cost model ranks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import permutations
+from typing import Any, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trimaran.cluster import PRECISIONS
+from trimaran.layout import (
+    SCHEDULES,
+    Axis,
+    DataParallelKind,
+    Layout,
+    Recompute,
+    even_split,
+    resolve_split,
+    weighted_split,
+)
+from trimaran.model import Model
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+
+# A grid holds words as indices into these.
+DP_KINDS: tuple[DataParallelKind, ...] = get_args(DataParallelKind)
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+_AXES: tuple[Axis, Axis, Axis] = ("tp", "dp", "pp")
+PLACEMENTS: tuple[tuple[Axis, Axis, Axis], ...] = tuple(permutations(_AXES, 3))
+STACK_SPLIT, EVEN_SPLIT, WEIGHTED_SPLIT, OTHER_SPLIT = range(4)
+
+
+@dataclass(frozen=True)
+class LayoutGrid:
+    """n layouts; every field is an array of shape (n,).
+
+    `dp_kind`, `recompute`, `precision`, `schedule` and `placement` are indices into DP_KINDS,
+    RECOMPUTES, trimaran.cluster.PRECISIONS, trimaran.layout.SCHEDULES and PLACEMENTS.
+    `layers_first`, `layers_middle` (the largest of the stages between) and `layers_last` are
+    the layers that a rank of that pipeline stage holds, over all its virtual stages.
+    `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
+    the stage split comes from, so that `layout` can state it.
+    """
+
+    dp: Ints
+    tp: Ints
+    pp: Ints
+    vpp: Ints
+    mbs: Ints
+    zero_stage: Ints
+    dp_kind: Ints
+    sequence_parallel: Bools
+    recompute: Ints
+    recompute_every: Ints
+    precision: Ints
+    schedule: Ints
+    placement: Ints
+    split: Ints
+    layers_first: Ints
+    layers_middle: Ints
+    layers_last: Ints
+    global_batch: Ints
+
+    @classmethod
+    def build(cls, workload: Workload, stack: Stack, **columns: ArrayLike) -> Self:
+        """A grid from columns that broadcast against each other; a missing one has Layout's default.
+
+        Columns are named as Layout's fields; words may be given as such or as indices. The
+        schedule defaults to 1F1B, interleaved under vpp > 1. `split` is one of STACK_SPLIT (the
+        stack's own choice), EVEN_SPLIT and WEIGHTED_SPLIT. Nothing is validated here: see
+        trimaran.layout for the rules.
+        """
+        defaults: dict[str, Any] = {
+            "dp": 1, "tp": 1, "pp": 1, "vpp": 1, "mbs": 1, "zero_stage": 0, "dp_kind": 0,
+            "sequence_parallel": False, "recompute": 0, "recompute_every": 1, "precision": 0,
+            "placement": 0, "split": STACK_SPLIT, "global_batch": workload.global_batch,
+        }  # fmt: skip
+        given = {name: _indices(name, values) for name, values in columns.items()}
+        if "schedule" not in given:
+            pp, vpp = np.broadcast_arrays(given.get("pp", 1), given.get("vpp", 1))
+            usual = np.where(vpp > 1, SCHEDULES.index("interleaved"), SCHEDULES.index("1f1b"))
+            given["schedule"] = np.where(pp > 1, usual, SCHEDULES.index("none"))
+        merged = {**defaults, **given}
+        arrays = dict(zip(merged, np.broadcast_arrays(*(np.atleast_1d(v) for v in merged.values())), strict=True))
+        first, middle, last = _stage_layers(workload, stack, arrays["tp"], arrays["pp"], arrays["vpp"], arrays["split"])
+        arrays.update(layers_first=first, layers_middle=middle, layers_last=last)
+        kinds = {name: (np.bool_ if name == "sequence_parallel" else np.int64) for name in arrays}
+        return cls(**{name: np.ascontiguousarray(array, dtype=kinds[name]) for name, array in arrays.items()})
+
+    @classmethod
+    def from_layouts(cls, layouts: Sequence[Layout], workload: Workload, stack: Stack) -> Self:
+        """A grid of the given layouts, their own stage splits included."""
+        rank_layers = [_rank_layers(layout, workload, stack) for layout in layouts]
+        columns: dict[str, Any] = {
+            name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64)
+            for name in ("dp", "tp", "pp", "vpp", "mbs", "zero_stage", "recompute_every")
+        }
+        columns["dp_kind"] = np.array([DP_KINDS.index(layout.dp_kind) for layout in layouts])
+        columns["recompute"] = np.array([RECOMPUTES.index(layout.recompute) for layout in layouts])
+        columns["precision"] = np.array([PRECISIONS.index(layout.precision) for layout in layouts])
+        columns["schedule"] = np.array([SCHEDULES.index(layout.schedule) for layout in layouts])
+        columns["placement"] = np.array([PLACEMENTS.index(layout.placement) for layout in layouts])
+        columns["sequence_parallel"] = np.array([layout.sequence_parallel for layout in layouts], dtype=np.bool_)
+        columns["split"] = np.array([OTHER_SPLIT if layout.stage_split else STACK_SPLIT for layout in layouts])
+        columns["layers_first"] = np.array([layers[0] for layers in rank_layers])
+        columns["layers_middle"] = np.array([max(layers[1:-1], default=0) for layers in rank_layers])
+        columns["layers_last"] = np.array([layers[-1] for layers in rank_layers])
+        columns["global_batch"] = np.full(len(layouts), workload.global_batch)
+        return cls(**columns)
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    @property
+    def devices(self) -> Ints:
+        """Ranks used by each layout, DP x TP x PP."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def micro_batches(self) -> Ints:
+        """Micro-batches of one replica in one iteration."""
+        return np.maximum(self.global_batch // (self.dp * self.mbs), 1)
+
+    def stride(self, axis: Axis) -> Ints:
+        """Distance in ranks between neighbours along `axis`, shape (n,)."""
+        degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp}
+        stride = np.ones(len(self), dtype=np.int64)
+        for index, order in enumerate(PLACEMENTS):
+            inner = order[: order.index(axis)]
+            if not inner:
+                continue
+            product = np.prod([degrees[name] for name in inner], axis=0)
+            stride = np.where(self.placement == index, product, stride)
+        return stride
+
+    def take(self, index: Any) -> Self:
+        """The sub-grid at `index` (anything that indexes a NumPy array along its axis)."""
+        return type(self)(**{field.name: np.atleast_1d(getattr(self, field.name)[index]) for field in fields(self)})
+
+    def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
+        """One member as a Layout, with its stage split stated where it is not the stack's own choice."""
+        model = workload.model
+        stages = int(self.pp[index] * self.vpp[index])
+        split = int(self.split[index])
+        stated: tuple[int, ...] = ()
+        if split == EVEN_SPLIT:
+            stated = even_split(model.layers, stages)
+        elif split == WEIGHTED_SPLIT:
+            stated = weighted_split(model.layers, stages, model.head_in_layers(workload.seq_len, int(self.tp[index])))
+        elif split == OTHER_SPLIT:
+            raise ValueError("a grid does not keep the stage splits of the layouts it was made from")
+        names = ("dp", "tp", "pp", "vpp", "mbs", "zero_stage", "recompute_every")
+        return Layout(
+            **{name: int(getattr(self, name)[index]) for name in names},
+            dp_kind=DP_KINDS[self.dp_kind[index]],
+            sequence_parallel=bool(self.sequence_parallel[index]),
+            recompute=RECOMPUTES[self.recompute[index]],
+            precision=PRECISIONS[self.precision[index]],
+            schedule=SCHEDULES[self.schedule[index]],
+            placement=PLACEMENTS[self.placement[index]],
+            stage_split=stated,
+        )
+
+
+_WORDS: dict[str, tuple[Any, ...]] = {
+    "dp_kind": DP_KINDS,
+    "recompute": RECOMPUTES,
+    "precision": PRECISIONS,
+    "schedule": SCHEDULES,
+}
+
+
+def _indices(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Words of a column as indices; numbers as they are."""
+    array = np.asarray(values)
+    if array.dtype.kind in "US":
+        words = _WORDS[name]
+        return np.array([words.index(str(word)) for word in array.ravel()]).reshape(array.shape)
+    return array
+
+
+def _rank_layers(layout: Layout, workload: Workload, stack: Stack) -> list[int]:
+    """Layers that a rank of each pipeline stage holds: its virtual stages are p apart."""
+    split = resolve_split(layout, workload, stack)
+    return [sum(split[stage :: layout.pp]) for stage in range(layout.pp)]
+
+
+def _stage_layers(
+    workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Layers of the first, the largest middle and the last rank of the pipeline, shape (n,).
+
+    Splits depend on few distinct (tp, pp, vpp, split), so each is resolved once.
+    """
+    own = WEIGHTED_SPLIT if stack.head_weighted_stages else EVEN_SPLIT
+    kind = np.where(split == STACK_SPLIT, own, split)
+    keys = np.stack([np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind])
+    unique, inverse = np.unique(keys, axis=1, return_inverse=True)
+    rows = [_split_summary(workload.model, workload.seq_len, *map(int, column)) for column in unique.T]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)[inverse.ravel()]
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _split_summary(model: Model, seq_len: int, tp: int, pp: int, vpp: int, kind: int) -> tuple[int, int, int]:
+    stages = pp * vpp
+    if stages > model.layers:
+        return (1, 1, 1)  # refused by the rule on stages; any figure does
+    if kind == WEIGHTED_SPLIT:
+        split = weighted_split(model.layers, stages, model.head_in_layers(seq_len, tp))
+    else:
+        split = even_split(model.layers, stages)
+    ranks = [sum(split[stage::pp]) for stage in range(pp)]
+    return ranks[0], max(ranks[1:-1], default=0), ranks[-1]
+
+
+def padded_vocab_of(model: Model, stack: Stack, tp: Ints) -> Floats:
+    """Vocabulary that each layout computes with: padded to 128 x TP where the stack pads, shape (n,)."""
+    if not stack.pads_vocab:
+        return np.full(tp.shape, float(model.vocab))
+    multiple = 128 * tp
+    return (-(-model.vocab // multiple) * multiple).astype(np.float64)

@@ -1,0 +1,152 @@
+"""Memory of one rank, in named parts (bytes): what is counted exactly, and what the allocator adds.
+
+Activations follow Korthikanti et al., arXiv 2205.05198, eq. (1) and (2), written out by tensor so that
+element sizes, TP, sequence parallelism, flash attention and unfused kernels each count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from trimaran.cluster import PRECISIONS, Cluster
+from trimaran.cost.calibration import Calibration
+from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Floats, LayoutGrid, padded_vocab_of
+from trimaran.layout import SCHEDULES
+from trimaran.model import Model
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+GIB = 2.0**30
+ELEMENT_BYTES = np.array([4.0, 2.0, 2.0, 2.0])  # of an activation or weight, by PRECISIONS
+PURE = PRECISIONS.index("bf16_pure")
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on a rank of one stage, arrays over layouts (or over the stages of one layout)."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    activations: Floats
+    logits: Floats
+    buffers: Floats
+    context: Floats
+
+    @property
+    def total(self) -> Floats:
+        """All of it."""
+        return np.asarray(np.sum([getattr(self, field.name) for field in fields(self)], axis=0))
+
+    @property
+    def allocated(self) -> Floats:
+        """What the framework's allocator hands out: all but context and buffers outside it."""
+        return self.total - self.context - self.buffers
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """What a rank of one stage holds: layers, micro-batches in flight (in units of whole stages), ends."""
+
+    layers: Floats
+    in_flight: Floats
+    embedding: Bools
+    head: Bools
+
+
+def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
+    """Micro-batches whose activations a rank of `stage` (0 the first) keeps at the peak.
+
+    1F1B and zero-bubble (ZB-H1): p - stage; GPipe: all; interleaved: 2 (p - stage - 1) + (v - 1) p + 1
+    chunks of 1/v of its layers (Narayanan et al., arXiv 2104.04473, section 2.2).
+    """
+    m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
+    one_f_one_b = np.minimum(p - stage, m)
+    chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0, m * v) / v
+    flying = np.where(grid.schedule == SCHEDULES.index("gpipe"), m, one_f_one_b)
+    flying = np.where(grid.schedule == SCHEDULES.index("interleaved"), chunks, flying)
+    return np.where(p > 1, flying, 1.0)
+
+
+def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) -> Floats:
+    """Parameters on a rank of the stage, before ZeRO shards them."""
+    t = grid.tp
+    vocabulary = padded_vocab_of(model, stack, t) * model.hidden / t
+    fixed = model.embedding_parameters() - (-(-model.vocab // 128) * 128) * model.hidden
+    own_head = shape.head & (model.head == "vocabulary")
+    if model.tied_embedding:
+        # A tied head is the embedding itself where both sit on one stage, and a copy of it elsewhere.
+        own_head = own_head & ~shape.embedding & stack.tied_embedding_replicated
+    return (
+        shape.layers * model.layer_parameters / t
+        + np.where(shape.embedding, vocabulary + fixed, 0.0)
+        + np.where(own_head, vocabulary, 0.0)
+        + np.where(shape.head, float(model.norm_parameters), 0.0)
+    )
+
+
+def layer_activations(model: Model, seq_len: int, stack: Stack, grid: LayoutGrid) -> tuple[Floats, Floats, Floats]:
+    """Bytes that one layer keeps of one micro-batch: (everything, without the scores, its input alone)."""
+    e = ELEMENT_BYTES[grid.precision]
+    t, b, s, h = grid.tp.astype(np.float64), grid.mbs.astype(np.float64), float(seq_len), float(model.hidden)
+    whole = np.where(grid.sequence_parallel, t, 1.0)
+    tokens = b * s
+    masks = 0.0 if stack.flash_attention else 1.0  # dropout masks, one byte an element
+    attention = model.attention_hidden + 2.0 * model.kv_hidden + model.attention_hidden
+    wide = model.ffn_hidden * (model.mlp_matrices if stack.fused_gelu else model.mlp_matrices + 1.0)
+    if stack.framework == "trimaran":
+        wide = model.ffn_hidden * float(model.mlp_matrices)
+    rest = tokens * (h * (4.0 * e + 2.0 * masks) / whole + (attention + wide) * e / t)
+    scores = np.zeros_like(rest)
+    if not stack.flash_attention:
+        copies = 2.0 if stack.fused_softmax else 3.0
+        scores = b * (model.heads / t) * s * s * (copies * e + 1.0)
+    else:
+        rest = rest + tokens * (model.heads / t) * 4.0  # log-sum-exp of each row
+    return rest + scores, rest, tokens * h * e / whole
+
+
+def stage_memory(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration, shape: StageShape
+) -> StageMemory:
+    """Memory of a rank of the stage described by `shape` under each layout of the grid."""
+    model = workload.model
+    count = parameters(model, stack, grid, shape)
+    sixteen = ELEMENT_BYTES[grid.precision] == 2.0
+    pure = grid.precision == PURE
+    zero = grid.zero_stage
+    fully = grid.dp_kind == DP_KINDS.index("fully_sharded")
+    dp = grid.dp.astype(np.float64)
+    weight_share = np.where((zero >= 3) | fully, dp, 1.0)
+    gradient_share = np.where((zero >= 2) | fully, dp, 1.0)
+    optimizer_share = np.where((zero >= 1) | fully, dp, 1.0)
+    gradient_bytes = np.where(sixteen, np.where(pure, 2.0, float(stack.grad_bytes_16bit)), 4.0)
+    states = np.where(pure, 4.0, 8.0) if workload.optimizer == "adam" else np.zeros(len(grid))
+    master = np.where(sixteen & ~pure, float(stack.master_weight_bytes), 0.0)
+    element = ELEMENT_BYTES[grid.precision]
+    # ZeRO-3 keeps two layers gathered: the one at work and the next.
+    gathered = np.where(weight_share > 1, 2.0 * model.layer_parameters / grid.tp * element, 0.0)
+    full, selective, kept = layer_activations(model, workload.seq_len, stack, grid)
+    every = grid.recompute_every.astype(np.float64)
+    recompute = grid.recompute
+    is_full = recompute == RECOMPUTES.index("full")
+    stored = np.where(recompute == RECOMPUTES.index("selective"), selective, full)
+    stored = np.where(is_full, kept / every + full * (1.0 - 1.0 / every), stored)
+    at_work = np.where(is_full, full, np.where(recompute == RECOMPUTES.index("selective"), full - selective, 0.0))
+    activations = shape.in_flight * shape.layers * stored + at_work
+    v = padded_vocab_of(model, stack, grid.tp)
+    tokens = grid.mbs * float(workload.seq_len)
+    # Logits in the working precision, in fp32 for the loss, and their gradient.
+    logits = tokens * v / grid.tp * (element + 8.0) if model.head == "vocabulary" else np.zeros(len(grid))
+    ones = np.ones(np.broadcast_shapes(count.shape, activations.shape))
+    return StageMemory(
+        weights=(count / weight_share * element + gathered) * ones,
+        gradients=count / gradient_share * gradient_bytes * ones,
+        optimizer=count / optimizer_share * (states + master) * ones,
+        activations=activations * calibration.activation_scale * ones,
+        logits=np.where(shape.head, logits, 0.0) * calibration.activation_scale * ones,
+        buffers=calibration.buffer_gib * GIB * ones,
+        context=cluster.device.context_gib * GIB * ones,
+    )
