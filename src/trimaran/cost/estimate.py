@@ -165,7 +165,7 @@ def memory_per_stage(
     split = resolve_split(layout, workload, stack)
     grid = LayoutGrid.from_layouts([layout] * layout.pp, workload, stack)
     stages = np.arange(layout.pp, dtype=np.float64)
-    layers = np.array([sum(split[stage :: layout.pp]) for stage in stages], dtype=np.float64)
+    layers = np.array([sum(split[stage :: layout.pp]) for stage in range(layout.pp)], dtype=np.float64)
     shape = StageShape(layers, in_flight(grid, stages), stages == 0, stages == layout.pp - 1)
     memory = stage_memory(workload, cluster, stack, grid, known, shape)
     return tuple(
