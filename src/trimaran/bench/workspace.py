@@ -1,0 +1,101 @@
+"""Workspace: the folder of one study - its cluster file, token files, trials, store and training."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimaran.cluster import Cluster
+from trimaran.files import load_cluster, write_atomically
+from trimaran.layout import Layout, parse_layout
+from trimaran.noun import TrimaranError
+from trimaran.recipe import DataJob, Recipe
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Paths of a study, and the two things that have to be made before the first trial."""
+
+    folder: Path
+
+    @property
+    def store(self) -> Path:
+        """The database of measurements."""
+        return self.folder / "store.sqlite"
+
+    @property
+    def trials(self) -> Path:
+        """A folder for every trial's log and evidence."""
+        return self.folder / "trials"
+
+    @property
+    def training(self) -> Path:
+        """The training's log and result."""
+        return self.folder / "train"
+
+    def cluster(self, recipe: Recipe) -> Cluster:
+        """The recipe's cluster, or this machine as a probe measures it on the first call.
+
+        Raises TrimaranError when the probe fails or its file is not valid.
+        """
+        if recipe.cluster is not None:
+            return recipe.cluster
+        path = self.folder / "cluster.toml"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            run_program("trimaran.probe", [*self._probe_arguments(recipe), "-o", str(path)], "probe")
+        return load_cluster(str(path))
+
+    def _probe_arguments(self, recipe: Recipe) -> list[str]:
+        slots = max(
+            [os.cpu_count() or 1, *recipe.sweep.devices, *(layout.devices for layout in stated_layouts(recipe))]
+        )
+        model = self.folder / "model.json"
+        write_atomically(model, recipe.workload.model.model_dump_json())
+        arguments = ["--quick", "--slots", str(slots), "--model", str(model), "--seq", str(recipe.workload.seq_len)]
+        for mbs in sorted({layout.mbs for layout in stated_layouts(recipe)}):
+            arguments += ["--mbs", str(mbs)]
+        return arguments
+
+    def data(self, recipe: Recipe) -> Path:
+        """Folder of the recipe's token files, made on the first call.
+
+        Raises TrimaranError when a text cannot be read or the disk is full.
+        """
+        job = DataJob(data=recipe.data, vocab=recipe.workload.model.vocab, cache_dir=str(self.folder / "data"))
+        path = self.folder / "data.json"
+        write_atomically(path, job.model_dump_json(indent=1))
+        return Path(run_program("trimaran.train.data", [str(path)], "data", capture=True).strip().splitlines()[-1])
+
+
+def stated_layouts(recipe: Recipe) -> list[Layout]:
+    """The layouts that the recipe names, each with the recipe's fixed fields. Raises TrimaranError."""
+    return [parse_layout(text, dict(recipe.sweep.fixed)) for text in recipe.sweep.layouts]
+
+
+def require_torch(what: str) -> None:
+    """Raise TrimaranError unless PyTorch is installed (planning alone does not need it)."""
+    if importlib.util.find_spec("torch") is None:
+        raise TrimaranError(f"{what} needs PyTorch, which is not installed: pip install 'trimaran[train]'")
+
+
+def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bool = False) -> str:
+    """Run one of Trimaran's torch programs to its end; its standard output when captured.
+
+    Raises TrimaranError with the program's own last line when it fails.
+    """
+    require_torch(what)
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE if capture else None, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        reason = lines[-1].removeprefix("trimaran: ") if lines else f"it ended with status {done.returncode}"
+        raise TrimaranError(reason)
+    return done.stdout or ""

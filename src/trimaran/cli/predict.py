@@ -1,0 +1,101 @@
+"""`trimaran predict`: a table of runs, each predicted beside what was measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, StackOption
+
+if TYPE_CHECKING:
+    from trimaran.cost.predict import GroupScore, Prediction
+    from trimaran.report.tables import Field
+
+
+def predict(
+    table: Annotated[str, typer.Argument(help="CSV of the table contract, or the name of a packaged table (seeds).")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="CSV to write: the table with predictions.")
+    ] = None,
+    cluster: ClusterOption = None,
+    stack: StackOption = None,
+    calibration: CalibrationOption = None,
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Predict every row of a table; where it holds measurements, score the predictions.
+
+    Example: trimaran predict seeds -o predicted.csv
+    """
+    from trimaran.cost.calibration import load_calibration
+    from trimaran.cost.predict import predict_table, score_groups
+    from trimaran.files import write_atomically
+    from trimaran.report.tables import render
+    from trimaran.rows import packaged_table, packaged_tables, read_table
+
+    rows = packaged_table(table) if table in packaged_tables() else read_table(table)
+    given = load_calibration(calibration) if calibration not in (None, "none") else None
+    found = predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=calibration == "none")
+    if output is not None:
+        write_atomically(output, _csv(rows.header, found))
+    refused = [p for p in found if p.error]
+    for prediction in refused:
+        reason = prediction.error or ""
+        label = "" if reason.startswith("row ") else f"row {prediction.row.number}: "
+        typer.echo(f"refused {label}{reason}", err=True)
+    typer.echo(f"{len(found) - len(refused)} of {len(found)} rows answered, {len(refused)} refused", err=True)
+    scores = score_groups(found)
+    if scores:
+        typer.echo(render([_record(s) for s in scores], _fields(), form.value))
+    elif output is None:
+        typer.echo(_csv(rows.header, found).rstrip("\n"))
+    if len(refused) == len(found):
+        raise typer.Exit(2)
+
+
+def _csv(header: tuple[str, ...], found: list[Prediction]) -> str:
+    from trimaran.cost.predict import PREDICTED_COLUMNS
+
+    names = [*header, *(name for name in PREDICTED_COLUMNS if name not in header)]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n", restval="", extrasaction="ignore")
+    writer.writeheader()
+    for prediction in found:
+        writer.writerow(prediction.row.cells | prediction.cells())
+    return out.getvalue()
+
+
+def _record(scored: GroupScore) -> dict[str, object]:
+    time, memory = scored.time, scored.memory
+    return {
+        "group": scored.group,
+        "rows": time.rows if time else 0,
+        "sec_per_it_mape": time.mape if time else None,
+        "rank_tau": time.tau if time else None,
+        "top1_regret": time.regret if time else None,
+        "mem_rows": memory.rows if memory else 0,
+        "mem_mape": memory.mape if memory else None,
+        "oom_rows": scored.oom_rows,
+        "oom_found": scored.oom_found,
+        "false_alarms": scored.false_alarms,
+    }
+
+
+def _fields() -> list[Field]:
+    from trimaran.report.tables import Field
+
+    return [
+        Field("group", "Group", left=True),
+        Field("rows", "Rows"),
+        Field("sec_per_it_mape", "Sec/it MAPE", ".1%"),
+        Field("rank_tau", "Rank tau", ".2f"),
+        Field("top1_regret", "Top-1 regret", ".1%"),
+        Field("mem_rows", "Mem rows"),
+        Field("mem_mape", "Mem MAPE", ".1%"),
+        Field("oom_rows", "OOM rows"),
+        Field("oom_found", "OOM found"),
+        Field("false_alarms", "False alarms"),
+    ]

@@ -1,0 +1,160 @@
+"""Predict: a whole table of rows, each answered or refused with its reason, and scored by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from trimaran.columns import FIT_QUALITIES
+from trimaran.cost.calibration import Calibration, prior, resolve_calibration
+from trimaran.cost.estimate import Estimate, estimate
+from trimaran.cost.score import Score, score
+from trimaran.flops import FlopsFormula, tflops_per_device
+from trimaran.layout import check_layout
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.rows import Row, Table, nouns_of
+
+PREDICTED_COLUMNS = (
+    "predicted_sec_per_it",
+    "predicted_tflops",
+    "predicted_mem_gib",
+    "predicted_fits",
+    "predicted_error",
+)
+# Rows that agree in these are repeats of one configuration.
+CONFIGURATION = (
+    "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "dp", "tp", "pp", "vpp", "mbs", "gbs",
+    "zero_stage", "dp_kind", "recompute", "precision", "schedule", "variant", "network_delay_ms", "network_gbps",
+)  # fmt: skip
+ALL_ROWS = "all rows"
+UNGROUPED = "(no group)"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row's answer: an Estimate with the TFLOPs of the row's own formula, or the reason for none."""
+
+    row: Row
+    estimate: Estimate | None
+    tflops: float | None
+    error: str | None
+
+    def cells(self) -> dict[str, str]:
+        """The five columns that predict adds, as CSV cells."""
+        found = self.estimate
+        if found is None:
+            return dict.fromkeys(PREDICTED_COLUMNS, "") | {"predicted_error": self.error or ""}
+        return {
+            "predicted_sec_per_it": f"{found.sec_per_it:.6g}",
+            "predicted_tflops": "" if self.tflops is None else f"{self.tflops:.6g}",
+            "predicted_mem_gib": f"{found.reported_mem_gib:.6g}",
+            "predicted_fits": str(found.fits).lower(),
+            "predicted_error": "",
+        }
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    """Scores of one comparable group: time, memory, and how out-of-memory runs were told."""
+
+    group: str
+    time: Score | None
+    memory: Score | None
+    oom_rows: int
+    oom_found: int
+    false_alarms: int
+
+
+def predict_table(
+    table: Table,
+    *,
+    cluster: str | None = None,
+    stack: str | None = None,
+    calibration: Calibration | None = None,
+    priors_only: bool = False,
+) -> list[Prediction]:
+    """Answer every row. The row's own cluster and stack win over the arguments.
+
+    Without `calibration` the shipped one of the row's (cluster, stack) applies, unless `priors_only`.
+    """
+    return [_predict_row(row, cluster, stack, calibration, priors_only) for row in table.rows]
+
+
+def _predict_row(
+    row: Row, cluster: str | None, stack: str | None, calibration: Calibration | None, priors_only: bool
+) -> Prediction:
+    if row.measurement is None:
+        return Prediction(row, None, None, row.error)
+    try:
+        nouns = nouns_of(row.measurement, cluster, stack)
+        check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
+        plain = prior(nouns.cluster, nouns.stack)
+        known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
+        found = estimate(nouns.workload, nouns.cluster, nouns.stack, nouns.layout, known)
+    except TrimaranError as error:
+        return Prediction(row, None, None, str(error))
+    formula = row.measurement.flops_formula
+    tflops = None
+    if formula in get_args(FlopsFormula):
+        devices = nouns.layout.devices
+        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, found.sec_per_it, formula)  # type: ignore[arg-type]
+    return Prediction(row, found, tflops, None)
+
+
+def score_groups(predictions: Sequence[Prediction]) -> list[GroupScore]:
+    """Scores per comparable group and, last, over all rows; empty where nothing was measured."""
+    answered = [p for p in predictions if p.estimate is not None and _fit_for_scoring(p)]
+    groups: dict[str, list[Prediction]] = {}
+    for prediction in answered:
+        groups.setdefault(_measurement(prediction).comparable_group or UNGROUPED, []).append(prediction)
+    scores = [found for name, members in groups.items() if (found := _score_group(name, members))]
+    total = _score_group(ALL_ROWS, answered)
+    if total is None:
+        return []
+    # rows of different groups may not be ranked against each other
+    if total.time is not None and len(scores) > 1:
+        total = replace(total, time=replace(total.time, tau=None, regret=None))
+    return [*scores, total] if len(scores) > 1 else [total]
+
+
+def _fit_for_scoring(prediction: Prediction) -> bool:
+    return _measurement(prediction).quality in FIT_QUALITIES
+
+
+def _measurement(prediction: Prediction) -> Measurement:
+    assert prediction.row.measurement is not None
+    return prediction.row.measurement
+
+
+def _score_group(name: str, members: Sequence[Prediction]) -> GroupScore | None:
+    rows = [(_measurement(p), p.estimate) for p in members if p.estimate is not None]
+    timed = [(m, e) for m, e in rows if m.sec_per_it is not None and m.status == "ok"]
+    weighed = [(m, e) for m, e in rows if m.mem_gib is not None and m.status == "ok"]
+    ooms = [e for m, e in rows if m.status == "oom"]
+    if not (timed or weighed or ooms):
+        return None
+    return GroupScore(
+        group=name,
+        time=_score_times(timed),
+        memory=score([e.reported_mem_gib for _, e in weighed], [m.mem_gib or 0.0 for m, _ in weighed])
+        if weighed
+        else None,
+        oom_rows=len(ooms),
+        oom_found=sum(not e.fits for e in ooms),
+        false_alarms=sum(not e.fits for m, e in rows if m.status == "ok"),
+    )
+
+
+def _score_times(timed: Sequence[tuple[Measurement, Estimate]]) -> Score | None:
+    """Time scores, repeats of one configuration averaged first."""
+    if not timed:
+        return None
+    repeats: dict[tuple[object, ...], list[tuple[Measurement, Estimate]]] = {}
+    for m, e in timed:
+        repeats.setdefault(tuple(getattr(m, name) for name in CONFIGURATION), []).append((m, e))
+    measured = [sum(m.sec_per_it or 0.0 for m, _ in same) / len(same) for same in repeats.values()]
+    predicted = [same[0][1].sec_per_it for same in repeats.values()]
+    work = [float(same[0][0].gbs) for same in repeats.values()]
+    return score(predicted, measured, work)
