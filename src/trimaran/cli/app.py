@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trimaran import __version__
-from trimaran.cli import predict
+from trimaran.cli import bench, predict, probe, report, train
 
 app = typer.Typer(
     name="trimaran",
@@ -17,7 +17,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Finds the fastest way to train a given transformer on a given cluster, proves it, and trains with it.",
 )
+app.command()(probe.probe)
 app.command()(predict.predict)
+app.command()(bench.bench)
+app.command()(train.train)
+app.command()(report.report)
 
 
 def _version(asked: bool) -> None:

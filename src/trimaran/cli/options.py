@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,3 +27,5 @@ CalibrationOption = Annotated[
     str | None,
     typer.Option("--calibration", help="Calibration file; `none` leaves the priors. Default: the shipped one, if any."),
 ]
+RecipeArgument = Annotated[Path, typer.Argument(help="Recipe: a TOML file that states a study.", metavar="RECIPE.toml")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder under which each study has its own.")]

@@ -12,15 +12,13 @@ import typer
 from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, StackOption
 
 if TYPE_CHECKING:
-    from trimaran.cost.predict import GroupScore, Prediction
+    from trimaran.cost.predict import GroupScore, PredictedRow
     from trimaran.report.tables import Field
 
 
 def predict(
     table: Annotated[str, typer.Argument(help="CSV of the table contract, or the name of a packaged table (seeds).")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="CSV to write: the table with predictions.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV to write, predictions added.")] = None,
     cluster: ClusterOption = None,
     stack: StackOption = None,
     calibration: CalibrationOption = None,
@@ -56,7 +54,7 @@ def predict(
         raise typer.Exit(2)
 
 
-def _csv(header: tuple[str, ...], found: list[Prediction]) -> str:
+def _csv(header: tuple[str, ...], found: list[PredictedRow]) -> str:
     from trimaran.cost.predict import PREDICTED_COLUMNS
 
     names = [*header, *(name for name in PREDICTED_COLUMNS if name not in header)]

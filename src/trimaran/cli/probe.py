@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from trimaran.cli.process import require_torch, run_module
-
 
 def probe(
     output: Annotated[Path, typer.Option("--output", "-o", help="Cluster file to write.")] = Path("cluster.toml"),
@@ -22,7 +20,8 @@ def probe(
 
     Example: trimaran probe -o laptop.toml --slots 4
     """
-    require_torch("probe")
+    from trimaran.bench.workspace import run_program
+
     arguments = ["-o", str(output)]
     arguments += ["--slots", str(slots)] if slots else []
     arguments += ["--model", model] if model else []
@@ -30,5 +29,5 @@ def probe(
     for size in mbs or []:
         arguments += ["--mbs", str(size)]
     arguments += ["--quick"] if quick else []
-    if status := run_module("trimaran.probe", arguments):
-        raise typer.Exit(status)
+    run_program("trimaran.probe", arguments, "probe")
+    typer.echo(f"cluster file written to {output}", err=True)

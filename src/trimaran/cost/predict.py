@@ -33,7 +33,7 @@ UNGROUPED = "(no group)"
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedRow:
     """One row's answer: an Estimate with the TFLOPs of the row's own formula, or the reason for none."""
 
     row: Row
@@ -74,7 +74,7 @@ def predict_table(
     stack: str | None = None,
     calibration: Calibration | None = None,
     priors_only: bool = False,
-) -> list[Prediction]:
+) -> list[PredictedRow]:
     """Answer every row. The row's own cluster and stack win over the arguments.
 
     Without `calibration` the shipped one of the row's (cluster, stack) applies, unless `priors_only`.
@@ -84,9 +84,9 @@ def predict_table(
 
 def _predict_row(
     row: Row, cluster: str | None, stack: str | None, calibration: Calibration | None, priors_only: bool
-) -> Prediction:
+) -> PredictedRow:
     if row.measurement is None:
-        return Prediction(row, None, None, row.error)
+        return PredictedRow(row, None, None, row.error)
     try:
         nouns = nouns_of(row.measurement, cluster, stack)
         check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
@@ -94,19 +94,19 @@ def _predict_row(
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
         found = estimate(nouns.workload, nouns.cluster, nouns.stack, nouns.layout, known)
     except TrimaranError as error:
-        return Prediction(row, None, None, str(error))
+        return PredictedRow(row, None, None, str(error))
     formula = row.measurement.flops_formula
     tflops = None
     if formula in get_args(FlopsFormula):
         devices = nouns.layout.devices
         tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, found.sec_per_it, formula)  # type: ignore[arg-type]
-    return Prediction(row, found, tflops, None)
+    return PredictedRow(row, found, tflops, None)
 
 
-def score_groups(predictions: Sequence[Prediction]) -> list[GroupScore]:
+def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
     """Scores per comparable group and, last, over all rows; empty where nothing was measured."""
     answered = [p for p in predictions if p.estimate is not None and _fit_for_scoring(p)]
-    groups: dict[str, list[Prediction]] = {}
+    groups: dict[str, list[PredictedRow]] = {}
     for prediction in answered:
         groups.setdefault(_measurement(prediction).comparable_group or UNGROUPED, []).append(prediction)
     scores = [found for name, members in groups.items() if (found := _score_group(name, members))]
@@ -119,16 +119,16 @@ def score_groups(predictions: Sequence[Prediction]) -> list[GroupScore]:
     return [*scores, total] if len(scores) > 1 else [total]
 
 
-def _fit_for_scoring(prediction: Prediction) -> bool:
+def _fit_for_scoring(prediction: PredictedRow) -> bool:
     return _measurement(prediction).quality in FIT_QUALITIES
 
 
-def _measurement(prediction: Prediction) -> Measurement:
+def _measurement(prediction: PredictedRow) -> Measurement:
     assert prediction.row.measurement is not None
     return prediction.row.measurement
 
 
-def _score_group(name: str, members: Sequence[Prediction]) -> GroupScore | None:
+def _score_group(name: str, members: Sequence[PredictedRow]) -> GroupScore | None:
     rows = [(_measurement(p), p.estimate) for p in members if p.estimate is not None]
     timed = [(m, e) for m, e in rows if m.sec_per_it is not None and m.status == "ok"]
     weighed = [(m, e) for m, e in rows if m.mem_gib is not None and m.status == "ok"]
@@ -145,6 +145,12 @@ def _score_group(name: str, members: Sequence[Prediction]) -> GroupScore | None:
         oom_found=sum(not e.fits for e in ooms),
         false_alarms=sum(not e.fits for m, e in rows if m.status == "ok"),
     )
+
+
+def _score_memory(weighed: Sequence[tuple[Measurement, Estimate]]) -> Score | None:
+    if not weighed:
+        return None
+    return score([e.reported_mem_gib for _, e in weighed], [m.mem_gib or 0.0 for m, _ in weighed])
 
 
 def _score_times(timed: Sequence[tuple[Measurement, Estimate]]) -> Score | None:

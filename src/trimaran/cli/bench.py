@@ -1,0 +1,61 @@
+"""`trimaran bench`: measure each layout of a recipe's sweep into the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RunsOption
+
+
+def bench(
+    recipe: RecipeArgument,
+    runs: RunsOption = Path("runs"),
+    retry: Annotated[
+        list[str] | None, typer.Option("--retry", help="Run trials of this status again (oom, hang, fail, ...).")
+    ] = None,
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Measure every layout that the recipe's sweep states; finished ones are kept, never repeated.
+
+    Example: trimaran bench recipes/laptop.toml
+    """
+    from trimaran.bench import run_sweep
+    from trimaran.bench.sweep import Prediction
+    from trimaran.bench.workspace import Workspace, stated_layouts
+    from trimaran.cli.progress import TrialProgress
+    from trimaran.cost.estimate import estimate
+    from trimaran.files import load_recipe
+    from trimaran.noun import TrimaranError
+    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.tables import render
+    from trimaran.store import Store
+
+    study = load_recipe(str(recipe))
+    layouts = stated_layouts(study)
+    if not layouts:
+        raise TrimaranError(
+            f"recipe {recipe}: sweep.layouts is empty, so bench has nothing to measure: fill it, or tune"
+        )
+    place = Workspace(runs / study.name)
+    cluster = place.cluster(study)
+    data = place.data(study)
+    found = {layout: estimate(study.workload, cluster, study.stack, layout) for layout in layouts}
+    predictions = {
+        layout: Prediction(sec_per_it=e.sec_per_it, mem_gib=e.reported_mem_gib) for layout, e in found.items()
+    }
+    with Store(place.store) as store, TrialProgress(len(layouts)) as progress:
+        rows = run_sweep(
+            study,
+            cluster,
+            layouts,
+            store,
+            data_dir=data,
+            work_dir=place.trials,
+            predictions=predictions,
+            retry=frozenset(retry or ()),  # type: ignore[arg-type]
+            on_progress=progress,
+        )
+    typer.echo(render(records(rows), FIELDS, form.value))

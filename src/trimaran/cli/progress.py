@@ -1,0 +1,83 @@
+"""Progress of long jobs: a live line on a terminal, plain lines elsewhere; always what remains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from trimaran.bench import Progress as SweepProgress
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line for the user, on standard error."""
+    console.print(text, markup=False)
+
+
+class TrialProgress:
+    """Shows trials as they run: which layout, which step, how many trials and how long remain."""
+
+    def __init__(self, total: int | None = None) -> None:
+        self._total = total
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[remains]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=None, remains="")
+
+    def __enter__(self) -> TrialProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: SweepProgress) -> None:
+        """Take one event of a sweep."""
+        total = self._total or event.total
+        remains = "" if event.remaining_s is None else f"about {event.remaining_s:.0f} s left"
+        self._bar.update(
+            self._task,
+            description=f"{event.layout} step",
+            total=event.steps,
+            completed=event.steps_done,
+            remains=remains,
+        )
+        row = event.measurement
+        if row is None:
+            return
+        what = f"{row.sec_per_it:.3f} s/it, {row.mem_gib or 0:.2f} GiB" if row.sec_per_it else row.status
+        kept = " (kept from before)" if event.happening == "kept" else ""
+        left = f", {remains}" if remains and event.done < total else ""
+        say(f"trial {event.done} of {total}: {event.layout}: {what}{kept}{left}")
+
+
+class TrainingProgress:
+    """Shows a training's steps with loss, speed and time left."""
+
+    def __init__(self, steps: int, every: int = 10) -> None:
+        self._steps, self._every = steps, every
+        self._bar = Progress(
+            TextColumn("training"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=steps, loss="")
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Take one line of the trainer's log."""
+        step, loss, seconds = line["iteration"], line["lm_loss"], line["sec_per_it"]
+        self._bar.update(self._task, completed=step, loss=f"loss {loss:.3f}")
+        if step == 1 or step % self._every == 0 or step == self._steps:
+            left = (self._steps - step) * seconds
+            say(f"step {step} of {self._steps}: loss {loss:.4f}, {seconds:.3f} s/it, about {left:.0f} s left")

@@ -1,0 +1,62 @@
+"""`trimaran train`: train a recipe's model with a layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimaran.cli.options import RecipeArgument, RunsOption
+
+if TYPE_CHECKING:
+    from trimaran.bench.workspace import Workspace
+    from trimaran.layout import Layout
+    from trimaran.recipe import Recipe
+
+
+def train(
+    recipe: RecipeArgument,
+    layout: Annotated[
+        str | None, typer.Option(help="Layout, as dp2,tp2,pp2,mbs1. Default: the fastest measured one.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Train all steps of a recipe; log, losses and result are left under RUNS/NAME/train.
+
+    Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
+    """
+    from trimaran.bench.training import run_training
+    from trimaran.bench.workspace import Workspace
+    from trimaran.cli.progress import TrainingProgress, say
+    from trimaran.files import load_recipe
+    from trimaran.layout import parse_layout
+    from trimaran.report.training import summary
+
+    study = load_recipe(str(recipe))
+    place = Workspace(runs / study.name)
+    chosen = parse_layout(layout, dict(study.sweep.fixed)) if layout else _fastest(study, place, recipe)
+    cluster = place.cluster(study)
+    data = place.data(study)
+    say(f"training {study.train.steps} steps with {chosen}; log in {place.training}")
+    with TrainingProgress(study.train.steps) as progress:
+        row = run_training(study, cluster, chosen, data_dir=data, out_dir=place.training, on_step=progress)
+    typer.echo(summary(row))
+
+
+def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
+    """The fastest layout that was measured for this recipe. Raises TrimaranError when there is none."""
+    from trimaran.layout import parse_layout
+    from trimaran.noun import TrimaranError
+    from trimaran.store import Store
+
+    rows = []
+    if place.store.exists():
+        with Store(place.store) as store:
+            rows = [row for row in store.measurements(recipe=study.name) if row.status == "ok" and row.sec_per_it]
+    if not rows:
+        raise TrimaranError(
+            f"no layout of {study.name} was measured yet: give --layout, or `trimaran tune {recipe}` first"
+        )
+    fastest = min(rows, key=lambda row: row.sec_per_it or 0.0)
+    return parse_layout(fastest.layout_label or "")

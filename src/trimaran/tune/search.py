@@ -1,0 +1,60 @@
+"""Search: measure candidates one by one until the fastest is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trimaran.tune.choose import Candidate, Verdict, decide
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a search ended. Indices are into the candidates; `seconds` of those that ran."""
+
+    best: int | None
+    order: tuple[int, ...]
+    seconds: dict[int, float]
+    failed: frozenset[int]
+    verdict: Verdict
+
+
+def search(
+    candidates: Sequence[Candidate],
+    measure: Callable[[int], float | None],
+    *,
+    first: Sequence[int] = (),
+    min_trials: int = 1,
+    max_trials: int = 24,
+    prior_error: float = 0.2,
+    margin: float = 0.02,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+) -> Found:
+    """Measure `first`, then whatever promises the largest gain, until the winner is certain.
+
+    `measure` runs one candidate and returns its seconds per iteration, or None when it failed.
+    The search ends when the winner is certain to `margin` and `min_trials` were made, when
+    `max_trials` were made, or when nothing is left.
+    """
+    seconds: dict[int, float] = {}
+    failed: set[int] = set()
+    order: list[int] = []
+
+    def run(index: int) -> None:
+        order.append(index)
+        result = measure(index)
+        if result is None:
+            failed.add(index)
+        else:
+            seconds[index] = result
+
+    for index in dict.fromkeys(first):
+        if len(order) < max_trials:
+            run(index)
+    while True:
+        verdict = decide(candidates, seconds, failed, prior_error, margin)
+        on_verdict(verdict)
+        enough = verdict.certain and len(order) >= min_trials
+        if enough or verdict.next is None or len(order) >= max_trials:
+            return Found(verdict.best, tuple(order), seconds, frozenset(failed), verdict)
+        run(verdict.next)
