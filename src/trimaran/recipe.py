@@ -28,6 +28,18 @@ class DataSettings(Noun):
     max_mib: float | None = Field(default=None, gt=0, description="stop reading after so much text")
 
 
+class DataJob(Noun):
+    """What `python -m trimaran.train.data JOB.json` is asked to do: text in, token files out.
+
+    `vocab` is the model's vocabulary: a BPE is trained to it, and a larger tokenizer is refused.
+    Token files go into a folder of `cache_dir` named after their content, once.
+    """
+
+    data: DataSettings
+    vocab: int = Field(gt=1)
+    cache_dir: str
+
+
 class TrainSettings(Noun):
     """How to train: steps, learning-rate schedule, AdamW, clipping, seed."""
 

@@ -1,0 +1,105 @@
+"""Log: one line an iteration for people, in the words of Megatron-DeepSpeed's logs, and one in JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trimaran.flops import default_formula, mfu, tflops_per_device
+from trimaran.recipe import TrainJob
+from trimaran.train.loop import StepResult
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration showed. Counts of samples and tokens are those consumed so far."""
+
+    iteration: int
+    iterations: int
+    consumed_samples: int
+    consumed_tokens: int
+    sec_per_it: float
+    learning_rate: float
+    global_batch: int
+    lm_loss: float
+    loss_scale: float
+    grad_norm: float
+    num_zeros: int
+    skipped_iterations: int
+    nan_iterations: int
+    samples_per_s: float
+    tflops: float
+    tokens_per_s: float
+    mfu: float | None
+    peak_mem_gib: float
+
+    def line(self) -> str:
+        """The line for people; its first fields are named and ordered as BLOOM's logs have them."""
+        fields = [
+            f"iteration {self.iteration:8d}/{self.iterations:8d}",
+            f"consumed samples: {self.consumed_samples:12d}",
+            f"consumed tokens: {self.consumed_tokens:12d}",
+            f"elapsed time per iteration (s): {self.sec_per_it:.4g}",
+            f"learning rate: {self.learning_rate:.3E}",
+            f"global batch size: {self.global_batch:5d}",
+            f"lm loss: {self.lm_loss:.6E}",
+            f"loss scale: {self.loss_scale:.1f}",
+            f"grad norm: {self.grad_norm:.3f}",
+            f"num zeros: {float(self.num_zeros):.1f}",
+            f"number of skipped iterations: {self.skipped_iterations:3d}",
+            f"number of nan iterations: {self.nan_iterations:3d}",
+            f"samples per second: {self.samples_per_s:.3f}",
+            f"TFLOPs: {self.tflops:.4g}",
+            f"tokens per second: {self.tokens_per_s:.1f}",
+            f"MFU: {'unknown' if self.mfu is None else f'{100 * self.mfu:.1f}%'}",
+            f"peak memory (GiB): {self.peak_mem_gib:.3f}",
+        ]
+        return " " + " | ".join(fields) + " |"
+
+
+def iteration_of(
+    job: TrainJob, results: Sequence[StepResult], sec_per_it: float, consumed_samples: int, peak_mem_gib: float
+) -> Iteration:
+    """What the last of `results` showed, with the rates that follow from its time."""
+    layout, workload, last = job.layout, job.workload, results[-1]
+    seen = workload.model_copy(update={"global_batch": last.global_batch, "ramp_up": None})
+    peak = job.peak_tflops
+    skipped = sum(result.skipped for result in results)
+    return Iteration(
+        iteration=len(results),
+        iterations=job.steps,
+        consumed_samples=consumed_samples,
+        consumed_tokens=consumed_samples * workload.seq_len,
+        sec_per_it=sec_per_it,
+        learning_rate=last.learning_rate,
+        global_batch=last.global_batch,
+        lm_loss=last.loss,
+        loss_scale=1.0,
+        grad_norm=last.grad_norm,
+        num_zeros=last.zeros,
+        skipped_iterations=skipped,
+        nan_iterations=skipped,
+        samples_per_s=last.global_batch / sec_per_it,
+        tflops=tflops_per_device(seen, layout.tp, layout.devices, sec_per_it, default_formula(layout)),
+        tokens_per_s=seen.tokens_per_step / sec_per_it,
+        mfu=None if peak is None else mfu(seen, layout.tp, layout.devices, sec_per_it, peak),
+        peak_mem_gib=peak_mem_gib,
+    )
+
+
+class Log:
+    """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self._text = (folder / "log.txt").open("w", buffering=1)
+        self._json = (folder / "log.jsonl").open("w", buffering=1)
+
+    def write(self, iteration: Iteration) -> None:
+        """Append one iteration to both files. JSON says null for a loss or norm that is not finite."""
+        self._text.write(iteration.line() + "\n")
+        fields = asdict(iteration)
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        self._json.write(json.dumps(finite, allow_nan=False) + "\n")

@@ -1,0 +1,104 @@
+"""Trainer: one rank's model, engine and optimizer, and the iteration that joins them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trimaran.recipe import TrainJob
+from trimaran.train.flat import COMPUTE_DTYPE, FlatWeights
+from trimaran.train.gpt import Stage
+from trimaran.train.learning_rate import learning_rate
+from trimaran.train.mesh import Mesh
+from trimaran.train.optimizer import AdamW
+from trimaran.train.pipeline import Action, Engine, schedule_actions
+from trimaran.train.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one iteration showed, the same on every rank."""
+
+    loss: float
+    grad_norm: float
+    zeros: int
+    learning_rate: float
+    global_batch: int
+    skipped: bool
+
+
+class Trainer:
+    """Everything that one rank needs to train, and where in the data it stands."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        mesh: Mesh,
+        sampler: Sampler,
+        device: torch.device,
+        on_action: Callable[[Action], None] = lambda action: None,
+    ) -> None:
+        layout, workload = job.layout, job.workload
+        self.job, self.mesh, self.device = job, mesh, device
+        self.stage = Stage(workload.model, layout, job.stage_split, mesh)
+        self.flat = FlatWeights(self.stage, layout.precision, job.train.seed, mesh.tp.index, mesh.tp.size, device)
+        self.optimizer = AdamW(self.flat, job.train)
+        shape = (layout.mbs, workload.seq_len, workload.model.hidden)
+        self.engine = Engine(self.stage, mesh.pp, mesh.pp, shape, COMPUTE_DTYPE[layout.precision], on_action)
+        self._sampler = sampler
+        self.step_number = 0
+        self.consumed_samples = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of the next iteration, by the ramp-up where there is one."""
+        workload = self.job.workload
+        if workload.ramp_up is None:
+            return workload.global_batch
+        return workload.ramp_up.batch_at(self.consumed_samples, workload.global_batch)
+
+    def forward_backward(self) -> torch.Tensor:
+        """Gradients of the next global batch, summed over all ranks that share a weight.
+
+        Returns this rank's share of the mean loss; the shares of all ranks add up to it.
+        """
+        layout, mesh = self.job.layout, self.mesh
+        batch = self.global_batch
+        own = batch // layout.dp
+        micro_batches = own // layout.mbs
+        samples = self._sampler.batch(self.consumed_samples + mesh.dp.index * own, own)
+        text = torch.from_numpy(samples).to(self.device).view(micro_batches, layout.mbs, -1)
+        actions = schedule_actions(layout.schedule, mesh.pp.index, mesh.pp.size, micro_batches)
+        scale = 1.0 / (batch * self.job.workload.seq_len)
+        loss = self.engine.run(actions, text[:, :, :-1], text[:, :, 1:], scale)
+        self._sum_gradients()
+        return loss if mesh.tp.index == 0 else torch.zeros_like(loss)
+
+    def _sum_gradients(self) -> None:
+        if self.mesh.tied.size > 1 and self.job.workload.model.tied_embedding:
+            for place in self.flat.places.values():
+                if place.spec.tied_copy or place.spec.real_rows is not None:
+                    self.mesh.tied.sum_(place.weight.main_grad)
+        self.mesh.dp.sum_(self.flat.grads)
+
+    def step(self) -> StepResult:
+        """One iteration. A loss or gradient that is not finite skips the update."""
+        batch = self.global_batch
+        rate = learning_rate(self.job.train, self.step_number)
+        loss_share = self.forward_backward()
+        # data-parallel ranks hold the same sums, so each brings its part of them
+        share = 1.0 / self.mesh.dp.size
+        sums = torch.stack((loss_share, self.flat.squared_norm() * share, self.flat.zeros().double() * share))
+        self.mesh.world.sum_(sums)
+        loss, squared_norm, zeros = sums.tolist()
+        grad_norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if not skipped:
+            self.optimizer.step(rate, grad_norm)
+        self.flat.grads.zero_()
+        self.step_number += 1
+        self.consumed_samples += batch
+        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped)

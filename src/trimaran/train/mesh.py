@@ -1,0 +1,108 @@
+"""Mesh: which ranks a rank talks to along each axis of the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trimaran.layout import Axis, Layout
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that act together, in order; `index` is the own place among them."""
+
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the group, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.handle)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's `tensor`, in the order of the group."""
+        if self.size == 1:
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in self.ranks]
+        dist.all_gather(gathered, tensor, group=self.handle)
+        return gathered
+
+
+class GroupFactory:
+    """Makes process groups once each. Every rank of the world must ask for the same ones in the same order."""
+
+    def __init__(self) -> None:
+        self._handles: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def get(self, ranks: tuple[int, ...], me: int) -> Group | None:
+        """The group of `ranks`, or None where `me` is not one of them."""
+        if len(ranks) == 1:
+            return Group(ranks, 0, None) if me in ranks else None
+        if ranks not in self._handles:
+            whole_world = ranks == tuple(range(dist.get_world_size()))
+            self._handles[ranks] = dist.group.WORLD if whole_world else dist.new_group(list(ranks))
+        return Group(ranks, ranks.index(me), self._handles[ranks]) if me in ranks else None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The groups of one rank: all ranks of the run, and those along each axis.
+
+    `tied` joins the first and the last stage, which both hold the tied embedding.
+    """
+
+    world: Group
+    tp: Group
+    dp: Group
+    pp: Group
+    tied: Group
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank holds the embedding."""
+        return self.pp.index == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the head and sees the loss."""
+        return self.pp.index == self.pp.size - 1
+
+
+def _axis_groups(layout: Layout, axis: Axis) -> list[tuple[int, ...]]:
+    """All groups along `axis`, as ranks 0 .. devices-1."""
+    degrees: dict[Axis, int] = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp}
+    spans = {name: range(1 if name == axis else degree) for name, degree in degrees.items()}
+    stride = layout.stride(axis)
+    first_ranks = (layout.rank_of(dp, tp, pp) for pp in spans["pp"] for dp in spans["dp"] for tp in spans["tp"])
+    return [tuple(first + k * stride for k in range(degrees[axis])) for first in first_ranks]
+
+
+def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFactory) -> Mesh | None:
+    """The mesh of global rank `me`, the layout being laid on `ranks` in order.
+
+    Every rank of the world has to call this, members or not; those outside get None.
+    """
+
+    def mine(groups: list[tuple[int, ...]]) -> Group | None:
+        found = [factory.get(tuple(ranks[r] for r in group), me) for group in groups]
+        return next((group for group in found if group is not None), None)
+
+    world = mine([tuple(range(layout.devices))])
+    tp, dp = mine(_axis_groups(layout, "tp")), mine(_axis_groups(layout, "dp"))
+    pipelines = _axis_groups(layout, "pp")
+    pp = mine(pipelines)
+    tied = mine([(group[0], group[-1]) if layout.pp > 1 else group for group in pipelines])
+    if world is None or tp is None or dp is None or pp is None:
+        return None
+    return Mesh(world=world, tp=tp, dp=dp, pp=pp, tied=tied or Group((me,), 0, None))

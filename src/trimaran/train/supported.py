@@ -1,0 +1,51 @@
+"""What this trainer trains. Whatever a job asks for beyond it is refused before any work is done."""
+
+from __future__ import annotations
+
+from trimaran.noun import TrimaranError
+from trimaran.recipe import TrainJob
+
+
+def check_supported(job: TrainJob) -> None:
+    """Raise TrimaranError with one sentence for the first thing that the trainer does not do."""
+    model, layout = job.workload.model, job.layout
+    refusals = (
+        (layout.zero_stage > 0, f"ZeRO stage {layout.zero_stage} is asked for, the trainer does stage 0"),
+        (
+            layout.dp_kind != "all_reduce",
+            f"data-parallel kind {layout.dp_kind} is asked for, the trainer does all_reduce",
+        ),
+        (layout.sequence_parallel, "sequence parallelism is asked for, the trainer has none"),
+        (layout.recompute == "selective", "recompute selective is asked for, the trainer does none and full"),
+        (
+            layout.schedule not in ("none", "gpipe", "1f1b"),
+            f"schedule {layout.schedule} is asked for, the trainer does gpipe and 1f1b",
+        ),
+        (layout.precision == "fp16", "precision fp16 is asked for, the trainer does fp32, bf16 and bf16_pure"),
+        (model.positions != "learned", f"positions {model.positions} are asked for, the trainer does learned ones"),
+        (model.norm != "layernorm", f"norm {model.norm} is asked for, the trainer does layernorm"),
+        (model.mlp != "gelu", f"mlp {model.mlp} is asked for, the trainer does gelu"),
+        (model.embedding_norm, "an embedding norm is asked for, the trainer has none"),
+        (model.head != "vocabulary", f"head {model.head} is asked for, the trainer does vocabulary"),
+        (model.dropout > 0, f"dropout {model.dropout} is asked for, the trainer does 0"),
+        (job.workload.optimizer != "adam", f"optimizer {job.workload.optimizer} is asked for, the trainer does adam"),
+    )
+    for refused, sentence in refusals:
+        if refused:
+            raise TrimaranError(f"{sentence}: change it in the recipe")
+    if sum(job.stage_split) != model.layers or min(job.stage_split) < 1:
+        raise TrimaranError(
+            f"stage_split {'-'.join(map(str, job.stage_split))} has {sum(job.stage_split)} layers, the model "
+            f"{model.layers}, and each stage needs one: correct stage_split"
+        )
+    ramp = job.workload.ramp_up
+    batches = ramp.steps(job.workload.global_batch) if ramp else (job.workload.global_batch,)
+    for batch in batches:
+        if batch % (layout.dp * layout.mbs):
+            raise TrimaranError(
+                f"global batch {batch} is not a multiple of DP {layout.dp} x micro-batch {layout.mbs} = "
+                f"{layout.dp * layout.mbs}: change one of them"
+            )
+    for name, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn_hidden", model.ffn_hidden)):
+        if size % layout.tp:
+            raise TrimaranError(f"{name} {size} is not a multiple of TP {layout.tp}: choose a TP that divides it")

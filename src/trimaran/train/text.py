@@ -1,0 +1,113 @@
+"""Text: documents out of files and folders, whatever their form."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from trimaran.noun import TrimaranError
+from trimaran.recipe import DataSettings
+
+STDLIB = "python-stdlib"
+MIB = 1 << 20
+
+# Parquet row groups are read a batch of rows at a time, so that memory stays bounded.
+PARQUET_ROWS = 1024
+
+
+def text_files(settings: DataSettings) -> list[Path]:
+    """All files that `paths` name, sorted within each folder. Raises TrimaranError for a path that is not there."""
+    files: list[Path] = []
+    for given in settings.paths:
+        path = Path(sysconfig.get_paths()["stdlib"]) if given == STDLIB else Path(given).expanduser()
+        if path.is_file():
+            files.append(path)
+        elif path.is_dir():
+            inside = sorted(p for p in path.rglob("*.py" if given == STDLIB else "*") if _wanted(p.relative_to(path)))
+            files += [p for p in inside if p.is_file()]
+        else:
+            raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
+    if not files:
+        raise TrimaranError(f"data.paths: {', '.join(settings.paths)} hold no files: name a folder that does")
+    return files
+
+
+def _wanted(inside: Path) -> bool:
+    """Neither hidden files nor what was installed beside the text."""
+    return not any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in inside.parts)
+
+
+def documents(settings: DataSettings) -> Iterator[str]:
+    """Every document of every file, until `max_mib` of text were seen.
+
+    A file that is named has to be readable text; in a folder, files that are not are passed over.
+    """
+    named = {Path(path).expanduser() for path in settings.paths}
+    left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
+    seen = False
+    for file in text_files(settings):
+        try:
+            for document in _read(file, settings.text_field):
+                if not document:
+                    continue
+                seen = True
+                yield document
+                left -= len(document.encode(errors="replace"))
+                if left <= 0:
+                    return
+        except OSError as error:
+            raise TrimaranError(f"data.paths: {file} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            if file in named:
+                raise TrimaranError(
+                    f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
+                ) from None
+    if not seen:
+        raise TrimaranError(f"data.paths: {', '.join(settings.paths)} hold no text: name files that do")
+
+
+def _read(file: Path, field: str) -> Iterator[str]:
+    if file.suffix == ".jsonl":
+        yield from _read_jsonl(file, field)
+    elif file.suffix == ".parquet":
+        yield from _read_parquet(file, field)
+    else:
+        yield file.read_text(encoding="utf-8")
+
+
+def _read_jsonl(file: Path, field: str) -> Iterator[str]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise TrimaranError(
+                    f"data.paths: {file}, line {number} is not a JSON object with a text field {field!r}: "
+                    f"mend the line or set data.text_field"
+                )
+            yield text
+
+
+def _read_parquet(file: Path, field: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise TrimaranError(f"data.paths: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+    if field not in table.schema_arrow.names:
+        raise TrimaranError(
+            f"data.paths: {file} has no column {field!r} (it has {', '.join(table.schema_arrow.names)}): "
+            f"set data.text_field"
+        )
+    for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+        for text in batch.column(0).to_pylist():
+            if isinstance(text, str):
+                yield text

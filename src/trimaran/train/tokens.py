@@ -1,0 +1,93 @@
+"""Token files: memory-mapped integers in a folder, with an index that says what they are."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from trimaran.layout import first_error
+from trimaran.noun import Noun, TrimaranError
+
+INDEX_NAME = "index.json"
+
+
+class TokenFile(Noun):
+    """One file of little-endian integers."""
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    tokens: int = Field(ge=0)
+
+
+class TokenIndex(Noun):
+    """What `index.json` says. `vocab` is one more than the largest token that can occur."""
+
+    dtype: str = Field(pattern="^uint(16|32)$")
+    files: tuple[TokenFile, ...]
+    vocab: int = Field(gt=0)
+    end_of_document: int = Field(ge=0)
+    tokenizer: str
+    documents: int = Field(ge=0)
+    text_bytes: int = Field(ge=0)
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all files."""
+        return sum(file.tokens for file in self.files)
+
+
+def read_index(folder: Path) -> TokenIndex:
+    """The index of a folder of token files. Raises TrimaranError where it is missing or not one."""
+    path = folder / INDEX_NAME
+    try:
+        return TokenIndex.model_validate(json.loads(path.read_text()))
+    except OSError as error:
+        raise TrimaranError(
+            f"data_dir {folder}: {path.name} cannot be read ({error.strerror}): prepare it first"
+        ) from None
+    except ValidationError as error:
+        raise TrimaranError(f"{path}: {first_error(error)}") from None
+    except ValueError as error:
+        raise TrimaranError(f"{path} is not JSON ({error}): delete the folder and prepare it again") from None
+
+
+class Tokens:
+    """All token files of a folder as one long sequence, read through the page cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.index = read_index(folder)
+        self._maps: list[NDArray[Any]] = []
+        self._starts = [0]
+        for file in self.index.files:
+            path = folder / file.name
+            try:
+                mapped = np.memmap(path, dtype=np.dtype(self.index.dtype).newbyteorder("<"), mode="r")
+            except (OSError, ValueError) as error:
+                raise TrimaranError(f"token file {path} cannot be read ({error}): prepare the data again") from None
+            if len(mapped) != file.tokens:
+                raise TrimaranError(
+                    f"token file {path} holds {len(mapped)} tokens, but its index says {file.tokens}: "
+                    f"delete the folder and prepare the data again"
+                )
+            self._maps.append(mapped)
+            self._starts.append(self._starts[-1] + file.tokens)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, begin: int, count: int) -> NDArray[np.int64]:
+        """`count` tokens from `begin` on, across file boundaries."""
+        out = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            file = bisect_right(self._starts, begin + done) - 1
+            offset = begin + done - self._starts[file]
+            part = self._maps[file][offset : offset + count - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+        return out

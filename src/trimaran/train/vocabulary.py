@@ -1,0 +1,143 @@
+"""Embedding and output head with the vocabulary cut over TP ranks; logits are never gathered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trimaran.model import Model, padded_vocab
+from trimaran.train.differentiable import apply
+from trimaran.train.mesh import Group
+from trimaran.train.tensor_parallel import add_product, sum_backward, sum_forward
+from trimaran.train.weight import Declaring, Weight, WeightSpec
+
+# Tokens whose logits exist at one time: enough for the products to run at full rate, few
+# enough that fp32 logits stay in cache and do not set the memory peak.
+CHUNK_TOKENS = 512
+
+EMBEDDING_NAME = "embedding.tokens"
+
+
+def embedding_spec(model: Model, tp: int, *, tied_copy: bool = False, drawn_as: str | None = None) -> WeightSpec:
+    """The spec of a (vocabulary, hidden) matrix, padded to 128 x TP and cut by rows."""
+    return WeightSpec(
+        (padded_vocab(model.vocab, tp), model.hidden),
+        shard_dim=0,
+        real_rows=model.vocab,
+        tied_copy=tied_copy,
+        drawn_as=drawn_as,
+    )
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of the own slice of the vocabulary; zero for the tokens of other TP ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Weight, group: Group) -> Tensor:
+        ctx.weight = weight
+        if group.size == 1:
+            ctx.save_for_backward(tokens, None)
+            return functional.embedding(tokens, weight)
+        local = tokens - group.index * weight.shape[0]
+        own = (local >= 0) & (local < weight.shape[0])
+        local = local.masked_fill(~own, 0)
+        ctx.save_for_backward(local, own)
+        return functional.embedding(local, weight).mul_(own.unsqueeze(-1))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None]:
+        local, own = ctx.saved_tensors
+        grad = ctx.weight.main_grad
+        dy = dy if own is None else dy * own.unsqueeze(-1)
+        grad.index_add_(0, local.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(grad.dtype))
+        return None, None, None
+
+
+class Embedding(Declaring):
+    """Token embedding, cut over TP by rows of the vocabulary, plus learned positions."""
+
+    tokens: Weight
+    positions: Weight
+
+    def __init__(self, model: Model, group: Group) -> None:
+        super().__init__()
+        self.group = group
+        self.declare("tokens", embedding_spec(model, group.size), group.size)
+        self.declare("positions", WeightSpec((model.max_positions, model.hidden)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(b, s) token ids -> (b, s, h)."""
+        x = sum_forward(apply(_Lookup, tokens, self.tokens, self.group), self.group)
+        return x + self.positions[: tokens.shape[1]]
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Sum of the cross-entropies of x W^T against the targets, times `scale`.
+
+    The gradient is made along with the loss, chunk by chunk, while the logits are at hand: the
+    softmax overwrites the logits, and neither outlives its chunk. TP ranks exchange three
+    numbers a token: the largest local logit, the sum of exponentials, and the target's logit.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Weight, targets: Tensor, scale: float, real_rows: int, group: Group
+    ) -> Tensor:
+        rows = weight.shape[0]
+        first_row = group.index * rows
+        own_real = max(0, min(real_rows - first_row, rows))
+        dx = torch.empty_like(x) if x.requires_grad else None
+        losses = []
+        for begin in range(0, x.shape[0], CHUNK_TOKENS):
+            chunk = slice(begin, begin + CHUNK_TOKENS)
+            logits = functional.linear(x[chunk], weight).float()
+            logits[:, own_real:] = -torch.inf
+            local = targets[chunk] - first_row
+            own = (local >= 0) & (local < rows)
+            local = local.masked_fill(~own, 0).unsqueeze(1)
+            at_target = logits.gather(1, local).squeeze(1).masked_fill(~own, 0.0)
+            log_sum = torch.logsumexp(logits, 1)
+            if group.size > 1:
+                shared = torch.stack(group.gather(torch.stack((log_sum, at_target))))
+                log_sum, at_target = torch.logsumexp(shared[:, 0], 0), shared[:, 1].sum(0)
+            losses.append((log_sum - at_target).sum())
+            if dx is not None:
+                dlogits = logits.sub_(log_sum.unsqueeze(1)).exp_()
+                dlogits.scatter_add_(1, local, -own.unsqueeze(1).to(dlogits.dtype))
+                dlogits = dlogits.mul_(scale).to(x.dtype)
+                torch.mm(dlogits, weight, out=dx[chunk])
+                add_product(weight.main_grad, dlogits, x[chunk])
+        ctx.dx = dx
+        return torch.stack(losses).sum() * scale
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        # the loss is where every backward begins, so dloss is 1 and the weight needs no second pass
+        return ctx.dx, None, None, None, None, None
+
+
+class Head(Declaring):
+    """Output matrix and loss. Tied within a stage it borrows the embedding's weight."""
+
+    weight: Weight
+
+    def __init__(self, model: Model, group: Group, *, embedding: Embedding | None) -> None:
+        super().__init__()
+        self.group = group
+        self.vocab = model.vocab
+        # a list hides the borrowed module from the registry, where it would be counted twice
+        self._borrowed = [embedding] if model.tied_embedding and embedding is not None else []
+        if not self._borrowed:
+            tied = model.tied_embedding
+            drawn_as = EMBEDDING_NAME if tied else None
+            self.declare("weight", embedding_spec(model, group.size, tied_copy=tied, drawn_as=drawn_as), group.size)
+
+    def loss(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:
+        """Cross-entropy of (b, s, h) against (b, s), summed over tokens and multiplied by `scale`."""
+        weight = self._borrowed[0].tokens if self._borrowed else self.weight
+        flat = sum_backward(x, self.group).reshape(-1, x.shape[-1])
+        args = (flat, weight, targets.reshape(-1), scale, self.vocab, self.group)
+        return apply(_HeadLoss, *args)

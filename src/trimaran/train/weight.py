@@ -1,0 +1,100 @@
+"""Weights: how each parameter is declared, cut over TP ranks, and drawn from the global seed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Init = Literal["normal", "zeros", "ones"]
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """What a parameter is in the whole model, whatever the layout.
+
+    `shape` is the full shape; `shard_dim` the dimension that TP cuts (None: every TP rank keeps
+    all of it). Rows of dimension 0 from `real_rows` on are padding and stay zero. A `tied_copy`
+    is the head's second copy of the embedding on another pipeline stage: drawn under
+    `drawn_as`, its gradient summed with the first copy's, and counted once.
+    """
+
+    shape: tuple[int, ...]
+    shard_dim: int | None = None
+    init: Init = "normal"
+    std: float = 0.02
+    real_rows: int | None = None
+    drawn_as: str | None = None
+    tied_copy: bool = False
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices, not to biases and norms."""
+        return self.init == "normal"
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """Shape of one TP rank's slice."""
+        if self.shard_dim is None:
+            return self.shape
+        return tuple(n // tp if dim == self.shard_dim else n for dim, n in enumerate(self.shape))
+
+
+class Weight(nn.Parameter):
+    """A parameter whose gradient is summed over micro-batches in `main_grad`.
+
+    `main_grad` is a view into the rank's one flat gradient buffer. The matrix products of the
+    backward add into it directly, so a weight's gradient is written once a micro-batch and
+    never exists a second time.
+    """
+
+    main_grad: Tensor
+
+
+class Declaring(nn.Module):
+    """A module that declares its weights before they have memory.
+
+    Weights are declared on the meta device and later placed into one flat buffer
+    (`flat.FlatWeights`), which also draws their values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.specs: dict[str, WeightSpec] = {}
+
+    def declare(self, name: str, spec: WeightSpec, tp: int = 1) -> None:
+        """Register the weight `name` of this module with its local shape."""
+        self.specs[name] = spec
+        self.register_parameter(name, Weight(torch.empty(spec.local_shape(tp), device="meta")))
+
+
+def declared_weights(module: nn.Module) -> dict[str, tuple[Declaring, str, WeightSpec]]:
+    """All declared weights under `module`: qualified name -> (owner, name in the owner, spec)."""
+    found: dict[str, tuple[Declaring, str, WeightSpec]] = {}
+    for prefix, owner in module.named_modules():
+        if isinstance(owner, Declaring):
+            for name, spec in owner.specs.items():
+                found[f"{prefix}.{name}" if prefix else name] = (owner, name, spec)
+    return found
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def draw(spec: WeightSpec, name: str, seed: int, tp_rank: int, tp: int) -> Tensor:
+    """Initial values of one TP rank's slice, in fp32 on the CPU.
+
+    The full parameter is drawn from a generator seeded by (seed, name) and then cut, so the
+    model is the same on every layout. Padding of the vocabulary is not drawn.
+    """
+    full = torch.zeros(spec.shape) if spec.init != "ones" else torch.ones(spec.shape)
+    if spec.init == "normal":
+        real = full if spec.real_rows is None else full[: spec.real_rows]
+        real.normal_(0.0, spec.std, generator=_generator(seed, spec.drawn_as or name))
+    if spec.shard_dim is None:
+        return full
+    return full.chunk(tp, dim=spec.shard_dim)[tp_rank]
