@@ -239,7 +239,7 @@ def test_exported_tables_have_the_columns_of_the_contract(tmp_path: Path) -> Non
     assert (read[0]["sec_per_it"], read[0]["notes"], read[0]["mem_gib"]) == ("0.125", 'says "so", twice', "")
     assert (read[1]["status"], read[1]["mem_gib"]) == ("oom", "3.0")
     with pytest.raises(TrimaranError) as error:
-        export_csv(rows, tmp_path / "no" / "such" / "folder.csv")
+        export_csv(rows, tmp_path / "t.csv" / "below-a-file.csv")
     one_line(error)
 
 

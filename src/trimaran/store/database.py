@@ -138,8 +138,7 @@ class Store:
     def _prepare(self) -> None:
         # functions that a foreign file's views or triggers name must not run
         self._connection.execute("PRAGMA trusted_schema = OFF")
-        application, version = self._connection.execute("PRAGMA application_id").fetchone()[0], self._version()
-        tables = self._connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        application, version, tables = self._identity()
         if application != APPLICATION_ID and tables:
             raise TrimaranError(f"store {self.path} is a database of another program: name another file")
         if version > VERSION:
@@ -152,8 +151,15 @@ class Store:
             with self._transaction():
                 migrate(self._connection)
 
-    def _version(self) -> int:
-        return version_of(self._connection)
+    def _identity(self) -> tuple[int, int, int]:
+        """Application id, schema version and number of tables, all of one moment."""
+        self._connection.execute("BEGIN")
+        try:
+            tables = self._connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+            application = self._connection.execute("PRAGMA application_id").fetchone()[0]
+            return application, version_of(self._connection), tables
+        finally:
+            self._connection.execute("COMMIT")
 
     def _use_write_ahead_log(self) -> None:
         # two processes that open a new file at once may meet here, where SQLite does not wait by itself

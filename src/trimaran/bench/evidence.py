@@ -1,0 +1,49 @@
+"""What a failed trial leaves behind for a person to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_TAIL_BYTES = 8 * 1024
+_LIMIT_CHARACTERS = 32 * 1024
+
+
+def last_lines(path: Path, count: int = 40) -> str:
+    """The last lines of a text file, blank ones left out; empty where there is none.
+
+    Bytes that are no text, and control characters that could command a terminal, become marks.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(printable(line) for line in lines[-count:])
+
+
+def printable(line: str) -> str:
+    """The line with everything that is not printable replaced."""
+    return "".join(char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}" for char in line)
+
+
+def collect(
+    sentence: str,
+    out_dir: Path,
+    exit_codes: tuple[int | None, ...],
+    silence_s: tuple[float, ...],
+) -> str:
+    """The sentence, each rank's exit status and silence, and the ends of their logs."""
+    parts = [sentence]
+    for rank, (code, silent) in enumerate(zip(exit_codes, silence_s, strict=True)):
+        ended = "was still running" if code is None else f"left with {code}"
+        parts.append(f"rank {rank}: {ended}, last sign {silent:.1f} s before the end")
+    for name in (
+        "log.txt",
+        *(f"{stream}.{rank}" for rank in range(len(exit_codes)) for stream in ("stderr", "stdout")),
+    ):
+        if tail := last_lines(out_dir / name):
+            parts.append(f"--- {name}\n{tail}")
+    return "\n".join(parts)[:_LIMIT_CHARACTERS]

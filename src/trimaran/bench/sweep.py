@@ -1,0 +1,184 @@
+"""Many trials, one after another, each stored before the next begins."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trimaran.bench.launcher import Launcher, launcher_named
+from trimaran.bench.limits import Limits
+from trimaran.bench.trial import WORKER, Trial, prepare_trial, run_trial
+from trimaran.cluster import Cluster
+from trimaran.layout import Layout
+from trimaran.measurement import Measurement, Status
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe
+from trimaran.store import Store
+
+Happening = Literal["kept", "started", "step", "finished", "waiting"]
+_ASK_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What just happened in a sweep, and what remains.
+
+    `kept` is a trial found finished in the store; `waiting`, one that another sweep is running.
+    `remaining_s` is None until a trial's duration is known.
+    """
+
+    happening: Happening
+    layout: Layout
+    done: int
+    total: int
+    steps_done: int
+    steps: int
+    measurement: Measurement | None
+    remaining_s: float | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan said about a layout before it was run; kept beside the measurement."""
+
+    sec_per_it: float
+    mem_gib: float
+
+
+def run_sweep(
+    recipe: Recipe,
+    cluster: Cluster,
+    layouts: Sequence[Layout],
+    store: Store,
+    *,
+    data_dir: Path,
+    work_dir: Path,
+    launcher: Launcher | None = None,
+    limits: Limits | None = None,
+    predictions: Mapping[Layout, Prediction] | None = None,
+    retry: frozenset[Status] = frozenset(),
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    worker: tuple[str, ...] = WORKER,
+) -> list[Measurement]:
+    """Measure every layout that the store does not hold yet; return all their rows in order.
+
+    A trial is claimed, run, and stored in one transaction with the end of its claim, so that
+    after a kill -9 at any moment every trial is either stored or open. Trials whose stored
+    status is in `retry` are run once more. Raises TrimaranError for an invalid layout before
+    anything runs.
+    """
+    trials = [prepare_trial(recipe, cluster, layout, data_dir=data_dir, work_dir=work_dir) for layout in layouts]
+    predicted = {trial.key: (predictions or {}).get(layout) for trial, layout in zip(trials, layouts, strict=True)}
+    limits = limits or Limits(timeout_s=recipe.sweep.timeout_s, memory_gib=_memory_limit_gib(cluster))
+    sweep = _Sweep(
+        trials,
+        store=store,
+        launcher=launcher or launcher_named("local"),
+        limits=limits,
+        on_progress=on_progress,
+        worker=worker,
+    )
+    return sweep.run(predicted, retry)
+
+
+def _memory_limit_gib(cluster: Cluster) -> float | None:
+    """What the ranks of one node may hold together, where the cluster says; GPUs watch their own."""
+    return cluster.host_mem_gib or None
+
+
+class _Sweep:
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        *,
+        store: Store,
+        launcher: Launcher,
+        limits: Limits,
+        on_progress: Callable[[Progress], None],
+        worker: tuple[str, ...],
+    ) -> None:
+        self._trials = {trial.key: trial for trial in trials}  # a layout stated twice is one trial
+        self._order = [trial.key for trial in trials]
+        self._store, self._launcher, self._limits = store, launcher, limits
+        self._on_progress, self._worker = on_progress, worker
+        self._rows: dict[str, Measurement] = {}
+        self._walls: list[float] = []
+
+    def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
+        wanted = {key: self._attempts_wanted(key, retry) for key in self._trials}
+        open_keys = list(self._trials)
+        while open_keys:
+            taken_by_others = []
+            for key in open_keys:
+                trial = self._trials[key]
+                if self._store.attempts(key) >= wanted[key]:
+                    self._keep(trial)
+                elif self._store.claim(
+                    key, attempts_seen=wanted[key] - 1, lease_s=self._limits.timeout_s + self._limits.start_s
+                ):
+                    self._run_claimed(trial, predicted[key])
+                else:
+                    taken_by_others.append(key)
+            if taken_by_others == open_keys:
+                self._tell("waiting", self._trials[open_keys[0]])
+                time.sleep(_ASK_AGAIN_S)
+            open_keys = taken_by_others
+        return [self._rows[key] for key in self._order]
+
+    def _attempts_wanted(self, key: str, retry: frozenset[Status]) -> int:
+        stored = self._store.trial(key)
+        return self._store.attempts(key) + 1 if stored is None or stored.status in retry else 1
+
+    def _keep(self, trial: Trial) -> None:
+        row = self._store.trial(trial.key)
+        if row is None:
+            raise TrimaranError(f"store {self._store.path}: trial {trial.key} vanished while the sweep ran")
+        self._finish(trial, row, "kept")
+
+    def _run_claimed(self, trial: Trial, prediction: Prediction | None) -> None:
+        try:
+            self._tell("started", trial)
+            row = run_trial(
+                trial,
+                self._launcher,
+                self._limits,
+                on_step=lambda steps: self._tell("step", trial, steps_done=steps),
+                worker=self._worker,
+            )
+            if prediction is not None:
+                row = row.model_copy(
+                    update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}
+                )
+            self._store.add(row)
+        except BaseException:
+            # a claim that cannot be given back lapses with this process
+            with contextlib.suppress(TrimaranError):
+                self._store.release(trial.key)
+            raise
+        self._finish(trial, row, "finished")
+
+    def _finish(self, trial: Trial, row: Measurement, happening: Happening) -> None:
+        self._rows[trial.key] = row
+        if row.wall_s is not None:
+            self._walls.append(row.wall_s)
+        self._tell(happening, trial, steps_done=len(row.step_times_s), row=row)
+
+    def _tell(self, happening: Happening, trial: Trial, steps_done: int = 0, row: Measurement | None = None) -> None:
+        remaining = len(self._trials) - len(self._rows)
+        self._on_progress(
+            Progress(
+                happening=happening,
+                layout=trial.layout,
+                done=len(self._rows),
+                total=len(self._trials),
+                steps_done=steps_done,
+                steps=trial.job.steps,
+                measurement=row,
+                remaining_s=statistics.mean(self._walls) * remaining if self._walls else None,
+            )
+        )

@@ -1,0 +1,217 @@
+"""One trial: a layout run once, for real, and the row that comes of it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trimaran.bench.evidence import collect
+from trimaran.bench.launcher import Launch, Launcher
+from trimaran.bench.limits import Limits
+from trimaran.bench.machine import code_version, libraries, machine, telling_environment
+from trimaran.bench.result import WorkerResult, median_and_spread, read_result
+from trimaran.bench.verdict import Verdict, verdict
+from trimaran.bench.watch import Ending, watch
+from trimaran.cluster import Cluster
+from trimaran.files import write_atomically
+from trimaran.flops import default_formula, tflops_per_device
+from trimaran.layout import Layout, check_layout, resolve_split
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe, TrainJob
+from trimaran.store import trial_key
+
+# -P: a file in the current folder must not stand in for a module of the trainer's
+WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "trimaran.train.worker")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout of a recipe on a cluster, ready to run. `variant` is added to the ranks' environment."""
+
+    key: str
+    recipe: Recipe
+    cluster: Cluster
+    job: TrainJob
+    variant: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, its stage split resolved where there is more than one stage."""
+        return self.job.layout
+
+
+def prepare_trial(
+    recipe: Recipe,
+    cluster: Cluster,
+    layout: Layout,
+    *,
+    data_dir: Path,
+    work_dir: Path,
+    variant: Mapping[str, str] | None = None,
+) -> Trial:
+    """The trial of one layout. Raises TrimaranError where the layout breaks a rule."""
+    check_layout(layout, recipe.workload, cluster, recipe.stack)
+    split = resolve_split(layout, recipe.workload, recipe.stack)
+    if len(split) > 1:
+        layout = layout.model_copy(update={"stage_split": split})
+    variant = dict(variant or {})
+    key = trial_key(
+        recipe.workload,
+        layout,
+        recipe.stack,
+        cluster,
+        stage_split=split,
+        steps=recipe.sweep.steps,
+        variant=_variant_text(variant, recipe),
+    )
+    job = TrainJob(
+        workload=recipe.workload,
+        layout=layout,
+        stage_split=split,
+        train=recipe.train,
+        data_dir=str(data_dir.resolve()),
+        out_dir=str(work_dir.resolve() / f"{layout.label()[:80]}-{key[:8]}"),
+        steps=recipe.sweep.steps,
+        device="cuda" if cluster.device.kind == "gpu" else "cpu",
+        threads_per_rank=max(1, cluster.device.cores),
+        peak_tflops=cluster.device.peak(layout.precision),
+    )
+    return Trial(key=key, recipe=recipe, cluster=cluster, job=job, variant=variant)
+
+
+def run_trial(
+    trial: Trial,
+    launcher: Launcher,
+    limits: Limits,
+    *,
+    on_step: Callable[[int], None] = lambda step: None,
+    worker: tuple[str, ...] = WORKER,
+) -> Measurement:
+    """Run the trial's ranks to whatever end and return the row; failures are rows too.
+
+    `worker` is the command of a rank, to which the job file's name is added. Raises TrimaranError
+    where nothing could be started (no room for its files, no such interpreter).
+    """
+    out_dir = Path(trial.job.out_dir)
+    _fresh_folder(out_dir)
+    job_file = out_dir / "job.json"
+    write_atomically(job_file, trial.job.model_dump_json(indent=1))
+    launch = Launch(
+        command=(*worker, str(job_file)),
+        ranks=trial.layout.devices,
+        out_dir=out_dir,
+        threads_per_rank=trial.job.threads_per_rank,
+        environment=trial.variant,
+    )
+    started = time.monotonic()
+    ending = watch(launcher.start(launch), launch, limits, on_step)
+    wall_s = time.monotonic() - started
+    judged = verdict(ending, launch)
+    result: WorkerResult | str = judged.sentence
+    if judged.status == "ok":
+        result = read_result(out_dir, trial.job.steps)
+        if isinstance(result, str):
+            judged = Verdict("fail", result)
+    return _row(trial, judged, ending, result, wall_s)
+
+
+def _row(trial: Trial, judged: Verdict, ending: Ending, result: WorkerResult | str, wall_s: float) -> Measurement:
+    return Measurement.model_validate(
+        {**_stated(trial), **_measured(trial, result), **_circumstances(trial)}
+        | {
+            "status": judged.status,
+            "evidence": None
+            if judged.status == "ok"
+            else collect(judged.sentence, Path(trial.job.out_dir), ending.exit_codes, ending.silence_s),
+            "wall_s": wall_s,
+        }
+    )
+
+
+def _stated(trial: Trial) -> dict[str, object]:
+    """The columns that were known before the run."""
+    layout, cluster, workload = trial.layout, trial.cluster, trial.recipe.workload
+    model, per_node = workload.model, min(layout.devices, cluster.devices_per_node)
+    return {
+        "cluster": cluster.name or None,
+        "stack": trial.recipe.stack.name or None,
+        "hardware": cluster.device.name or None,
+        "nodes": -(-layout.devices // cluster.devices_per_node),
+        "devices_per_node": per_node,
+        "devices": layout.devices,
+        **model.model_dump(include={"layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab"}),
+        "seq_len": workload.seq_len,
+        "gbs": workload.global_batch,
+        "optimizer": workload.optimizer,
+        **layout.model_dump(
+            include={"dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "recompute", "precision", "schedule"}
+        ),
+        "flops_formula": default_formula(layout),
+        "variant": _variant_text(trial.variant, trial.recipe) or None,
+        "trial_key": trial.key,
+        "layout_label": layout.label(),
+        "recipe": trial.recipe.name,
+        "seed": trial.recipe.train.seed,
+    }
+
+
+def _measured(trial: Trial, result: WorkerResult | str) -> dict[str, object]:
+    """The columns that a finished run fills."""
+    if isinstance(result, str):
+        return {}
+    workload, layout = trial.recipe.workload, trial.layout
+    seconds, spread = median_and_spread(result.sec_per_it, trial.recipe.sweep.warmup_steps)
+    losses = result.finite_losses
+    diverged = len(losses) < len(result.losses)
+    return {
+        "sec_per_it": seconds,
+        "sec_per_it_spread": spread,
+        "tflops": tflops_per_device(workload, layout.tp, layout.devices, seconds, default_formula(layout)),
+        "tokens_per_s_per_gpu": workload.tokens_per_step / seconds / layout.devices,
+        "mem_gib": max(result.mem_gib_per_rank),
+        "mem_gib_per_rank": result.mem_gib_per_rank,
+        "step_times_s": result.sec_per_it,
+        "losses": losses,
+        "notes": f"the loss is not finite from step {len(losses) + 1} on" if diverged else None,
+    }
+
+
+def _circumstances(trial: Trial) -> dict[str, object]:
+    """Where, when and with what the run was made."""
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "source": "trimaran bench",
+        "system": f"Trimaran {code_version()}",
+        "date": now.strftime("%Y-%m-%d"),
+        "comparable_group": f"{trial.recipe.name} {now:%Y-%m-%d}",
+        "code_version": code_version(),
+        "machine": machine(),
+        "libraries": libraries(),
+        "environment": telling_environment({**os.environ, **trial.variant}),
+        "created_at": now.isoformat(timespec="seconds"),
+    }
+
+
+def _variant_text(variant: Mapping[str, str], recipe: Recipe) -> str:
+    """The variant column: `NAME=value` joined by `;`, with what the recipe switches on."""
+    stated = {**variant, **({"compile": "1"} if recipe.train.compile else {})}
+    return ";".join(f"{name}={value}" for name, value in sorted(stated.items()))
+
+
+def _fresh_folder(out_dir: Path) -> None:
+    """An empty folder in place of what an interrupted run of the same trial may have left."""
+    try:
+        if out_dir.is_symlink():
+            out_dir.unlink()
+        elif out_dir.exists():
+            shutil.rmtree(out_dir)
+        out_dir.mkdir(parents=True)
+    except OSError as error:
+        raise TrimaranError(f"trial folder {out_dir} cannot be made: {error.strerror or error}") from None

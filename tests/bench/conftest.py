@@ -1,0 +1,58 @@
+"""A small recipe, a small cluster, and a worker that misbehaves on request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trimaran.bench import Limits, launcher_named, prepare_trial, run_trial
+from trimaran.cluster import Cluster, Device, Link
+from trimaran.layout import parse_layout
+from trimaran.measurement import Measurement
+from trimaran.model import Model
+from trimaran.recipe import Recipe, SweepSettings
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+FAKE = Path(__file__).with_name("fake_worker.py")
+LIMITS = Limits(timeout_s=30, start_s=10, hang_s=0.5, peers_s=0.3)
+
+
+def fake_worker(behaviour: str) -> tuple[str, ...]:
+    return (sys.executable, str(FAKE), behaviour)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    link = Link(bandwidth_gbps=10, latency_us=10)
+    device = Device(
+        name="a core", kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4, mem_bandwidth_gb_s=10, cores=1
+    )  # fmt: skip
+    return Cluster(name="here", device=device, nodes=1, devices_per_node=4, intra=link, inter=link, cores_per_node=2)
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    model = Model(layers=4, hidden=64, heads=4, vocab=256, max_positions=64)
+    stack = Stack(name="trimaran", framework="trimaran", uneven_stages=True, head_weighted_stages=True)
+    workload = Workload(model=model, seq_len=32, global_batch=8)
+    return Recipe(name="tiny", workload=workload, stack=stack, sweep=SweepSettings(steps=6, warmup_steps=2))
+
+
+@pytest.fixture
+def run_fake(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> Callable[..., Measurement]:
+    """Run one trial of the fake worker: run_fake("hang", "dp2,mbs1", hang_s=1)."""
+
+    def run(behaviour: str, layout: str = "dp2,mbs1", **limits: float) -> Measurement:
+        trial = prepare_trial(recipe, cluster, parse_layout(layout), data_dir=tmp_path, work_dir=tmp_path / "runs")
+        return run_trial(
+            trial,
+            launcher_named("local"),
+            Limits(**{**vars(LIMITS), **limits}),
+            worker=fake_worker(behaviour),
+        )
+
+    return run

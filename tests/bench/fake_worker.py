@@ -1,0 +1,95 @@
+"""A rank that misbehaves on request: `fake_worker.py BEHAVIOUR JOB.json`. Needs no torch, so tests start fast."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+faulthandler.register(signal.SIGUSR1)
+behaviour, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+out_dir, steps = Path(job["out_dir"]), job["steps"]
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+last = rank == world - 1
+
+
+def beat() -> None:
+    (out_dir / f"heartbeat.{rank}").touch()
+    if rank == 0:
+        with (out_dir / "log.jsonl").open("a") as log:
+            log.write("{}\n")
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(1)
+
+
+def misbehave() -> None:
+    """What happens after the second step."""
+    if behaviour == "oom" and last:
+        (out_dir / f"error.{rank}.json").write_text('{"kind": "oom"}')
+        print("DefaultCPUAllocator: can't allocate memory", file=sys.stderr)
+        sys.exit(41)
+    if behaviour == "bad_alloc" and last:
+        print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+        os.abort()
+    if behaviour == "segfault" and last:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if behaviour == "fail" and last:
+        raise ValueError("the data has run out")
+    if behaviour == "hang" and last:
+        sleep_for_ever()
+    if behaviour == "eat":
+        hoard = bytearray(400 << 20)
+        hoard[::4096] = b"x" * len(hoard[::4096])
+        sleep_for_ever()
+    if behaviour == "flood":
+        while True:
+            sys.stdout.buffer.write(os.urandom(1 << 20))
+    if behaviour == "slow":
+        for _ in range(1000):
+            time.sleep(0.05)
+            beat()
+    if behaviour in ("oom", "bad_alloc", "segfault", "fail", "hang"):
+        sleep_for_ever()  # in a collective that the last rank never joins
+
+
+if behaviour == "exit-2":
+    print("data_dir: holds no tokens: run trimaran.train.data first", file=sys.stderr)
+    sys.exit(2)
+if behaviour == "silent":
+    sleep_for_ever()
+if behaviour == "leave-children":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left-by-a-fake-rank"])
+
+for step in range(steps):
+    time.sleep(float(os.environ.get("FAKE_STEP_S", "0.02")))
+    beat()
+    if step == 1:
+        misbehave()
+
+result = {
+    "status": "ok",
+    "steps": steps,
+    "sec_per_it": [9.0, 8.0, *(1.0 + 0.1 * n for n in range(steps - 2))],
+    "losses": [5.0 - n for n in range(steps)],
+    "mem_gib_per_rank": [1.0 + n for n in range(world)],
+    "startup_s": {"import": 0.1},
+    "ranks_saw": {name: os.environ.get(name) for name in ("MASTER_PORT", "OMP_NUM_THREADS", "A_VARIANT")},
+}
+if behaviour == "diverge":
+    result["losses"] = [5.0, 4.0, float("nan"), *([1.0] * (steps - 3))]
+text = json.dumps(result)
+text = {"cut": text[: len(text) // 2], "garbage": "\x00\x1b[2Jnonsense", "deep": "[" * 100_000}.get(behaviour, text)
+if behaviour == "few-steps":
+    text = json.dumps({**result, "sec_per_it": [1.0]})
+if behaviour == "minus":
+    text = json.dumps({**result, "sec_per_it": [-1.0] * steps})
+if rank == 0 and behaviour != "no-result":
+    (out_dir / "result.json").write_text(text)

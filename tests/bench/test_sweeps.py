@@ -1,0 +1,223 @@
+"""Claims about sweeps: one row per trial, whatever happens to the sweep."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import LIMITS, fake_worker
+from test_trials import processes_that_name
+
+from trimaran.bench import Progress, run_sweep
+from trimaran.bench.sweep import Prediction
+from trimaran.cluster import Cluster
+from trimaran.layout import parse_layout
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe
+from trimaran.store import Store
+
+LAYOUTS = ["dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1", "pp2,mbs1", "dp2,pp2,mbs1"]
+
+SWEEP = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from conftest import LIMITS, fake_worker
+from trimaran.bench import run_sweep
+from trimaran.cluster import Cluster
+from trimaran.layout import parse_layout
+from trimaran.recipe import Recipe
+from trimaran.store import Store
+
+folder = Path(sys.argv[2])
+rows = run_sweep(
+    Recipe.model_validate_json((folder / "recipe.json").read_text()),
+    Cluster.model_validate_json((folder / "cluster.json").read_text()),
+    [parse_layout(text) for text in json.loads(sys.argv[3])],
+    Store(folder / "store.sqlite"),
+    data_dir=folder, work_dir=folder / "runs", limits=LIMITS, worker=fake_worker(sys.argv[4]),
+    on_progress=lambda p: print(p.happening, p.layout, flush=True),
+)
+print("rows", len(rows), *(row.status for row in rows))
+"""
+
+
+@pytest.fixture
+def folder(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> Path:
+    (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
+    (tmp_path / "cluster.json").write_text(cluster.model_dump_json())
+    return tmp_path
+
+
+def start_sweep(folder: Path, behaviour: str = "ok", layouts: list[str] = LAYOUTS) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SWEEP, str(Path(__file__).parent), str(folder), json.dumps(layouts), behaviour]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def stored(folder: Path) -> list[Measurement]:
+    with Store(folder / "store.sqlite") as store:
+        return store.measurements(every_attempt=True)
+
+
+def assert_no_process_is_left(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while processes_that_name(str(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_that_name(str(folder)) == []
+
+
+def test_a_sweep_killed_by_signal_9_goes_on_and_repeats_and_loses_nothing(folder: Path) -> None:
+    finished = 0
+    for kills in range(4):
+        sweep = start_sweep(folder)
+        assert sweep.stdout is not None
+        said: list[str] = []
+        while f"finished {kills}" != f"finished {sum(line.startswith('finished') for line in said)}":
+            said.append(sweep.stdout.readline())
+        said.append(sweep.stdout.readline())  # the next one has begun
+        time.sleep(0.05 * kills)
+        sweep.kill()
+        rest, _ = sweep.communicate()
+        told = sum(line.startswith("finished") for line in [*said, *rest.splitlines()])
+        assert sum(line.startswith("kept") for line in said) == min(finished, len(said))
+        finished = len(stored(folder))
+        assert told <= finished
+        assert_no_process_is_left(folder)
+    out, _ = start_sweep(folder).communicate(timeout=60)
+    assert out.splitlines()[-1] == "rows 6 " + " ".join(["ok"] * 6)
+    rows = stored(folder)
+    assert len(rows) == len({row.trial_key for row in rows}) == len(LAYOUTS)
+
+
+def test_ctrl_c_leaves_finished_rows_no_claim_and_no_process(folder: Path) -> None:
+    sweep = start_sweep(folder, "slow")
+    assert sweep.stdout is not None
+    while not sweep.stdout.readline().startswith("step"):
+        pass
+    sweep.send_signal(signal.SIGINT)
+    sweep.communicate(timeout=20)
+    assert_no_process_is_left(folder)
+    assert stored(folder) == []
+    with sqlite3.connect(folder / "store.sqlite") as connection:
+        assert connection.execute("SELECT COUNT(*) FROM claim").fetchone() == (0,)
+
+
+def test_two_sweeps_at_once_share_the_trials(folder: Path) -> None:
+    first, second = start_sweep(folder), start_sweep(folder)
+    outputs = [sweep.communicate(timeout=60)[0].splitlines() for sweep in (first, second)]
+    assert [lines[-1].split()[:2] for lines in outputs] == [["rows", "6"], ["rows", "6"]]
+    rows = stored(folder)
+    assert len(rows) == len({row.trial_key for row in rows}) == len(LAYOUTS)
+    run = [sum(line.startswith("finished") for line in lines) for lines in outputs]
+    assert sum(run) == len(LAYOUTS)
+
+
+def sweep_here(
+    folder: Path, recipe: Recipe, cluster: Cluster, layouts: list[str], behaviour: str, **options: object
+) -> tuple[list[Measurement], list[Progress]]:
+    told: list[Progress] = []
+    with Store(folder / "store.sqlite") as store:
+        rows = run_sweep(
+            recipe, cluster, [parse_layout(text) for text in layouts], store,
+            data_dir=folder, work_dir=folder / "runs", limits=LIMITS, worker=fake_worker(behaviour),
+            on_progress=told.append, **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+    return rows, told
+
+
+def test_each_row_is_stored_before_the_next_trial_begins(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    seen: list[int] = []
+
+    def look(progress: Progress) -> None:
+        if progress.happening == "started":
+            seen.append(len(stored(folder)))
+
+    with Store(folder / "store.sqlite") as store:
+        run_sweep(
+            recipe, cluster, [parse_layout(text) for text in LAYOUTS[:3]], store,
+            data_dir=folder, work_dir=folder / "runs", limits=LIMITS, worker=fake_worker("ok"), on_progress=look,
+        )  # fmt: skip
+    assert seen == [0, 1, 2]
+
+
+def test_progress_says_what_is_done_and_what_remains(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    _, told = sweep_here(folder, recipe, cluster, LAYOUTS[:2], "ok")
+    assert [p.done for p in told if p.happening in ("started", "finished")] == [0, 1, 1, 2]
+    assert {p.total for p in told} == {2}
+    assert max(p.steps_done for p in told) == told[0].steps == 6
+    assert told[0].remaining_s is None
+    assert told[-1].remaining_s == 0
+
+
+def test_failures_are_kept_and_run_again_only_on_request(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    layouts = ["dp1,mbs1", "dp2,mbs1"]
+    assert [row.status for row in sweep_here(folder, recipe, cluster, layouts, "fail")[0]] == ["fail", "fail"]
+    rows, told = sweep_here(folder, recipe, cluster, layouts, "ok")
+    assert [row.status for row in rows] == ["fail", "fail"]
+    assert [p.happening for p in told] == ["kept", "kept"]
+    rows, _ = sweep_here(folder, recipe, cluster, layouts, "ok", retry=frozenset({"fail"}))
+    assert [row.status for row in rows] == ["ok", "ok"]
+    assert len(stored(folder)) == 4
+    rows, told = sweep_here(folder, recipe, cluster, layouts, "ok", retry=frozenset({"fail"}))
+    assert [p.happening for p in told] == ["kept", "kept"]
+
+
+def test_a_layout_stated_twice_is_run_once(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    rows, told = sweep_here(folder, recipe, cluster, ["dp2,mbs1", "dp1,mbs1", "dp2,tp1,mbs1"], "ok")
+    assert [row.dp for row in rows] == [2, 1, 2]
+    assert told[-1].total == 2
+
+
+def test_what_the_plan_said_is_kept_beside_what_was_measured(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    predictions = {parse_layout("dp1,mbs1"): Prediction(sec_per_it=1.5, mem_gib=0.5)}
+    rows, _ = sweep_here(folder, recipe, cluster, ["dp1,mbs1", "dp2,mbs1"], "ok", predictions=predictions)
+    assert [row.predicted_sec_per_it for row in rows] == [1.5, None]
+    assert rows[0].predicted_mem_gib == 0.5
+
+
+def test_an_invalid_layout_is_refused_before_anything_runs(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    with pytest.raises(TrimaranError, match="micro-batch 3"):
+        sweep_here(folder, recipe, cluster, ["dp1,mbs1", "dp1,mbs3"], "ok")
+    assert stored(folder) == []
+
+
+def test_a_store_that_fills_the_disk_ends_the_sweep_in_one_line(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    disk = folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with Store(disk / "store.sqlite") as store:
+            sweep = [parse_layout("dp1,mbs1"), parse_layout("dp1,mbs2")]
+            options = {"data_dir": folder, "work_dir": folder / "runs", "limits": LIMITS}
+            done = run_sweep(recipe, cluster, sweep[:1], store, worker=fake_worker("ok"), **options)
+            with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="space"):
+                while True:
+                    filler.write(b"x" * 4096)
+            with pytest.raises(TrimaranError, match="free space and run again") as error:
+                for _ in range(100):  # the log that the store wrote before has a little room left
+                    store.add(done[0].model_copy(update={"trial_key": None, "evidence": "x" * 4000}))
+            assert "\n" not in str(error.value)
+            (disk / "filler").unlink()
+            rows = run_sweep(recipe, cluster, sweep, store, worker=fake_worker("ok"), **options)
+            assert [row.status for row in rows] == ["ok", "ok"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_sweep_may_run_beside_other_threads(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    rows: list[Measurement] = []
+    thread = threading.Thread(
+        target=lambda: rows.extend(sweep_here(folder, recipe, cluster, LAYOUTS[:2], "ok")[0])
+    )  # fmt: skip
+    thread.start()
+    thread.join(30)
+    assert [row.status for row in rows] == ["ok", "ok"]

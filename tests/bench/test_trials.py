@@ -1,0 +1,229 @@
+"""Claims about single trials: every end gets its true status, its evidence, and leaves no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LIMITS, fake_worker
+
+from trimaran.bench import launcher_named, prepare_trial, run_trial
+from trimaran.bench.port import HeldPort
+from trimaran.bench.result import median_and_spread
+from trimaran.cluster import Cluster
+from trimaran.layout import parse_layout
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe
+
+Run = Callable[..., Measurement]
+
+
+def processes_that_name(text: str) -> list[str]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in command and file.parent.name != str(os.getpid()):
+            found.append(command)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left(tmp_path: Path) -> None:
+    yield
+    assert processes_that_name(str(tmp_path)) == []
+    assert processes_that_name("left-by-a-fake-rank") == []
+
+
+def test_a_healthy_trial_is_a_row_with_the_median_after_warm_up(run_fake: Run) -> None:
+    row = run_fake("ok", "dp1,tp2,pp2,mbs2")
+    assert row.status == "ok"
+    assert row.evidence is None
+    assert row.sec_per_it == pytest.approx(1.15)  # of 1.0 1.1 1.2 1.3
+    assert row.sec_per_it_spread == pytest.approx(0.15)
+    assert len(row.step_times_s) == len(row.losses) == 6
+    assert (row.mem_gib, row.mem_gib_per_rank) == (4.0, (1.0, 2.0, 3.0, 4.0))
+    assert (row.dp, row.tp, row.pp, row.mbs, row.devices, row.schedule) == (1, 2, 2, 2, 4, "1f1b")
+    assert row.tokens_per_s_per_gpu == pytest.approx(8 * 32 / 1.15 / 4)
+    assert row.tflops is not None
+    assert row.flops_formula == "megatron_eq3_k3"
+    assert row.layout_label is not None
+    assert "split" in row.layout_label
+    assert row.libraries["python"]
+    assert row.machine
+    assert row.code_version
+    assert row.created_at
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "says"),
+    [
+        ("oom", "oom", "rank 1 ran out of memory: DefaultCPUAllocator: can't allocate memory"),
+        ("bad_alloc", "oom", "rank 1 ran out of memory"),
+        ("segfault", "crash", "rank 1 was killed by SIGSEGV"),
+        ("fail", "fail", "rank 1 left with status 1: ValueError: the data has run out"),
+        ("exit-2", "fail", "refused: data_dir: holds no tokens: run trimaran.train.data first"),
+        ("no-result", "fail", "result.json cannot be read"),
+        ("cut", "fail", "result.json is garbage"),
+        ("garbage", "fail", "result.json is garbage"),
+        ("deep", "fail", "result.json is garbage"),
+        ("few-steps", "fail", "holds 1 step times, but 6 steps were asked for"),
+        ("minus", "fail", "not positive"),
+    ],
+)
+def test_every_end_has_its_status_and_its_reason(run_fake: Run, behaviour: str, status: str, says: str) -> None:
+    row = run_fake(behaviour)
+    assert (row.status, row.sec_per_it) == (status, None)
+    assert row.evidence is not None
+    assert says in row.evidence.splitlines()[0]
+    assert "\x1b" not in row.evidence
+
+
+def test_a_hang_is_noticed_by_silence_and_leaves_the_stacks_of_all_ranks(run_fake: Run) -> None:
+    started = time.monotonic()
+    row = run_fake("hang")
+    assert row.status == "hang"
+    assert row.evidence is not None
+    assert re.match(r"rank \d gave no sign for [\d.]+ s after step 2; 0\.5 s are allowed", row.evidence)
+    assert row.evidence.count("in sleep_for_ever") == 2
+    assert time.monotonic() - started < LIMITS.timeout_s
+
+
+def test_a_trial_that_never_reaches_its_first_step_hangs_too(run_fake: Run) -> None:
+    row = run_fake("silent", start_s=1.0)
+    assert row.status == "hang"
+    assert "before its first step" in (row.evidence or "")
+
+
+def test_slow_steps_are_no_hang_as_long_as_they_are_regular(run_fake: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEP_S", "0.4")
+    assert run_fake("ok", hang_s=0.1).status == "ok"
+
+
+def test_a_trial_that_goes_on_for_too_long_is_timed_out(run_fake: Run) -> None:
+    row = run_fake("slow", timeout_s=1.5)
+    assert row.status == "timeout"
+    assert "1.5 s, the trial's time limit" in (row.evidence or "")
+
+
+def test_a_trial_over_its_memory_limit_is_out_of_memory(run_fake: Run) -> None:
+    row = run_fake("eat", "dp1,mbs1", memory_gib=0.25, hang_s=10)
+    assert row.status == "oom"
+    assert "the trial's limit is 0.25 GiB" in (row.evidence or "")
+
+
+def test_a_trial_that_floods_its_log_is_stopped(run_fake: Run) -> None:
+    row = run_fake("flood", "dp1,mbs1", log_mib=8, hang_s=10)
+    assert row.status == "fail"
+    assert "of output, 8 are allowed" in (row.evidence or "")
+    assert len(row.evidence or "") < 100_000
+
+
+def test_children_of_ranks_do_not_outlive_the_trial(run_fake: Run) -> None:
+    assert run_fake("leave-children").status == "ok"  # the fixture looks for what is left
+
+
+def test_a_diverged_loss_is_kept_up_to_where_it_ends(run_fake: Run) -> None:
+    row = run_fake("diverge")
+    assert (row.status, row.losses) == ("ok", (5.0, 4.0))
+    assert row.notes == "the loss is not finite from step 3 on"
+
+
+def test_a_variant_reaches_the_ranks_and_the_row(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
+    variant = {"A_VARIANT": "a; rm -rf $HOME", "OMP_NUM_THREADS": "3"}
+    layout = parse_layout("dp1,mbs1")
+    trial = prepare_trial(recipe, cluster, layout, data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant)
+    row = run_trial(trial, launcher_named("local"), LIMITS, worker=fake_worker("ok"))
+    saw = json.loads((Path(trial.job.out_dir) / "result.json").read_text())["ranks_saw"]
+    assert (saw["A_VARIANT"], saw["OMP_NUM_THREADS"]) == ("a; rm -rf $HOME", "3")
+    assert row.variants["OMP_NUM_THREADS"] == "3"
+    plain = prepare_trial(recipe, cluster, layout, data_dir=tmp_path, work_dir=tmp_path)
+    assert plain.key != trial.key
+
+
+def test_what_an_interrupted_run_left_is_not_mistaken_for_a_result(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path, run_fake: Run
+) -> None:
+    assert run_fake("ok").status == "ok"
+    assert run_fake("no-result").status == "fail"
+    trial = prepare_trial(recipe, cluster, parse_layout("dp2,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    subprocess.run(["rm", "-r", trial.job.out_dir], check=True)
+    Path(trial.job.out_dir).symlink_to(elsewhere)
+    assert run_fake("ok").status == "ok"
+    assert [file.name for file in elsewhere.iterdir()] == ["precious"]
+
+
+def test_ranks_die_with_a_launcher_that_is_killed(recipe: Recipe, tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from conftest import fake_worker\n"
+        "from pathlib import Path; from trimaran.bench.launcher import *\n"
+        "out = Path(sys.argv[2]); (out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
+        "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 3, out)\n"
+        "ranks = launcher_named('local').start(launch)\n"
+        "print('started', flush=True); input()\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "started\n"
+    deadline = time.monotonic() + 20
+    while len(processes_that_name("fake_worker.py silent")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.communicate()
+    while processes_that_name(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_held_port_is_given_to_nobody_else_and_still_serves_its_trial() -> None:
+    with HeldPort() as held:
+        others = []
+        for _ in range(300):
+            other = socket.socket()
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", 0))
+            others.append(other)
+        assert held.number not in {other.getsockname()[1] for other in others}
+        for other in others:
+            other.close()
+        rank_0 = socket.socket()
+        rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rank_0.bind(("127.0.0.1", held.number))
+        rank_0.listen()
+        rank_0.close()
+
+
+def test_the_median_ignores_warm_up_and_stragglers() -> None:
+    assert median_and_spread((50.0, 9.0, 1.0, 1.1, 1.2, 7.0, 1.0), 2) == (pytest.approx(1.1), pytest.approx(0.2))
+    assert median_and_spread((3.0, 2.0), 2) == (2.0, 0.0)
+
+
+def test_what_cannot_run_is_refused_before_a_process_starts(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(TrimaranError, match="3"):
+        prepare_trial(recipe, cluster, parse_layout("tp3"), data_dir=tmp_path, work_dir=tmp_path)
+    blocked = tmp_path / "file"
+    blocked.touch()
+    trial = prepare_trial(recipe, cluster, parse_layout("dp1"), data_dir=tmp_path, work_dir=blocked)
+    with pytest.raises(TrimaranError, match="cannot be made"):
+        run_trial(trial, launcher_named("local"), LIMITS, worker=fake_worker("ok"))
+    trial = prepare_trial(recipe, cluster, parse_layout("dp1"), data_dir=tmp_path, work_dir=tmp_path)
+    assert run_trial(trial, launcher_named("local"), LIMITS, worker=("/no/such/python",)).status == "fail"
+    with pytest.raises(TrimaranError, match="choose one of local"):
+        launcher_named("carrier-pigeon")
