@@ -31,6 +31,34 @@ class CollectiveTime(Noun):
     time_us: float = Field(gt=0)
 
 
+class AttentionTime(Noun):
+    """One measured causal attention over `batch_heads` (batch x heads) sequences, in microseconds.
+
+    The fused kernel that PyTorch chooses; `backward_us` is the backward alone.
+    """
+
+    precision: Literal["fp32", "fp16", "bf16"]
+    batch_heads: int = Field(gt=0)
+    seq_len: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    forward_us: float = Field(gt=0)
+    backward_us: float = Field(gt=0)
+
+
+class Contention(Noun):
+    """How much longer a slot takes when `ranks` slots of its node work at once than when it works alone.
+
+    1 means that the slots do not feel each other. Slots that outnumber the cores are in it too:
+    two cores that four ranks share show about 2. `matmul` is for matrix products, `memory` for
+    passes over large tensors, `overhead` for small operators.
+    """
+
+    ranks: int = Field(gt=1)
+    matmul: float = Field(gt=0)
+    memory: float = Field(gt=0)
+    overhead: float = Field(gt=0)
+
+
 class Device(Noun):
     """One rank's worth of hardware: a GPU, or a slot of a CPU node with its cores.
 
@@ -91,6 +119,8 @@ class Cluster(Noun):
     source: str = Field(default="", description="where the figures come from")
     matmul: tuple[MatmulRate, ...] = Field(default=(), description="measured by probe")
     collectives: tuple[CollectiveTime, ...] = Field(default=(), description="measured by probe")
+    attention: tuple[AttentionTime, ...] = Field(default=(), description="measured by probe")
+    contention: tuple[Contention, ...] = Field(default=(), description="measured by probe; empty: see oversubscription")
 
     @property
     def devices(self) -> int:
