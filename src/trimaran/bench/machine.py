@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import trimaran
+from trimaran.host import memory_gib, processor_name, usable_cores
 
 _LIBRARIES = ("torch", "numpy", "pydantic")
 # Variables that change how fast or how large a rank is.
@@ -20,13 +20,8 @@ _TELLING_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "GLOO_", "TORCH",
 @functools.cache
 def machine() -> str:
     """Processor, cores, memory and kernel in one line."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {usable_cores()} cores, {memory:.1f} GiB, {platform.system()} {platform.release()}"
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    system = f"{platform.system()} {platform.release()}"
+    return f"{processor_name()}, {usable_cores()} cores, {memory_gib():.1f} GiB, {system}"
 
 
 @functools.cache
@@ -58,12 +53,3 @@ def code_version() -> str:
     except (OSError, subprocess.SubprocessError):
         return trimaran.__version__
     return f"{trimaran.__version__} ({commit})"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, "") or platform.processor() or platform.machine()
