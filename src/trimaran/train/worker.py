@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from trimaran.layout import first_error
 from trimaran.noun import TrimaranError
 from trimaran.recipe import TrainJob
+from trimaran.train.sampler import Sampler
 from trimaran.train.supported import check_supported
+from trimaran.train.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch
-
-    from trimaran.train.sampler import Sampler
 
 EXIT_USER_ERROR = 2
 EXIT_OUT_OF_MEMORY = 41
@@ -85,6 +85,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def train(job: TrainJob, rank: int, world_size: int) -> None:
     """Train `job` as rank `rank`; rank 0 writes the log and the result."""
+    layout, out_dir = job.layout, Path(job.out_dir)
+    if layout.devices != world_size:
+        raise TrimaranError(
+            f"layout {layout} needs {layout.devices} ranks, but WORLD_SIZE is {world_size}: start {layout.devices}"
+        )
+    sampler = open_data(job)
     phases = Phases()
     with phases.time("import_torch"):
         import torch
@@ -95,12 +101,6 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
         from trimaran.train.memory import memory_record, resident_gib
         from trimaran.train.mesh import GroupFactory, build_mesh
 
-    layout, out_dir = job.layout, Path(job.out_dir)
-    if layout.devices != world_size:
-        raise TrimaranError(
-            f"layout {layout} needs {layout.devices} ranks, but WORLD_SIZE is {world_size}: start {layout.devices}"
-        )
-    sampler = open_data(job)
     device = choose_device(job)
     with phases.time("connect"):
         if world_size > 1:
@@ -153,9 +153,6 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
 
 def open_data(job: TrainJob) -> Sampler:
     """The job's token files in the job's order. Raises TrimaranError where they do not fit the model."""
-    from trimaran.train.sampler import Sampler
-    from trimaran.train.tokens import Tokens
-
     tokens, vocab = Tokens(Path(job.data_dir)), job.workload.model.vocab
     if tokens.index.vocab > vocab:
         raise TrimaranError(

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pool import Pool
+
+from trimaran.layout import parse_layout, resolve_split
+from trimaran.model import Model
+from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
+from trimaran.stack import Stack
+from trimaran.train.data import prepare
+from trimaran.workload import Workload
+
+STACK = Stack(name="trimaran", uneven_stages=True, head_weighted_stages=True)
+
+# 24 heads and 24 sequences a step divide by every degree up to 8 but 5 and 7; 9 layers by few.
+SMALL = Model(layers=9, hidden=48, heads=24, vocab=300, max_positions=16)
+
+JobMaker = Callable[..., TrainJob]
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real text as bytes: the source of the trainer itself."""
+    source = Path(__file__).parents[2] / "src" / "trimaran"
+    data = DataSettings(paths=(str(source),))
+    return prepare(DataJob(data=data, vocab=300, cache_dir=str(tmp_path_factory.mktemp("cache"))))
+
+
+@pytest.fixture(scope="session")
+def make_job(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> JobMaker:
+    def make(
+        layout: str, *, model: Model = SMALL, global_batch: int = 24, steps: int = 20, **train: object
+    ) -> TrainJob:
+        workload = Workload(model=model, seq_len=16, global_batch=global_batch)
+        parsed = parse_layout(layout)
+        return TrainJob(
+            workload=workload,
+            layout=parsed,
+            stage_split=resolve_split(parsed, workload, STACK),
+            train=TrainSettings.model_validate({"steps": steps, **train}),
+            data_dir=str(data_dir),
+            out_dir=str(tmp_path_factory.mktemp("out")),
+            steps=steps,
+        )
+
+    return make

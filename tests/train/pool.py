@@ -1,0 +1,133 @@
+"""Ranks that stay alive and train one layout after another: starting eight costs seconds, a layout little."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trimaran.recipe import TrainJob
+
+RANKS = 8
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank saw: losses of all steps, and the first step's gradient norms, squared, by weight."""
+
+    dp: int
+    tp: int
+    losses: list[float]
+    grad_norms: list[float]
+    squared_grads: dict[str, float]
+    sharded: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one layout showed, put together from its ranks."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    grad_norm_of: dict[str, float]
+
+
+def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
+    import torch
+
+    from trimaran.train.loop import Trainer
+    from trimaran.train.mesh import build_mesh
+    from trimaran.train.sampler import Sampler
+    from trimaran.train.tokens import Tokens
+
+    mesh = build_mesh(job.layout, rank, range(job.layout.devices), factory)
+    if mesh is None:
+        return None
+    sampler = Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed)
+    trainer = Trainer(job, mesh, sampler, torch.device("cpu"))
+    trainer.forward_backward()
+    squared = {n: p.weight.main_grad.double().square().sum().item() for n, p in trainer.flat.places.items()}
+    sharded = {n: p.spec.shard_dim is not None for n, p in trainer.flat.places.items()}
+    trainer.flat.grads.zero_()
+    steps = [trainer.step() for _ in range(job.steps)]
+    return RankResult(
+        dp=mesh.dp.index,
+        tp=mesh.tp.index,
+        losses=[step.loss for step in steps],
+        grad_norms=[step.grad_norm for step in steps],
+        squared_grads=squared,
+        sharded=sharded,
+    )
+
+
+def _serve(rank: int, port: int, pipe: Connection) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(RANKS),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+    )
+    import torch
+    import torch.distributed as dist
+
+    from trimaran.train.mesh import GroupFactory
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    factory = GroupFactory()
+    while (job := pipe.recv()) is not None:
+        pipe.send(_run_job(job, factory, rank))
+    dist.destroy_process_group()
+
+
+class Pool:
+    """Eight ranks; a layout of fewer takes the first ones."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self._pipes = []
+        self._processes = []
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, job: TrainJob) -> Run:
+        """Train the job on its ranks."""
+        for pipe in self._pipes:
+            pipe.send(job)
+        answers = [pipe.recv() for pipe in self._pipes]
+        ranks = [answer for answer in answers if answer is not None]
+        assert len(ranks) == job.layout.devices
+        for other in ranks[1:]:
+            assert other.losses == ranks[0].losses
+        squared: dict[str, float] = {}
+        for r in ranks:
+            if r.dp:
+                continue
+            for name, value in r.squared_grads.items():
+                if r.sharded[name]:
+                    squared[name] = squared.get(name, 0.0) + value
+                elif r.tp == 0:
+                    squared[name] = value
+        return Run(ranks[0].losses, ranks[0].grad_norms, {name: value**0.5 for name, value in squared.items()})
+
+    def close(self) -> None:
+        """End all ranks."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()

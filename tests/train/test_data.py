@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trimaran.noun import TrimaranError
+from trimaran.recipe import DataJob, DataSettings
+from trimaran.train import data as data_module
+from trimaran.train.data import main, prepare
+from trimaran.train.tokens import Tokens, read_index
+
+POEM = "the owl and the pussycat went to sea\nin a beautiful pea-green boat ü\n"
+
+
+def make_job(tmp_path: Path, vocab: int = 300, **data: object) -> DataJob:
+    return DataJob(data=DataSettings.model_validate(data), vocab=vocab, cache_dir=str(tmp_path / "cache"))
+
+
+def test_bytes_come_back_as_they_were_with_an_end_after_each_document(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(POEM)
+    folder = prepare(make_job(tmp_path, paths=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]))
+    tokens = Tokens(folder)
+    expected = [*POEM.encode(), 256]
+    assert tokens.read(0, len(tokens)).tolist() == expected * 2
+    assert (tokens.index.documents, tokens.index.text_bytes) == (2, 2 * len(POEM.encode()))
+
+
+def test_the_same_text_is_tokenised_once_and_changed_text_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text(POEM)
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")])
+    first = prepare(job)
+    with monkeypatch.context() as patched:
+        patched.setattr(data_module, "_write", lambda *_: pytest.fail("tokenised twice"))
+        assert prepare(job) == first
+    (tmp_path / "a.txt").write_text(POEM.upper())
+    assert prepare(job) != first
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_bpe_learns_from_records_and_gives_the_text_back(tmp_path: Path, kind: str) -> None:
+    texts = [f"{i} {POEM}" for i in range(200)]
+    if kind == "jsonl":
+        (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "text.parquet")
+    job = make_job(tmp_path, vocab=320, paths=[str(tmp_path / f"text.{kind}")], tokenizer="bpe", text_field="body")
+    folder = prepare(job)
+    tokens = Tokens(folder)
+    assert tokens.index.vocab <= 320
+    assert len(tokens) < sum(map(len, texts)) / 2
+
+    from tokenizers import Tokenizer
+
+    bpe = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokens.read(0, len(tokens)).tolist()
+    assert bpe.decode(ids[: ids.index(tokens.index.end_of_document)]) == texts[0]
+    again = job.model_copy(update={"data": job.data.model_copy(update={"tokenizer": str(folder / "tokenizer.json")})})
+    assert Tokens(prepare(again)).read(0, len(tokens)).tolist() == ids
+
+
+def test_reading_crosses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{i:03d}"}) for i in range(9)))
+    monkeypatch.setattr(data_module, "FILE_TOKENS", 10)
+    tokens = Tokens(prepare(make_job(tmp_path, paths=[str(tmp_path / "text.jsonl")])))
+    assert len(tokens.index.files) == 5
+    text = bytes(t for t in tokens.read(2, 30).tolist() if t < 256).decode()
+    assert text == "000001002003004005006007008"[2 : 2 + len(text)]
+    assert len(text) == 22
+
+
+def test_max_mib_stops_reading(tmp_path: Path) -> None:
+    for i in range(8):
+        (tmp_path / f"{i}.txt").write_text("x" * 100_000)
+    folder = prepare(make_job(tmp_path, paths=[str(tmp_path)], max_mib=0.2))
+    assert read_index(folder).documents == 3
+
+
+def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text(POEM)
+    (tmp_path / "text" / "b.bin").write_bytes(b"\xff\xfe\x00\x80" * 10)
+    assert read_index(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")]))).documents == 1
+    with pytest.raises(TrimaranError, match=r"b\.bin is not UTF-8 text"):
+        prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.bin")]))
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "message"),
+    [
+        ({}, {"paths": ["nowhere"]}, "nowhere does not exist"),
+        ({"a.txt": ""}, {"paths": ["a.txt"]}, "hold no text"),
+        ({"a.txt": POEM}, {"paths": ["a.txt"], "tokenizer": "a.txt"}, "neither 'bytes', 'bpe' nor"),
+        ({"a.jsonl": '{"text": "x"}\n{"txt": 1}'}, {"paths": ["a.jsonl"]}, "line 2 is not a JSON object with"),
+        ({"a.parquet": "no"}, {"paths": ["a.parquet"]}, "is not a Parquet file"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_mistakes_are_told_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    files: dict[str, str],
+    settings: dict[str, object],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "job.json").write_text(make_job(tmp_path, **settings).model_dump_json())
+    assert main(["job.json"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list((tmp_path / "cache").glob("*/index.json"))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ("bpe", "a BPE needs a vocabulary of 257 at least, model.vocab is 200"),
+        ("bytes", "257 tokens, model.vocab is 200"),
+    ],
+)
+def test_a_vocabulary_too_small_is_refused_with_both_numbers(tmp_path: Path, tokenizer: str, message: str) -> None:
+    (tmp_path / "a.txt").write_text(POEM)
+    with pytest.raises(TrimaranError, match=message):
+        prepare(make_job(tmp_path, vocab=200, paths=[str(tmp_path / "a.txt")], tokenizer=tokenizer))

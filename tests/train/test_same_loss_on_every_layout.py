@@ -1,0 +1,109 @@
+"""The claim that users care about most: a layout changes the speed of training, never its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from conftest import SMALL
+from pool import Pool, Run
+
+from trimaran.recipe import TrainJob
+
+ONE_PROCESS = "dp1,mbs24"
+
+LAYOUTS = (
+    # one axis alone
+    "dp2,mbs3",
+    "dp3,mbs8",
+    "dp8,mbs3",
+    "tp2,mbs12",
+    "tp3,mbs8",
+    "tp8,mbs24",
+    "pp2,mbs6",
+    "pp3,mbs4",
+    "pp8,mbs3",
+    # fewer micro-batches than stages; every micro-batch at once; one layer on the first stage
+    "pp4,mbs12",
+    "pp4,mbs2,gpipe",
+    "pp3,mbs6,split1-6-2",
+    # two axes
+    "dp2,tp2,mbs12",
+    "dp2,tp3,mbs4",
+    "dp2,pp2,mbs4",
+    "dp3,pp2,mbs8,gpipe",
+    "tp2,pp2,mbs6",
+    "tp4,pp2,mbs12,gpipe",
+    "tp2,pp4,mbs4,split3-1-4-1",
+    # all three, recomputing all layers, every second, and on other neighbours
+    "dp2,tp2,pp2,mbs6",
+    "dp2,tp2,pp2,mbs4,recompute-full",
+    "dp2,tp2,pp2,mbs6,gpipe,recompute-full2",
+    "dp2,tp2,pp2,mbs6,place-pp-dp-tp",
+    "dp1,mbs8,recompute-full",
+)
+
+Train = Callable[..., Run]
+
+
+@dataclass
+class Reference:
+    """Results of one process, each model's made once."""
+
+    pool: Pool
+    make_job: Callable[..., TrainJob]
+    runs: dict[str, Run]
+
+    def run(self, **model: object) -> Run:
+        key = repr(model)
+        if key not in self.runs:
+            job = self.make_job(ONE_PROCESS, model=SMALL.model_copy(update=model))
+            self.runs[key] = self.pool.run(job)
+        return self.runs[key]
+
+
+@pytest.fixture(scope="module")
+def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
+    return Reference(pool, make_job, {})
+
+
+def assert_same(run: Run, expected: Run) -> None:
+    assert run.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert run.grad_norms == pytest.approx(expected.grad_norms, rel=1e-3)
+    for name, norm in expected.grad_norm_of.items():
+        assert run.grad_norm_of[name] == pytest.approx(norm, rel=1e-5), name
+    assert set(run.grad_norm_of) - set(expected.grad_norm_of) <= {"head.weight"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp32_agrees_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout)), reference.run())
+
+
+@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6", "tp3,pp2,mbs4,gpipe"])
+@pytest.mark.parametrize("model", [{"tied_embedding": False}, {"bias": False}, {"kv_heads": 12}], ids=str)
+def test_other_models_agree_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str, model: dict[str, object]
+) -> None:
+    job = make_job(layout, model=SMALL.model_copy(update=model))
+    assert_same(pool.run(job), reference.run(**model))
+
+
+def test_training_learns(reference: Reference) -> None:
+    losses = reference.run().losses
+    assert losses[0] == pytest.approx(5.7, abs=0.15)  # ln 300: it knows nothing yet
+    assert losses[-1] < losses[0] - 0.7
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_pure"])
+def test_16_bit_stays_within_its_own_rounding(pool: Pool, make_job: Callable[..., TrainJob], precision: str) -> None:
+    """Layouts differ by no more than a few times what one process does under another micro-batch."""
+    expected = pool.run(make_job(f"{ONE_PROCESS},{precision}")).losses
+    regrouped = pool.run(make_job(f"mbs4,{precision}")).losses
+    spread = max(abs(a - b) / a for a, b in zip(expected, regrouped, strict=True))
+    for layout in ("dp2,tp2,pp2,mbs6", "tp4,pp2,mbs12,recompute-full"):
+        run = pool.run(make_job(f"{layout},{precision}"))
+        assert run.losses == pytest.approx(expected, rel=3 * max(spread, 2e-4))

@@ -1,0 +1,128 @@
+"""The rank program, run as it is run for real: as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import SMALL
+
+from trimaran.recipe import TrainJob
+
+BLOOM_FIELDS = (
+    "iteration",
+    "consumed samples",
+    "consumed tokens",
+    "elapsed time per iteration (s)",
+    "learning rate",
+    "global batch size",
+    "lm loss",
+    "loss scale",
+    "grad norm",
+    "num zeros",
+    "number of skipped iterations",
+    "number of nan iterations",
+    "samples per second",
+    "TFLOPs",
+)
+
+
+def run_ranks(
+    job: TrainJob, world_size: int, address_space_bytes: int | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    path = Path(job.out_dir) / "job.json"
+    path.write_text(job.model_dump_json())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def limit() -> None:
+        if address_space_bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes, address_space_bytes))
+
+    processes = []
+    for rank in range(world_size):
+        env = dict(
+            os.environ,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            GLOO_SOCKET_IFNAME="lo",
+            OMP_NUM_THREADS="1",
+        )
+        command = [sys.executable, "-m", "trimaran.train.worker", str(path)]
+        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=limit)  # noqa: PLW1509
+        processes.append(process)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, stderr=error)
+        for process, error in zip(processes, errors, strict=True)
+    ]
+
+
+def test_two_ranks_leave_a_log_a_result_and_signs_of_life(make_job: Callable[..., TrainJob]) -> None:
+    job = make_job("dp2,mbs12", steps=3).model_copy(update={"peak_tflops": 0.1})
+    assert [r.returncode for r in run_ranks(job, 2)] == [0, 0]
+    out = Path(job.out_dir)
+
+    lines = (out / "log.txt").read_text().splitlines()
+    assert len(lines) == 3
+    fields = [re.match(r" ?([^:/]+?)(:| +\d+/)", part).group(1) for part in lines[1].split("|")[:-1]]  # type: ignore[union-attr]
+    assert tuple(fields[: len(BLOOM_FIELDS)]) == BLOOM_FIELDS
+    assert fields[len(BLOOM_FIELDS) :] == ["tokens per second", "MFU", "peak memory (GiB)"]
+
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [record["iteration"] for record in records] == [1, 2, 3]
+    assert records[2]["consumed_samples"] == 72
+    assert records[2]["consumed_tokens"] == 72 * 16
+    assert 0 < records[2]["mfu"] < 1
+
+    result = json.loads((out / "result.json").read_text())
+    assert result["status"] == "ok"
+    assert result["losses"] == [record["lm_loss"] for record in records]
+    assert len(result["sec_per_it"]) == result["steps"] == 3
+    assert result["parameters"] == SMALL.parameters
+    for rank in range(2):
+        assert (out / f"heartbeat.{rank}").exists()
+        memory = json.loads((out / f"memory.{rank}.json").read_text())
+        assert result["mem_gib_per_rank"][rank] == pytest.approx(memory["peak"])
+        assert memory["peak"] > memory["baseline"] > 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size", "changes", "message"),
+    [
+        ("dp2,mbs12", 1, {}, "needs 2 ranks, but WORLD_SIZE is 1"),
+        ("dp1,mbs24", 1, {"data_dir": "/nowhere"}, "prepare it first"),
+        ("dp1,mbs24,fp16", 1, {}, "precision fp16 is asked for"),
+        ("dp1,mbs24", 1, {"device": "cuda"}, "device cuda is asked for"),
+        ("dp1,mbs7", 1, {}, "global batch 24 is not a multiple of DP 1 x micro-batch 7 = 7"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_mistakes_are_told_in_one_line_and_leave_with_status_2(
+    make_job: Callable[..., TrainJob], layout: str, world_size: int, changes: dict[str, object], message: str
+) -> None:
+    (run,) = run_ranks(make_job(layout).model_copy(update=changes), world_size)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def test_out_of_memory_has_its_own_status_and_leaves_a_note(make_job: Callable[..., TrainJob]) -> None:
+    model = SMALL.model_copy(update={"ffn_hidden": 48 * 1_000_000})
+    job = make_job("dp1,mbs24", model=model)
+    (run,) = run_ranks(job, 1, address_space_bytes=12 << 30)
+    assert run.returncode == 41, run.stderr
+    assert json.loads((Path(job.out_dir) / "error.0.json").read_text())["kind"] == "oom"
+    assert not (Path(job.out_dir) / "result.json").exists()
