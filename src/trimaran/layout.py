@@ -226,9 +226,14 @@ def resolve_split(layout: Layout, workload: Workload, stack: Stack) -> tuple[int
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of validity. `broken` returns the sentence for the user, or None."""
+    """One rule of validity. `broken` returns the sentence for the user, or None.
+
+    `reads` names the layout fields that decide it, and no others (`dp*mbs`: only their product does):
+    a search asks a rule once for each distinct combination of them.
+    """
 
     name: str
+    reads: tuple[str, ...]
     broken: Callable[[Layout, Workload, Cluster, Stack], str | None]
 
 
@@ -418,20 +423,20 @@ def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("devices", _devices),
-    Rule("global_batch", _global_batch),
-    Rule("ramp_up", _ramp_up),
-    Rule("heads", _heads),
-    Rule("kv_heads", _kv_heads),
-    Rule("ffn_hidden", _ffn),
-    Rule("hidden", _hidden),
-    Rule("stages", _stages),
-    Rule("schedule", _schedule),
-    Rule("micro_batches", _micro_batches),
-    Rule("zero_stage", _zero),
-    Rule("stack", _capability),
-    Rule("sequence_parallel", _sequence_parallel),
-    Rule("precision", _precision),
+    Rule("devices", ("dp*tp*pp",), _devices),
+    Rule("global_batch", ("dp*mbs",), _global_batch),
+    Rule("ramp_up", ("dp*mbs",), _ramp_up),
+    Rule("heads", ("tp",), _heads),
+    Rule("kv_heads", ("tp",), _kv_heads),
+    Rule("ffn_hidden", ("tp",), _ffn),
+    Rule("hidden", ("tp",), _hidden),
+    Rule("stages", ("pp", "vpp", "stage_split"), _stages),
+    Rule("schedule", ("pp", "vpp", "schedule"), _schedule),
+    Rule("micro_batches", ("dp*mbs", "pp", "schedule"), _micro_batches),
+    Rule("zero_stage", ("zero_stage", "dp_kind"), _zero),
+    Rule("stack", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
+    Rule("sequence_parallel", ("tp", "sequence_parallel"), _sequence_parallel),
+    Rule("precision", ("precision",), _precision),
 )
 
 
