@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trimaran import __version__
-from trimaran.cli import bench, predict, probe, report, train
+from trimaran.cli import bench, plan, predict, probe, report, train
 
 app = typer.Typer(
     name="trimaran",
@@ -18,6 +18,7 @@ app = typer.Typer(
     help="Finds the fastest way to train a given transformer on a given cluster, proves it, and trains with it.",
 )
 app.command()(probe.probe)
+app.command()(plan.plan)
 app.command()(predict.predict)
 app.command()(bench.bench)
 app.command()(train.train)

@@ -1,1 +1,1 @@
-
+"""Plan: every valid layout ranked by the cost model, and why the others fall out."""

@@ -1,0 +1,99 @@
+"""The command line's verbs as functions, with the same words: nouns, catalogue names or file paths.
+
+    from trimaran.api import plan, predict
+
+    found = plan("bloom-176b", "jean-zay-a100-80gb", gbs=2048, devices=384)
+    print(found.best.layout, found.best.sec_per_it)
+
+`trimaran.plan(...)` and `trimaran.predict(...)` are the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
+
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration, load_calibration, prior
+from trimaran.files import load_cluster, load_model, load_stack
+from trimaran.layout import first_error
+from trimaran.model import Model
+from trimaran.noun import TrimaranError
+from trimaran.plan.noun import Plan
+from trimaran.plan.planner import plan_with
+from trimaran.plan.settings import settings_from
+from trimaran.stack import Stack
+from trimaran.workload import RampUp, Workload
+
+DEFAULT_STACK = "trimaran"
+
+
+def plan(
+    model: Model | str,
+    cluster: Cluster | str,
+    gbs: int,
+    *,
+    devices: int | None = None,
+    seq: int | None = None,
+    stack: Stack | str = DEFAULT_STACK,
+    optimizer: str = "adam",
+    tokens: float | None = None,
+    ramp_up: Sequence[int] | None = None,
+    fix: Mapping[str, object] | None = None,
+    objective: str = "time",
+    deadline_days: float | None = None,
+    budget: float | None = None,
+    top: int = 20,
+    mem_margin: float = 0.05,
+    gbs_tolerance: float = 0.0,
+    calibration: Calibration | str | None = None,
+) -> Plan:
+    """Rank every valid layout for training `model` on `cluster` with a global batch of `gbs` sequences.
+
+    `seq` defaults to the model's positions; `ramp_up` is (start, increment, samples); `fix` holds choices
+    (`{"tp": 8}`); the rest is as PlanSettings says. Raises TrimaranError.
+    """
+    settings = settings_from(
+        devices=devices, goal=objective, deadline_days=deadline_days, budget=budget, top=top,
+        fixed=dict(fix or {}), mem_margin=mem_margin, gbs_tolerance=gbs_tolerance,
+    )  # fmt: skip
+    workload = workload_of(model, gbs, seq=seq, optimizer=optimizer, tokens=tokens, ramp_up=ramp_up)
+    known_cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    known_stack = load_stack(stack) if isinstance(stack, str) else stack
+    known = calibration_of(calibration, known_cluster, known_stack)
+    return plan_with(workload, known_cluster, known_stack, settings, known)
+
+
+def workload_of(
+    model: Model | str,
+    gbs: int,
+    *,
+    seq: int | None = None,
+    optimizer: str = "adam",
+    tokens: float | None = None,
+    ramp_up: Sequence[int] | None = None,
+) -> Workload:
+    """A Workload from plain values; raises TrimaranError naming the field in one line."""
+    shape = load_model(model) if isinstance(model, str) else model
+    if ramp_up is not None and len(ramp_up) != len(RampUp.model_fields):
+        raise TrimaranError(f"ramp_up has {len(ramp_up)} numbers, needs 3: start, increment and samples")
+    fields = {
+        "model": shape,
+        "seq_len": shape.max_positions if seq is None else seq,
+        "global_batch": gbs,
+        "optimizer": optimizer,
+        "tokens": tokens,
+        "ramp_up": None if ramp_up is None else dict(zip(RampUp.model_fields, ramp_up, strict=True)),
+    }
+    try:
+        return Workload.model_validate(fields)
+    except ValidationError as error:
+        raise TrimaranError(f"workload: {first_error(error)}") from None
+
+
+def calibration_of(given: Calibration | str | None, cluster: Cluster, stack: Stack) -> Calibration | None:
+    """A calibration by file, the word `none` for the prior, or None for the shipped one."""
+    if given == "none":
+        return prior(cluster, stack)
+    return load_calibration(given) if isinstance(given, str) else given

@@ -1,0 +1,83 @@
+"""`trimaran plan`: every layout that is valid and fits, ranked, and why the others fall out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, RunsOption, StackOption
+
+
+def plan(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Recipe to plan; the options below override it.", metavar="[RECIPE.toml]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
+    cluster: ClusterOption = None,
+    gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
+    devices: Annotated[int | None, typer.Option(help="Devices to use at most. Default: all of the cluster.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Sequence length, tokens. Default: the model's positions.")] = None,
+    stack: StackOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens to train on (300e9): gives days and cost.")] = None,
+    ramp_up: Annotated[
+        str | None, typer.Option(help="Batch ramp-up START,INCREMENT,SAMPLES; every step must divide.")
+    ] = None,
+    gbs_tolerance: Annotated[float | None, typer.Option(help="Let GBS differ by this share (0.001).")] = None,
+    mem_margin: Annotated[float | None, typer.Option(help="Share of memory left free. Default 0.05.")] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="Hold a choice: tp=8, recompute=full, mbs=1,2. May be repeated.")
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="time: fastest; cost: cheapest token; devices: fewest that meet a limit.")
+    ] = "time",
+    deadline_days: Annotated[float | None, typer.Option(help="Finish --tokens within so many days.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Finish --tokens for at most so much money.")] = None,
+    top: Annotated[int, typer.Option(help="How many layouts to rank.")] = 20,
+    calibration: CalibrationOption = None,
+    runs: RunsOption = Path("runs"),
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Rank every layout that is valid and fits.
+
+    Example: trimaran plan --model bloom-176b --cluster jean-zay-a100-80gb --devices 384 --gbs 2048
+    """
+    import json
+
+    from trimaran.cli.study import study_of
+    from trimaran.plan.planner import plan_with
+    from trimaran.plan.settings import settings_from
+    from trimaran.report.planned import FIELDS, as_json, explanation, records
+    from trimaran.report.tables import render
+
+    study = study_of(
+        recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, optimizer=optimizer, tokens=tokens,
+        ramp_up=ramp_up, calibration=calibration,
+    )  # fmt: skip
+    settings = settings_from(
+        goal=objective, deadline_days=deadline_days, budget=budget, top=top, gbs_tolerance=gbs_tolerance or 0.0,
+        devices=study.devices if devices is None else devices,
+        mem_margin=study.mem_margin if mem_margin is None else mem_margin,
+        fixed=study.fixed | _fixed(fix or []),
+    )  # fmt: skip
+    found = plan_with(study.workload, study.cluster, study.stack, settings, study.calibration)
+    printed = form.value
+    if form is OutputFormat.json:
+        typer.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
+        return
+    typer.echo(render(records(found), FIELDS, printed))
+    typer.echo("\n" + explanation(found), err=form is OutputFormat.csv)
+
+
+def _fixed(words: list[str]) -> dict[str, str]:
+    from trimaran.noun import TrimaranError
+
+    fixed: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise TrimaranError(f"--fix {word!r} is not NAME=VALUE: write for example --fix tp=8")
+        fixed[name.strip().replace("-", "_")] = value.strip()
+    return fixed

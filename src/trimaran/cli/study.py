@@ -1,0 +1,106 @@
+"""What plan and export are asked about: a recipe, options, or a recipe with options over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trimaran.api import DEFAULT_STACK, calibration_of, workload_of
+from trimaran.bench.workspace import Workspace
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration
+from trimaran.files import load_cluster, load_recipe, load_stack
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+
+@dataclass(frozen=True)
+class Study:
+    """Nouns of one question, and what a recipe's sweep says of the search."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    calibration: Calibration | None
+    devices: int | None = None
+    mem_margin: float = 0.05
+    fixed: dict[str, object] = field(default_factory=dict)
+
+
+def study_of(
+    recipe: Path | None,
+    runs: Path,
+    *,
+    model: str | None,
+    cluster: str | None,
+    gbs: int | None,
+    seq: int | None = None,
+    stack: str | None = None,
+    optimizer: str | None = None,
+    tokens: float | None = None,
+    ramp_up: str | None = None,
+    calibration: str | None = None,
+) -> Study:
+    """The study that recipe and options state together; options win. Raises TrimaranError."""
+    base = None if recipe is None else load_recipe(str(recipe))
+    if base is None:
+        for name, value in (("--model", model), ("--cluster", cluster), ("--gbs", gbs)):
+            if value is None:
+                raise TrimaranError(f"{name} is missing: state it, or give a recipe file")
+    known_cluster = _cluster(base, cluster, runs)
+    known_stack = base.stack if base and stack is None else load_stack(stack or DEFAULT_STACK)
+    known_calibration = calibration_of(calibration, known_cluster, known_stack)
+    workload = _workload(base, model, gbs, seq, optimizer, tokens, ramp_up)
+    if base is None:
+        return Study(workload, known_cluster, known_stack, known_calibration)
+    sweep = base.sweep
+    return Study(
+        workload,
+        known_cluster,
+        known_stack,
+        known_calibration,
+        devices=max(sweep.devices, default=None),
+        mem_margin=sweep.mem_margin,
+        fixed=dict(sweep.fixed),
+    )
+
+
+def _cluster(base: Recipe | None, cluster: str | None, runs: Path) -> Cluster:
+    if cluster is not None or base is None:
+        return load_cluster(cluster or "")
+    return Workspace(runs / base.name).cluster(base)
+
+
+def _workload(
+    base: Recipe | None,
+    model: str | None,
+    gbs: int | None,
+    seq: int | None,
+    optimizer: str | None,
+    tokens: float | None,
+    ramp_up: str | None,
+) -> Workload:
+    stated = base.workload if base else None
+    ramp = _numbers(ramp_up) if ramp_up is not None else None
+    if ramp is None and stated and stated.ramp_up:
+        ramp = list(stated.ramp_up.model_dump().values())
+    own_seq = stated.seq_len if stated and model is None else None
+    return workload_of(
+        model or (stated.model if stated else ""),
+        gbs if gbs is not None else (stated.global_batch if stated else 0),
+        seq=seq if seq is not None else own_seq,
+        optimizer=optimizer or (stated.optimizer if stated else "adam"),
+        tokens=tokens if tokens is not None else (stated.tokens if stated else None),
+        ramp_up=ramp,
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise TrimaranError(
+            f"--ramp-up {text!r} is not START,INCREMENT,SAMPLES: write for example 32,32,6000000"
+        ) from None

@@ -1,0 +1,193 @@
+"""Candidates: every valid layout, in stages that grow only from what is valid so far.
+
+Axes first (TP; PP with its virtual stages and schedule; DP with its micro-batch; ZeRO with its
+data-parallel kind), then degrees together, then the choices that go with them. Of layouts that
+are the same run under two names only one is proposed (`spare twins` below).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimaran.cluster import Cluster
+from trimaran.cost.grid import (
+    DP_KINDS,
+    PLACEMENTS,
+    RECOMPUTES,
+    STACK_SPLIT,
+    Bools,
+    Ints,
+    LayoutGrid,
+)
+from trimaran.layout import SCHEDULES, even_split, weighted_split
+from trimaran.plan.batches import batch_of
+from trimaran.plan.sieve import Columns, Sieve, cross, distinct, join
+from trimaran.plan.space import Space
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+_NONE = SCHEDULES.index("none")
+_INTERLEAVED = SCHEDULES.index("interleaved")
+_FULLY_SHARDED = DP_KINDS.index("fully_sharded")
+_PIPE = frozenset({"pp", "vpp", "schedule"})
+_ZERO = frozenset({"zero_stage", "dp_kind"})
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Valid values of each axis alone: TP, (PP, VPP, schedule), (DP, MBS, global batch), (ZeRO, kind)."""
+
+    tp: Columns
+    pipe: Columns
+    batch: Columns
+    zero: Columns
+
+
+class Proposer:
+    """Proposes the candidates of one study and passes them through its sieve."""
+
+    def __init__(self, space: Space, sieve: Sieve, gbs_tolerance: float, devices: int) -> None:
+        self.space, self.sieve, self.gbs_tolerance, self.devices = space, sieve, gbs_tolerance, devices
+        self.workload: Workload = sieve.workload
+        self.cluster: Cluster = sieve.cluster
+        self.stack: Stack = sieve.stack
+
+    def parts(self) -> Parts:
+        """The axes, each passed through the rules that read it alone."""
+        space, sieve = self.space, self.sieve
+        zero = sieve.keep(cross(_column("zero_stage", space.zero_stage), _column("dp_kind", space.dp_kind)))
+        return Parts(sieve.keep(_column("tp", space.tp)), self._pipe(), self._batch(), zero)
+
+    def degrees(self, parts: Parts) -> Columns:
+        """All (TP, PP, DP) on at most so many devices, and no more than the cluster has."""
+        found = cross(parts.tp, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
+        return self.sieve.keep(_take(found, found["tp"] * found["pp"] * found["dp"] <= self.devices))
+
+    def with_batches(self, degrees: Columns, parts: Parts) -> Columns:
+        """Degrees with every micro-batch that their DP allows, and the global batch it makes."""
+        return join(degrees, parts.batch, "dp")
+
+    def full(self, rows: Columns, parts: Parts) -> Columns:
+        """(TP, PP, DP, MBS) rows with every other choice but the placement, valid ones, twins spared."""
+        known = frozenset(rows)
+        piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=known | _PIPE)
+        space = self.space
+        sharded = self.sieve.keep(
+            cross(
+                parts.zero,
+                _column("recompute", space.recompute),
+                _column("recompute_every", space.recompute_every),
+                _column("sequence_parallel", space.sequence_parallel),
+                _column("precision", space.precision),
+            ),
+            known=_ZERO,
+        )
+        everything = cross(piped, sharded, _column("split", space.split))
+        everything = _take(everything, ~self._twins(everything))
+        return self.sieve.keep(everything, known=frozenset(piped))
+
+    def placements(self, rows: Columns) -> Columns:
+        """Each row under every order of the axes over the nodes that differs from the others."""
+        placed = cross({"row": np.arange(len(rows["dp"]))}, _column("placement", self.space.placement))
+        row = placed.pop("row")
+        placed = {name: values[row] for name, values in rows.items()} | placed
+        return _take(placed, self._own_placement(placed))
+
+    def usual_placement(self, rows: Columns) -> Columns:
+        """Each row under the first placement that the space allows."""
+        return rows | {"placement": np.full(len(rows["dp"]), self.space.placement[0], dtype=np.int64)}
+
+    def grid(self, rows: Columns) -> LayoutGrid:
+        """The rows as a LayoutGrid; choices that they do not hold yet have Layout's defaults."""
+        columns = {name: values for name, values in rows.items() if name != "sequence_parallel"}
+        if "sequence_parallel" in rows:
+            columns["sequence_parallel"] = rows["sequence_parallel"].astype(np.bool_)
+        return LayoutGrid.build(self.workload, self.stack, **columns)
+
+    def _pipe(self) -> Columns:
+        space, layers = self.space, self.workload.model.layers
+        rows = []
+        for pp in space.pp:
+            if pp == 1:
+                # One stage has no schedule, whatever a pipeline's is fixed to.
+                rows.append((1, 1, _NONE))
+                continue
+            for schedule in space.schedule:
+                if schedule == _NONE:
+                    continue
+                usual = tuple(range(2, layers // pp + 1)) if schedule == _INTERLEAVED else (1,)
+                rows += [(pp, vpp, schedule) for vpp in space.vpp or usual]
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return self.sieve.keep({"pp": table[:, 0], "vpp": table[:, 1], "schedule": table[:, 2]})
+
+    def _batch(self) -> Columns:
+        """DP, micro-batch and the global batch that they make: the workload's, or the nearest within tolerance."""
+        # What no micro-batch of 1, or no DP of 1, can do, no larger one can: DP x MBS only grows.
+        dp = self._with_global_batch(_column("dp", self.space.dp) | {"mbs": np.ones(len(self.space.dp), np.int64)})
+        mbs = self._with_global_batch({"dp": np.ones(len(self.space.mbs), np.int64)} | _column("mbs", self.space.mbs))
+        dp, mbs = self.sieve.keep(dp), self.sieve.keep(mbs)
+        pairs = cross({"dp": dp["dp"]}, {"mbs": mbs["mbs"]})
+        return self.sieve.keep(self._with_global_batch(pairs))
+
+    def _with_global_batch(self, pairs: Columns) -> Columns:
+        if not self.gbs_tolerance:
+            return pairs | {"global_batch": np.full(len(pairs["dp"]), self.workload.global_batch, dtype=np.int64)}
+        first, inverse = distinct([pairs["dp"] * pairs["mbs"]])
+        products = pairs["dp"][first] * pairs["mbs"][first]
+        batches = np.array([batch_of(self.workload, int(n), self.gbs_tolerance) for n in products], dtype=np.int64)
+        return pairs | {"global_batch": batches[inverse]}
+
+    def _twins(self, rows: Columns) -> Bools:
+        """Rows that are the same run as another: a choice without effect, other than its first value."""
+        space = self.space
+        twin = np.zeros(len(rows["dp"]), dtype=np.bool_)
+        alone = rows["dp"] == 1
+        if "zero_stage" not in space.fixed and "dp_kind" not in space.fixed:
+            plain = (rows["zero_stage"] == space.zero_stage[0]) & (rows["dp_kind"] == space.dp_kind[0])
+            twin |= alone & ~plain
+        if len(space.split) > 1:
+            twin |= (rows["split"] != STACK_SPLIT) & self._same_split(rows)
+        if len(space.recompute_every) > 1:
+            full = rows["recompute"] == RECOMPUTES.index("full")
+            twin |= ~full & (rows["recompute_every"] != space.recompute_every[0])
+        return twin
+
+    def _same_split(self, rows: Columns) -> Bools:
+        """Where the head-weighted and the even split are one."""
+        model, seq_len = self.workload.model, self.workload.seq_len
+        first, inverse = distinct([rows["tp"], rows["pp"], rows["vpp"]])
+        same = []
+        for row in first:
+            stages = int(rows["pp"][row] * rows["vpp"][row])
+            head = model.head_in_layers(seq_len, int(rows["tp"][row]))
+            same.append(weighted_split(model.layers, stages, head) == even_split(model.layers, stages))
+        return np.array(same, dtype=np.bool_)[inverse]
+
+    def _own_placement(self, rows: Columns) -> Bools:
+        """Rows whose placement is the first that orders their axes of more than one rank so."""
+        inside = rows["dp"] * rows["tp"] * rows["pp"] <= self.cluster.devices_per_node
+        shape = sum((rows[axis] > 1) << bit for bit, axis in enumerate(("dp", "tp", "pp")))
+        own = np.zeros((8, len(PLACEMENTS)), dtype=np.bool_)
+        for code in range(8):
+            active = [axis for bit, axis in enumerate(("dp", "tp", "pp")) if code >> bit & 1]
+            seen: set[tuple[str, ...]] = set()
+            for placement in self.space.placement:
+                order = tuple(axis for axis in PLACEMENTS[placement] if axis in active)
+                own[code, placement] = order not in seen
+                seen.add(order)
+        first = rows["placement"] == self.space.placement[0]
+        return np.asarray(np.where(inside, first, own[shape, rows["placement"]]), dtype=np.bool_)
+
+
+def _column(name: str, values: tuple[int, ...]) -> Columns:
+    return {name: np.array(values, dtype=np.int64)}
+
+
+def _unique(columns: Columns, name: str) -> Columns:
+    return {name: np.unique(columns[name])}
+
+
+def _take(columns: Columns, index: Bools | Ints) -> Columns:
+    return {name: values[index] for name, values in columns.items()}

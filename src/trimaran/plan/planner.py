@@ -1,0 +1,222 @@
+"""Planner: from a workload, a cluster and a stack to a Plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.estimate import Estimate, estimate
+from trimaran.flops import days_to_train, default_formula, mfu, tflops_per_device
+from trimaran.layout import RULES, Layout
+from trimaran.noun import TrimaranError
+from trimaran.plan.bottleneck import bottleneck, memory_sentence
+from trimaran.plan.candidates import Proposer
+from trimaran.plan.noun import Entry, Plan, Refusal, Unfit
+from trimaran.plan.objective import Objective
+from trimaran.plan.search import Ranking, Search, memory_limit_gib
+from trimaran.plan.settings import PlanSettings, settings_from
+from trimaran.plan.sieve import Sieve
+from trimaran.plan.space import space_of
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+# An entry that beats the first with at least this chance cannot be told apart from it.
+RIVAL_CHANCE = 0.25
+# Errors of two layouts of one model on one cluster are half in common, so that their difference
+# errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
+# Layouts that `measure` names at most.
+TO_MEASURE = 4
+
+
+def plan(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    *,
+    calibration: Calibration | None = None,
+    **settings: object,
+) -> Plan:
+    """`plan_with`, its settings given by the names of PlanSettings' and Objective's fields."""
+    return plan_with(workload, cluster, stack, settings_from(**settings), calibration)
+
+
+def plan_with(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    settings: PlanSettings,
+    calibration: Calibration | None = None,
+) -> Plan:
+    """Rank every valid layout of the workload on the cluster under the stack.
+
+    More devices than the cluster states are taken as more nodes of the same kind, and a note says so.
+    Raises TrimaranError where no layout is valid, fits and meets the objective's limits.
+    """
+    objective, top, mem_margin = settings.objective, settings.top, settings.mem_margin
+    objective.check(workload, cluster)
+    notes: list[str] = []
+    cap = cluster.devices if settings.devices is None else settings.devices
+    if cap > cluster.devices:
+        nodes = -(-cap // cluster.devices_per_node)
+        notes.append(
+            f"cluster {cluster.name} states {cluster.nodes} nodes; devices {cap} is planned on {nodes} of the same kind"
+        )
+        cluster = cluster.model_copy(update={"nodes": nodes})
+    known = resolve_calibration(cluster, stack, calibration)
+    space = space_of(workload, cluster, stack, cap, settings.fixed)
+    proposer = Proposer(space, Sieve(workload, cluster, stack), settings.gbs_tolerance, cap)
+    search = Search(workload, cluster, stack, proposer, objective, known, mem_margin, max(top, TO_MEASURE))
+    ranking = search.search()
+    if not len(ranking.value):
+        raise TrimaranError(_nothing(ranking, search, cap))
+    entries = _entries(ranking, search, top)
+    alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
+    return Plan(
+        model=workload.model.name,
+        cluster=cluster.name,
+        stack=stack.name,
+        devices=cap,
+        objective=objective,
+        mem_margin=mem_margin,
+        calibrated_by=known.origin,
+        time_error=known.time_error,
+        entries=entries,
+        measure=_to_measure([entry.layout for entry in alike]),
+        cannot_tell_apart=len(alike),
+        evaluated=ranking.evaluated,
+        fitting=ranking.fitting,
+        refusals=_refusals(proposer.sieve, entries[0].layout),
+        nearest_unfit=_nearest_unfit(ranking, search),
+        notes=tuple(notes),
+    )
+
+
+def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
+    workload, cluster, stack = search.workload, search.cluster, search.stack
+    grid = search.proposer.grid(ranking.rows)
+    error = search.calibration.time_error
+    found = []
+    for index in range(min(top, len(ranking.value))):
+        layout = grid.layout(index, workload, stack)
+        batch = int(grid.global_batch[index])
+        own = workload if batch == workload.global_batch else workload.model_copy(update={"global_batch": batch})
+        predicted = estimate(own, cluster, stack, layout, search.calibration)
+        chance = _rival_chance(search.objective, ranking, grid.devices.tolist(), index, error)
+        found.append(_entry(index + 1, layout, own, cluster, predicted, chance, int(ranking.variants[index]), error))
+    return tuple(found)
+
+
+def _entry(
+    rank: int,
+    layout: Layout,
+    workload: Workload,
+    cluster: Cluster,
+    predicted: Estimate,
+    chance: float,
+    variants: int,
+    error: float,
+) -> Entry:
+    seconds, devices = predicted.sec_per_it, layout.devices
+    formula = default_formula(layout)
+    iterations, price = workload.iterations, cluster.price_per_device_hour
+    days = None if iterations is None else days_to_train(seconds, iterations)
+    return Entry(
+        rank=rank,
+        layout=layout,
+        devices=devices,
+        nodes=-(-devices // cluster.devices_per_node),
+        global_batch=workload.global_batch,
+        estimate=predicted,
+        sec_per_it_low=seconds * math.exp(-error),
+        sec_per_it_high=seconds * math.exp(error),
+        tokens_per_s=workload.tokens_per_step / seconds,
+        tflops=tflops_per_device(workload, layout.tp, devices, seconds, formula),
+        flops_formula=formula,
+        mfu=mfu(workload, layout.tp, devices, seconds, cluster.device.peak(layout.precision) or math.inf),
+        days=days,
+        cost=None if price is None or days is None else days * 24.0 * devices * price,
+        cost_per_million_tokens=None
+        if price is None
+        else seconds / 3600.0 * devices * price / workload.tokens_per_step * 1e6,
+        rival_chance=chance,
+        variants=variants,
+        bottleneck=bottleneck(layout, workload, cluster, predicted),
+    )
+
+
+def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int], index: int, error: float) -> float:
+    """Chance that an entry is better than the first, both being wrong by `error` (1 sigma of the log)."""
+    if index == 0:
+        return 1.0
+    if objective.goal == "devices":
+        if devices[index] != devices[0]:
+            return 0.0
+        ratio = ranking.sec_per_it[index] / ranking.sec_per_it[0]
+    else:
+        ratio = ranking.value[index] / ranking.value[0]
+    if error <= 0:
+        return 0.5 if ratio <= 1 else 0.0
+    return 0.5 * math.erfc(math.log(ratio) / error / math.sqrt(2.0))
+
+
+def _to_measure(alike: Sequence[Layout]) -> tuple[Layout, ...]:
+    """A few of the layouts that cannot be told apart, such that each differs from the others in what matters."""
+    chosen: dict[tuple[object, ...], Layout] = {}
+    for layout in alike:
+        chosen.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs, layout.recompute), layout)
+    return tuple(chosen.values())[:TO_MEASURE]
+
+
+def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
+    """Each rule that refused something, with the refused combination nearest to the winner as the example."""
+    refused = sieve.refused()
+    found = []
+    for rule in RULES:
+        members = refused.get(rule.name)
+        if not members:
+            continue
+        nearest = min(members, key=lambda fields: _distance(fields, best))
+        fields = tuple(name for term in rule.reads if term != "stage_split" for name in term.split("*"))
+        sentence = sieve.sentence(rule, nearest) or ""
+        found.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
+    return tuple(found)
+
+
+def _distance(fields: dict[str, int], best: Layout) -> float:
+    """How far refused fields are from a layout's, in powers of two; words do not count."""
+    degrees = ("dp", "tp", "pp", "vpp", "mbs")
+    return sum(abs(math.log2(fields[name] / getattr(best, name))) for name in degrees if name in fields)
+
+
+def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
+    row = ranking.nearest_unfit()
+    if row is None:
+        return None
+    grid = search.proposer.grid(row)
+    layout = grid.layout(0, search.workload, search.stack)
+    predicted = estimate(search.workload, search.cluster, search.stack, layout, search.calibration)
+    limit = float(memory_limit_gib(search.cluster, np.array([layout.devices]), search.mem_margin)[0])
+    return Unfit(layout=layout, estimate=predicted, sentence=memory_sentence(predicted, limit, search.mem_margin))
+
+
+def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
+    """Why no layout is left: limits, memory or rules, whichever came nearest."""
+    if ranking.unmet:
+        return (
+            f"no layout on {devices} devices meets the deadline or budget, though some fit: "
+            f"allow more devices, time or money"
+        )
+    unfit = _nearest_unfit(ranking, search)
+    if unfit is not None:
+        return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}"
+    refused = search.proposer.sieve.refused()
+    names = [rule for rule in RULES if rule.name in refused]
+    if not names:
+        return f"no layout on {devices} devices is left: fix fewer choices"
+    # The last rule asked is the one that nothing passed.
+    last = names[-1]
+    return f"no layout is valid; for example, {search.proposer.sieve.sentence(last, refused[last.name][-1])}"

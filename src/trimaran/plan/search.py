@@ -1,0 +1,241 @@
+"""Search: every valid layout, ranked; best first, with bounds, so that a million need not be evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration
+from trimaran.cost.estimate import Estimates, estimate_many
+from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.layout import SCHEDULES
+from trimaran.plan.candidates import Parts, Proposer
+from trimaran.plan.objective import Objective
+from trimaran.plan.sieve import Columns, distinct
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+# (TP, PP, DP, MBS) rows that are expanded into full layouts at once.
+BLOCK = 2048
+# The bound on a layout's time leaves out all that choices can change; this much more is left for what
+# the slowest stage's share of the layers can change.
+BOUND_SLACK = 0.95
+# Layouts kept of each block that do not fit: the best may yet become better than some of them.
+KEPT_UNFIT = 64
+# What makes two layouts different in a ranking: all but placement and stage split.
+DISTINCT = (
+    "dp", "tp", "pp", "vpp", "mbs", "global_batch", "zero_stage", "dp_kind", "sequence_parallel", "recompute",
+    "recompute_every", "precision", "schedule",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unfitting:
+    """A layout (a grid of one) that is over the memory limit by the factor `excess`."""
+
+    row: Columns
+    value: float
+    excess: float
+
+
+@dataclass
+class Ranking:
+    """The best distinct layouts found so far, best first, and what was met on the way."""
+
+    rows: Columns = field(default_factory=dict)
+    value: Floats = field(default_factory=lambda: np.empty(0))
+    sec_per_it: Floats = field(default_factory=lambda: np.empty(0))
+    mem_gib: Floats = field(default_factory=lambda: np.empty(0))
+    variants: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    evaluated: int = 0
+    fitting: int = 0
+    unmet: int = 0
+    unfit: list[Unfitting] = field(default_factory=list)
+
+    def nearest_unfit(self) -> Columns | None:
+        """The layout that comes nearest to fitting, of those that would beat the best if there are any."""
+        best = self.value[0] if len(self.value) else np.inf
+        nearest = min(self.unfit, key=lambda found: (found.value >= best, found.excess), default=None)
+        return None if nearest is None else nearest.row
+
+
+@dataclass(frozen=True)
+class Search:
+    """One study's search. `search()` gives the `top` best distinct layouts."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    proposer: Proposer
+    objective: Objective
+    calibration: Calibration
+    mem_margin: float
+    top: int
+
+    def search(self) -> Ranking:
+        """Best-first search over (TP, PP, DP, MBS), each expanded into all that goes with it."""
+        ranking = Ranking()
+        parts = self.proposer.parts()
+        rows, bound = self._promising(parts, ranking)
+        order = np.argsort(bound, kind="stable")
+        for start in range(0, len(order), BLOCK):
+            block = order[start : start + BLOCK]
+            block = block[bound[block] <= self._threshold(ranking)]
+            if not len(block):
+                break
+            self._expand(_take(rows, block), parts, ranking)
+        return ranking
+
+    def _promising(self, parts: Parts, ranking: Ranking) -> tuple[Columns, Floats]:
+        """(TP, PP, DP, MBS) rows that can fit and meet the objective's limits, each with a bound on its value."""
+        proposer = self.proposer
+        degrees = proposer.degrees(parts)
+        if not _count(degrees):
+            return degrees, np.empty(0)
+        smallest = _smallest_batch(parts.batch)
+        least = degrees | {name: smallest[name][np.searchsorted(smallest["dp"], degrees["dp"])] for name in smallest}
+        fits, _ = self._lean(least, parts, ranking)
+        rows = proposer.with_batches(_take(degrees, fits), parts)
+        if not _count(rows):
+            return rows, np.empty(0)
+        fits, seconds = self._lean(rows, parts, ranking)
+        devices = rows["dp"] * rows["tp"] * rows["pp"]
+        batch = rows["global_batch"]
+        bound = self.objective.value(seconds * BOUND_SLACK, devices, batch)
+        met = self.objective.meets(seconds * BOUND_SLACK, devices, batch, self.workload, self.cluster)
+        ranking.unmet += int(np.count_nonzero(fits & ~met))
+        promising = fits & met
+        return _take(rows, promising), bound[promising]
+
+    def _lean(self, rows: Columns, parts: Parts, ranking: Ranking) -> tuple[Bools, Floats]:
+        """Whether each row fits in its leanest form, and seconds of compute alone in its fastest one.
+
+        The leanest has the highest ZeRO stage, most recomputation and sequence parallelism; the fastest
+        recomputes least, waits for nothing and has its layers spread best. Neither need be a valid layout.
+        """
+        common = self._leanest(rows, parts)
+        most, least = max(self.proposer.space.recompute), min(self.proposer.space.recompute)
+        lean = self._estimate(common | {"recompute": np.full(_count(rows), most)})
+        fast = lean if most == least else self._estimate(common | {"recompute": np.full(_count(rows), least)})
+        fits = lean.mem_gib <= self._limit(rows)
+        self._note_unfit(common | {"recompute": np.full(_count(rows), most)}, lean, ~fits, ranking)
+        return fits, np.asarray(fast.forward + fast.backward + fast.head)
+
+    def _leanest(self, rows: Columns, parts: Parts) -> Columns:
+        space, count = self.proposer.space, _count(rows)
+        lean_zero = int(np.argmax(parts.zero["zero_stage"]))
+        columns = dict(rows)
+        for name in ("zero_stage", "dp_kind"):
+            columns[name] = np.full(count, parts.zero[name][lean_zero])
+        splits = ("tp",) if max(space.sequence_parallel) else ()
+        divides = np.all([self.workload.seq_len % rows[name] == 0 for name in splits], axis=0) & (rows["tp"] > 1)
+        columns["sequence_parallel"] = np.where(divides, max(space.sequence_parallel), 0)
+        columns["precision"] = np.full(count, space.precision[0])
+        columns["recompute_every"] = np.full(count, min(space.recompute_every))
+        columns["split"] = np.full(count, max(space.split))
+        # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
+        order = [SCHEDULES.index(name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
+        rank = np.array([order.index(int(schedule)) for schedule in parts.pipe["schedule"]])
+        best = np.lexsort((parts.pipe["vpp"], rank, parts.pipe["pp"]))
+        pp, first = np.unique(parts.pipe["pp"][best], return_index=True)
+        chosen = best[first][np.searchsorted(pp, rows["pp"])]
+        columns |= {name: parts.pipe[name][chosen] for name in ("vpp", "schedule")}
+        return self.proposer.usual_placement(columns)
+
+    def _expand(self, rows: Columns, parts: Parts, ranking: Ranking) -> None:
+        """Evaluate all layouts of the rows under the usual placement, then the promising ones under the others."""
+        usual = self.proposer.usual_placement(self.proposer.full(rows, parts))
+        if not _count(usual):
+            return
+        found = self._estimate(usual)
+        fits = self._take_in(usual, found, ranking)
+        if len(self.proposer.space.placement) == 1:
+            return
+        quiet = found.sec_per_it - found.tp - found.pp - found.dp
+        devices = usual["dp"] * usual["tp"] * usual["pp"]
+        hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
+        placed = self.proposer.placements(_take(usual, hopeful))
+        placed = _take(placed, placed["placement"] != self.proposer.space.placement[0])
+        if _count(placed):
+            self._take_in(placed, self._estimate(placed), ranking)
+
+    def _take_in(self, rows: Columns, found: Estimates, ranking: Ranking) -> Bools:
+        """Merge evaluated layouts into the ranking; answers which of them fit."""
+        fits = found.mem_gib <= self._limit(rows)
+        devices = rows["dp"] * rows["tp"] * rows["pp"]
+        value = self.objective.value(found.sec_per_it, devices, rows["global_batch"])
+        met = self.objective.meets(found.sec_per_it, devices, rows["global_batch"], self.workload, self.cluster)
+        ranking.evaluated += len(fits)
+        ranking.fitting += int(np.count_nonzero(fits))
+        ranking.unmet += int(np.count_nonzero(fits & ~met))
+        chosen = fits & met & (value <= self._threshold(ranking))
+        if chosen.any():
+            self._merge(_take(rows, chosen), value[chosen], found, chosen, ranking)
+        self._note_unfit(rows, found, ~fits & met, ranking)
+        return fits
+
+    def _merge(self, rows: Columns, value: Floats, found: Estimates, chosen: Bools, ranking: Ranking) -> None:
+        if ranking.rows:
+            rows = {name: np.concatenate([ranking.rows[name], rows[name]]) for name in rows}
+        value = np.concatenate([ranking.value, value])
+        seconds = np.concatenate([ranking.sec_per_it, found.sec_per_it[chosen]])
+        memory = np.concatenate([ranking.mem_gib, found.mem_gib[chosen]])
+        variants = np.concatenate([ranking.variants, np.ones(int(chosen.sum()), dtype=np.int64)])
+        # Equally good layouts: the one that needs less memory first, then the plainer one.
+        order = np.lexsort((rows["split"], rows["placement"], memory, value))
+        rows = _take(rows, order)
+        first, inverse = distinct([rows[name] for name in DISTINCT])
+        counted = np.bincount(inverse, weights=variants[order]).astype(np.int64)
+        best = np.argsort(first, kind="stable")[: self.top]
+        kept = first[best]
+        ranking.rows = _take(rows, kept)
+        ranking.value, ranking.sec_per_it = value[order][kept], seconds[order][kept]
+        ranking.mem_gib, ranking.variants = memory[order][kept], counted[best]
+
+    def _note_unfit(self, rows: Columns, found: Estimates, unfit: Bools, ranking: Ranking) -> None:
+        """Remember what comes nearest to fitting, of the layouts that would beat the best so far, else of all."""
+        index = np.flatnonzero(unfit)
+        if not len(index):
+            return
+        devices = (rows["dp"] * rows["tp"] * rows["pp"])[index]
+        value = self.objective.value(found.sec_per_it[index], devices, rows["global_batch"][index])
+        slower = value >= (ranking.value[0] if len(ranking.value) else np.inf)
+        excess = found.mem_gib[index] / self._limit(_take(rows, index))
+        for nearest in np.lexsort((excess, slower))[:KEPT_UNFIT]:
+            row = _take(rows, index[nearest : nearest + 1])
+            ranking.unfit.append(Unfitting(row, float(value[nearest]), float(excess[nearest])))
+
+    def _threshold(self, ranking: Ranking) -> float:
+        """The value that a layout must not exceed to enter the ranking."""
+        return float(ranking.value[-1]) if len(ranking.value) >= self.top else np.inf
+
+    def _estimate(self, rows: Columns) -> Estimates:
+        return estimate_many(self.workload, self.cluster, self.stack, self.proposer.grid(rows), self.calibration)
+
+    def _limit(self, rows: Columns) -> Floats:
+        return memory_limit_gib(self.cluster, rows["dp"] * rows["tp"] * rows["pp"], self.mem_margin)
+
+
+def memory_limit_gib(cluster: Cluster, devices: Ints, margin: float) -> Floats:
+    """GiB that a rank may use, `margin` left free, by how many devices are used; shape of `devices`."""
+    limit = np.full(np.shape(devices), cluster.device.mem_gib)
+    if cluster.host_mem_gib:
+        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_node))
+    return np.asarray(limit * (1.0 - margin))
+
+
+def _smallest_batch(batch: Columns) -> Columns:
+    """The smallest micro-batch of each DP, in order of DP."""
+    order = np.lexsort((batch["mbs"], batch["dp"]))
+    _, first = np.unique(batch["dp"][order], return_index=True)
+    return _take(batch, order[first])
+
+
+def _count(rows: Columns) -> int:
+    return len(rows["dp"])
+
+
+def _take(columns: Columns, index: Bools | Ints) -> Columns:
+    return {name: values[index] for name, values in columns.items()}

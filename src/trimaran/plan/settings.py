@@ -1,0 +1,36 @@
+"""PlanSettings: what a search is asked, checked in one place whoever asks."""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationError
+
+from trimaran.layout import first_error
+from trimaran.noun import Noun, TrimaranError
+from trimaran.plan.objective import Objective
+
+Fixable = int | bool | str | tuple[int | str, ...]
+
+
+class PlanSettings(Noun):
+    """Objective, constraints and extent of one search.
+
+    `devices` is a cap; None stands for all of the cluster's. `fixed` holds choices of a layout at a value or a few
+    (`{"tp": 8, "recompute": "full"}`); `mem_margin` is the share of a rank's memory left free;
+    `gbs_tolerance` lets the global batch differ from the workload's by so much, relatively.
+    """
+
+    devices: int | None = Field(default=None, gt=0, le=10_000_000)
+    objective: Objective = Objective()
+    top: int = Field(default=20, gt=0, le=10_000)
+    fixed: dict[str, Fixable] = Field(default_factory=dict)
+    mem_margin: float = Field(default=0.05, ge=0, lt=1)
+    gbs_tolerance: float = Field(default=0.0, ge=0, lt=1)
+
+
+def settings_from(**given: object) -> PlanSettings:
+    """Settings from plain values, objective fields among them; raises TrimaranError in one line."""
+    objective = {name: given.pop(name) for name in Objective.model_fields if name in given}
+    try:
+        return PlanSettings.model_validate({**given, "objective": objective})
+    except ValidationError as error:
+        raise TrimaranError(f"plan: {first_error(error)}") from None

@@ -1,0 +1,163 @@
+"""A plan as tables: the ranking in the documents' columns, and everything as stable JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trimaran.flops import aggregate_pflops
+from trimaran.plan.noun import Entry, Plan
+from trimaran.report.tables import Field
+
+FIELDS = (
+    Field("rank", "#"),
+    Field("nodes", "Nodes"),
+    Field("devices", "Devices"),
+    Field("dp", "DP"),
+    Field("tp", "TP"),
+    Field("pp", "PP"),
+    Field("vpp", "VPP"),
+    Field("mbs", "MBS"),
+    Field("gbs", "GBS"),
+    Field("zero_stage", "ZeRO"),
+    Field("sp", "SP", left=True),
+    Field("recompute", "Recompute", left=True),
+    Field("precision", "Precision", left=True),
+    Field("schedule", "Schedule", left=True),
+    Field("mem_gib", "Mem", ".1f", "GiB"),
+    Field("sec_per_it", "Sec/it", ".3g"),
+    Field("between", "Between", left=True),
+    Field("tflops", "TFLOPs", ".1f"),
+    Field("mfu", "MFU", ".1%"),
+    Field("pflops", "PetaFLOPs", ".1f"),
+    Field("days", "Days", ".1f"),
+    Field("cost", "Cost", ",.0f"),
+    Field("notes", "Notes", left=True),
+)
+
+
+def records(plan: Plan) -> list[dict[str, Any]]:
+    """One record per ranked layout, for a printed table or CSV."""
+    several = any(entry.layout.vpp > 1 for entry in plan.entries)
+    return [_record(entry, entry.rank <= plan.cannot_tell_apart, several) for entry in plan.entries]
+
+
+def _record(entry: Entry, alike: bool, several: bool) -> dict[str, Any]:
+    layout = entry.layout
+    return {
+        "rank": entry.rank,
+        "nodes": entry.nodes,
+        "devices": entry.devices,
+        "dp": layout.dp,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "vpp": layout.vpp if several else None,
+        "mbs": layout.mbs,
+        "gbs": entry.global_batch,
+        "zero_stage": layout.zero_stage,
+        "sp": "yes" if layout.sequence_parallel else None,
+        "recompute": layout.recompute,
+        "precision": layout.precision,
+        "schedule": layout.schedule,
+        "mem_gib": entry.mem_gib,
+        "sec_per_it": entry.sec_per_it,
+        "between": f"{entry.sec_per_it_low:.3g} to {entry.sec_per_it_high:.3g}",
+        "tflops": entry.tflops,
+        "mfu": entry.mfu,
+        "pflops": aggregate_pflops(entry.tflops, entry.devices),
+        "days": entry.days,
+        "cost": entry.cost,
+        "notes": _notes(entry, alike),
+        "layout": str(layout),
+    }
+
+
+def _notes(entry: Entry, alike: bool) -> str:
+    """What a row has to say beyond its numbers: where it stands, and its bottleneck in two words."""
+    standing = "best" if entry.rank == 1 else "may be the best" if alike else ""
+    return ", ".join(filter(None, (standing, entry.bottleneck.split(":")[0])))
+
+
+def explanation(plan: Plan) -> str:
+    """What stands below the table: the winner, what to measure, what fell out and why."""
+    best = plan.best
+    lines = [
+        f"best: {best.layout}, predicted {best.sec_per_it:.3g} s/it ({best.sec_per_it_low:.3g} to "
+        f"{best.sec_per_it_high:.3g}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
+        f"bottleneck: {best.bottleneck}",
+    ]
+    if plan.cannot_tell_apart > 1:
+        names = "; ".join(map(str, plan.measure))
+        more = "or more " if plan.cannot_tell_apart == len(plan.entries) else ""
+        lines.append(
+            f"{plan.cannot_tell_apart} {more}layouts cannot be told apart (predictions err by {plan.time_error:.0%}); "
+            f"measure these {len(plan.measure)}: {names}"
+        )
+    if plan.nearest_unfit:
+        lines.append(f"nearest that does not fit: {plan.nearest_unfit.layout}: {plan.nearest_unfit.sentence}")
+    for refusal in plan.refusals:
+        fields = " x ".join(refusal.fields)
+        lines.append(
+            f"refused by rule {refusal.rule}: {refusal.combinations:,} values of {fields}; e.g. {refusal.example}"
+        )
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The whole plan as plain data; its keys are documented in docs/json.md and stay."""
+    return {
+        "model": plan.model,
+        "cluster": plan.cluster,
+        "stack": plan.stack,
+        "devices": plan.devices,
+        "objective": plan.objective.model_dump(),
+        "mem_margin": plan.mem_margin,
+        "calibrated_by": plan.calibrated_by,
+        "time_error": plan.time_error,
+        "evaluated": plan.evaluated,
+        "fitting": plan.fitting,
+        "cannot_tell_apart": plan.cannot_tell_apart,
+        "measure": [str(layout) for layout in plan.measure],
+        "layouts": [_entry_json(entry) for entry in plan.entries],
+        "nearest_unfit": None
+        if plan.nearest_unfit is None
+        else {
+            "layout": str(plan.nearest_unfit.layout),
+            "mem_gib": plan.nearest_unfit.estimate.mem_gib,
+            "sec_per_it": plan.nearest_unfit.estimate.sec_per_it,
+            "reason": plan.nearest_unfit.sentence,
+        },
+        "refusals": [refusal.model_dump() for refusal in plan.refusals],
+        "notes": list(plan.notes),
+    }
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    layout, found = entry.layout, entry.estimate
+    return {
+        "rank": entry.rank,
+        "layout": str(layout),
+        **layout.model_dump(mode="json", exclude={"stage_split"}),
+        "stage_split": list(found.stage_split),
+        "devices": entry.devices,
+        "nodes": entry.nodes,
+        "gbs": entry.global_batch,
+        "micro_batches": found.micro_batches,
+        "sec_per_it": found.sec_per_it,
+        "sec_per_it_low": entry.sec_per_it_low,
+        "sec_per_it_high": entry.sec_per_it_high,
+        "time_s": found.time.model_dump(),
+        "mem_gib": found.mem_gib,
+        "reported_mem_gib": found.reported_mem_gib,
+        "memory_gib": [stage.model_dump() for stage in found.memory],
+        "tokens_per_s": entry.tokens_per_s,
+        "tflops": entry.tflops,
+        "flops_formula": entry.flops_formula,
+        "mfu": entry.mfu,
+        "days": entry.days,
+        "cost": entry.cost,
+        "cost_per_million_tokens": entry.cost_per_million_tokens,
+        "rival_chance": entry.rival_chance,
+        "variants": entry.variants,
+        "bottleneck": entry.bottleneck,
+    }
