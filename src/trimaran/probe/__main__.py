@@ -1,0 +1,69 @@
+"""`python -m trimaran.probe -o cluster.toml`: the probe as a program."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from trimaran.files import dump_toml, load_model
+from trimaran.host import usable_cores
+from trimaran.noun import TrimaranError
+from trimaran.probe.measure import measure
+from trimaran.probe.settings import probe_settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and write the cluster file; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trimaran.probe", description="Measure this machine.")
+    parser.add_argument("-o", "--output", default="cluster.toml", help="cluster file to write")
+    parser.add_argument("--slots", type=_positive, help="ranks that the node offers; default one a core or GPU")
+    parser.add_argument("--model", help="catalogue name or file: measure its own shapes too")
+    parser.add_argument("--seq", type=_positive, help="sequence length for --model; default the model's")
+    parser.add_argument("--mbs", type=_positive, action="append", help="micro-batch for --model; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: under 30 s")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default cuda where there is one")
+    options = parser.parse_args(arguments)
+    try:
+        _probe(options)
+    except TrimaranError as error:
+        print(f"trimaran: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _probe(options: argparse.Namespace) -> None:
+    device: Literal["cpu", "cuda"] = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TrimaranError("--device cuda, but this PyTorch sees no CUDA device: leave --device out or use cpu")
+    most = torch.cuda.device_count() if device == "cuda" else usable_cores()
+    slots = options.slots or most
+    if device == "cuda" and slots > most:
+        raise TrimaranError(f"--slots {slots} exceeds the {most} GPUs of this machine: ask for at most {most}")
+    settings = probe_settings(
+        device=device,
+        slots=slots,
+        threads_per_rank=max(1, usable_cores() // slots),
+        model=load_model(options.model) if options.model else None,
+        seq_len=options.seq,
+        mbs=tuple(options.mbs or (1,)),
+        quick=options.quick,
+    )
+    output = Path(options.output)
+    cluster = measure(settings, name=output.stem)
+    dump_toml(cluster, output)
+    print(f"probe: wrote {output}")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""What a single rank is measured with: matrix products, attention, memory, small operators."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trimaran.cluster import AttentionTime, MatmulRate
+from trimaran.probe.settings import AttentionShape, ProbePrecision, Product
+from trimaran.probe.timing import medians
+
+DTYPES: dict[ProbePrecision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_CHAIN = 32
+
+
+class Operands:
+    """Random matrices cut out of one buffer a precision, since making them costs more than a product."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pools: dict[torch.dtype, Tensor] = {}
+
+    def matrix(self, rows: int, columns: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
+        """A (rows, columns) matrix that begins `offset` elements into the buffer."""
+        end = offset + rows * columns
+        pool = self._pools.get(dtype)
+        if pool is None or pool.numel() < end:
+            pool = self._pools[dtype] = torch.randn(2 * end, device=self._device, dtype=dtype)
+        return pool[offset:end].view(rows, columns)
+
+    def product(self, case: Product, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """One matrix product with its operands laid out as training has them.
+
+        The result goes where the one before it went: whether a fresh one costs page faults
+        hangs on what the process did before, and is no property of the product.
+        """
+        m, n, k = case.m, case.n, case.k
+        out = torch.empty(m, n, dtype=dtype, device=self._device)
+        if case.orientation == "forward":
+            left, right = self.matrix(m, k, dtype), self.matrix(n, k, dtype, offset=m * k).t()
+        elif case.orientation == "input_gradient":
+            left, right = self.matrix(m, k, dtype), self.matrix(k, n, dtype, offset=m * k)
+        else:
+            left, right = self.matrix(k, m, dtype).t(), self.matrix(k, n, dtype, offset=k * m)
+        return lambda: torch.mm(left, right, out=out)
+
+
+def matmul_rates(
+    products: Sequence[Product], precisions: Sequence[ProbePrecision], rounds: int, device: torch.device
+) -> tuple[MatmulRate, ...]:
+    """TFLOP/s of every product in every precision.
+
+    Orientations that share a shape share a row, with the time of their mean. A weight gradient
+    is given under its transposed shape too: it is the same product seen from the other side.
+    """
+    cases = [(precision, case) for precision in precisions for case in products]
+    operands = Operands(device)
+    seconds = medians(cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device)
+    by_shape: dict[tuple[ProbePrecision, int, int, int], list[float]] = defaultdict(list)
+    for (precision, case), time_s in seconds.items():
+        by_shape[precision, case.m, case.n, case.k].append(time_s)
+        if case.orientation == "weight_gradient" and case.m != case.n:
+            by_shape[precision, case.n, case.m, case.k].append(time_s)
+    return tuple(
+        MatmulRate(precision=precision, m=m, n=n, k=k, tflops=2.0 * m * n * k * len(times) / sum(times) / 1e12)
+        for (precision, m, n, k), times in by_shape.items()
+    )
+
+
+def attention_times(
+    shapes: Sequence[AttentionShape], precisions: Sequence[ProbePrecision], rounds: int, device: torch.device
+) -> tuple[AttentionTime, ...]:
+    """Causal scaled-dot-product attention, forward and backward, in the kernel that PyTorch picks."""
+
+    def prepare(case: tuple[ProbePrecision, AttentionShape, bool]) -> Callable[[], object]:
+        precision, shape, backward = case
+        size = (1, shape.batch_heads, shape.seq_len, shape.head_dim)
+        q, k, v = (torch.randn(size, device=device, dtype=DTYPES[precision], requires_grad=backward) for _ in range(3))
+
+        def forward() -> Tensor:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        if not backward:
+            return forward
+        y = forward()
+        dy = torch.randn_like(y)
+        return lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
+
+    cases = [(precision, shape, backward) for precision in precisions for shape in shapes for backward in (False, True)]
+    seconds = medians(cases, prepare, rounds, device)
+    return tuple(
+        AttentionTime(
+            precision=precision,
+            **shape.model_dump(),
+            forward_us=seconds[precision, shape, False] * 1e6,
+            backward_us=seconds[precision, shape, True] * 1e6,
+        )
+        for precision in precisions
+        for shape in shapes
+    )
+
+
+def stream(mib: int, device: torch.device) -> tuple[Callable[[], Tensor], int]:
+    """C = a + b over arrays of `mib` MiB each, and the bytes that it reads and writes."""
+    count = mib * 2**20 // 4
+    a, b, c = (torch.ones(count, device=device) for _ in range(3))
+    return lambda: torch.add(a, b, out=c), 3 * 4 * count
+
+
+def memory_bandwidth_gb_s(mib: int, rounds: int, device: torch.device) -> float:
+    """1e9 bytes/s of reading two large arrays and writing a third."""
+    run, moved = stream(mib, device)
+    return moved / medians(["stream"], lambda _: run, rounds, device)["stream"] / 1e9
+
+
+def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
+    """A chain of tiny operators, forward and backward, and the number of operators in it."""
+    x = torch.ones(8, device=device, requires_grad=True)
+    w = torch.ones(8, device=device)
+
+    def run() -> object:
+        y = x
+        for _ in range(_CHAIN):
+            y = y * w
+        return torch.autograd.grad(y, x, w)
+
+    return run, 2 * _CHAIN
+
+
+def op_overhead_us(rounds: int, device: torch.device) -> float:
+    """Microseconds of one small operator in a training's forward and backward, mean of both."""
+    run, operators = small_operators(device)
+    return medians(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6

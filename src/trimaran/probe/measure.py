@@ -1,0 +1,143 @@
+"""Runs the ranks of a probe as processes and makes a Cluster of what they report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+import trimaran
+from trimaran.cluster import Cluster, CollectiveTime, Device, Link
+from trimaran.host import memory_gib, usable_cores
+from trimaran.noun import TrimaranError
+from trimaran.probe.result import ProbeResult
+from trimaran.probe.settings import ProbeSettings
+
+# Long enough for a slow disk to load PyTorch on as many ranks as there may be, and all sizes.
+TIMEOUT_S = 1800.0
+
+
+def measure(settings: ProbeSettings, name: str) -> Cluster:
+    """Measure this machine as one node of `settings.ranks` slots.
+
+    Raises TrimaranError with a rank's last words where one fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="trimaran-probe-") as folder:
+        _run_ranks(settings, Path(folder))
+        try:
+            result = ProbeResult.model_validate_json((Path(folder) / "result.json").read_text())
+        except (OSError, ValidationError) as error:
+            raise TrimaranError(f"probe: the ranks left no result that can be read ({error})") from None
+    return cluster_from(settings, result, name)
+
+
+def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Cluster:
+    """The cluster file's content: one node, its slots, and everything measured."""
+    on_cpu = settings.device == "cpu"
+    peaks = {
+        precision: max(rate.tflops for rate in result.matmul if rate.precision == precision)
+        for precision in settings.precisions
+    }
+    threads = settings.threads_per_rank
+    device = Device(
+        name=f"{result.device_name}, {threads} core{'s' if threads > 1 else ''}" if on_cpu else result.device_name,
+        kind="cpu" if on_cpu else "gpu",
+        peak_tflops={precision: _digits(peak) for precision, peak in peaks.items()},
+        mem_gib=_digits(result.mem_gib),
+        mem_bandwidth_gb_s=_digits(result.mem_bandwidth_gb_s),
+        context_gib=_digits(result.context_gib),
+        multiprocessors=result.multiprocessors,
+        cores=threads if on_cpu else 0,
+        op_overhead_us=_digits(result.op_overhead_us),
+    )
+    link = _link(result.collectives, result.mem_bandwidth_gb_s)
+    return Cluster(
+        name=name,
+        device=device,
+        nodes=1,
+        devices_per_node=settings.ranks,
+        intra=link,
+        inter=link,
+        cores_per_node=usable_cores() if on_cpu else 0,
+        host_mem_gib=_digits(memory_gib()) if on_cpu else 0.0,
+        source=f"trimaran {trimaran.__version__} probe{' --quick' if settings.quick else ''}, "
+        f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
+        matmul=tuple(rate.model_copy(update={"tflops": _digits(rate.tflops)}) for rate in result.matmul),
+        collectives=tuple(c.model_copy(update={"time_us": _digits(c.time_us)}) for c in result.collectives),
+        attention=tuple(
+            a.model_copy(update={"forward_us": _digits(a.forward_us), "backward_us": _digits(a.backward_us)})
+            for a in result.attention
+        ),
+        contention=tuple(
+            c.model_copy(update={k: _digits(getattr(c, k)) for k in ("matmul", "memory", "overhead")})
+            for c in result.contention
+        ),
+    )
+
+
+def _link(collectives: Sequence[CollectiveTime], mem_bandwidth_gb_s: float) -> Link:
+    """Latency of the smallest send and bandwidth of the largest.
+
+    A node of one slot has no link: then nothing is ever sent over it, and memory's rate stands in.
+    """
+    sends = sorted((c.bytes, c.time_us) for c in collectives if c.op == "send")
+    if not sends:
+        return Link(bandwidth_gbps=_digits(mem_bandwidth_gb_s * 8), latency_us=0.0)
+    size, time_us = sends[-1]
+    return Link(bandwidth_gbps=_digits(size * 8 / time_us / 1e3), latency_us=_digits(sends[0][1]))
+
+
+def _digits(number: float) -> float:
+    """Four significant digits: more would be noise, and files stay readable."""
+    return float(f"{number:.4g}")
+
+
+def _run_ranks(settings: ProbeSettings, folder: Path) -> None:
+    (folder / "settings.json").write_text(settings.model_dump_json())
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(settings.ranks):
+            ranks.append(_start_rank(settings, folder, rank))
+        _wait(ranks, folder)
+    finally:
+        for process in ranks:
+            process.kill()
+        for process in ranks:
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
+
+
+def _start_rank(settings: ProbeSettings, folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "OMP_NUM_THREADS": str(settings.threads_per_rank),
+        "MKL_NUM_THREADS": str(settings.threads_per_rank),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, "-P", "-m", "trimaran.probe.worker", str(folder / "settings.json")]
+    with (folder / f"stderr.{rank}").open("wb") as stderr:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=stderr)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        codes = [process.poll() for process in ranks]
+        failed = next((rank for rank, code in enumerate(codes) if code), None)
+        if failed is not None:
+            lines = (folder / f"stderr.{failed}").read_text(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else f"status {codes[failed]}"
+            raise TrimaranError(f"probe: rank {failed} of {len(ranks)} failed: {reason}")
+        if None not in codes:
+            return
+        if time.monotonic() > deadline:
+            raise TrimaranError(f"probe: {len(ranks)} ranks were not done after {TIMEOUT_S:.0f} s: try --quick")
+        time.sleep(0.05)

@@ -1,0 +1,23 @@
+"""What the ranks of a probe report."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trimaran.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
+from trimaran.noun import Noun
+
+
+class ProbeResult(Noun):
+    """Everything that rank 0 measured, alone and with the others; context is the median over ranks."""
+
+    device_name: str
+    mem_gib: float = Field(gt=0)
+    multiprocessors: int = Field(ge=0)
+    context_gib: float = Field(ge=0)
+    mem_bandwidth_gb_s: float = Field(gt=0)
+    op_overhead_us: float = Field(gt=0)
+    matmul: tuple[MatmulRate, ...]
+    attention: tuple[AttentionTime, ...]
+    collectives: tuple[CollectiveTime, ...]
+    contention: tuple[Contention, ...]

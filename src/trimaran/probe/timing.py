@@ -1,0 +1,58 @@
+"""Timing that repeats: warm-up thrown away, cases taken in turns, medians."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+import torch
+
+Case = TypeVar("Case", bound=Hashable)
+
+# A sample shorter than this is mostly the clock's and the scheduler's noise.
+SAMPLE_S = 0.002
+_MOST_RUNS_A_SAMPLE = 2000
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(run: Callable[[], object], runs: int, device: torch.device) -> float:
+    """Mean seconds of one of `runs` runs in a row."""
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(runs):
+        run()
+    synchronize(device)
+    return (time.perf_counter() - begin) / runs
+
+
+def medians(
+    cases: Iterable[Case],
+    prepare: Callable[[Case], Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+) -> dict[Case, float]:
+    """Median seconds of every case over `rounds` rounds, each round going through all cases.
+
+    A slow moment of the machine then falls on one sample of many cases and not on all samples
+    of one. `prepare` is called anew in each round, so that memory holds the operands of one
+    case at a time.
+    """
+    samples: dict[Case, list[float]] = {case: [] for case in cases}
+    runs: dict[Case, int] = {}
+    for _ in range(rounds):
+        for case, taken in samples.items():
+            run = prepare(case)
+            once = seconds_of(run, 1, device)
+            if case not in runs:
+                once = seconds_of(run, 1, device)  # the very first run of a shape builds kernels
+                runs[case] = min(_MOST_RUNS_A_SAMPLE, math.ceil(SAMPLE_S / max(once, 1e-9)))
+            taken.append(seconds_of(run, runs[case], device) if runs[case] > 1 else once)
+    return {case: statistics.median(taken) for case, taken in samples.items()}

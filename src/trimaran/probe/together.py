@@ -1,0 +1,128 @@
+"""What is measured with several ranks: collectives, sends, and what slots cost each other."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from trimaran.cluster import CollectiveTime, Contention
+from trimaran.probe.kernels import Operands, small_operators, stream
+from trimaran.probe.settings import MIB, ProbeSettings, Product
+from trimaran.probe.timing import seconds_of, synchronize
+
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
+_OPS: tuple[Op, ...] = ("all_reduce", "send", "all_gather", "reduce_scatter", "broadcast")
+_OPS_QUICK: tuple[Op, ...] = ("all_reduce", "send")
+# What one sample moves at least, so that it is long against the skew of the barrier before it.
+_SAMPLE_BYTES = 2 * MIB
+_MOST_RUNS_A_SAMPLE = 8
+# Waking ranks takes one time or another for seconds on end, so many short samples beat few long ones.
+_ROUNDS = 3
+
+
+def make_groups(settings: ProbeSettings) -> dict[int, dist.ProcessGroup | None]:
+    """A process group of the first n ranks for every n; all ranks must call this. None is the world."""
+    return {size: dist.new_group(list(range(size))) if size < settings.ranks else None for size in settings.groups}
+
+
+def collective_times(
+    settings: ProbeSettings, groups: dict[int, dist.ProcessGroup | None], rank: int, device: torch.device
+) -> tuple[CollectiveTime, ...]:
+    """Microseconds of every operation by size and number of ranks, as rank 0 sees them.
+
+    A size is that of the whole tensor: what all_gather ends with and reduce_scatter starts from.
+    A send is half of a there-and-back between the first two ranks.
+    """
+    cases = [
+        (op, ranks, size)
+        for op in (_OPS_QUICK if settings.quick else _OPS)
+        for ranks in settings.groups
+        for size in settings.collective_bytes
+        if op != "send" or ranks == 2
+    ]
+    samples: dict[tuple[Op, int, int], list[float]] = {case: [] for case in cases}
+    for round_number in range(_ROUNDS * settings.rounds + 1):
+        for case, taken in samples.items():
+            op, ranks, size = case
+            dist.barrier()
+            if rank >= ranks:
+                continue
+            run = _operation(op, size, ranks, groups[ranks], rank, device)
+            runs = max(1, min(_MOST_RUNS_A_SAMPLE, _SAMPLE_BYTES // size))
+            seconds = seconds_of(run, runs, device)
+            if round_number:  # the first round opens the connections
+                taken.append(seconds / (2 if op == "send" else 1))
+    if rank:
+        return ()
+    return tuple(
+        CollectiveTime(op=op, ranks=ranks, bytes=size, time_us=statistics.median(taken) * 1e6)
+        for (op, ranks, size), taken in samples.items()
+    )
+
+
+def _operation(
+    op: Op, size: int, ranks: int, group: dist.ProcessGroup | None, rank: int, device: torch.device
+) -> Callable[[], object]:
+    tensor = torch.zeros(size // 4, device=device)
+    if op == "all_reduce":
+        return lambda: dist.all_reduce(tensor, group=group)
+    if op == "broadcast":
+        return lambda: dist.broadcast(tensor, 0, group=group)
+    if op == "send":
+        return lambda: _there_and_back(tensor, rank, group)
+    share = torch.zeros(size // 4 // ranks, device=device)
+    tensor = tensor[: share.numel() * ranks]
+    if op == "all_gather":
+        return lambda: dist.all_gather_into_tensor(tensor, share, group=group)
+    return lambda: dist.reduce_scatter_tensor(share, tensor, group=group)
+
+
+def _there_and_back(tensor: torch.Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
+    if rank == 0:
+        dist.send(tensor, 1, group=group)
+        dist.recv(tensor, 1, group=group)
+    else:
+        dist.recv(tensor, 0, group=group)
+        dist.send(tensor, 0, group=group)
+
+
+def contention(settings: ProbeSettings, rank: int, device: torch.device) -> tuple[Contention, ...]:
+    """How much slower matmul, memory and small operators get as more slots work at once.
+
+    All ranks of a look work through the same window of time; the mean of their rates counts.
+    """
+    side = 512
+    works: dict[str, Callable[[], object]] = {
+        "matmul": Operands(device).product(Product(m=side, n=side, k=side), torch.float32),
+        "memory": stream(settings.stream_mib // 4, device)[0],
+        "overhead": small_operators(device)[0],
+    }
+    looks = [(name, ranks) for name in works for ranks in (1, *settings.groups)]
+    rates: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
+    for round_number in range(max(3, settings.rounds // 2) + 1):
+        for name, ranks in looks:
+            dist.barrier()
+            rate = torch.tensor(_rate(works[name], settings.window_s, device) if rank < ranks else 0.0, device=device)
+            dist.all_reduce(rate)
+            if round_number:
+                rates[name, ranks].append(rate.item() / ranks)
+    medians = {look: statistics.median(taken) for look, taken in rates.items()}
+    return tuple(
+        Contention(ranks=ranks, **{name: medians[name, 1] / medians[name, ranks] for name in works})
+        for ranks in settings.groups
+    )
+
+
+def _rate(run: Callable[[], object], window_s: float, device: torch.device) -> float:
+    """Runs a second over a window of time."""
+    count, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < window_s:
+        run()
+        synchronize(device)
+        count += 1
+    return count / elapsed

@@ -1,0 +1,140 @@
+"""Claims about the probe, measured for real on this machine with real ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from trimaran.cluster import Cluster
+from trimaran.files import load_cluster
+from trimaran.host import memory_gib, usable_cores
+from trimaran.model import Model
+from trimaran.noun import TrimaranError
+from trimaran.probe.measure import measure
+from trimaran.probe.settings import AttentionShape, ProbeSettings, Product, model_products, probe_settings
+
+MODEL = Model(layers=2, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
+
+
+def tiny_settings(**other: object) -> ProbeSettings:
+    """A probe of a second or two: enough to see every part at work."""
+    stated = {
+        "device": "cpu", "ranks": 2, "threads_per_rank": 1, "groups": (2,), "precisions": ("fp32", "bf16"),
+        "products": (Product(m=64, n=64, k=64), *model_products(MODEL, 64, (1,), 2)),
+        "attention": (AttentionShape(batch_heads=4, seq_len=64, head_dim=16),),
+        "collective_bytes": (4096, 65536), "stream_mib": 8, "rounds": 3, "window_s": 0.02, "quick": False,
+    }  # fmt: skip
+    return ProbeSettings.model_validate({**stated, **other})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return measure(tiny_settings(), "tiny")
+
+
+def test_a_probe_measures_every_kind_of_figure(cluster: Cluster) -> None:
+    device = cluster.device
+    assert (cluster.nodes, cluster.devices_per_node, cluster.cores_per_node) == (1, 2, usable_cores())
+    assert (device.kind, device.cores) == ("cpu", 1)
+    assert 0.001 < device.peak_tflops["fp32"] < 10
+    assert set(device.peak_tflops) == {"fp32", "bf16"}
+    assert 0.3 < device.mem_bandwidth_gb_s < 2000
+    assert 0.1 < device.op_overhead_us < 1000
+    assert device.mem_gib == cluster.host_mem_gib == pytest.approx(memory_gib(), rel=0.01)
+    assert 0.05 < device.context_gib < 4  # a process with PyTorch and no model
+    assert cluster.intra.bandwidth_gbps > 0.01
+    assert {op.op for op in cluster.collectives} == {
+        "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send",
+    }  # fmt: skip
+    assert {(op.ranks, op.bytes) for op in cluster.collectives} == {(2, 4096), (2, 65536)}
+    (contention,) = cluster.contention
+    assert contention.ranks == 2
+    assert all(0.2 < slower < 50 for slower in (contention.matmul, contention.memory, contention.overhead))
+    (attention,) = {(a.batch_heads, a.seq_len, a.head_dim) for a in cluster.attention}
+    assert attention == (4, 64, 16)
+
+
+def test_a_models_own_products_are_measured_forward_and_backward(cluster: Cluster) -> None:
+    measured = {(rate.precision, rate.m, rate.n, rate.k) for rate in cluster.matmul}
+    tokens, out, into = 64, 96, 64  # qkv on one of two ranks
+    for precision in ("fp32", "bf16"):
+        assert (precision, tokens, out, into) in measured
+        assert (precision, tokens, into, out) in measured
+        assert {(precision, out, into, tokens), (precision, into, out, tokens)} <= measured
+        assert (precision, tokens, 256, 64) in measured, "the head: 512 tokens padded to 2 x 256"
+    assert len(measured) == len(cluster.matmul), "a shape has one row"
+
+
+def test_degrees_that_do_not_divide_the_model_are_left_out() -> None:
+    assert model_products(MODEL, 64, (1,), 3) == []
+    settings = probe_settings(
+        device="cpu", slots=4, threads_per_rank=1, model=MODEL, seq_len=32, mbs=(1, 2), quick=True
+    )  # fmt: skip
+    assert settings.groups == (2, 4)
+    assert len(settings.products) == len(set(settings.products))
+    assert {a.batch_heads for a in settings.attention} == {1, 2, 4, 8}
+
+
+def probe(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trimaran.probe", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )  # fmt: skip
+
+
+def test_the_program_writes_a_cluster_file_that_loads(tmp_path: Path) -> None:
+    done = probe("--quick", "--slots", "1", "-o", str(tmp_path / "mine.toml"))
+    assert done.returncode == 0, done.stderr
+    cluster = load_cluster(str(tmp_path / "mine.toml"))
+    assert (cluster.name, cluster.devices, cluster.device.cores) == ("mine", 1, usable_cores())
+    assert cluster.collectives == cluster.contention == ()
+    assert "probe" in cluster.source
+    assert done.stdout.splitlines()[-1] == f"probe: wrote {tmp_path / 'mine.toml'}"
+
+
+def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
+    done = probe("--model", "no-such-model", "-o", str(tmp_path / "x.toml"))
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert "no-such-model" in done.stderr
+    assert not (tmp_path / "x.toml").exists()
+    assert probe("--slots", "0").returncode == 2
+    if not torch.cuda.is_available():
+        assert "no CUDA device" in probe("--device", "cuda", "-o", str(tmp_path / "x.toml")).stderr
+
+
+def test_a_rank_that_fails_ends_the_probe_with_its_last_words() -> None:
+    with pytest.raises(TrimaranError, match=r"(?i)rank \d of 2 failed: .*cuda") as error:
+        measure(tiny_settings(device="cuda"), "none")
+    assert "\n" not in str(error.value)
+
+
+def test_ranks_leave_when_their_starter_is_killed(tmp_path: Path) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-m", "trimaran.probe", "--slots", "2", "-o", str(tmp_path / "x.toml")],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    )
+
+    def ranks() -> int:
+        commands = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                commands.append(file.read_bytes())
+            except OSError:
+                continue
+        return sum(b"trimaran.probe.worker" in command and str(tmp_path).encode() in command for command in commands)
+
+    deadline = time.monotonic() + 60
+    while ranks() < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    while ranks() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ranks() == 0
