@@ -34,9 +34,19 @@ class Workspace:
         return self.folder / "trials"
 
     @property
+    def table(self) -> Path:
+        """What was measured, as a Markdown table."""
+        return self.folder / "table.md"
+
+    @property
     def training(self) -> Path:
         """The training's log and result."""
         return self.folder / "train"
+
+    @property
+    def cluster_file(self) -> Path:
+        """This machine, as the probe measured it."""
+        return self.folder / "cluster.toml"
 
     def cluster(self, recipe: Recipe) -> Cluster:
         """The recipe's cluster, or this machine as a probe measures it on the first call.
@@ -45,11 +55,10 @@ class Workspace:
         """
         if recipe.cluster is not None:
             return recipe.cluster
-        path = self.folder / "cluster.toml"
-        if not path.exists():
+        if not self.cluster_file.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            run_program("trimaran.probe", [*self._probe_arguments(recipe), "-o", str(path)], "probe")
-        return load_cluster(str(path))
+            run_program("trimaran.probe", [*self._probe_arguments(recipe), "-o", str(self.cluster_file)], "probe")
+        return load_cluster(str(self.cluster_file))
 
     def _probe_arguments(self, recipe: Recipe) -> list[str]:
         slots = max(

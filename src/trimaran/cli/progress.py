@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from trimaran.bench import Progress as SweepProgress
+    from trimaran.tune.choose import Verdict
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -19,10 +20,13 @@ def say(text: str) -> None:
 
 
 class TrialProgress:
-    """Shows trials as they run: which layout, which step, how many trials and how long remain."""
+    """Shows trials as they run: which layout, which step, how many trials and how long remain.
+
+    `total` is the number of trials where it is known before; a tuning learns it as it goes.
+    """
 
     def __init__(self, total: int | None = None) -> None:
-        self._total = total
+        self._total, self._done = total, 0
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[remains]}"), console=console, transient=True,
@@ -38,22 +42,25 @@ class TrialProgress:
 
     def __call__(self, event: SweepProgress) -> None:
         """Take one event of a sweep."""
-        total = self._total or event.total
-        remains = "" if event.remaining_s is None else f"about {event.remaining_s:.0f} s left"
-        self._bar.update(
-            self._task,
-            description=f"{event.layout} step",
-            total=event.steps,
-            completed=event.steps_done,
-            remains=remains,
-        )
+        remains = ""
+        if self._total is not None and event.remaining_s is not None:
+            remains = f"about {event.remaining_s:.0f} s left"
+        text = f"{event.layout} step"
+        self._bar.update(self._task, description=text, total=event.steps, completed=event.steps_done, remains=remains)
         row = event.measurement
         if row is None:
             return
+        self._done += 1
         what = f"{row.sec_per_it:.3f} s/it, {row.mem_gib or 0:.2f} GiB" if row.sec_per_it else row.status
         kept = " (kept from before)" if event.happening == "kept" else ""
-        left = f", {remains}" if remains and event.done < total else ""
-        say(f"trial {event.done} of {total}: {event.layout}: {what}{kept}{left}")
+        of = f" of {self._total}" if self._total else ""
+        left = f", {remains}" if remains and self._done < (self._total or 0) else ""
+        say(f"trial {self._done}{of}: {event.layout}: {what}{kept}{left}")
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Take one verdict of a tuning: how likely it is that another layout is faster."""
+        if verdict.best is not None and verdict.next is not None and not verdict.certain:
+            say(f"  an unmeasured layout may be faster with {verdict.rival_chance:.0%} chance")
 
 
 class TrainingProgress:

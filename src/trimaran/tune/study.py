@@ -1,0 +1,134 @@
+"""Study: a recipe tuned for real - plan, measure, learn, until the fastest layout is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trimaran.bench.sweep import Prediction, Progress, run_sweep
+from trimaran.bench.workspace import Workspace, stated_layouts
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.estimate import estimate
+from trimaran.layout import Layout, check_layout, resolve_split
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.plan.planner import plan_with
+from trimaran.plan.settings import PlanSettings
+from trimaran.recipe import Recipe
+from trimaran.store import Store
+from trimaran.tune.choose import Candidate, Verdict
+from trimaran.tune.search import Found, search
+
+# Layouts of the plan that the search may choose from, besides those that the recipe states.
+PLANNED = 100
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found: the winner, every row in the order measured, and how certain it is."""
+
+    winner: Layout
+    winning_row: Measurement
+    rows: tuple[Measurement, ...]
+    verdict: Verdict
+    cluster: Cluster
+
+
+def tune(
+    recipe: Recipe,
+    workspace: Workspace,
+    *,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tuned:
+    """Measure this recipe's layouts until the fastest is certain; resumes from the workspace's store.
+
+    Raises TrimaranError when nothing can be planned or no layout runs.
+    """
+    if recipe.cluster is None and not workspace.cluster_file.exists():
+        say("probing this machine (matmul, memory, collectives)")
+    cluster = workspace.cluster(recipe)
+    say("preparing the text (done once)")
+    data = workspace.data(recipe)
+    calibration = resolve_calibration(cluster, recipe.stack)
+    candidates = candidates_of(recipe, cluster, calibration)
+    stated = len(stated_layouts(recipe))
+    say(f"{len(candidates)} candidate layouts, {stated} of them stated by the recipe")
+    predictions = {
+        c.layout: Prediction(sec_per_it=c.predicted_sec_per_it, mem_gib=c.predicted_mem_gib) for c in candidates
+    }
+    rows: dict[int, Measurement] = {}
+
+    with Store(workspace.store) as store:
+
+        def measure(index: int) -> float | None:
+            (row,) = run_sweep(
+                recipe,
+                cluster,
+                [candidates[index].layout],
+                store,
+                data_dir=data,
+                work_dir=workspace.trials,
+                predictions=predictions,
+                on_progress=on_progress,
+            )
+            rows[index] = row
+            return row.sec_per_it if row.status == "ok" else None
+
+        found = search(
+            candidates,
+            measure,
+            first=sorted(range(stated), key=lambda index: candidates[index].predicted_sec_per_it),
+            min_trials=recipe.sweep.min_trials,
+            max_trials=recipe.sweep.max_trials,
+            prior_error=calibration.time_error,
+            margin=recipe.sweep.margin,
+            on_verdict=on_verdict,
+        )
+    return _tuned(candidates, found, rows, cluster, recipe)
+
+
+def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) -> list[Candidate]:
+    """The recipe's own layouts, then the plan's best, each once.
+
+    Raises TrimaranError for a stated layout that breaks a rule, or when nothing can be planned.
+    """
+    workload, stack = recipe.workload, recipe.stack
+    layouts = stated_layouts(recipe)
+    for layout in layouts:
+        check_layout(layout, workload, cluster, stack)
+    settings = PlanSettings(
+        devices=max(recipe.sweep.devices, default=None),
+        top=PLANNED,
+        fixed=dict(recipe.sweep.fixed),
+        mem_margin=recipe.sweep.mem_margin,
+    )
+    planned = plan_with(workload, cluster, stack, settings, calibration)
+    allowed = set(recipe.sweep.devices)
+    layouts += [entry.layout for entry in planned.entries if not allowed or entry.devices in allowed]
+    distinct: dict[Layout, Layout] = {}
+    for layout in layouts:
+        resolved = layout.model_copy(update={"stage_split": resolve_split(layout, workload, stack)})
+        distinct.setdefault(resolved, layout)
+    candidates = []
+    for layout in distinct.values():
+        predicted = estimate(workload, cluster, stack, layout, calibration)
+        candidates.append(Candidate(layout, predicted.sec_per_it, predicted.reported_mem_gib))
+    return candidates
+
+
+def _tuned(
+    candidates: list[Candidate], found: Found, rows: dict[int, Measurement], cluster: Cluster, recipe: Recipe
+) -> Tuned:
+    if found.best is None:
+        ends = ", ".join(f"{candidates[index].layout} {rows[index].status}" for index in found.order[:4])
+        raise TrimaranError(f"none of {recipe.name}'s {len(rows)} layouts that were tried ran ({ends}): see the store")
+    return Tuned(
+        winner=candidates[found.best].layout,
+        winning_row=rows[found.best],
+        rows=tuple(rows[index] for index in found.order),
+        verdict=found.verdict,
+        cluster=cluster,
+    )
