@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, RunsOption, StackOption
+
+if TYPE_CHECKING:
+    from trimaran.report.tables import Format
 
 
 def plan(
@@ -63,7 +66,7 @@ def plan(
         fixed=study.fixed | _fixed(fix or []),
     )  # fmt: skip
     found = plan_with(study.workload, study.cluster, study.stack, settings, study.calibration)
-    printed = form.value
+    printed: Format = form.value
     if form is OutputFormat.json:
         typer.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
         return

@@ -71,8 +71,7 @@ class Proposer:
 
     def full(self, rows: Columns, parts: Parts) -> Columns:
         """(TP, PP, DP, MBS) rows with every other choice but the placement, valid ones, twins spared."""
-        known = frozenset(rows)
-        piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=known | _PIPE)
+        piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=(frozenset(rows), _PIPE))
         space = self.space
         sharded = self.sieve.keep(
             cross(
@@ -82,11 +81,11 @@ class Proposer:
                 _column("sequence_parallel", space.sequence_parallel),
                 _column("precision", space.precision),
             ),
-            known=_ZERO,
+            known=(_ZERO,),
         )
         everything = cross(piped, sharded, _column("split", space.split))
         everything = _take(everything, ~self._twins(everything))
-        return self.sieve.keep(everything, known=frozenset(piped))
+        return self.sieve.keep(everything, known=(frozenset(piped), frozenset(sharded)))
 
     def placements(self, rows: Columns) -> Columns:
         """Each row under every order of the axes over the nodes that differs from the others."""

@@ -38,13 +38,14 @@ class Sieve:
     # By rule and combination of what it reads: None where it is content, else one refused candidate's fields.
     _asked: dict[str, dict[tuple[int, ...], dict[str, int] | None]] = field(default_factory=dict)
 
-    def keep(self, columns: Columns, *, known: frozenset[str] = frozenset()) -> Columns:
-        """Candidates that break no rule decidable from `columns`, leaving out rules on fields of `known` alone."""
+    def keep(self, columns: Columns, *, known: tuple[frozenset[str], ...] = ()) -> Columns:
+        """Candidates that break no rule decidable from `columns`, leaving out those on fields of one of `known` alone."""
         valid = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
         for rule in RULES:
             reads = _fields(rule)
             # Nobody proposes stage splits that a rule could refuse: the grid makes them.
-            if reads <= set(columns) | {"stage_split"} and not reads <= known | {"stage_split"}:
+            reads.discard("stage_split")
+            if reads <= set(columns) and not any(reads <= fields for fields in known):
                 valid &= self._passes(rule, columns, valid)
         return {name: values[valid] for name, values in columns.items()}
 

@@ -1,0 +1,170 @@
+"""The search finds what asking every layout by itself would find."""
+
+from __future__ import annotations
+
+from itertools import product
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trimaran.cluster import Cluster, Device, Link
+from trimaran.cost.estimate import estimate_many
+from trimaran.cost.grid import PLACEMENTS, LayoutGrid
+from trimaran.files import load_stack
+from trimaran.layout import Layout, even_split, resolve_split, violations, weighted_split
+from trimaran.model import Model
+from trimaran.noun import TrimaranError
+from trimaran.plan import search
+from trimaran.plan.noun import Plan
+from trimaran.plan.planner import plan
+from trimaran.plan.space import usual_precision
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+STACKS = {name: load_stack(name) for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "gpipe")}
+ALL = 10_000
+
+
+def small_cluster(nodes: int, per_node: int, mem_gib: float) -> Cluster:
+    device = Device(
+        name="small", kind="gpu", peak_tflops={"fp32": 20.0, "fp16": 100.0, "bf16": 100.0}, mem_gib=mem_gib,
+        mem_bandwidth_gb_s=1000.0, multiprocessors=80,
+    )  # fmt: skip
+    fast, slow = Link(bandwidth_gbps=1000, latency_us=5), Link(bandwidth_gbps=100, latency_us=20)
+    return Cluster(name="small", device=device, nodes=nodes, devices_per_node=per_node, intra=fast, inter=slow)
+
+
+def every_layout(workload: Workload, cluster: Cluster, stack: Stack) -> list[Layout]:
+    """Brute force: the noun itself for every combination, asked through `violations`."""
+    n, model = cluster.devices, workload.model
+    precision = usual_precision(cluster, stack)
+    found = []
+    degrees = [(d, t, p) for d, t, p in product(range(1, n + 1), repeat=3) if d * t * p <= n]
+    for (dp, tp, pp), mbs in product(degrees, range(1, workload.global_batch + 1)):
+        if workload.global_batch % (dp * mbs) or model.heads % tp or pp > model.layers:
+            continue  # these three only keep the brute force short; violations would say the same
+        for vpp, schedule in product(range(1, model.layers // pp + 1), ("none", "gpipe", "1f1b", "interleaved")):
+            for zero, kind, sp, recompute in product(
+                range(4), ("all_reduce", "parameter_server", "fully_sharded"), (False, True),
+                ("none", "selective", "full"),
+            ):  # fmt: skip
+                layout = Layout(
+                    dp=dp, tp=tp, pp=pp, vpp=vpp, mbs=mbs, schedule=schedule, zero_stage=zero, dp_kind=kind,
+                    sequence_parallel=sp, recompute=recompute, precision=precision,
+                )  # fmt: skip
+                if not any(violations(layout, workload, cluster, stack)):
+                    found.append(layout)
+    return list(dict.fromkeys(found))
+
+
+def with_splits_and_placements(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> list[Layout]:
+    stages = layout.pp * layout.vpp
+    layers = workload.model.layers
+    splits: list[tuple[int, ...]] = [()]
+    if stack.uneven_stages:
+        head = workload.model.head_in_layers(workload.seq_len, layout.tp)
+        splits += [even_split(layers, stages), weighted_split(layers, stages, head)]
+    return [
+        layout.model_copy(update={"stage_split": split, "placement": placement})
+        for split, placement in product(splits, PLACEMENTS)
+    ]
+
+
+def key(layout: Layout) -> tuple[object, ...]:
+    """A ranking tells layouts apart by all but placement and split; a lone replica has no data parallelism."""
+    zero = (0, "all_reduce") if layout.dp == 1 else (layout.zero_stage, layout.dp_kind)
+    return (
+        layout.dp, layout.tp, layout.pp, layout.vpp, layout.mbs, *zero, layout.sequence_parallel, layout.recompute,
+        layout.schedule,
+    )  # fmt: skip
+
+
+def by_brute_force(
+    workload: Workload, cluster: Cluster, stack: Stack, margin: float
+) -> dict[tuple[object, ...], float]:
+    variants = [
+        variant
+        for layout in every_layout(workload, cluster, stack)
+        for variant in with_splits_and_placements(layout, workload, cluster, stack)
+    ]
+    found = estimate_many(workload, cluster, stack, LayoutGrid.from_layouts(variants, workload, stack))
+    fits = found.mem_gib <= cluster.device.mem_gib * (1 - margin)
+    best: dict[tuple[object, ...], float] = {}
+    for variant, fit, seconds in zip(variants, fits, found.sec_per_it, strict=True):
+        if fit:
+            best[key(variant)] = min(best.get(key(variant), float("inf")), float(seconds))
+    return best
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize(
+    ("heads", "layers", "gbs", "nodes", "per_node", "mem_gib"),
+    [(6, 3, 6, 2, 2, 4.0), (4, 4, 4, 2, 3, 2.6), (2, 2, 8, 1, 4, 2.2)],
+)
+def test_search_finds_exactly_what_brute_force_through_the_rules_finds(
+    stack: Stack, heads: int, layers: int, gbs: int, nodes: int, per_node: int, mem_gib: float
+) -> None:
+    model = Model(name="m", layers=layers, hidden=heads * 64, heads=heads, vocab=50_000, max_positions=256)
+    workload = Workload(model=model, seq_len=256, global_batch=gbs)
+    cluster = small_cluster(nodes, per_node, mem_gib)
+    expected = by_brute_force(workload, cluster, stack, 0.05)
+    found = plan(workload, cluster, stack, top=ALL)
+    ranked = {key(entry.layout): entry.sec_per_it for entry in found.entries}
+    assert set(ranked) == set(expected)
+    assert ranked == pytest.approx(expected)
+
+
+@st.composite
+def studies(draw: st.DrawFn) -> tuple[Workload, Cluster, Stack]:
+    heads = draw(st.integers(1, 8))
+    model = Model(
+        name="m", layers=draw(st.integers(1, 8)), hidden=heads * 32 * draw(st.integers(1, 4)), heads=heads,
+        vocab=draw(st.integers(100, 60_000)), max_positions=512, tied_embedding=draw(st.booleans()),
+    )  # fmt: skip
+    workload = Workload(
+        model=model, seq_len=draw(st.sampled_from([64, 96, 512])), global_batch=draw(st.integers(1, 24))
+    )
+    cluster = small_cluster(draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.floats(1.8, 6.0)))
+    return workload, cluster, STACKS[draw(st.sampled_from(sorted(STACKS)))]
+
+
+def plan_or_none(workload: Workload, cluster: Cluster, stack: Stack, **settings: object) -> Plan | None:
+    try:
+        return plan(workload, cluster, stack, **settings)
+    except TrimaranError:
+        return None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(studies(), st.sampled_from(["time", "cost"]))
+def test_bounds_prune_nothing_that_belongs_to_the_best(study: tuple[Workload, Cluster, Stack], goal: str) -> None:
+    whole = plan_or_none(*study, top=ALL, goal=goal)
+    with patch.object(search, "BLOCK", 4):  # small studies then need several blocks, as large ones do
+        few = plan_or_none(*study, top=3, goal=goal)
+    assert (whole is None) == (few is None)
+    if whole is None or few is None:
+        return
+    assert [e.sec_per_it * e.devices ** (goal == "cost") for e in few.entries] == pytest.approx(
+        [e.sec_per_it * e.devices ** (goal == "cost") for e in whole.entries[: len(few.entries)]]
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(studies())
+def test_every_ranked_layout_is_valid_fits_and_stands_in_order(study: tuple[Workload, Cluster, Stack]) -> None:
+    workload, cluster, stack = study
+    found = plan_or_none(workload, cluster, stack, top=40)
+    if found is None:
+        return
+    assert not [v for entry in found.entries for v in violations(entry.layout, workload, cluster, stack)]
+    assert all(entry.mem_gib <= cluster.device.mem_gib * 0.95 for entry in found.entries)
+    seconds = [entry.sec_per_it for entry in found.entries]
+    assert seconds == sorted(seconds)
+    for entry in found.entries:
+        assert entry.estimate.stage_split == resolve_split(entry.layout, workload, stack)
+        assert entry.sec_per_it_low < entry.sec_per_it < entry.sec_per_it_high
+    assert found.measure[0] == found.best.layout
+    if found.nearest_unfit:
+        assert found.nearest_unfit.estimate.mem_gib > cluster.device.mem_gib * 0.95
