@@ -32,15 +32,17 @@ class Calibration(Noun):
 
     gemm: float = Field(default=0.85, gt=0, description="best matmul rate over peak, before quantization")
     attention: float = Field(default=0.60, gt=0, description="batched attention products, over `gemm`")
+    attention_pow2: float = Field(default=0.30, gt=0, description="the same in fp16 where head size is a power of two")
     unaligned: float = Field(default=0.06, gt=0, description="16-bit products whose sizes are no multiple of 8")
     memory: float = Field(default=0.75, gt=0, description="memory-bound kernels over memory bandwidth")
-    op_us: float = Field(default=8.0, gt=0, description="host time of one operator")
-    tp_bandwidth: float = Field(default=0.70, gt=0, description="tensor-parallel collectives over the link")
-    pp_bandwidth: float = Field(default=0.50, gt=0, description="sends between stages over the link")
-    dp_bandwidth: float = Field(default=0.50, gt=0, description="gradient collectives over the link")
+    op_us: float = Field(default=12.0, gt=0, description="host time of one operator")
+    intra_bandwidth: float = Field(default=0.70, gt=0, description="collectives inside a node over their ceiling")
+    inter_bandwidth: float = Field(default=0.50, gt=0, description="collectives across nodes over the nodes' link")
+    send_bandwidth: float = Field(default=0.50, gt=0, description="sends between stages over the link")
+    send_delays: float = Field(default=0.75, gt=0, description="delays that a send holds a link beyond its bytes")
     collective_us: float = Field(default=20.0, gt=0, description="start of one collective")
     dp_overlap: float = Field(default=0.0, ge=0, le=1, description="share of gradient traffic hidden")
-    micro_batch_ms: float = Field(default=0.5, ge=0, description="per micro-batch and stage, besides kernels")
+    micro_batch_ms: float = Field(default=1.5, ge=0, description="per micro-batch and stage, besides kernels")
     iteration_ms: float = Field(default=20.0, ge=0, description="per iteration: data, logging, scaler")
     time_scale: float = Field(default=1.0, gt=0, description="the machine's state on the day")
 
@@ -51,11 +53,16 @@ class Calibration(Noun):
 def prior(cluster: Cluster, stack: Stack) -> Calibration:
     """What is believed of a cluster and a stack before any of their rows was measured."""
     stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
+    if cluster.collectives:
+        stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "cpu":
-        stated.update(attention=0.7, memory=0.5, op_us=cluster.device.op_overhead_us or 10.0, collective_us=100.0)
-        stated.update(iteration_ms=2.0, buffer_gib=0.0, micro_batch_ms=0.2)
-        # A probe's peak is what matmuls really reached; a datasheet's is far above what CPU libraries do.
-        stated["gemm"] = 1.0 if cluster.matmul else 0.5
+        stated.update(attention=0.5, memory=0.5, op_us=cluster.device.op_overhead_us or 10.0)
+        stated.update(collective_us=100.0, iteration_ms=2.0, micro_batch_ms=0.2, buffer_gib=0.05)
+        if not cluster.matmul:
+            # A datasheet's peak is far above what CPU libraries reach, and MPI or gloo copy through memory.
+            stated.update(gemm=0.35, intra_bandwidth=0.1, inter_bandwidth=0.1, send_bandwidth=0.1)
+        else:
+            stated.update(gemm=1.0)
     return Calibration(cluster=cluster.name, stack=stack.name).model_copy(update=stated)
 
 

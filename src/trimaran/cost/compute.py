@@ -12,7 +12,7 @@ import numpy as np
 
 from trimaran.cluster import PRECISIONS, Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.grid import Floats, Ints
+from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.measured import MatmulTable
 from trimaran.model import Model
 from trimaran.stack import Stack
@@ -46,7 +46,8 @@ class Rates:
     peak: Floats
     bandwidth: float
     element: Floats
-    tensor_cores: np.ndarray
+    tensor_cores: Bools
+    half: Bools
     oversubscribed: Floats
 
 
@@ -64,6 +65,7 @@ def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: 
         bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
         element=element,
         tensor_cores=(element < 4) & (device.kind == "gpu"),
+        half=precision == PRECISIONS.index("fp16"),
         oversubscribed=oversubscribed,
     )
 
@@ -122,7 +124,7 @@ class LayerModel:
             return np.asarray(operations / (measured * self.calibration.gemm) * rate.oversubscribed)
         return gemm_time(m, n, k, batch, rate, self.cluster, self.calibration.unaligned) * rate.oversubscribed
 
-    def layer(self, tp: Ints, mbs: Ints, sequence_parallel: np.ndarray, rate: Rates) -> LayerTime:
+    def layer(self, tp: Ints, mbs: Ints, sequence_parallel: Bools, rate: Rates) -> LayerTime:
         """One layer's forward and backward (weights and inputs), communication apart."""
         model, s = self.model, float(self.seq_len)
         t, b = tp.astype(np.float64), mbs.astype(np.float64)
@@ -169,7 +171,7 @@ class LayerModel:
     def _attention(self, t: Floats, b: Floats, rate: Rates) -> tuple[Floats, Floats]:
         """Scores and context: 4 b s^2 a d / t operations forward, twice that backward."""
         model, s, d = self.model, float(self.seq_len), float(self.model.head_dim)
-        share = self.calibration.attention
+        share = self._attention_share(rate)
         batch = b * model.heads / t
         if self.stack.flash_attention:
             # Causal kernels skip the masked half; backward recomputes the scores: 5 products for 2.
@@ -180,13 +182,25 @@ class LayerModel:
         backward = 2.0 * self.product(s, s, d, batch, rate) + 2.0 * self.product(s, d, s, batch, rate)
         return forward / share, backward / share
 
-    def fused_softmax(self, t: Floats, b: Floats) -> np.ndarray:
+    def _attention_share(self, rate: Rates) -> Floats | float:
+        """Rate of the batched products over `gemm`.
+
+        Strided-batched fp16 kernels of cuBLAS run far slower for head sizes 64 and 128 than for those
+        beside them: document 004, h 14336 with 112 heads (of 128) against 128 heads (of 112), 139 against
+        125 s; h 12288 with 96 (of 128) against 128 (of 96), 145 against 129 s; vTrain's models agree.
+        """
+        d = self.model.head_dim
+        if self.stack.flash_attention or self.cluster.device.kind != "gpu" or d & (d - 1):
+            return self.calibration.attention
+        return np.where(rate.half, self.calibration.attention_pow2, self.calibration.attention)
+
+    def fused_softmax(self, t: Floats, b: Floats) -> Bools:
         """Whether Megatron's fused kernel takes the scores: (a/t) b in fours, s within its limit."""
         stack, s = self.stack, self.seq_len
         eligible = (self.model.heads / t * b) % 4 == 0
         return np.asarray(eligible & (stack.fused_softmax and 16 < s <= stack.fused_softmax_max_seq and s % 4 == 0))
 
-    def _memory_bound(self, t: Floats, b: Floats, sequence_parallel: np.ndarray, rate: Rates) -> tuple[Floats, Floats]:
+    def _memory_bound(self, t: Floats, b: Floats, sequence_parallel: Bools, rate: Rates) -> tuple[Floats, Floats]:
         """Norms, biases, activation, dropout, residual, softmax: passes over each tensor times its bytes.
 
         A pass is one read or one write of every element; counts follow the kernels' reads and writes.

@@ -7,7 +7,7 @@ import numpy as np
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid
 from trimaran.cost.memory import ELEMENT_BYTES
-from trimaran.cost.network import Group, Network, group
+from trimaran.cost.network import Network, group
 from trimaran.stack import Stack
 
 
@@ -27,42 +27,33 @@ def exposed_time(
 
     All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them and all-gathers the weights, the same
     volume; ZeRO-2 reduce-scatters every micro-batch; ZeRO-3 gathers the weights in forward and backward of
-    every micro-batch too (Rajbhandari et al., arXiv 1910.02054, section 7). A parameter server receives and
-    sends the whole model once per other replica over its own link.
+    every micro-batch too (Rajbhandari et al., arXiv 1910.02054, section 7). A parameter server takes in the sum
+    of the gradients and sends out the weights.
     """
-    cluster, efficiency = network.cluster, calibration.dp_bandwidth
-    where = group(grid.dp, grid.stride("dp"), grid.devices, cluster)
+    where = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
     element = ELEMENT_BYTES[grid.precision]
     gradient = np.where(element == 2.0, float(stack.grad_bytes_16bit), 4.0) * parameters
     weights = element * parameters
     m = grid.micro_batches.astype(np.float64)
-    scatter = network.all_gather(gradient, where, efficiency)
-    gather = network.all_gather(weights, where, efficiency)
+    scatter = network.all_gather(gradient, where)
+    gather = network.all_gather(weights, where)
     zero = grid.zero_stage
-    traffic = np.where(zero == 0, network.all_reduce(gradient, where, efficiency), scatter + gather)
+    traffic = np.where(zero == 0, network.all_reduce(gradient, where), scatter + gather)
     traffic = np.where(zero == 2, m * scatter + gather, traffic)
     sharded = (grid.dp_kind == DP_KINDS.index("fully_sharded")) | (zero == 3)
     traffic = np.where(sharded, m * (scatter + 2.0 * gather), traffic)
     served = grid.dp_kind == DP_KINDS.index("parameter_server")
     if served.any():
-        traffic = np.where(served, _parameter_server(grid, network, where, gradient), traffic)
+        traffic = np.where(served, network.serve(gradient, where), traffic)
     hidden = np.minimum(traffic * calibration.dp_overlap, np.where(sharded, m * 1.5, 1.0) * backward_s)
-    return traffic - hidden + _tied_embedding(grid, stack, network, calibration, tied_parameters)
+    return traffic - hidden + _tied_embedding(grid, stack, network, tied_parameters)
 
 
-def _parameter_server(grid: LayoutGrid, network: Network, where: Group, size: Floats) -> Floats:
-    """Rank 0 of each stage takes in d - 1 gradients, then sends the weights to d - 1 replicas."""
-    held, _ = network.send(size, where.crosses, where.rivals)
-    return 2.0 * (where.ranks - 1.0) * held
-
-
-def _tied_embedding(
-    grid: LayoutGrid, stack: Stack, network: Network, calibration: Calibration, tied_parameters: Floats
-) -> Floats:
+def _tied_embedding(grid: LayoutGrid, stack: Stack, network: Network, tied_parameters: Floats) -> Floats:
     """All-reduce of a tied embedding's gradient between the first and the last stage."""
     if not stack.tied_embedding_replicated:
         return np.zeros(len(grid))
     pair = np.where(grid.pp > 1, 2, 1)
     where = group(pair, grid.stride("pp") * (grid.pp - 1), grid.devices, network.cluster)
     bytes_each = np.where(ELEMENT_BYTES[grid.precision] == 2.0, float(stack.grad_bytes_16bit), 4.0)
-    return network.all_reduce(tied_parameters * bytes_each, where, calibration.dp_bandwidth)
+    return network.all_reduce(tied_parameters * bytes_each, where)

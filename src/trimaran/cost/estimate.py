@@ -178,21 +178,47 @@ def memory_per_stage(
     )
 
 
+def time_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration) -> Floats:
+    """Seconds per iteration alone, shape (n,)."""
+    return np.asarray(np.sum(list(_time_parts(workload, cluster, stack, grid, calibration).values()), axis=0))
+
+
+def memory_many(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> tuple[Floats, Floats]:
+    """GiB of the fullest rank: all of it, and as the stack's own tool reports it; shape (n,) each."""
+    stages = [stage_memory(workload, cluster, stack, grid, calibration, shape) for shape in _end_shapes(grid)]
+    total = np.max([stage.total for stage in stages], axis=0) / GIB
+    if stack.memory_report in ("device_used", "resident"):
+        return total, total
+    if stack.memory_report == "node_used":
+        return total, total * np.minimum(grid.devices, cluster.devices_per_node)
+    return total, np.max([stage.allocated for stage in stages], axis=0) / GIB
+
+
 def _evaluate(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
 ) -> Estimates:
-    shapes = _end_shapes(grid)
-    own = [parameters(workload.model, stack, grid, shape) for shape in shapes]
+    parts = _time_parts(workload, cluster, stack, grid, calibration)
+    total = np.asarray(np.sum(list(parts.values()), axis=0))
+    memory, reported = memory_many(workload, cluster, stack, grid, calibration)
+    fits = memory <= _limit(cluster, grid)
+    return Estimates(**parts, sec_per_it=total, mem_gib=memory, reported_mem_gib=reported, fits=fits)
+
+
+def _time_parts(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> dict[str, Floats]:
+    model = workload.model
+    own = [parameters(model, stack, grid, shape) for shape in _end_shapes(grid)]
     largest = np.maximum(np.maximum(own[0], own[1]), own[2])
     work = stage_work(workload, cluster, stack, grid, calibration)
     run = pipeline_time(grid, work.times)
     m = grid.micro_batches.astype(np.float64)
     network = Network(cluster, calibration)
-    tied = np.where((grid.pp > 1) & workload.model.tied_embedding & (workload.model.head == "vocabulary"), 1.0, 0.0)
-    tied = tied * padded_vocab_of(workload.model, stack, grid.tp) * workload.model.hidden / grid.tp
+    tied = np.where((grid.pp > 1) & model.tied_embedding & (model.head == "vocabulary"), 1.0, 0.0)
+    tied = tied * padded_vocab_of(model, stack, grid.tp) * model.hidden / grid.tp
     dp = exposed_time(grid, stack, network, calibration, largest, tied, work.layer_backward * work.layers)
-    step = step_time(grid, stack, workload.optimizer, largest, work.rate)
-    scale = calibration.time_scale
     layers = work.layers
     parts = {
         "forward": m * layers * work.layer_forward,
@@ -203,15 +229,10 @@ def _evaluate(
         "pp": run.sends,
         "bubble": run.bubble,
         "dp": dp,
-        "optimizer": step,
+        "optimizer": step_time(grid, stack, workload.optimizer, largest, work.rate),
         "overhead": m * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3,
     }
-    parts = {name: value * scale for name, value in parts.items()}
-    total = np.sum(list(parts.values()), axis=0)
-    memory, reported = _memory(workload, cluster, stack, grid, calibration, shapes)
-    return Estimates(
-        **parts, sec_per_it=total, mem_gib=memory, reported_mem_gib=reported, fits=memory <= _limit(cluster, grid)
-    )
+    return {name: value * calibration.time_scale for name, value in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -242,7 +263,7 @@ def stage_work(
     network = Network(cluster, calibration)
     message = grid.mbs * float(workload.seq_len) * model.hidden * ELEMENT_BYTES[grid.precision]
     where = group(grid.tp, grid.stride("tp"), grid.devices, cluster)
-    reduce = network.all_reduce(message, where, calibration.tp_bandwidth)
+    reduce = network.all_reduce(message, where)
     again = np.where(grid.recompute == RECOMPUTES.index("full"), 2.0 / grid.recompute_every, 0.0)
     tp_forward, tp_backward = 2.0 * reduce, (2.0 + again) * reduce
     embedding_share = 1.0 / 3.0
@@ -267,6 +288,7 @@ def stage_work(
         (weight[0], weight[1], weight[2]),
         held,
         arrives,
+        blocks=not stack.overlap_pp,
     )
     totals = np.stack([f + b for f, b in zip(stage_forward, stage_backward, strict=True)])
     totals[0] = np.where(single, -1.0, totals[0])
@@ -327,24 +349,6 @@ def _end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
         StageShape(grid.layers_middle.astype(np.float64), in_flight(grid, one), no, no),
         StageShape(grid.layers_last.astype(np.float64), in_flight(grid, last), single, yes),
     )
-
-
-def _memory(
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
-    grid: LayoutGrid,
-    calibration: Calibration,
-    shapes: tuple[StageShape, StageShape, StageShape],
-) -> tuple[Floats, Floats]:
-    """GiB of the fullest rank: all of it, and as the stack's own tool reports it."""
-    stages = [stage_memory(workload, cluster, stack, grid, calibration, shape) for shape in shapes]
-    total = np.max([stage.total for stage in stages], axis=0) / GIB
-    if stack.memory_report in ("device_used", "resident"):
-        return total, total
-    if stack.memory_report == "node_used":
-        return total, total * np.minimum(grid.devices, cluster.devices_per_node)
-    return total, np.max([stage.allocated for stage in stages], axis=0) / GIB
 
 
 def _limit(cluster: Cluster, grid: LayoutGrid) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from typing import Any, Self, get_args
 
@@ -143,6 +143,10 @@ class LayoutGrid:
     def take(self, index: Any) -> Self:
         """The sub-grid at `index` (anything that indexes a NumPy array along its axis)."""
         return type(self)(**{field.name: np.atleast_1d(getattr(self, field.name)[index]) for field in fields(self)})
+
+    def with_global_batch(self, batches: ArrayLike) -> Self:
+        """The same layouts under other global batches, which broadcast to shape (n,)."""
+        return replace(self, global_batch=np.broadcast_to(np.asarray(batches, dtype=np.int64), self.dp.shape))
 
     def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
         """One member as a Layout, with its stage split stated where it is not the stack's own choice."""

@@ -46,41 +46,57 @@ class Network:
         self._all_reduce = CollectiveTable(cluster.collectives, "all_reduce")
         self._send = CollectiveTable(cluster.collectives, "send")
 
-    def all_reduce(self, size: Floats, where: Group, efficiency: float) -> Floats:
+    def all_reduce(self, size: Floats, where: Group) -> Floats:
         """Seconds of one all-reduce of `size` bytes; 0 in a group of one."""
-        if self._all_reduce:
-            measured = self._all_reduce.time(size, np.maximum(where.ranks, 2.0))
-            return np.where(where.ranks > 1, measured, 0.0)
-        return self._ring(2.0, size, where, efficiency)
+        return self._collective(2.0, size, where)
 
-    def all_gather(self, size: Floats, where: Group, efficiency: float) -> Floats:
-        """Seconds to gather (or reduce-scatter) a tensor of `size` bytes in full; half an all-reduce."""
-        if self._all_reduce:
-            return 0.5 * self.all_reduce(size, where, efficiency)
-        return self._ring(1.0, size, where, efficiency)
+    def all_gather(self, size: Floats, where: Group) -> Floats:
+        """Seconds to gather (or reduce-scatter) a tensor of `size` bytes in full: half an all-reduce."""
+        return self._collective(1.0, size, where)
 
-    def _ring(self, passes: float, size: Floats, where: Group, efficiency: float) -> Floats:
-        n, cluster = where.ranks, self.cluster
-        intra = cluster.intra.bytes_per_s * efficiency
+    def _collective(self, passes: float, size: Floats, where: Group) -> Floats:
+        """Start-up and a ring; inside a node from measured times where the cluster has them."""
+        n, cluster, calibration = where.ranks, self.cluster, self.calibration
+        intra = cluster.intra.bytes_per_s * calibration.intra_bandwidth
         # The ring enters and leaves every node once; rivals on the same node share its link.
-        inter = np.minimum(cluster.inter.bytes_per_s * efficiency / where.rivals, intra)
+        inter = np.minimum(cluster.inter.bytes_per_s * calibration.inter_bandwidth / where.rivals, intra)
         bandwidth = np.where(where.crosses, inter, intra)
         hops = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
-        start = self.calibration.collective_us * 1e-6 + hops * 2.0 * np.ceil(np.log2(np.maximum(n, 2.0)))
-        return np.where(n > 1, start + passes * (n - 1) / n * size / bandwidth, 0.0)
+        start = calibration.collective_us * 1e-6 + hops * 2.0 * np.ceil(np.log2(np.maximum(n, 2.0)))
+        time = start + passes * (n - 1) / n * size / bandwidth
+        if self._all_reduce:
+            measured = self._all_reduce.time(size, np.maximum(n, 2.0)) / calibration.intra_bandwidth
+            known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
+            time = np.where(where.crosses, time, known)
+        return np.where(n > 1, time, 0.0)
 
     def send(self, size: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
         """One send to the next stage: (seconds that the link is held, seconds until it arrives).
 
         `rivals` ranks of a node send over its link at once. On a long link the window of unacknowledged
-        data makes a message hold the link about one delay longer than its bytes need.
+        data makes a message hold the link for `send_delays` delays more than its bytes need.
         """
-        cluster, efficiency = self.cluster, self.calibration.pp_bandwidth
+        cluster, calibration = self.cluster, self.calibration
         if self._send:
             measured = self._send.time(size, np.full(np.shape(size), 2.0))
             return measured, measured
-        inter = np.minimum(cluster.inter.bytes_per_s * efficiency / rivals, cluster.intra.bytes_per_s * efficiency)
-        bandwidth = np.where(crosses, inter, cluster.intra.bytes_per_s * efficiency)
+        intra = cluster.intra.bytes_per_s * calibration.send_bandwidth
+        inter = np.minimum(cluster.inter.bytes_per_s * calibration.send_bandwidth / rivals, intra)
         delay = np.where(crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
-        held = size / bandwidth + delay
-        return held, held + self.calibration.collective_us * 1e-6
+        held = size / np.where(crosses, inter, intra) + calibration.send_delays * delay
+        return held, held + calibration.collective_us * 1e-6
+
+    def serve(self, size: Floats, where: Group) -> Floats:
+        """Seconds in which one rank of a group takes in the sum of `size` bytes and sends the result to all.
+
+        NCCL pipelines a reduce and a broadcast along a chain, so each moves the bytes once over every link
+        whatever the group's size (document 003: 4 replicas cost 2.0 times the first stage's bytes at each of
+        four rates). gloo broadcasts along a binomial tree.
+        """
+        cluster, calibration = self.cluster, self.calibration
+        intra = cluster.intra.bytes_per_s * calibration.intra_bandwidth
+        inter = np.minimum(cluster.inter.bytes_per_s * calibration.inter_bandwidth / where.rivals, intra)
+        rounds = np.ceil(np.log2(np.maximum(where.ranks, 2.0))) if cluster.device.kind == "cpu" else 1.0
+        delay = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
+        time = (1.0 + rounds) * size / np.where(where.crosses, inter, intra) + 2.0 * (where.ranks - 1.0) * delay
+        return np.where(where.ranks > 1, time, 0.0)

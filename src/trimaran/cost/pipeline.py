@@ -18,7 +18,8 @@ class StageTimes:
     """Seconds of one micro-batch on a rank of the first, each middle and the last stage; arrays over layouts.
 
     Forward and backward (recomputation included) hold everything a rank is busy with, TP collectives too.
-    `weight` is the part of a backward that zero-bubble schedules may put off.
+    `weight` is the part of a backward that zero-bubble schedules may put off. `blocks` says that a rank waits
+    while it sends, as Megatron-LM's synchronous exchanges do.
     """
 
     forward: tuple[Floats, Floats, Floats]
@@ -26,6 +27,7 @@ class StageTimes:
     weight: tuple[Floats, Floats, Floats]
     send_held: Floats
     send_arrives: Floats
+    blocks: bool
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ def _largest(of: tuple[Floats, Floats, Floats], p: Floats) -> Floats:
     return np.maximum(np.maximum(of[0], np.where(p > 2, of[1], 0.0)), of[2])
 
 
+def _with_sends(of: tuple[Floats, Floats, Floats], down: Floats, up: Floats) -> tuple[Floats, Floats, Floats]:
+    """Stage times with what each spends on sending down (all but the last) and up (all but the first)."""
+    return of[0] + down, of[1] + down + up, of[2] + up
+
+
 def _one_f_one_b(times: StageTimes, p: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
     """One micro-batch through all stages and back, then one period per further micro-batch.
 
@@ -82,7 +89,8 @@ def _one_f_one_b(times: StageTimes, p: Floats, m: Floats, held: Floats, arrives:
     c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
     c = (c[0], c[1], c[2])
     through = _sum(c, p)
-    own = np.maximum(_largest(c, p), held)
+    blocked = arrives if times.blocks else np.zeros_like(arrives)
+    own = np.maximum(_largest(_with_sends(c, blocked, blocked), p), held)
     pair = np.where(p > 2, (c[1] + c[2] + 2.0 * arrives) / 2.0, 0.0)
     inner = np.where(p > 2, (through - c[0] + 2.0 * (p - 2.0) * arrives) / np.maximum(p - 1.0, 1.0), 0.0)
     outer = (through + 2.0 * (p - 1.0) * arrives) / p
@@ -95,8 +103,12 @@ def _one_f_one_b(times: StageTimes, p: Floats, m: Floats, held: Floats, arrives:
 
 def _gpipe(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
     """All forwards, then all backwards; each sweep is paced by its slowest stage or by a link."""
-    forward = _sum(times.forward, p) + (m - 1.0) * np.maximum(_largest(times.forward, p), held)
-    backward = _sum(times.backward, p) + (m - 1.0) * np.maximum(_largest(times.backward, p), held)
+    blocked = arrives if times.blocks else np.zeros_like(arrives)
+    zero = np.zeros_like(arrives)
+    slowest_forward = _largest(_with_sends(times.forward, blocked, zero), p)
+    slowest_backward = _largest(_with_sends(times.backward, zero, blocked), p)
+    forward = _sum(times.forward, p) + (m - 1.0) * np.maximum(slowest_forward, held)
+    backward = _sum(times.backward, p) + (m - 1.0) * np.maximum(slowest_backward, held)
     return forward + backward + 2.0 * (p - 1.0) * arrives
 
 
