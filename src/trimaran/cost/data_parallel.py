@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trimaran.cluster import PRECISIONS
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid
 from trimaran.cost.memory import ELEMENT_BYTES
@@ -31,9 +32,8 @@ def exposed_time(
     of the gradients and sends out the weights.
     """
     where = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
-    element = ELEMENT_BYTES[grid.precision]
-    gradient = np.where(element == 2.0, float(stack.grad_bytes_16bit), 4.0) * parameters
-    weights = element * parameters
+    gradient = gradient_bytes(grid, stack) * parameters
+    weights = ELEMENT_BYTES[grid.precision] * parameters
     m = grid.micro_batches.astype(np.float64)
     scatter = network.all_gather(gradient, where)
     gather = network.all_gather(weights, where)
@@ -49,11 +49,16 @@ def exposed_time(
     return traffic - hidden + _tied_embedding(grid, stack, network, tied_parameters)
 
 
+def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
+    """Bytes a gradient travels in: fp16 as it is, bf16 as the stack accumulates it, pure bf16 in 2."""
+    bf16 = np.where(grid.precision == PRECISIONS.index("bf16"), float(stack.grad_bytes_16bit), 2.0)
+    return np.where(grid.precision == PRECISIONS.index("fp32"), 4.0, bf16)
+
+
 def _tied_embedding(grid: LayoutGrid, stack: Stack, network: Network, tied_parameters: Floats) -> Floats:
     """All-reduce of a tied embedding's gradient between the first and the last stage."""
     if not stack.tied_embedding_replicated:
         return np.zeros(len(grid))
     pair = np.where(grid.pp > 1, 2, 1)
     where = group(pair, grid.stride("pp") * (grid.pp - 1), grid.devices, network.cluster)
-    bytes_each = np.where(ELEMENT_BYTES[grid.precision] == 2.0, float(stack.grad_bytes_16bit), 4.0)
-    return network.all_reduce(tied_parameters * bytes_each, where)
+    return network.all_reduce(tied_parameters * gradient_bytes(grid, stack), where)

@@ -34,7 +34,7 @@ TIME_WIDTHS: dict[str, float] = {
     "intra_bandwidth": 0.4,
     "inter_bandwidth": 0.6,
     "send_bandwidth": 0.6,
-    "collective_us": 0.8,
+    "collective_us": 1.2,
     "micro_batch_ms": 1.0,
     "iteration_ms": 1.0,
 }
