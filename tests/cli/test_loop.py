@@ -1,0 +1,50 @@
+"""The whole loop on this machine: measured, killed in the middle, resumed, trained."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from command import TRIMARAN, run, tiny_recipe
+from trimaran.store import Store
+
+LAYOUTS = ["dp1,mbs4", "dp2,mbs1", "tp2,mbs2", "pp2,mbs1"]
+
+
+def stored(folder: Path) -> list[str]:
+    path = folder / "runs" / "tiny" / "store.sqlite"
+    if not path.exists():
+        return []
+    with Store(path) as store:
+        return [row.created_at or "" for row in store.measurements(every_attempt=True)]
+
+
+def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, LAYOUTS)
+    first = subprocess.Popen([TRIMARAN, "tune", str(recipe)], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(stored(tmp_path)) < 2:
+        assert first.poll() is None and time.monotonic() < deadline, first.stderr and first.stderr.read()
+        time.sleep(0.1)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    before = stored(tmp_path)
+    assert 2 <= len(before) < len(LAYOUTS)
+
+    again = run("tune", str(recipe), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    after = stored(tmp_path)
+    assert after[: len(before)] == before and len(after) == len(LAYOUTS)
+    assert again.stderr.count("kept from before") == len(before)
+    assert "winner: " in again.stderr
+
+    log = [json.loads(line) for line in (tmp_path / "runs/tiny/train/log.jsonl").read_text().splitlines()]
+    assert len(log) == 12 and log[-1]["lm_loss"] < log[0]["lm_loss"]
+    table = (tmp_path / "runs/tiny/table.md").read_text()
+    assert "Sec/it predicted" in table and table.count("\n") == 2 + len(LAYOUTS)
+
+    listed = run("report", "runs/tiny/store.sqlite", "--format", "json", cwd=tmp_path)
+    assert [row["status"] for row in json.loads(listed.stdout)] == ["ok"] * len(LAYOUTS)
