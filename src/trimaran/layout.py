@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -109,7 +110,7 @@ class Layout(Noun):
         if self.schedule != usual:
             parts.append(self.schedule)
         if self.stage_split:
-            parts.append("split" + "-".join(map(str, self.stage_split)))
+            parts.append("split" + _runs(self.stage_split))
         if self.placement != ("tp", "dp", "pp"):
             parts.append("place-" + "-".join(self.placement))
         return ",".join(parts)
@@ -118,6 +119,15 @@ class Layout(Noun):
         return self.label()
 
 
+def _runs(split: tuple[int, ...]) -> str:
+    """A stage split in short: `5-6x10-5`, where `6x10` stands for ten stages of 6 layers."""
+    lengths = [(layers, len(list(same))) for layers, same in groupby(split)]
+    words = [[f"{layers}x{n}"] if n > _LONG_RUN else [str(layers)] * n for layers, n in lengths]
+    return "-".join(word for run in words for word in run)
+
+
+# Longer runs of equal stages are written `6x10` in the short notation.
+_LONG_RUN = 4
 _NUMBERED = re.compile(r"(dp|tp|pp|vpp|mbs|zero)=?(\d+)")
 _LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}
 _LATER |= {"offload": "offload to the host"}
@@ -134,8 +144,9 @@ def _parse_word(word: str) -> dict[str, object] | None:
         return {"precision": word}
     if word in SCHEDULES:
         return {"schedule": word}
-    if match := re.fullmatch(r"split(\d+(?:-\d+)*)", word):
-        return {"stage_split": tuple(int(layers) for layers in match[1].split("-"))}
+    if match := re.fullmatch(r"split(\d+(?:x\d{1,6})?(?:-\d+(?:x\d{1,6})?)*)", word):
+        runs = (run.partition("x") for run in match[1].split("-"))
+        return {"stage_split": tuple(int(layers) for layers, _, n in runs for _ in range(int(n or 1)))}
     if word.startswith("place-"):
         return {"placement": tuple(word.split("-")[1:])}
     flags: dict[str, dict[str, object]] = {
@@ -146,13 +157,12 @@ def _parse_word(word: str) -> dict[str, object] | None:
     return flags.get(word)
 
 
-def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
-    """A Layout from the short notation, `dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16`.
+def stated_fields(text: str) -> dict[str, object]:
+    """The fields that a layout in short notation states, `dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16`.
 
-    Fields that `text` does not state come from `base`. Raises TrimaranError naming the word
-    that is not understood.
+    Raises TrimaranError naming the word that is not understood.
     """
-    fields: dict[str, object] = dict(base or {})
+    fields: dict[str, object] = {}
     for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
         later = _LATER.get(word) or _LATER.get(word.rstrip("0123456789="))
         if later:
@@ -163,6 +173,15 @@ def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
                 f"layout: {word!r} is not understood; write for example dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
             )
         fields.update(stated)
+    return fields
+
+
+def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
+    """A Layout from the short notation; fields that `text` does not state come from `base`.
+
+    Raises TrimaranError naming the word that is not understood, or the field that is out of range.
+    """
+    fields = {**(base or {}), **stated_fields(text)}
     try:
         return Layout.model_validate(fields)
     except ValidationError as error:
