@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from trial_helpers import LIMITS, fake_worker
 from trimaran.bench import Limits, launcher_named, prepare_trial, run_trial
 from trimaran.cluster import Cluster, Device, Link
 from trimaran.layout import parse_layout
@@ -16,13 +16,6 @@ from trimaran.model import Model
 from trimaran.recipe import Recipe, SweepSettings
 from trimaran.stack import Stack
 from trimaran.workload import Workload
-
-FAKE = Path(__file__).with_name("fake_worker.py")
-LIMITS = Limits(timeout_s=30, start_s=10, hang_s=0.5, peers_s=0.3)
-
-
-def fake_worker(behaviour: str) -> tuple[str, ...]:
-    return (sys.executable, str(FAKE), behaviour)
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ behaviour, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
 out_dir, steps = Path(job["out_dir"]), job["steps"]
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 last = rank == world - 1
+if behaviour.startswith("{"):  # one behaviour for each layout
+    layout = job["layout"]
+    behaviour = json.loads(behaviour)[f"dp{layout['dp']},tp{layout['tp']},pp{layout['pp']},mbs{layout['mbs']}"]
 
 
 def beat() -> None:
@@ -30,35 +33,57 @@ def sleep_for_ever() -> None:
         time.sleep(1)
 
 
-def misbehave() -> None:
-    """What happens after the second step."""
-    if behaviour == "oom" and last:
-        (out_dir / f"error.{rank}.json").write_text('{"kind": "oom"}')
-        print("DefaultCPUAllocator: can't allocate memory", file=sys.stderr)
-        sys.exit(41)
-    if behaviour == "bad_alloc" and last:
-        print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
-        os.abort()
-    if behaviour == "segfault" and last:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if behaviour == "fail" and last:
-        raise ValueError("the data has run out")
-    if behaviour == "hang" and last:
-        sleep_for_ever()
-    if behaviour == "eat":
-        hoard = bytearray(400 << 20)
-        hoard[::4096] = b"x" * len(hoard[::4096])
-        sleep_for_ever()
-    if behaviour == "flood":
-        while True:
-            sys.stdout.buffer.write(os.urandom(1 << 20))
-    if behaviour == "slow":
-        for _ in range(1000):
-            time.sleep(0.05)
-            beat()
-    if behaviour in ("oom", "bad_alloc", "segfault", "fail", "hang"):
-        sleep_for_ever()  # in a collective that the last rank never joins
+def oom() -> None:
+    (out_dir / f"error.{rank}.json").write_text('{"kind": "oom"}')
+    print("DefaultCPUAllocator: can't allocate memory", file=sys.stderr)
+    sys.exit(41)
 
+
+def bad_alloc() -> None:
+    print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+    os.abort()
+
+
+def fail() -> None:
+    raise ValueError("the data has run out")
+
+
+def eat() -> None:
+    hoard = bytearray(400 << 20)
+    hoard[::4096] = b"x" * len(hoard[::4096])
+    sleep_for_ever()
+
+
+def flood() -> None:
+    while True:
+        sys.stdout.buffer.write(os.urandom(1 << 16))
+        time.sleep(0.01)
+
+
+def fill_disk() -> None:
+    with (out_dir / "junk").open("wb", buffering=0) as junk:
+        while junk.write(bytes(1 << 20)):
+            pass
+
+
+def slow() -> None:
+    for _ in range(1000):
+        time.sleep(0.05)
+        beat()
+
+
+# What ranks do after the second step: the last one alone, while the others wait for it as in a
+# collective that it never joins; or all of them.
+LAST = {
+    "oom": oom,
+    "bad_alloc": bad_alloc,
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "fail": fail,
+    "hang": sleep_for_ever,
+    "fill-disk": fill_disk,
+}
+ALL = {"eat": eat, "flood": flood, "slow": slow}
 
 if behaviour == "exit-2":
     print("data_dir: holds no tokens: run trimaran.train.data first", file=sys.stderr)
@@ -71,8 +96,10 @@ if behaviour == "leave-children":
 for step in range(steps):
     time.sleep(float(os.environ.get("FAKE_STEP_S", "0.02")))
     beat()
-    if step == 1:
-        misbehave()
+    if step == 1 and behaviour in LAST:
+        (LAST[behaviour] if last else sleep_for_ever)()
+    if step == 1 and behaviour in ALL:
+        ALL[behaviour]()
 
 result = {
     "status": "ok",

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import LIMITS
 
+from trial_helpers import LIMITS
 from trimaran.bench import Limits, launcher_named, prepare_trial, run_sweep, run_trial
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster

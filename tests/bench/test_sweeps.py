@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LIMITS, fake_worker
-from test_trials import processes_that_name
 
+from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench import Progress, run_sweep
 from trimaran.bench.sweep import Prediction
 from trimaran.cluster import Cluster
@@ -30,7 +29,7 @@ SWEEP = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from conftest import LIMITS, fake_worker
+from trial_helpers import LIMITS, fake_worker
 from trimaran.bench import run_sweep
 from trimaran.cluster import Cluster
 from trimaran.layout import parse_layout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -13,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMITS, fake_worker
 
+from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench import launcher_named, prepare_trial, run_trial
 from trimaran.bench.port import HeldPort
 from trimaran.bench.result import median_and_spread
@@ -25,18 +24,6 @@ from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe
 
 Run = Callable[..., Measurement]
-
-
-def processes_that_name(text: str) -> list[str]:
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in command and file.parent.name != str(os.getpid()):
-            found.append(command)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +157,7 @@ def test_what_an_interrupted_run_left_is_not_mistaken_for_a_result(
 def test_ranks_die_with_a_launcher_that_is_killed(recipe: Recipe, tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from conftest import fake_worker\n"
+        "from trial_helpers import fake_worker\n"
         "from pathlib import Path; from trimaran.bench.launcher import *\n"
         "out = Path(sys.argv[2]); (out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
         "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 3, out)\n"

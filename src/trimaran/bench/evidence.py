@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 _TAIL_BYTES = 8 * 1024
@@ -47,3 +48,18 @@ def collect(
         if tail := last_lines(out_dir / name):
             parts.append(f"--- {name}\n{tail}")
     return "\n".join(parts)[:_LIMIT_CHARACTERS]
+
+
+def drop_large_files(out_dir: Path, limit_mib: float) -> list[str]:
+    """Remove files of more than `limit_mib` MiB from a trial's folder; says which, with their sizes.
+
+    A trial that filled the disk must not take the rest of the sweep along.
+    """
+    dropped = []
+    for path in sorted(out_dir.rglob("*")):
+        with contextlib.suppress(OSError):
+            mib = path.lstat().st_size / 2**20
+            if mib > limit_mib and (path.is_symlink() or path.is_file()):
+                path.unlink()
+                dropped.append(f"{printable(str(path.relative_to(out_dir)))} of {mib:.0f} MiB was removed")
+    return dropped

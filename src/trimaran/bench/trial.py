@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimaran.bench.evidence import collect
+from trimaran.bench.evidence import collect, drop_large_files
 from trimaran.bench.launcher import Launch, Launcher
 from trimaran.bench.limits import Limits
 from trimaran.bench.machine import code_version, libraries, machine, telling_environment
 from trimaran.bench.result import WorkerResult, median_and_spread, read_result
 from trimaran.bench.verdict import Verdict, verdict
-from trimaran.bench.watch import Ending, watch
+from trimaran.bench.watch import watch
 from trimaran.cluster import Cluster
 from trimaran.files import write_atomically
 from trimaran.flops import default_formula, tflops_per_device
 from trimaran.layout import Layout, check_layout, resolve_split
-from trimaran.measurement import Measurement
+from trimaran.measurement import Measurement, Status
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe, TrainJob
 from trimaran.store import trial_key
@@ -119,19 +119,18 @@ def run_trial(
         result = read_result(out_dir, trial.job.steps)
         if isinstance(result, str):
             judged = Verdict("fail", result)
-    return _row(trial, judged, ending, result, wall_s)
+    evidence = None
+    if judged.status != "ok":
+        evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s)
+    for dropped in drop_large_files(out_dir, limits.log_mib):
+        evidence = f"{evidence}\n{dropped}" if evidence else None
+    return _row(trial, judged.status, result, evidence, wall_s)
 
 
-def _row(trial: Trial, judged: Verdict, ending: Ending, result: WorkerResult | str, wall_s: float) -> Measurement:
+def _row(trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float) -> Measurement:
     return Measurement.model_validate(
         {**_stated(trial), **_measured(trial, result), **_circumstances(trial)}
-        | {
-            "status": judged.status,
-            "evidence": None
-            if judged.status == "ok"
-            else collect(judged.sentence, Path(trial.job.out_dir), ending.exit_codes, ending.silence_s),
-            "wall_s": wall_s,
-        }
+        | {"status": status, "evidence": evidence, "wall_s": wall_s}
     )
 
 

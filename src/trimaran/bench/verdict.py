@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from trimaran.measurement import Status
 # Exit statuses of a rank, as trimaran.train.worker uses them.
 REFUSED = 2
 OUT_OF_MEMORY = 41
+
+_FULL_DISK_BYTES = 1 << 20
 
 _SAYS_OOM = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|MemoryError|std::bad_alloc|OutOfMemoryError",
@@ -88,7 +91,11 @@ def _own_word(out_dir: Path, rank: int) -> str | None:
 
 def _last_words(launch: Launch, rank: int) -> str:
     lines = last_lines(launch.stderr(rank)).splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    if lines:
+        return lines[-1][:300]
+    # a rank whose disk is full cannot say so
+    full = shutil.disk_usage(launch.out_dir).free < _FULL_DISK_BYTES
+    return f"no space is left on the disk of {launch.out_dir}" if full else "it said nothing"
 
 
 def _signal_name(number: int) -> str:

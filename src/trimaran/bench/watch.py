@@ -82,11 +82,13 @@ class _Watch:
                 # a rank that fails takes its peers along within moments, or leaves them waiting for ever
                 if now - self._failed_at > self._limits.peers_s:
                     return "exited", f"rank {self.first_failed[0]} ended and the others were stopped"
-            elif broken := self._broken_limit(codes, now):
-                return broken
-            if now >= closer_look:
-                closer_look = now + _LOOK_CLOSER_EVERY_S
-                if broken := self._broken_resource():
+            else:
+                broken = self._broken_limit(codes, now)
+                if broken or now >= closer_look:
+                    closer_look = now + _LOOK_CLOSER_EVERY_S
+                    # what fills the memory or the disk is slow too, and that is not the reason to give
+                    broken = self._broken_resource() or broken
+                if broken:
                     return broken
             time.sleep(_LOOK_EVERY_S)
 
