@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trimaran.bench.evidence import drop_large_files
 from trimaran.bench.launcher import Launcher, launcher_named
 from trimaran.bench.limits import Limits
 from trimaran.bench.trial import WORKER, Trial, prepare_trial, run_trial
@@ -150,6 +151,9 @@ class _Sweep:
                 on_step=lambda steps: self._tell("step", trial, steps_done=steps),
                 worker=self._worker,
             )
+            dropped = drop_large_files(Path(trial.job.out_dir), self._limits.log_mib)
+            if dropped and row.evidence:
+                row = row.model_copy(update={"evidence": "\n".join((row.evidence, *dropped))})
             if prediction is not None:
                 row = row.model_copy(
                     update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimaran.bench.evidence import collect, drop_large_files
+from trimaran.bench.evidence import collect
 from trimaran.bench.launcher import Launch, Launcher
 from trimaran.bench.limits import Limits
 from trimaran.bench.machine import code_version, libraries, machine, telling_environment
@@ -122,8 +122,6 @@ def run_trial(
     evidence = None
     if judged.status != "ok":
         evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s)
-    for dropped in drop_large_files(out_dir, limits.log_mib):
-        evidence = f"{evidence}\n{dropped}" if evidence else None
     return _row(trial, judged.status, result, evidence, wall_s)
 
 
