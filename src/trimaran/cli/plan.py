@@ -38,6 +38,9 @@ def plan(
     ] = "time",
     deadline_days: Annotated[float | None, typer.Option(help="Finish --tokens within so many days.")] = None,
     budget: Annotated[float | None, typer.Option(help="Finish --tokens for at most so much money.")] = None,
+    why: Annotated[
+        str | None, typer.Option(help="Explain one layout, as dp8,tp4,pp12,mbs2, beside the best.", metavar="LAYOUT")
+    ] = None,
     top: Annotated[int, typer.Option(help="How many layouts to rank.")] = 20,
     calibration: CalibrationOption = None,
     runs: RunsOption = Path("runs"),
@@ -49,7 +52,7 @@ def plan(
     """
     import json
 
-    from trimaran.cli.study import study_of
+    from trimaran.cli.study import fixed_choices, study_of
     from trimaran.plan.planner import plan_with
     from trimaran.plan.settings import settings_from
     from trimaran.report.planned import FIELDS, as_json, explanation, records
@@ -63,8 +66,15 @@ def plan(
         goal=objective, deadline_days=deadline_days, budget=budget, top=top, gbs_tolerance=gbs_tolerance or 0.0,
         devices=study.devices if devices is None else devices,
         mem_margin=study.mem_margin if mem_margin is None else mem_margin,
-        fixed=study.fixed | _fixed(fix or []),
+        fixed=study.fixed | fixed_choices(fix or []),
     )  # fmt: skip
+    if why is not None:
+        from trimaran.plan.explain import explain
+        from trimaran.report.explained import answer
+
+        told = explain(why, study.workload, study.cluster, study.stack, settings, study.calibration)
+        typer.echo(answer(told, form.value))
+        return
     found = plan_with(study.workload, study.cluster, study.stack, settings, study.calibration)
     printed: Format = form.value
     if form is OutputFormat.json:
@@ -72,15 +82,3 @@ def plan(
         return
     typer.echo(render(records(found), FIELDS, printed))
     typer.echo("\n" + explanation(found), err=form is OutputFormat.csv)
-
-
-def _fixed(words: list[str]) -> dict[str, str]:
-    from trimaran.noun import TrimaranError
-
-    fixed: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals and value):
-            raise TrimaranError(f"--fix {word!r} is not NAME=VALUE: write for example --fix tp=8")
-        fixed[name.strip().replace("-", "_")] = value.strip()
-    return fixed

@@ -15,6 +15,14 @@ from trimaran.recipe import Recipe
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
+# The stack whose abilities are those of a trainer that export writes for.
+TRAINER_STACKS = {
+    "megatron-lm": "megatron",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "torchtitan": "torchtitan",
+    "deepspeed": "torch-fsdp",
+}
+
 
 @dataclass(frozen=True)
 class Study:
@@ -65,6 +73,17 @@ def study_of(
         mem_margin=sweep.mem_margin,
         fixed=dict(sweep.fixed),
     )
+
+
+def fixed_choices(words: list[str]) -> dict[str, object]:
+    """`NAME=VALUE` words as choices to hold; raises TrimaranError naming the word that is not one."""
+    fixed: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise TrimaranError(f"--fix {word!r} is not NAME=VALUE: write for example --fix tp=8")
+        fixed[name.strip().replace("-", "_")] = value.strip()
+    return fixed
 
 
 def _cluster(base: Recipe | None, cluster: str | None, runs: Path) -> Cluster:

@@ -61,11 +61,10 @@ def plan_with(
     notes: list[str] = []
     cap = cluster.devices if settings.devices is None else settings.devices
     if cap > cluster.devices:
-        nodes = -(-cap // cluster.devices_per_node)
+        stated, cluster = cluster.nodes, on_devices(cluster, cap)
         notes.append(
-            f"cluster {cluster.name} states {cluster.nodes} nodes; devices {cap} is planned on {nodes} of the same kind"
+            f"cluster {cluster.name} states {stated} nodes; {cap} devices are planned on {cluster.nodes} of that kind"
         )
-        cluster = cluster.model_copy(update={"nodes": nodes})
     known = resolve_calibration(cluster, stack, calibration)
     space = space_of(workload, cluster, stack, cap, settings.fixed)
     proposer = Proposer(space, Sieve(workload, cluster, stack), settings.gbs_tolerance, cap)
@@ -93,6 +92,13 @@ def plan_with(
         nearest_unfit=_nearest_unfit(ranking, search),
         notes=tuple(notes),
     )
+
+
+def on_devices(cluster: Cluster, devices: int) -> Cluster:
+    """The cluster, with more nodes of the same kind where it has fewer than `devices`."""
+    if devices <= cluster.devices:
+        return cluster
+    return cluster.model_copy(update={"nodes": -(-devices // cluster.devices_per_node)})
 
 
 def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:

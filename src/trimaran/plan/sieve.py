@@ -39,7 +39,7 @@ class Sieve:
     _asked: dict[str, dict[tuple[int, ...], dict[str, int] | None]] = field(default_factory=dict)
 
     def keep(self, columns: Columns, *, known: tuple[frozenset[str], ...] = ()) -> Columns:
-        """Candidates that break no rule decidable from `columns`, leaving out those on fields of one of `known` alone."""
+        """Candidates that break no rule decidable from `columns`; rules on fields of one of `known` are not asked."""
         valid = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
         for rule in RULES:
             reads = _fields(rule)

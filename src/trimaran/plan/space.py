@@ -19,7 +19,7 @@ LARGEST_MBS = 4096
 
 Fixed = Mapping[str, object]
 _SHORT = {"zero": "zero_stage", "sp": "sequence_parallel"}
-_FIXABLE = (
+FIXABLE = (
     "dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "sequence_parallel", "recompute", "recompute_every",
     "precision", "schedule", "placement",
 )  # fmt: skip
@@ -92,8 +92,8 @@ def space_of(workload: Workload, cluster: Cluster, stack: Stack, devices: int, f
 
 def _fixed_values(name: str, values: object) -> tuple[int, ...]:
     """The values of one fixed choice, each checked as Layout checks it; words as indices."""
-    if name not in _FIXABLE:
-        raise TrimaranError(f"fixed field {name!r} is not one of {', '.join(_FIXABLE)}: choose one of them")
+    if name not in FIXABLE:
+        raise TrimaranError(f"fixed field {name!r} is not one of {', '.join(FIXABLE)}: choose one of them")
     several = values if isinstance(values, list | tuple) else str(values).split(",")
     return tuple(dict.fromkeys(_fixed_value(name, value) for value in several))
 

@@ -1,0 +1,1 @@
+"""Export: a layout as another trainer's flags or configuration, one file per trainer."""

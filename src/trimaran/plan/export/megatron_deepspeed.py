@@ -1,0 +1,53 @@
+"""Flags and DeepSpeed configuration of Megatron-DeepSpeed (BigScience's, 2022)."""
+
+from __future__ import annotations
+
+import json
+
+from trimaran.layout import Layout
+from trimaran.plan.export.deepspeed import deepspeed_config
+from trimaran.plan.export.megatron_lm import batch_flags, joined, model_flags, parallel_flags
+from trimaran.plan.export.refuse import refuse_first
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
+
+
+def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
+    """A here-document for the configuration file, then one flag a line."""
+    model = workload.model
+    refuse_first(
+        "Megatron-DeepSpeed",
+        layout,
+        (
+            (layout.schedule in ("gpipe", "interleaved", "zero_bubble"), f"the {layout.schedule} schedule"),
+            (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
+            (layout.sequence_parallel, "sequence parallelism"),
+            (layout.recompute == "selective", "selective recompute"),
+            (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
+            (len(set(layout.stage_split)) > 1, "a stated stage split"),
+            (model.layers % layout.pp > 0, f"{model.layers} layers on {layout.pp} stages"),
+            (model.kv_heads != model.heads, "grouped queries"),
+            (model.norm != "layernorm", f"norm {model.norm}"),
+            (model.mlp != "gelu", f"MLP {model.mlp}"),
+            (not model.bias, "linear layers without bias"),
+            (not model.tied_embedding, "an untied output matrix"),
+            (model.head == "classifier", "a classifier head"),
+        ),
+    )
+    config = deepspeed_config(layout, workload)
+    if workload.ramp_up:
+        # The trainer sets the batch while it grows; DeepSpeed is told the micro-batch alone.
+        config = {name: value for name, value in config.items() if name != "gradient_accumulation_steps"}
+    flags = [*model_flags(workload), f"--position-embedding-type {_POSITIONS[model.positions]}"]
+    if model.embedding_norm:
+        flags.append("--embed-layernorm")
+    flags += [*parallel_flags(layout), *batch_flags(layout, workload)]
+    if layout.recompute == "full":
+        flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
+        flags.append(f"--checkpoint-num-layers {layout.recompute_every}")
+    if layout.pp == 1:
+        flags.append("--no-pipeline-parallel")
+    flags += ["--deepspeed", "--deepspeed_config ds_config.json", f"--zero-stage {layout.zero_stage}"]
+    return f"cat > ds_config.json <<'END'\n{json.dumps(config, indent=2)}\nEND\n{joined(flags)}"
