@@ -13,7 +13,7 @@ import numpy as np
 from trimaran.cluster import PRECISIONS, Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import Bools, Floats, Ints
-from trimaran.cost.measured import MatmulTable
+from trimaran.cost.measured import AttentionTable, MatmulTable
 from trimaran.model import Model
 from trimaran.stack import Stack
 
@@ -22,6 +22,8 @@ from trimaran.stack import Stack
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62))
 # Elements of K that the prologue and the epilogue of a tile cost.
 TILE_FILL_K = 96.0
+# Operators that autograd runs for one of the forward pass.
+BACKWARD_OPERATORS = 1.4
 # Tensor cores want sizes in multiples of 16 bytes.
 ALIGNMENT = 8
 
@@ -39,8 +41,8 @@ class LayerTime:
 class Rates:
     """What one rank computes and moves: arrays over layouts.
 
-    `peak` operations/s, `bandwidth` bytes/s, `element` bytes of an activation, `oversubscribed`
-    how many ranks take turns on one core.
+    `peak` operations/s, `bandwidth` bytes/s, `element` bytes of an activation. The slowdowns are how much
+    longer a rank takes because of the others of its node: 1 on a GPU, more where slots share cores.
     """
 
     peak: Floats
@@ -48,7 +50,9 @@ class Rates:
     element: Floats
     tensor_cores: Bools
     half: Bools
-    oversubscribed: Floats
+    matmul_slowdown: Floats
+    memory_slowdown: Floats
+    overhead_slowdown: Floats
 
 
 def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: Ints) -> Rates:
@@ -57,17 +61,34 @@ def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: 
     peaks = [(device.peak(word) or 0.0) * 1e12 for word in PRECISIONS]
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
     element = np.array([4.0, 2.0, 2.0, 2.0])[precision]
-    slots = np.minimum(devices, cluster.devices_per_node)
-    wanted = slots * device.cores / cluster.cores_per_node if cluster.cores_per_node and device.cores else 1.0
-    oversubscribed = np.maximum(1.0, wanted) * np.ones(precision.shape)
+    matmul, memory, overhead = slowdowns(cluster, devices)
     return Rates(
         peak=peak * calibration.gemm,
         bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
         element=element,
         tensor_cores=(element < 4) & (device.kind == "gpu"),
         half=precision == PRECISIONS.index("fp16"),
-        oversubscribed=oversubscribed,
+        matmul_slowdown=matmul,
+        memory_slowdown=memory,
+        overhead_slowdown=overhead,
     )
+
+
+def slowdowns(cluster: Cluster, devices: Ints) -> tuple[Floats, Floats, Floats]:
+    """How much longer matmuls, memory passes and small operators take with that many devices at work.
+
+    As the probe measured it; else slots that want more cores than a node has take turns.
+    """
+    slots = np.minimum(devices, cluster.devices_per_node).astype(np.float64)
+    if cluster.contention:
+        known = sorted(cluster.contention, key=lambda c: c.ranks)
+        ranks = np.log([1.0, *(c.ranks for c in known)])
+        measured = [[1.0, *(getattr(c, name) for c in known)] for name in ("matmul", "memory", "overhead")]
+        a, b, c = (np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
+        return a, b, c
+    wanted = slots * cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else np.zeros(slots.shape)
+    turns = np.maximum(1.0, wanted)
+    return turns, turns, turns
 
 
 def gemm_time(
@@ -113,6 +134,8 @@ class LayerModel:
         self.model, self.seq_len = model, seq_len
         self.cluster, self.stack, self.calibration = cluster, stack, calibration
         self.table = MatmulTable(cluster.matmul) if cluster.matmul else None
+        measured = cluster.attention if stack.flash_attention else ()
+        self.attention = AttentionTable(measured) if measured else None
 
     def product(
         self, m: Floats | float, n: Floats | float, k: Floats | float, batch: Floats | float, rate: Rates
@@ -121,8 +144,8 @@ class LayerModel:
         if self.table is not None:
             operations = 2.0 * np.asarray(m) * np.asarray(n) * np.asarray(k) * np.asarray(batch)
             measured = self.table.rate(m, n, k, rate.element)
-            return np.asarray(operations / (measured * self.calibration.gemm) * rate.oversubscribed)
-        return gemm_time(m, n, k, batch, rate, self.cluster, self.calibration.unaligned) * rate.oversubscribed
+            return np.asarray(operations / (measured * self.calibration.gemm) * rate.matmul_slowdown)
+        return gemm_time(m, n, k, batch, rate, self.cluster, self.calibration.unaligned) * rate.matmul_slowdown
 
     def layer(self, tp: Ints, mbs: Ints, sequence_parallel: Bools, rate: Rates) -> LayerTime:
         """One layer's forward and backward (weights and inputs), communication apart."""
@@ -158,7 +181,7 @@ class LayerModel:
         forward = self.product(tokens, v, h, 1.0, rate)
         backward = self.product(tokens, h, v, 1.0, rate) + self.product(h, v, tokens, 1.0, rate)
         # Cast to fp32, maximum, exponential, sum; the gradient is written once and cast back.
-        turns = rate.oversubscribed / rate.bandwidth
+        turns = rate.memory_slowdown / rate.bandwidth
         return forward + tokens * v * (rate.element + 16.0) * turns, backward + tokens * v * (
             rate.element + 8.0
         ) * turns
@@ -166,17 +189,20 @@ class LayerModel:
     def embedding(self, mbs: Ints, rate: Rates) -> Floats:
         """Lookup, positions and dropout forward, and the scatter of the gradient backward."""
         moved = mbs * float(self.seq_len) * self.model.hidden * (6.0 * rate.element + 8.0)
-        return moved / rate.bandwidth * rate.oversubscribed
+        return moved / rate.bandwidth * rate.memory_slowdown
 
     def _attention(self, t: Floats, b: Floats, rate: Rates) -> tuple[Floats, Floats]:
         """Scores and context: 4 b s^2 a d / t operations forward, twice that backward."""
         model, s, d = self.model, float(self.seq_len), float(self.model.head_dim)
         share = self._attention_share(rate)
         batch = b * model.heads / t
+        if self.attention is not None:
+            forward, backward = self.attention.time(batch, s, d, rate.element)
+            return forward * rate.matmul_slowdown, backward * rate.matmul_slowdown
         if self.stack.flash_attention:
             # Causal kernels skip the masked half; backward recomputes the scores: 5 products for 2.
             operations = 2.0 * batch * s * s * d
-            slower = rate.oversubscribed / (rate.peak * share)
+            slower = rate.matmul_slowdown / (rate.peak * share)
             return operations * slower, 2.5 * operations * slower
         forward = self.product(s, s, d, batch, rate) + self.product(s, d, s, batch, rate)
         backward = 2.0 * self.product(s, s, d, batch, rate) + 2.0 * self.product(s, d, s, batch, rate)
@@ -221,12 +247,11 @@ class LayerModel:
             fused = self.fused_softmax(t, b)
             forward = forward + scores * np.where(fused, 4.5, 12.0)
             backward = backward + scores * np.where(fused, 5.5, 10.0)
-        turns = rate.oversubscribed / rate.bandwidth
+        turns = rate.memory_slowdown / rate.bandwidth
         return forward * turns, backward * turns
 
     def _host(self, tp: Ints, rate: Rates) -> tuple[Floats, Floats]:
         """Host time of a layer: operators forward and backward times `op_us`; TP adds its collectives'."""
-        forward = np.where(tp > 1, 26.0, 20.0)
-        return forward * self.calibration.op_us * 1e-6 * rate.oversubscribed, (
-            forward * 1.4 * self.calibration.op_us * 1e-6 * rate.oversubscribed
-        )
+        operators = np.where(tp > 1, 26.0, 20.0)
+        forward = operators * self.calibration.op_us * 1e-6 * rate.overhead_slowdown
+        return forward, BACKWARD_OPERATORS * forward

@@ -6,36 +6,83 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trimaran.cluster import CollectiveTime, MatmulRate
+from trimaran.cluster import AttentionTime, CollectiveTime, MatmulRate
 from trimaran.cost.grid import Floats
+
+# Bytes of an element under the precisions that a probe measures; fp16 stands in for bf16 where only it is known.
+ELEMENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+
+
+class _Nearby:
+    """Values known at points, read elsewhere with inverse-distance weights in the points' logarithms."""
+
+    def __init__(self, points: Floats, values: Floats) -> None:
+        self._points, self._values = np.log(points), np.log(values)
+
+    def read(self, wanted: Floats) -> Floats:
+        """Values (n, k) at `wanted` (n, dimensions)."""
+        distance = ((np.log(wanted)[:, None, :] - self._points[None, :, :]) ** 2).sum(axis=2)
+        weight = 1.0 / (distance + 0.01) ** 2
+        return np.asarray(np.exp(weight @ self._values / weight.sum(axis=1, keepdims=True)))
+
+
+class _ByElement:
+    """One table per element size; a size that was not measured reads the other's."""
+
+    def __init__(self, rows: Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]]) -> None:
+        self._tables: dict[float, _Nearby] = {}
+        for precision, element in ELEMENTS.items():
+            chosen = [(point, value) for name, point, value in rows if name == precision]
+            if chosen and element not in self._tables:
+                points, values = zip(*chosen, strict=True)
+                self._tables[element] = _Nearby(np.array(points, dtype=np.float64), np.array(values, dtype=np.float64))
+
+    def read(self, element: Floats, *coordinates: Floats | float) -> Floats:
+        """Values (k, ...) at coordinates that broadcast against `element`."""
+        shape = np.broadcast_shapes(np.shape(element), *(np.shape(x) for x in coordinates))
+        wanted = np.stack(
+            [np.broadcast_to(np.asarray(x, dtype=np.float64), shape).ravel() for x in coordinates], axis=1
+        )
+        sizes = np.broadcast_to(element, shape).ravel()
+        out: Floats | None = None
+        for size in np.unique(sizes):
+            chosen = sizes == size
+            table = self._tables.get(float(size)) or next(iter(self._tables.values()))
+            values = table.read(wanted[chosen])
+            out = np.empty((len(sizes), values.shape[1])) if out is None else out
+            out[chosen] = values
+        assert out is not None
+        return np.moveaxis(out.reshape(*shape, -1), -1, 0)
 
 
 class MatmulTable:
-    """Matmul rate between measured shapes: inverse-distance weights in log (m, n, k)."""
+    """Matmul rate between measured shapes."""
 
     def __init__(self, points: Sequence[MatmulRate]) -> None:
-        self._by_element: dict[float, tuple[Floats, Floats]] = {}
-        for element, precisions in ((4.0, ("fp32",)), (2.0, ("bf16", "fp16"))):
-            for precision in precisions:
-                chosen = [point for point in points if point.precision == precision]
-                if chosen:
-                    shapes = np.log(np.array([(p.m, p.n, p.k) for p in chosen], dtype=np.float64))
-                    self._by_element[element] = (shapes, np.log(np.array([p.tflops * 1e12 for p in chosen])))
-                    break
+        self._rates = _ByElement([(p.precision, (p.m, p.n, p.k), (p.tflops * 1e12,)) for p in points])
 
     def rate(self, m: Floats | float, n: Floats | float, k: Floats | float, element: Floats) -> Floats:
-        """Operations a second of an m x k times k x n product; a precision not measured uses the other's points."""
-        shape = np.broadcast_shapes(*(np.shape(x) for x in (m, n, k, element)))
-        wanted = np.stack([np.log(np.broadcast_to(x, shape)).ravel() for x in (m, n, k)], axis=1)
-        out = np.empty(wanted.shape[0])
-        elements = np.broadcast_to(element, shape).ravel()
-        for size in np.unique(elements):
-            shapes, log_rates = self._by_element.get(float(size)) or next(iter(self._by_element.values()))
-            chosen = elements == size
-            distance = ((wanted[chosen][:, None, :] - shapes[None, :, :]) ** 2).sum(axis=2)
-            weight = 1.0 / (distance + 0.02) ** 2
-            out[chosen] = np.exp((weight * log_rates).sum(axis=1) / weight.sum(axis=1))
-        return out.reshape(shape)
+        """Operations a second of an m x k times k x n product."""
+        return np.asarray(self._rates.read(element, m, n, k)[0])
+
+
+class AttentionTable:
+    """Time of causal attention, from measured microseconds a batch, head, pair of positions and head dimension."""
+
+    def __init__(self, points: Sequence[AttentionTime]) -> None:
+        self._costs = _ByElement(
+            [
+                (p.precision, (p.batch_heads, p.seq_len, p.head_dim), (p.forward_us / work, p.backward_us / work))
+                for p in points
+                for work in (float(p.batch_heads) * p.seq_len**2 * p.head_dim,)
+            ]
+        )
+
+    def time(self, batch_heads: Floats, seq_len: float, head_dim: float, element: Floats) -> tuple[Floats, Floats]:
+        """Seconds (forward, backward) over `batch_heads` sequences."""
+        forward, backward = self._costs.read(element, batch_heads, seq_len, head_dim)
+        work = batch_heads * seq_len**2 * head_dim * 1e-6
+        return forward * work, backward * work
 
 
 class CollectiveTable:

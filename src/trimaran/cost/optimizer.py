@@ -29,4 +29,4 @@ def step_time(grid: LayoutGrid, stack: Stack, optimizer: Optimizer, parameters: 
     own = parameters / np.where(sharded, grid.dp, 1)
     # The norm reads all gradients that the rank holds; clipping (and the fp16 scaler) reads and writes them.
     norm_bytes = np.where(grid.zero_stage >= 2, own, parameters) * gradient * 3.0
-    return (own * state_bytes + norm_bytes) / rate.bandwidth * rate.oversubscribed
+    return (own * state_bytes + norm_bytes) / rate.bandwidth * rate.memory_slowdown
