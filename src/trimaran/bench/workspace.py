@@ -34,6 +34,11 @@ class Workspace:
         return self.folder / "trials"
 
     @property
+    def calibration(self) -> Path:
+        """The cost model fitted to this study's measurements."""
+        return self.folder / "calibration.toml"
+
+    @property
     def table(self) -> Path:
         """What was measured, as a Markdown table."""
         return self.folder / "table.md"

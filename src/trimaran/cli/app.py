@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trimaran import __version__
-from trimaran.cli import bench, export, plan, predict, probe, report, train, tune
+from trimaran.cli import bench, export, fit, plan, predict, probe, report, train, tune
 
 app = typer.Typer(
     name="trimaran",
@@ -21,6 +21,7 @@ app.command()(probe.probe)
 app.command()(plan.plan)
 app.command()(export.export)
 app.command()(predict.predict)
+app.command()(fit.fit)
 app.command()(bench.bench)
 app.command()(tune.tune)
 app.command()(train.train)

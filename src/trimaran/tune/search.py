@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trimaran.tune.choose import Candidate, Verdict, decide
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The candidates as the cost model sees them now, and its relative error (1 sigma)."""
+
+    candidates: Sequence[Candidate]
+    error: float
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,13 @@ def search(
     max_trials: int = 24,
     prior_error: float = 0.2,
     margin: float = 0.02,
+    learn: Callable[[Mapping[int, float]], Outlook] | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Found:
     """Measure `first`, then whatever promises the largest gain, until the winner is certain.
 
     `measure` runs one candidate and returns its seconds per iteration, or None when it failed.
+    `learn` may predict all candidates anew from what was measured (same candidates, same order).
     The search ends when the winner is certain to `margin` and `min_trials` were made, when
     `max_trials` were made, or when nothing is left.
     """
@@ -52,7 +62,8 @@ def search(
         if len(order) < max_trials:
             run(index)
     while True:
-        verdict = decide(candidates, seconds, failed, prior_error, margin)
+        outlook = learn(seconds) if learn and seconds else Outlook(candidates, prior_error)
+        verdict = decide(outlook.candidates, seconds, failed, outlook.error, margin)
         on_verdict(verdict)
         enough = verdict.certain and len(order) >= min_trials
         if enough or verdict.next is None or len(order) >= max_trials:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.bench.workspace import Workspace, stated_layouts
 from trimaran.cluster import Cluster
-from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.calibration import Calibration, resolve_calibration, save_calibration
 from trimaran.cost.estimate import estimate
+from trimaran.cost.fit import Observation
+from trimaran.cost.fit_rows import fit_observations
 from trimaran.layout import Layout, check_layout, resolve_split
 from trimaran.measurement import Measurement
 from trimaran.noun import TrimaranError
@@ -18,8 +20,10 @@ from trimaran.plan.settings import PlanSettings
 from trimaran.recipe import Recipe
 from trimaran.store import Store
 from trimaran.tune.choose import Candidate, Verdict
-from trimaran.tune.search import Found, search
+from trimaran.tune.search import Found, Outlook, search
 
+# With fewer rows a fit says less than the prior.
+LEAST_ROWS_TO_FIT = 4
 # Layouts of the plan that the search may choose from, besides those that the recipe states.
 PLANNED = 100
 
@@ -85,8 +89,13 @@ def tune(
             max_trials=recipe.sweep.max_trials,
             prior_error=calibration.time_error,
             margin=recipe.sweep.margin,
+            learn=lambda seconds: learned(recipe, cluster, calibration, candidates, rows, seconds),
             on_verdict=on_verdict,
         )
+    seen = observations(recipe, cluster, candidates, rows)
+    if len(seen) >= LEAST_ROWS_TO_FIT:
+        fitted = fit_observations(seen, [one.layout.label() for one in seen])
+        save_calibration(fitted.calibration, workspace.calibration)
     return _tuned(candidates, found, rows, cluster, recipe)
 
 
@@ -117,6 +126,45 @@ def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) ->
         predicted = estimate(workload, cluster, stack, layout, calibration)
         candidates.append(Candidate(layout, predicted.sec_per_it, predicted.reported_mem_gib))
     return candidates
+
+
+def observations(
+    recipe: Recipe, cluster: Cluster, candidates: Sequence[Candidate], rows: Mapping[int, Measurement]
+) -> list[Observation]:
+    """What was measured, as a fit sees it."""
+    return [
+        Observation(
+            recipe.workload,
+            cluster,
+            recipe.stack,
+            candidates[index].layout,
+            row.sec_per_it,
+            row.mem_gib,
+            row.date or "",
+        )
+        for index, row in rows.items()
+        if row.status == "ok"
+    ]
+
+
+def learned(
+    recipe: Recipe,
+    cluster: Cluster,
+    calibration: Calibration,
+    candidates: Sequence[Candidate],
+    rows: Mapping[int, Measurement],
+    seconds: Mapping[int, float],
+) -> Outlook:
+    """The candidates predicted anew by a calibration fitted to the rows so far."""
+    if len(seconds) < LEAST_ROWS_TO_FIT:
+        return Outlook(candidates, calibration.time_error)
+    seen = observations(recipe, cluster, candidates, rows)
+    fitted = fit_observations(seen, [one.layout.label() for one in seen]).calibration
+    anew = []
+    for candidate in candidates:
+        predicted = estimate(recipe.workload, cluster, recipe.stack, candidate.layout, fitted)
+        anew.append(replace(candidate, predicted_sec_per_it=predicted.sec_per_it))
+    return Outlook(anew, fitted.time_error)
 
 
 def _tuned(
