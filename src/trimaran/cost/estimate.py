@@ -6,6 +6,7 @@ One formula serves both: `estimate` is `estimate_many` on a grid of one, and tes
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import Self
 
 import numpy as np
@@ -180,7 +181,7 @@ def memory_per_stage(
 
 def time_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration) -> Floats:
     """Seconds per iteration alone, shape (n,)."""
-    return np.asarray(np.sum(list(_time_parts(workload, cluster, stack, grid, calibration).values()), axis=0))
+    return _added(_time_parts(workload, cluster, stack, grid, calibration))
 
 
 def memory_many(
@@ -200,10 +201,15 @@ def _evaluate(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
 ) -> Estimates:
     parts = _time_parts(workload, cluster, stack, grid, calibration)
-    total = np.asarray(np.sum(list(parts.values()), axis=0))
+    total = _added(parts)
     memory, reported = memory_many(workload, cluster, stack, grid, calibration)
     fits = memory <= _limit(cluster, grid)
     return Estimates(**parts, sec_per_it=total, mem_gib=memory, reported_mem_gib=reported, fits=fits)
+
+
+def _added(parts: dict[str, Floats]) -> Floats:
+    """Sum in the parts' order: NumPy's own sum adds one layout and many in different orders."""
+    return reduce(np.add, parts.values())
 
 
 def _time_parts(

@@ -7,6 +7,7 @@ element sizes, TP, sequence parallelism, flash attention and unfused kernels eac
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class StageMemory:
     @property
     def total(self) -> Floats:
         """All of it."""
-        return np.asarray(np.sum([getattr(self, field.name) for field in fields(self)], axis=0))
+        return reduce(np.add, (getattr(self, field.name) for field in fields(self)))
 
     @property
     def allocated(self) -> Floats:
