@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, load_calibration, prior
+from trimaran.cost.predict import PredictedRow, predict_table
 from trimaran.files import load_cluster, load_model, load_stack
 from trimaran.layout import first_error
 from trimaran.model import Model
@@ -23,6 +25,7 @@ from trimaran.noun import TrimaranError
 from trimaran.plan.noun import Plan
 from trimaran.plan.planner import plan_with
 from trimaran.plan.settings import settings_from
+from trimaran.rows import Table, packaged_table, packaged_tables, read_table
 from trimaran.stack import Stack
 from trimaran.workload import RampUp, Workload
 
@@ -63,6 +66,28 @@ def plan(
     known_stack = load_stack(stack) if isinstance(stack, str) else stack
     known = calibration_of(calibration, known_cluster, known_stack)
     return plan_with(workload, known_cluster, known_stack, settings, known)
+
+
+def predict(
+    table: str | Path | Table,
+    *,
+    cluster: str | None = None,
+    stack: str | None = None,
+    calibration: Calibration | str | None = None,
+) -> list[PredictedRow]:
+    """Predict every row of a table: a CSV's path, a packaged table's name (`seeds`), or a Table.
+
+    `cluster` and `stack` serve the rows that name none; `calibration` is a Calibration, a file, or `none`
+    for the priors. A row that cannot be answered says why in its `error`. Raises TrimaranError where the
+    table cannot be read.
+    """
+    if isinstance(table, Table):
+        rows = table
+    else:
+        rows = packaged_table(str(table)) if str(table) in packaged_tables() else read_table(table)
+    known = load_calibration(calibration) if isinstance(calibration, str) and calibration != "none" else calibration
+    given = None if isinstance(known, str) else known
+    return predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=known == "none")
 
 
 def workload_of(

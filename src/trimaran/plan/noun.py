@@ -5,6 +5,7 @@ from __future__ import annotations
 from trimaran.cost.estimate import Estimate
 from trimaran.layout import Layout
 from trimaran.noun import Noun
+from trimaran.plan.advice import Advice
 from trimaran.plan.objective import Objective
 
 
@@ -86,6 +87,7 @@ class Plan(Noun):
     fitting: int
     refusals: tuple[Refusal, ...]
     nearest_unfit: Unfit | None
+    advice: Advice | None
     notes: tuple[str, ...]
 
     @property

@@ -13,6 +13,7 @@ from trimaran.cost.estimate import Estimate, estimate
 from trimaran.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout import RULES, Layout
 from trimaran.noun import TrimaranError
+from trimaran.plan.advice import advise
 from trimaran.plan.bottleneck import bottleneck, memory_sentence
 from trimaran.plan.candidates import Proposer
 from trimaran.plan.noun import Entry, Plan, Refusal, Unfit
@@ -90,6 +91,7 @@ def plan_with(
         fitting=ranking.fitting,
         refusals=_refusals(proposer.sieve, entries[0].layout),
         nearest_unfit=_nearest_unfit(ranking, search),
+        advice=advise(entries[0].layout, workload, cluster, stack, known),
         notes=tuple(notes),
     )
 
@@ -219,10 +221,8 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
     unfit = _nearest_unfit(ranking, search)
     if unfit is not None:
         return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}"
-    refused = search.proposer.sieve.refused()
-    names = [rule for rule in RULES if rule.name in refused]
-    if not names:
-        return f"no layout on {devices} devices is left: fix fewer choices"
-    # The last rule asked is the one that nothing passed.
-    last = names[-1]
-    return f"no layout is valid; for example, {search.proposer.sieve.sentence(last, refused[last.name][-1])}"
+    sieve = search.proposer.sieve
+    if sieve.emptied is None:
+        return f"no layout on {devices} devices is left: allow more devices or fix fewer choices"
+    rule, fields = sieve.emptied
+    return f"no layout is valid; for example, {sieve.sentence(rule, fields)}"

@@ -35,6 +35,8 @@ class Sieve:
     workload: Workload
     cluster: Cluster
     stack: Stack
+    # The first rule that left nothing of what it was asked about, and one of the candidates it refused.
+    emptied: tuple[Rule, dict[str, int]] | None = None
     # By rule and combination of what it reads: None where it is content, else one refused candidate's fields.
     _asked: dict[str, dict[tuple[int, ...], dict[str, int] | None]] = field(default_factory=dict)
 
@@ -46,7 +48,11 @@ class Sieve:
             # Nobody proposes stage splits that a rule could refuse: the grid makes them.
             reads.discard("stage_split")
             if reads <= set(columns) and not any(reads <= fields for fields in known):
-                valid &= self._passes(rule, columns, valid)
+                passes = self._passes(rule, columns, valid)
+                if valid.any() and not passes.any() and self.emptied is None:
+                    row = int(np.flatnonzero(valid)[0])
+                    self.emptied = rule, {name: int(values[row]) for name, values in columns.items()}
+                valid = passes
         return {name: values[valid] for name, values in columns.items()}
 
     def refused(self) -> dict[str, list[dict[str, int]]]:

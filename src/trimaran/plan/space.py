@@ -101,6 +101,8 @@ def _fixed_values(name: str, values: object) -> tuple[int, ...]:
 def _fixed_value(name: str, value: object) -> int:
     text = str(value).strip().lower()
     given: object = tuple(text.split("-")) if name == "placement" else text
+    if name == "placement" and given not in PLACEMENTS:
+        raise TrimaranError(f"fixed placement {text!r} does not name dp, tp and pp once each: write tp-dp-pp")
     try:
         layout = Layout.model_validate({name: given})
     except ValidationError as error:

@@ -94,6 +94,8 @@ def explanation(plan: Plan) -> str:
         )
     if plan.nearest_unfit:
         lines.append(f"nearest that does not fit: {plan.nearest_unfit.layout}: {plan.nearest_unfit.sentence}")
+    if plan.advice:
+        lines.append(f"advice: {plan.advice.sentence}")
     for refusal in plan.refusals:
         fields = " x ".join(refusal.fields)
         lines.append(
@@ -128,6 +130,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "reason": plan.nearest_unfit.sentence,
         },
         "refusals": [refusal.model_dump() for refusal in plan.refusals],
+        "advice": None if plan.advice is None else plan.advice.model_dump(),
         "notes": list(plan.notes),
     }
 

@@ -1,0 +1,135 @@
+"""`trimaran plan` and `trimaran export` as a person meets them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+BLOOM = ("--model", "bloom-176b", "--cluster", "jean-zay-a100-80gb", "--devices", "384", "--gbs", "2048")
+SMALL = ("--model", "gpt3-1b3", "--cluster", "jean-zay-v100-32gb", "--devices", "16", "--gbs", "64")
+
+
+def test_json_of_a_plan_holds_ranked_layouts_and_reasons(trimaran: Run) -> None:
+    done = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--tokens", "366e9", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    layouts = answer["layouts"]
+    assert [entry["rank"] for entry in layouts] == list(range(1, 21))
+    assert layouts[0]["sec_per_it"] <= layouts[1]["sec_per_it"]
+    for entry in layouts:
+        assert entry["dp"] * entry["tp"] * entry["pp"] == entry["devices"] <= 384
+        assert 2048 % (entry["dp"] * entry["mbs"]) == 0
+        assert sum(entry["time_s"].values()) == pytest.approx(entry["sec_per_it"])
+        assert entry["mem_gib"] == pytest.approx(max(stage_total(stage) for stage in entry["memory_gib"]))
+        assert entry["mem_gib"] <= 79.35 * 0.95
+        assert entry["days"] == pytest.approx(entry["sec_per_it"] * -(-366e9 // (2048 * 2048)) / 86400, rel=1e-6)
+    assert {refusal["rule"] for refusal in answer["refusals"]} >= {"global_batch", "heads", "stages"}
+    assert "GiB" in answer["nearest_unfit"]["reason"]
+
+
+def stage_total(stage: dict[str, float]) -> float:
+    return sum(value for name, value in stage.items() if name not in ("stage", "layers"))
+
+
+def test_table_has_the_documents_columns(trimaran: Run) -> None:
+    done = trimaran("plan", *SMALL, "--format", "markdown", "--top", "3")
+    header = [cell.strip() for cell in done.stdout.splitlines()[0].strip("|").split("|")]
+    for column in ("Nodes", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFLOPs", "MFU", "Notes"):
+        assert column in header
+    assert "best: dp" in done.stdout
+
+
+def test_csv_is_a_table_and_nothing_else(trimaran: Run) -> None:
+    done = trimaran("plan", *SMALL, "--format", "csv", "--top", "5")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert "best: dp" in done.stderr
+
+
+def test_planning_imports_no_torch() -> None:
+    code = f"""
+import sys
+sys.argv = ["trimaran", "plan", *{SMALL!r}]
+from trimaran.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+assert "torch" not in sys.modules and "scipy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+WRONG = [
+    *(("--devices", value) for value in ("0", "-1", "1e30", "NaN", "many")),
+    *(("--gbs", value) for value in ("0", "-1", "1e30", "NaN", "many", "1000000000000")),
+    *(("--seq", value) for value in ("0", "-1", "1e30", "NaN", "many", "1000000")),
+    *(("--top", value) for value in ("0", "-1", "1e30", "NaN", "many")),
+    *(("--tokens", value) for value in ("0", "-1", "1e30", "NaN", "many")),
+    *(("--mem-margin", value) for value in ("1", "-1", "1e30", "NaN", "much")),
+    *(("--gbs-tolerance", value) for value in ("1", "-1", "1e30", "NaN", "much")),
+    *(("--deadline-days", value) for value in ("0", "-1", "1e30", "NaN", "soon", "1")),
+    *(("--budget", value) for value in ("0", "-1", "1e30", "NaN", "little", "1")),
+    *(("--fix", value) for value in ("tp=0", "tp=-1", "tp=1e30", "tp=NaN", "tp=two", "tp=5", "tp", "tpp=2")),
+    *(("--fix", value) for value in ("mbs=100000", "recompute=ful", "placement=tp-dp", "precision=fp8")),
+    *(("--ramp-up", value) for value in ("32", "0,0,0", "-1,32,5", "32,32,NaN", "1e30,1,1", "7,32,100")),
+    *(("--why", value) for value in ("dp0", "dp-1", "dp1e30", "dpNaN", "eight", "dp8,cp2")),
+    ("--model", "gpt3-1b"),
+    ("--cluster", "jean-zay"),
+    ("--stack", "megatro"),
+    ("--optimizer", "adamm"),
+    ("--objective", "speed"),
+    ("--objective", "devices"),
+    ("--format", "xml"),
+    ("--calibration", "missing.toml"),
+    ("--wat", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
+def test_wrong_input_is_told_in_one_line_with_status_2(
+    wrong: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trimaran.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["trimaran", "plan", *SMALL, *wrong])
+    with pytest.raises(SystemExit) as end:
+        main()
+    shown = capsys.readouterr()
+    assert end.value.code == 2
+    assert shown.out == ""
+    assert len(shown.err.strip().splitlines()) == 1
+    assert "Traceback" not in shown.err
+
+
+def test_why_explains_a_ranked_a_refused_and_an_unfit_layout(trimaran: Run) -> None:
+    ranked = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp8,tp4,pp10,mbs2")
+    assert "rank" in ranked.stdout and "bubble" in ranked.stdout and "sec/it" in ranked.stdout
+    refused = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp6,tp5,pp12,mbs1")
+    assert "refused" in refused.stdout
+    assert "heads 112 is not a multiple of TP 5" in refused.stdout
+    assert "layers 70 do not split evenly" in refused.stdout
+    unfit = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp8,tp1,pp1,mbs1", "--format", "json")
+    answer = json.loads(unfit.stdout)
+    assert answer["verdict"] == "does not fit"
+    assert answer["estimate"]["mem_gib"] > 79.35
+
+
+def test_export_writes_for_each_trainer(trimaran: Run) -> None:
+    flags = trimaran("export", *BLOOM, "--to", "megatron-deepspeed", "--layout", "dp8,tp4,pp10,mbs2,zero1,fp16").stdout
+    for flag in ("--tensor-model-parallel-size 4", "--pipeline-model-parallel-size 10", "--micro-batch-size 2",
+                 "--global-batch-size 2048", "--position-embedding-type alibi", "--embed-layernorm",
+                 "--zero-stage 1", "--fp16"):  # fmt: skip
+        assert flag in flags
+    refused = trimaran("export", *BLOOM, "--to", "megatron-lm", "--layout", "dp8,tp4,pp10,mbs2")
+    assert refused.returncode == 2 and "ALiBi" in refused.stderr
+    assert trimaran("export", *BLOOM, "--to", "nemo").returncode == 2
