@@ -124,6 +124,17 @@ def test_why_explains_a_ranked_a_refused_and_an_unfit_layout(trimaran: Run) -> N
     assert answer["estimate"]["mem_gib"] > 79.35
 
 
+def test_ramp_up_schedule_is_the_documents_table(trimaran: Run) -> None:
+    asked = ("plan", "--model", "bigscience-1b3", "--cluster", "jean-zay-v100-32gb", "--gbs", "512", "--tokens",
+             "300e9", "--stack", "megatron-deepspeed", "--ramp-up", "32,32,5000000", "--fix", "pp=2", "--fix", "tp=1",
+             "--fix", "mbs=4", "--fix", "dp=128", "--fix", "recompute=full")  # fmt: skip
+    grown = trimaran(*asked, "--grow-nodes", "--format", "markdown")
+    assert grown.returncode == 0, grown.stderr
+    assert "| NNODES |" in grown.stdout and "restarts" in grown.stdout
+    held = trimaran(*asked)
+    assert held.returncode == 2 and "ramp-up reaches a global batch of 32" in held.stderr
+
+
 def test_export_writes_for_each_trainer(trimaran: Run) -> None:
     flags = trimaran("export", *BLOOM, "--to", "megatron-deepspeed", "--layout", "dp8,tp4,pp10,mbs2,zero1,fp16").stdout
     for flag in ("--tensor-model-parallel-size 4", "--pipeline-model-parallel-size 10", "--micro-batch-size 2",

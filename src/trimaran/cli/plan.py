@@ -28,6 +28,9 @@ def plan(
     ramp_up: Annotated[
         str | None, typer.Option(help="Batch ramp-up START,INCREMENT,SAMPLES; every step must divide.")
     ] = None,
+    grow_nodes: Annotated[
+        bool, typer.Option("--grow-nodes", help="Let nodes and micro-batch grow with the ramp-up, by restarts.")
+    ] = False,
     gbs_tolerance: Annotated[float | None, typer.Option(help="Let GBS differ by this share (0.001).")] = None,
     mem_margin: Annotated[float | None, typer.Option(help="Share of memory left free. Default 0.05.")] = None,
     fix: Annotated[
@@ -54,8 +57,9 @@ def plan(
 
     from trimaran.cli.study import fixed_choices, study_of
     from trimaran.plan.planner import plan_with
+    from trimaran.plan.ramp_up import ramp_up_schedule
     from trimaran.plan.settings import settings_from
-    from trimaran.report.planned import FIELDS, as_json, explanation, records
+    from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
     from trimaran.report.tables import render
 
     study = study_of(
@@ -68,17 +72,27 @@ def plan(
         mem_margin=study.mem_margin if mem_margin is None else mem_margin,
         fixed=study.fixed | fixed_choices(fix or []),
     )  # fmt: skip
+    # Where nodes may grow with the batch, the layout of the full batch need not divide the small ones.
+    ranked = study.workload.model_copy(update={"ramp_up": None}) if grow_nodes else study.workload
     if why is not None:
         from trimaran.plan.explain import explain
         from trimaran.report.explained import answer
 
-        told = explain(why, study.workload, study.cluster, study.stack, settings, study.calibration)
+        told = explain(why, ranked, study.cluster, study.stack, settings, study.calibration)
         typer.echo(answer(told, form.value))
         return
-    found = plan_with(study.workload, study.cluster, study.stack, settings, study.calibration)
+    found = plan_with(ranked, study.cluster, study.stack, settings, study.calibration)
     printed: Format = form.value
+    schedule = None
+    if study.workload.ramp_up:
+        schedule = ramp_up_schedule(
+            found.best.layout, study.workload, study.cluster, study.stack, study.calibration,
+            devices=found.devices, mem_margin=found.mem_margin,
+        )  # fmt: skip
     if form is OutputFormat.json:
-        typer.echo(json.dumps(as_json(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(as_json(found, schedule), indent=2, allow_nan=False))
         return
     typer.echo(render(records(found), FIELDS, printed))
     typer.echo("\n" + explanation(found), err=form is OutputFormat.csv)
+    if schedule is not None and form is not OutputFormat.csv:
+        typer.echo(f"\n{ramp_up_table(schedule, printed)}")

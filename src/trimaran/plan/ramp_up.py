@@ -15,7 +15,7 @@ from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimate import estimate_many
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.layout import Layout, violations
+from trimaran.layout import Layout, check_layout, violations
 from trimaran.noun import Noun, TrimaranError
 from trimaran.plan.search import memory_limit_gib
 from trimaran.stack import Stack
@@ -102,8 +102,9 @@ def ramp_up_schedule(
     runs = np.isfinite(seconds)
     hours = np.where(runs, np.where(runs, seconds, 0.0) * steps.iterations[:, None] / 3600.0, np.inf)
     last = layouts.index(layout)
-    if not np.isfinite(hours[-1, last]):
-        raise TrimaranError(f"layout {layout} cannot run the full global batch {workload.global_batch}: choose another")
+    if not runs[-1, last]:
+        check_layout(layout, workload.model_copy(update={"ramp_up": None}), cluster, stack)
+        raise TrimaranError(f"layout {layout} does not fit with {mem_margin:.0%} of memory left free: choose another")
     lost = np.flatnonzero(~np.isfinite(hours).any(axis=1))
     if len(lost):
         raise TrimaranError(

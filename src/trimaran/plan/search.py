@@ -55,9 +55,17 @@ class Ranking:
     unfit: list[Unfitting] = field(default_factory=list)
 
     def nearest_unfit(self) -> Columns | None:
-        """The layout that comes nearest to fitting, of those that would beat the best if there are any."""
-        best = self.value[0] if len(self.value) else np.inf
-        nearest = min(self.unfit, key=lambda found: (found.value >= best, found.excess), default=None)
+        """The layout that comes nearest to fitting, of those that would beat the best.
+
+        Where none would, the one that comes nearest to both.
+        """
+        best = float(self.value[0]) if len(self.value) else np.inf
+
+        def distance(found: Unfitting) -> tuple[bool, float]:
+            slower = found.value >= best
+            return slower, found.excess * (found.value / best if slower and np.isfinite(best) else 1.0)
+
+        nearest = min(self.unfit, key=distance, default=None)
         return None if nearest is None else nearest.row
 
 
@@ -201,9 +209,11 @@ class Search:
             return
         devices = (rows["dp"] * rows["tp"] * rows["pp"])[index]
         value = self.objective.value(found.sec_per_it[index], devices, rows["global_batch"][index])
-        slower = value >= (ranking.value[0] if len(ranking.value) else np.inf)
+        best = ranking.value[0] if len(ranking.value) else np.inf
+        slower = value >= best
         excess = found.mem_gib[index] / self._limit(_take(rows, index))
-        for nearest in np.lexsort((excess, slower))[:KEPT_UNFIT]:
+        distance = excess * np.where(slower & np.isfinite(best), value / best, 1.0)
+        for nearest in np.lexsort((distance, slower))[:KEPT_UNFIT]:
             row = _take(rows, index[nearest : nearest + 1])
             ranking.unfit.append(Unfitting(row, float(value[nearest]), float(excess[nearest])))
 

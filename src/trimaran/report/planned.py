@@ -6,7 +6,8 @@ from typing import Any
 
 from trimaran.flops import aggregate_pflops
 from trimaran.plan.noun import Entry, Plan
-from trimaran.report.tables import Field
+from trimaran.plan.ramp_up import RampUpSchedule
+from trimaran.report.tables import Field, Format, render
 
 FIELDS = (
     Field("rank", "#"),
@@ -32,6 +33,16 @@ FIELDS = (
     Field("days", "Days", ".1f"),
     Field("cost", "Cost", ",.0f"),
     Field("notes", "Notes", left=True),
+)
+
+RAMP_UP_FIELDS = (
+    Field("nodes", "NNODES"),
+    Field("batch", "BS"),
+    Field("dp", "DP"),
+    Field("mbs", "MBS"),
+    Field("samples", "Samples", ","),
+    Field("iterations", "Iterations", ","),
+    Field("hours", "Hours", ".1f"),
 )
 
 
@@ -105,7 +116,32 @@ def explanation(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def ramp_up_table(schedule: RampUpSchedule, form: Format) -> str:
+    """The documents' NNODES x BS x MBS table of a batch ramp-up, and what the growth costs."""
+    rows = [
+        {
+            "nodes": phase.nodes,
+            "batch": f"{phase.first_batch}"
+            if phase.first_batch == phase.last_batch
+            else f"{phase.first_batch} to {phase.last_batch}",
+            "dp": phase.layout.dp,
+            "mbs": phase.layout.mbs,
+            "samples": phase.samples,
+            "iterations": phase.iterations,
+            "hours": phase.hours,
+        }
+        for phase in schedule.phases
+    ]
+    told = [
+        f"ramp-up: {schedule.hours:.1f} hours with {schedule.restarts} restarts, {schedule.slower_by:.1%} longer than "
+        f"at the full batch from the start ({schedule.fixed_batch_hours:.1f} hours)"
+    ]
+    if schedule.fixed_layout_hours is not None and schedule.restarts:
+        told.append(f"on the last layout throughout: {schedule.fixed_layout_hours:.1f} hours")
+    return "\n".join([render(rows, RAMP_UP_FIELDS, form), *told])
+
+
+def as_json(plan: Plan, schedule: RampUpSchedule | None = None) -> dict[str, Any]:
     """The whole plan as plain data; its keys are documented in docs/json.md and stay."""
     return {
         "model": plan.model,
@@ -132,7 +168,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "refusals": [refusal.model_dump() for refusal in plan.refusals],
         "advice": None if plan.advice is None else plan.advice.model_dump(),
         "notes": list(plan.notes),
+        "ramp_up": None if schedule is None else _schedule_json(schedule),
     }
+
+
+def _schedule_json(schedule: RampUpSchedule) -> dict[str, Any]:
+    phases = [
+        {"layout": str(phase.layout), **phase.model_dump(mode="json", exclude={"layout"})} for phase in schedule.phases
+    ]
+    return {**schedule.model_dump(mode="json", exclude={"phases"}), "slower_by": schedule.slower_by, "phases": phases}
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

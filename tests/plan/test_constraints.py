@@ -1,0 +1,124 @@
+"""Constraints and objectives: document 004's batch rules, fixed choices, deadlines, prices, memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimaran.api import plan, workload_of
+from trimaran.cluster import Cluster
+from trimaran.files import load_cluster, load_stack
+from trimaran.noun import TrimaranError
+from trimaran.plan.batches import batch_of
+from trimaran.plan.noun import Plan
+
+BLOOM = ("bloom-prequel-181b", "jean-zay-a100-80gb", 2048)
+
+
+def degrees(found: Plan) -> set[tuple[int, int]]:
+    return {(entry.layout.dp, entry.layout.mbs) for entry in found.entries}
+
+
+def test_ramp_up_of_32_holds_dp_times_mbs_to_divisors_of_32() -> None:
+    """Document 004: "DP % 4 = 0 ... if the rampup steps are in increments of 32 with DP=4 highest MBS is 8"."""
+    asked = {"devices": 384, "stack": "megatron-deepspeed", "top": 150}
+    free = plan(*BLOOM, **asked)
+    ramped = plan(*BLOOM, ramp_up=(32, 32, 10_000_000), **asked)
+    assert any(32 % (dp * mbs) for dp, mbs in degrees(free))
+    assert not any(32 % (dp * mbs) for dp, mbs in degrees(ramped))
+    assert max(mbs for dp, mbs in degrees(ramped) if dp == 4) == 8
+    refused = {refusal.rule: refusal.example for refusal in ramped.refusals}
+    assert "ramp-up reaches a global batch of" in refused["ramp_up"]
+
+
+def test_tolerance_takes_the_nearest_batch_that_divides() -> None:
+    """Document 004 trains DP 6 with a global batch of 2046 where 2048 was meant."""
+    asked = {"devices": 384, "stack": "megatron-deepspeed", "top": 150, "fix": {"dp": 6}}
+    with pytest.raises(TrimaranError, match="2048 is not a multiple of DP 6"):
+        plan(*BLOOM, **asked)
+    found = plan(*BLOOM, gbs_tolerance=0.002, **asked)
+    assert {(e.layout.mbs, e.global_batch) for e in found.entries} >= {(1, 2046), (2, 2052)}
+    for entry in found.entries:
+        assert abs(entry.global_batch - 2048) <= 2048 * 0.002
+        assert entry.estimate.micro_batches * entry.layout.dp * entry.layout.mbs == entry.global_batch
+
+
+def test_a_tolerated_batch_is_one_that_the_ramp_up_reaches() -> None:
+    workload = workload_of("gpt3-1b3", 96, ramp_up=(16, 16, 1000))
+    assert batch_of(workload, 5, 0.2) == 80
+    assert batch_of(workload, 7, 0.2) == 112
+    assert batch_of(workload, 5, 0.01) == 96
+
+
+def test_fixed_choices_hold_and_others_stay_free() -> None:
+    found = plan(
+        *BLOOM, devices=384, stack="megatron-deepspeed", top=200,
+        fix={"tp": "4,8", "recompute": "full", "zero": 1, "placement": "tp-pp-dp"},
+    )  # fmt: skip
+    assert {e.layout.tp for e in found.entries} == {4, 8}
+    assert {(e.layout.recompute, e.layout.zero_stage) for e in found.entries} == {("full", 1)}
+    assert {e.layout.placement for e in found.entries} == {("tp", "pp", "dp")}
+    assert len({e.layout.pp for e in found.entries}) > 3
+
+
+def test_more_margin_leaves_more_memory_free() -> None:
+    tight, wide = (plan(*BLOOM, devices=384, mem_margin=margin) for margin in (0.0, 0.5))
+    assert max(e.mem_gib for e in wide.entries) <= 79.35 * 0.5
+    assert tight.best.sec_per_it <= wide.best.sec_per_it
+
+
+def priced() -> Cluster:
+    return load_cluster("dgx-h100").model_copy(update={"price_per_device_hour": 2.5, "nodes": 16})
+
+
+def test_cost_objective_buys_the_cheapest_token_and_time_the_fastest() -> None:
+    asked = {"tokens": 1e11, "stack": "megatron", "top": 50}
+    fast = plan("gpt3-13b", priced(), 512, **asked)
+    cheap = plan("gpt3-13b", priced(), 512, objective="cost", **asked)
+    assert fast.best.sec_per_it < cheap.best.sec_per_it
+    assert cheap.best.cost is not None and fast.best.cost is not None
+    assert cheap.best.cost < fast.best.cost
+    assert cheap.best.cost == pytest.approx(min(e.cost or 0.0 for e in (*cheap.entries, *fast.entries)))
+    days, devices = cheap.best.days or 0.0, cheap.best.devices
+    assert cheap.best.cost == pytest.approx(days * 24 * devices * 2.5)
+    assert cheap.best.cost_per_million_tokens == pytest.approx(cheap.best.cost / 1e5, rel=1e-3)
+
+
+def test_fewest_devices_meet_the_deadline_and_none_fewer_would() -> None:
+    asked = {"tokens": 1e11, "stack": "megatron"}
+    found = plan("gpt3-13b", priced(), 512, objective="devices", deadline_days=20, **asked)
+    assert (found.best.days or 99) <= 20
+    assert [e.devices for e in found.entries] == sorted(e.devices for e in found.entries)
+    with pytest.raises(TrimaranError, match="meets the deadline"):
+        plan("gpt3-13b", priced(), 512, devices=found.best.devices - 1, deadline_days=20, **asked)
+
+
+def test_budget_bounds_the_fastest() -> None:
+    asked = {"tokens": 1e11, "stack": "megatron"}
+    free = plan("gpt3-13b", priced(), 512, **asked)
+    budget = (free.best.cost or 0.0) * 0.97
+    bound = plan("gpt3-13b", priced(), 512, budget=budget, **asked)
+    assert all((e.cost or 0.0) <= budget for e in bound.entries)
+    assert bound.best.sec_per_it >= free.best.sec_per_it
+
+
+def test_the_fastest_may_leave_nodes_unused() -> None:
+    """BLOOM's rule: the fastest iteration wins; heads and layers may leave part of the cluster idle."""
+    found = plan(*BLOOM, devices=407, stack="megatron-deepspeed")
+    assert found.best.devices < 407
+
+
+def test_more_devices_than_the_cluster_has_are_planned_and_said() -> None:
+    found = plan(*BLOOM, devices=800, stack="megatron-deepspeed")
+    assert found.devices == 800
+    assert "states 52 nodes" in found.notes[0] and "100 of that kind" in found.notes[0]
+
+
+def test_what_cannot_be_told_apart_is_what_the_error_covers() -> None:
+    known = load_stack("megatron-deepspeed")
+    found = plan(*BLOOM, devices=384, stack=known, top=100)
+    rivals = [entry for entry in found.entries if entry.rival_chance >= 0.25]
+    assert len(rivals) == found.cannot_tell_apart
+    assert 1 <= len(found.measure) <= 4
+    assert {str(layout) for layout in found.measure} <= {str(entry.layout) for entry in rivals}
+    chances = [entry.rival_chance for entry in found.entries[1:]]
+    assert chances == sorted(chances, reverse=True)

@@ -1,0 +1,60 @@
+"""Ramp-up schedules like document 002's: more nodes and larger micro-batches as the batch grows."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimaran.api import workload_of
+from trimaran.files import load_cluster, load_stack
+from trimaran.layout import parse_layout, violations
+from trimaran.noun import TrimaranError
+from trimaran.plan.ramp_up import ramp_up_schedule
+
+CLUSTER = load_cluster("jean-zay-v100-32gb")
+STACK = load_stack("megatron-deepspeed")
+# Document 002's best: PP 2, MBS 4, on 64 nodes of 4 at a batch of 512; here up to 128 replicas.
+WORKLOAD = workload_of("bigscience-1b3", 512, tokens=300e9, ramp_up=(32, 32, 5_000_000))
+FULL = parse_layout("dp128,pp2,mbs4,zero1,recompute-full,fp16")
+
+
+def test_nodes_and_micro_batch_grow_with_the_batch() -> None:
+    found = ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK)
+    assert len(found.phases) >= 2
+    assert found.phases[0].first_batch == 32
+    assert found.phases[-1].last_batch == 512
+    assert found.phases[-1].layout == FULL
+    assert found.phases[0].devices * found.phases[0].layout.mbs <= 32 * 2
+    for phase in found.phases:
+        for batch in range(phase.first_batch, phase.last_batch + 1, 32):
+            own = WORKLOAD.model_copy(update={"global_batch": batch, "ramp_up": None})
+            assert not list(violations(phase.layout, own, CLUSTER, STACK))
+
+
+def test_samples_iterations_and_hours_add_up() -> None:
+    found = ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK, restart_minutes=30)
+    total = 300_000_000_000 // WORKLOAD.seq_len
+    assert sum(phase.samples for phase in found.phases) == pytest.approx(total, abs=100)
+    assert found.hours == pytest.approx(sum(phase.hours for phase in found.phases) + found.restarts * 0.5)
+    assert found.slower_by > 0
+
+
+def test_dearer_restarts_make_fewer_phases() -> None:
+    counts = [ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK, restart_minutes=m).restarts for m in (0.0, 15.0, 600.0)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_a_layout_that_divides_every_step_needs_no_restart() -> None:
+    layout = parse_layout("dp16,pp2,mbs2,zero1,fp16")
+    found = ramp_up_schedule(layout, WORKLOAD, CLUSTER, STACK, devices=32)
+    assert found.fixed_layout_hours is not None
+    assert found.hours <= found.fixed_layout_hours
+
+
+def test_what_cannot_be_scheduled_is_said() -> None:
+    with pytest.raises(TrimaranError, match="ramp_up is not stated"):
+        ramp_up_schedule(FULL, workload_of("bigscience-1b3", 512), CLUSTER, STACK)
+    with pytest.raises(TrimaranError, match="512 is not a multiple of DP 96"):
+        ramp_up_schedule(parse_layout("dp96,pp2,mbs4,zero1,fp16"), WORKLOAD, CLUSTER, STACK)
+    with pytest.raises(TrimaranError, match="does not fit"):
+        ramp_up_schedule(parse_layout("dp16,mbs32,fp16"), WORKLOAD, CLUSTER, STACK)
