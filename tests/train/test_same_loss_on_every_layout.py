@@ -6,45 +6,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+
 from conftest import SMALL
 from pool import Pool, Run
-
 from trimaran.recipe import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
 
 LAYOUTS = (
     # one axis alone
-    "dp2,mbs3",
     "dp3,mbs8",
     "dp8,mbs3",
-    "tp2,mbs12",
-    "tp3,mbs8",
+    "tp2,mbs24",
     "tp8,mbs24",
     "pp2,mbs6",
-    "pp3,mbs4",
-    "pp8,mbs3",
-    # fewer micro-batches than stages; every micro-batch at once; one layer on the first stage
-    "pp4,mbs12",
-    "pp4,mbs2,gpipe",
-    "pp3,mbs6,split1-6-2",
+    "pp8,mbs8",
+    # every micro-batch at once; uneven stages
+    "pp4,mbs8,gpipe",
+    "pp3,mbs8,split1-5-2",
     # two axes
-    "dp2,tp2,mbs12",
-    "dp2,tp3,mbs4",
-    "dp2,pp2,mbs4",
-    "dp3,pp2,mbs8,gpipe",
-    "tp2,pp2,mbs6",
+    "dp2,tp3,mbs12",
+    "dp3,pp2,mbs4,gpipe",
     "tp4,pp2,mbs12,gpipe",
-    "tp2,pp4,mbs4,split3-1-4-1",
+    "tp2,pp4,mbs8,split3-1-3-1",
     # all three, recomputing all layers, every second, and on other neighbours
     "dp2,tp2,pp2,mbs6",
-    "dp2,tp2,pp2,mbs4,recompute-full",
+    "dp2,tp2,pp2,mbs12,recompute-full",
     "dp2,tp2,pp2,mbs6,gpipe,recompute-full2",
-    "dp2,tp2,pp2,mbs6,place-pp-dp-tp",
-    "dp1,mbs8,recompute-full",
+    "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
 )
-
-Train = Callable[..., Run]
 
 
 @dataclass
@@ -83,12 +73,11 @@ def test_fp32_agrees_with_one_process(
     assert_same(pool.run(make_job(layout)), reference.run())
 
 
-@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6", "tp3,pp2,mbs4,gpipe"])
 @pytest.mark.parametrize("model", [{"tied_embedding": False}, {"bias": False}, {"kv_heads": 12}], ids=str)
 def test_other_models_agree_with_one_process(
-    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str, model: dict[str, object]
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: dict[str, object]
 ) -> None:
-    job = make_job(layout, model=SMALL.model_copy(update=model))
+    job = make_job("tp3,pp2,mbs12", model=SMALL.model_copy(update=model))
     assert_same(pool.run(job), reference.run(**model))
 
 
@@ -102,8 +91,7 @@ def test_training_learns(reference: Reference) -> None:
 def test_16_bit_stays_within_its_own_rounding(pool: Pool, make_job: Callable[..., TrainJob], precision: str) -> None:
     """Layouts differ by no more than a few times what one process does under another micro-batch."""
     expected = pool.run(make_job(f"{ONE_PROCESS},{precision}")).losses
-    regrouped = pool.run(make_job(f"mbs4,{precision}")).losses
+    regrouped = pool.run(make_job(f"mbs12,{precision}")).losses
     spread = max(abs(a - b) / a for a, b in zip(expected, regrouped, strict=True))
-    for layout in ("dp2,tp2,pp2,mbs6", "tp4,pp2,mbs12,recompute-full"):
-        run = pool.run(make_job(f"{layout},{precision}"))
-        assert run.losses == pytest.approx(expected, rel=3 * max(spread, 2e-4))
+    run = pool.run(make_job(f"dp2,tp2,pp2,mbs12,recompute-full,{precision}"))
+    assert run.losses == pytest.approx(expected, rel=3 * max(spread, 2e-4))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
 
+from conftest import SMALL
 from trimaran.recipe import TrainJob
 
 BLOOM_FIELDS = (

@@ -70,7 +70,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
-        return self.down(functional.gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
+        return self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):

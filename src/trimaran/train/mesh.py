@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trimaran.layout import Axis, Layout
+from trimaran.train.shared_memory import SharedMemory, share_memory
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Group:
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None
+    memory: SharedMemory | None = None
 
     @property
     def size(self) -> int:
@@ -27,32 +29,47 @@ class Group:
 
     def sum_(self, tensor: Tensor) -> None:
         """Sum `tensor` over the group, in place."""
-        if self.size > 1:
+        if self.memory is not None:
+            self.memory.sum_(tensor)
+        elif self.size > 1:
             dist.all_reduce(tensor, group=self.handle)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's `tensor`, in the order of the group."""
         if self.size == 1:
             return [tensor]
+        if self.memory is not None:
+            return self.memory.gather(tensor)
         gathered = [torch.empty_like(tensor) for _ in self.ranks]
         dist.all_gather(gathered, tensor, group=self.handle)
         return gathered
 
 
 class GroupFactory:
-    """Makes process groups once each. Every rank of the world must ask for the same ones in the same order."""
+    """Makes process groups once each. Every rank of the world must ask for the same ones in the same order.
 
-    def __init__(self) -> None:
-        self._handles: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    Groups of CPU ranks that share a machine speak through its memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._groups: dict[tuple[int, ...], Group | None] = {}
+        self._on_cpu = device.type == "cpu"
 
     def get(self, ranks: tuple[int, ...], me: int) -> Group | None:
         """The group of `ranks`, or None where `me` is not one of them."""
+        if ranks not in self._groups:
+            self._groups[ranks] = self._make(ranks, me)
+        return self._groups[ranks]
+
+    def _make(self, ranks: tuple[int, ...], me: int) -> Group | None:
         if len(ranks) == 1:
             return Group(ranks, 0, None) if me in ranks else None
-        if ranks not in self._handles:
-            whole_world = ranks == tuple(range(dist.get_world_size()))
-            self._handles[ranks] = dist.group.WORLD if whole_world else dist.new_group(list(ranks))
-        return Group(ranks, ranks.index(me), self._handles[ranks]) if me in ranks else None
+        whole_world = ranks == tuple(range(dist.get_world_size()))
+        handle = dist.group.WORLD if whole_world else dist.new_group(list(ranks))
+        if me not in ranks:
+            return None
+        index = ranks.index(me)
+        return Group(ranks, index, handle, share_memory(index, len(ranks), handle) if self._on_cpu else None)
 
 
 @dataclass(frozen=True)

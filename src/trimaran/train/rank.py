@@ -1,0 +1,201 @@
+"""What one rank does from its job file to its result: check, connect, build, train, write down."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from trimaran.layout import first_error
+from trimaran.noun import TrimaranError
+from trimaran.recipe import TrainJob
+from trimaran.train.sampler import Sampler
+from trimaran.train.supported import check_supported
+from trimaran.train.tokens import Tokens
+
+if TYPE_CHECKING:
+    import torch
+
+EXIT_USER_ERROR = 2
+EXIT_OUT_OF_MEMORY = 41
+
+# A rank that waits longer than this for the others has lost them. The harness that started the
+# ranks notices sooner, by their heartbeats.
+RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
+
+
+class Phases:
+    """Seconds that each phase of the start-up took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Time the block under `name`."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+
+
+def read_job(path: Path) -> TrainJob:
+    """The job file. Raises TrimaranError naming the file and the field."""
+    try:
+        return TrainJob.model_validate_json(path.read_text())
+    except OSError as error:
+        raise TrimaranError(f"job {path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise TrimaranError(f"job {path}: {first_error(error)}") from None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that is there whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=1, allow_nan=False))
+    partial.replace(path)
+
+
+def finite(number: float) -> float | None:
+    """The number, or None for what JSON cannot say."""
+    return number if math.isfinite(number) else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host had no memory left."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text))
+    )
+
+
+def train(job: TrainJob, rank: int, world_size: int) -> None:
+    """Train `job` as rank `rank`; rank 0 writes the log and the result."""
+    layout, out_dir = job.layout, Path(job.out_dir)
+    if layout.devices != world_size:
+        raise TrimaranError(
+            f"layout {layout} needs {layout.devices} ranks, but WORLD_SIZE is {world_size}: start {layout.devices}"
+        )
+    sampler = open_data(job)
+    phases = Phases()
+    with phases.time("import_torch"):
+        import torch
+        import torch.distributed as dist
+
+        from trimaran.train.log import Log, iteration_of
+        from trimaran.train.loop import StepResult, Trainer
+        from trimaran.train.memory import memory_record, resident_gib
+        from trimaran.train.mesh import GroupFactory, build_mesh
+
+    device = choose_device(job)
+    with phases.time("connect"):
+        if world_size > 1:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
+        mesh = build_mesh(layout, rank, range(world_size), GroupFactory(device))
+    assert mesh is not None, "every rank of the world is in the layout"
+    heartbeat = out_dir / f"heartbeat.{rank}"
+    heartbeat.touch()
+    baseline_gib = resident_gib()
+    with phases.time("build"):
+        trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: os.utime(heartbeat))
+
+    log = Log(out_dir) if rank == 0 else None
+    seconds: list[float] = []
+    results: list[StepResult] = []
+    for _ in range(job.steps):
+        begin = time.perf_counter()
+        results.append(trainer.step())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+        os.utime(heartbeat)
+        if log is not None:
+            peak_gib = memory_record(device, baseline_gib)["peak"]
+            log.write(iteration_of(job, results, seconds[-1], trainer.consumed_samples, peak_gib))
+
+    memory = memory_record(device, baseline_gib)
+    write_json(out_dir / f"memory.{rank}.json", memory)
+    summary = torch.zeros(world_size + 1, dtype=torch.float64, device=device)
+    summary[rank], summary[-1] = memory["peak"], trainer.flat.parameters / layout.dp
+    mesh.world.sum_(summary)
+    *peaks, parameters = summary.tolist()
+    if rank == 0:
+        result = {
+            "status": "ok",
+            "steps": job.steps,
+            "sec_per_it": seconds,
+            "losses": [finite(step.loss) for step in results],
+            "grad_norms": [finite(step.grad_norm) for step in results],
+            "skipped": sum(step.skipped for step in results),
+            "mem_gib_per_rank": peaks,
+            "startup_s": phases.seconds,
+            "parameters": round(parameters),
+        }
+        write_json(out_dir / "result.json", result)
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def open_data(job: TrainJob) -> Sampler:
+    """The job's token files in the job's order. Raises TrimaranError where they do not fit the model."""
+    tokens, vocab = Tokens(Path(job.data_dir)), job.workload.model.vocab
+    if tokens.index.vocab > vocab:
+        raise TrimaranError(
+            f"model.vocab {vocab} is smaller than the {tokens.index.vocab} of the data's tokenizer "
+            f"({tokens.index.tokenizer}): raise vocab or tokenise anew"
+        )
+    return Sampler(tokens, job.workload.seq_len, job.train.seed)
+
+
+def choose_device(job: TrainJob) -> torch.device:
+    """The device of this rank, made ready for computing."""
+    import torch
+
+    torch.set_num_threads(job.threads_per_rank)
+    # subnormal numbers cost a CPU a hundred times an ordinary one and teach nothing
+    torch.set_flush_denormal(True)
+    if job.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise TrimaranError("device cuda is asked for, but PyTorch finds none here: set device to cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def run(arguments: list[str]) -> int:
+    """Run one rank; returns the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m trimaran.train.worker JOB.json", file=sys.stderr)
+        return EXIT_USER_ERROR
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    out_dir: Path | None = None
+    try:
+        job = read_job(Path(arguments[0]))
+        out_dir = Path(job.out_dir)
+        out_dir.mkdir(parents=True, exist_ok=True)
+        check_supported(job)
+        train(job, rank, world_size)
+    except TrimaranError as error:
+        print(f"trimaran: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        print(f"trimaran: rank {rank} is out of memory: {line}", file=sys.stderr)
+        if out_dir is not None:
+            write_json(out_dir / f"error.{rank}.json", {"kind": "oom", "message": line})
+        return EXIT_OUT_OF_MEMORY
+    return 0
