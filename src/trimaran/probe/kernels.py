@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trimaran.cluster import AttentionTime, MatmulRate
 from trimaran.probe.settings import AttentionShape, ProbePrecision, Product
-from trimaran.probe.timing import medians
+from trimaran.probe.timing import undisturbed_seconds
 
 DTYPES: dict[ProbePrecision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CHAIN = 32
@@ -59,7 +59,7 @@ def matmul_rates(
     """
     cases = [(precision, case) for precision in precisions for case in products]
     operands = Operands(device)
-    seconds = medians(cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device)
+    seconds = undisturbed_seconds(cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device)
     by_shape: dict[tuple[ProbePrecision, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
@@ -91,7 +91,7 @@ def attention_times(
         return lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
 
     cases = [(precision, shape, backward) for precision in precisions for shape in shapes for backward in (False, True)]
-    seconds = medians(cases, prepare, rounds, device)
+    seconds = undisturbed_seconds(cases, prepare, rounds, device)
     return tuple(
         AttentionTime(
             precision=precision,
@@ -114,7 +114,7 @@ def stream(mib: int, device: torch.device) -> tuple[Callable[[], Tensor], int]:
 def memory_bandwidth_gb_s(mib: int, rounds: int, device: torch.device) -> float:
     """1e9 bytes/s of reading two large arrays and writing a third."""
     run, moved = stream(mib, device)
-    return moved / medians(["stream"], lambda _: run, rounds, device)["stream"] / 1e9
+    return moved / undisturbed_seconds(["stream"], lambda _: run, rounds, device)["stream"] / 1e9
 
 
 def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
@@ -134,4 +134,4 @@ def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
 def op_overhead_us(rounds: int, device: torch.device) -> float:
     """Microseconds of one small operator in a training's forward and backward, mean of both."""
     run, operators = small_operators(device)
-    return medians(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6
+    return undisturbed_seconds(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trimaran.cluster import CollectiveTime, Contention
 from trimaran.probe.kernels import Operands, small_operators, stream
 from trimaran.probe.settings import MIB, ProbeSettings, Product
-from trimaran.probe.timing import seconds_of, synchronize
+from trimaran.probe.timing import seconds_of, synchronize, undisturbed
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
 _OPS: tuple[Op, ...] = ("all_reduce", "send", "all_gather", "reduce_scatter", "broadcast")
@@ -103,17 +103,17 @@ def contention(settings: ProbeSettings, rank: int, device: torch.device) -> tupl
         "overhead": small_operators(device)[0],
     }
     looks = [(name, ranks) for name in works for ranks in (1, *settings.groups)]
-    rates: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
-    for round_number in range(max(3, settings.rounds // 2) + 1):
+    samples: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
+    for round_number in range(max(4, settings.rounds // 2) + 1):
         for name, ranks in looks:
             dist.barrier()
             rate = torch.tensor(_rate(works[name], settings.window_s, device) if rank < ranks else 0.0, device=device)
             dist.all_reduce(rate)
             if round_number:
-                rates[name, ranks].append(rate.item() / ranks)
-    medians = {look: statistics.median(taken) for look, taken in rates.items()}
+                samples[name, ranks].append(ranks / rate.item())
+    seconds = {look: undisturbed(taken) for look, taken in samples.items()}
     return tuple(
-        Contention(ranks=ranks, **{name: medians[name, 1] / medians[name, ranks] for name in works})
+        Contention(ranks=ranks, **{name: seconds[name, ranks] / seconds[name, 1] for name in works})
         for ranks in settings.groups
     )
 
