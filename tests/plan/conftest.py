@@ -16,7 +16,7 @@ def trimaran() -> Run:
     """The real command, in a process of its own."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from trimaran.cli import main; main()", *arguments]
+        command = [sys.executable, "-m", "trimaran", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     return run

@@ -1,0 +1,105 @@
+"""Speed of the planner: layouts ranked a second, and the command's wall time and memory.
+
+Run by `make bench`; writes benchmarks/results/planner.md. Figures of other tools are those published or
+measured elsewhere on one core: Calculon 500 layouts a second, llm-analysis 3,900.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from trimaran.api import workload_of
+from trimaran.cluster import PRECISIONS
+from trimaran.cost.calibration import resolve_calibration
+from trimaran.cost.estimate import estimate_many
+from trimaran.cost.grid import LayoutGrid
+from trimaran.files import load_cluster, load_stack
+from trimaran.plan.planner import plan
+
+REPEATS = 5
+RESULTS = Path(__file__).parent / "results" / "planner.md"
+COMMANDS = {
+    "BLOOM 176B on 384 A100": ["--model", "bloom-176b", "--cluster", "jean-zay-a100-80gb", "--gbs", "2048",
+                               "--devices", "384"],
+    "GPT 1T on 25,600 H100": ["--model", "gpt-1t", "--cluster", "dgx-h100", "--gbs", "3072", "--devices", "25600"],
+}  # fmt: skip
+
+
+def layouts_a_second() -> list[str]:
+    """The closed form on one core, on layouts that all differ and are in random order."""
+    workload = workload_of("bloom-176b", 2048)
+    cluster, stack = load_cluster("jean-zay-a100-80gb"), load_stack("megatron")
+    known = resolve_calibration(cluster, stack, None)
+    random = np.random.default_rng(0)
+    count = 300_000
+    grid = LayoutGrid.build(
+        workload, stack, dp=random.integers(1, 65, count), tp=random.choice([1, 2, 4, 7, 8, 14, 16], count),
+        pp=random.integers(1, 71, count), mbs=random.integers(1, 33, count), zero_stage=random.integers(0, 2, count),
+        recompute=random.integers(0, 3, count), placement=random.integers(0, 6, count),
+        precision=PRECISIONS.index("bf16"),
+    )  # fmt: skip
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        estimate_many(workload, cluster, stack, grid, known)
+        seconds.append(time.perf_counter() - start)
+    rate = count / float(np.median(seconds))
+    return [f"| layouts predicted a second, closed form, every effect, one core | {rate:,.0f} | 300,000 |"]
+
+
+def wall_from_the_shell() -> list[str]:
+    """Median wall seconds and peak memory of the command, started afresh."""
+    rows = []
+    for (name, options), goal in zip(COMMANDS.items(), ("1 s", "3 s, 500 MB"), strict=True):
+        for stack in ("trimaran", "megatron"):
+            command = [sys.executable, "-m", "trimaran", "plan", *options, "--stack", stack, "--format", "json"]
+            seconds = []
+            for _ in range(REPEATS):
+                start = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                seconds.append(time.perf_counter() - start)
+            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+            rows.append(
+                f"| `trimaran plan`, {name}, stack {stack}: wall; peak memory so far | "
+                f"{np.median(seconds):.2f} s; {peak:.0f} MB | {goal} |"
+            )
+    return rows
+
+
+def growth() -> list[str]:
+    """Seconds of one plan as the cluster grows."""
+    rows = ["", "| devices | model | seconds of one plan | layouts evaluated |", "| --: | --- | --: | --: |"]
+    for devices in (1, 10, 100, 1_000, 10_000, 100_000):
+        model = "gpt3-1b3" if devices < 100 else "gpt3-175b" if devices < 10_000 else "gpt-1t"
+        workload = workload_of(model, 6144)
+        seconds = []
+        evaluated = 0
+        for _ in range(3):
+            start = time.perf_counter()
+            cluster, stack = load_cluster("dgx-h100"), load_stack("megatron")
+            evaluated = plan(workload, cluster, stack, devices=devices).evaluated
+            seconds.append(time.perf_counter() - start)
+        rows.append(f"| {devices:,} | {model} | {np.median(seconds):.3f} | {evaluated:,} |")
+    return rows
+
+
+def main() -> None:
+    # One core, as the goals are stated.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    lines = ["# Speed of the planner", "", "| what | measured | goal |", "| --- | --: | --: |"]
+    lines += [*layouts_a_second(), *wall_from_the_shell(), *growth()]
+    text = "\n".join(lines)
+    print(text)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
