@@ -48,7 +48,8 @@ def export(
     chosen_stack = stack or (None if recipe else TRAINER_STACKS.get(to))
     study = study_of(recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=chosen_stack, ramp_up=ramp_up)
     settings = settings_from(
-        devices=study.devices if devices is None else devices,
+        devices=devices,
+        device_counts=study.device_counts if devices is None else (),
         mem_margin=study.mem_margin,
         fixed=study.fixed | fixed_choices(fix or []),
     )

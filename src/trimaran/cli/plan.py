@@ -68,7 +68,7 @@ def plan(
     )  # fmt: skip
     settings = settings_from(
         goal=objective, deadline_days=deadline_days, budget=budget, top=top, gbs_tolerance=gbs_tolerance or 0.0,
-        devices=study.devices if devices is None else devices,
+        devices=devices, device_counts=study.device_counts if devices is None else (),
         mem_margin=study.mem_margin if mem_margin is None else mem_margin,
         fixed=study.fixed | fixed_choices(fix or []),
     )  # fmt: skip

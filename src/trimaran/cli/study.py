@@ -32,7 +32,7 @@ class Study:
     cluster: Cluster
     stack: Stack
     calibration: Calibration | None
-    devices: int | None = None
+    device_counts: tuple[int, ...] = ()
     mem_margin: float = 0.05
     fixed: dict[str, object] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ def study_of(
         known_cluster,
         known_stack,
         known_calibration,
-        devices=max(sweep.devices, default=None),
+        device_counts=sweep.devices,
         mem_margin=sweep.mem_margin,
         fixed=dict(sweep.fixed),
     )

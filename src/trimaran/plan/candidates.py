@@ -23,6 +23,7 @@ from trimaran.cost.grid import (
 )
 from trimaran.layout import SCHEDULES, even_split, weighted_split
 from trimaran.plan.batches import batch_of
+from trimaran.plan.settings import PlanSettings
 from trimaran.plan.sieve import Columns, Sieve, cross, distinct, join
 from trimaran.plan.space import Space
 from trimaran.stack import Stack
@@ -48,8 +49,8 @@ class Parts:
 class Proposer:
     """Proposes the candidates of one study and passes them through its sieve."""
 
-    def __init__(self, space: Space, sieve: Sieve, gbs_tolerance: float, devices: int) -> None:
-        self.space, self.sieve, self.gbs_tolerance, self.devices = space, sieve, gbs_tolerance, devices
+    def __init__(self, space: Space, sieve: Sieve, settings: PlanSettings, devices: int) -> None:
+        self.space, self.sieve, self.settings, self.devices = space, sieve, settings, devices
         self.workload: Workload = sieve.workload
         self.cluster: Cluster = sieve.cluster
         self.stack: Stack = sieve.stack
@@ -61,9 +62,13 @@ class Proposer:
         return Parts(sieve.keep(_column("tp", space.tp)), self._pipe(), self._batch(), zero)
 
     def degrees(self, parts: Parts) -> Columns:
-        """All (TP, PP, DP) on at most so many devices, and no more than the cluster has."""
+        """All (TP, PP, DP) on as many devices as are allowed, and no more than the cluster has."""
         found = cross(parts.tp, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
-        return self.sieve.keep(_take(found, found["tp"] * found["pp"] * found["dp"] <= self.devices))
+        devices = found["tp"] * found["pp"] * found["dp"]
+        allowed = devices <= self.devices
+        if self.settings.device_counts:
+            allowed &= np.isin(devices, self.settings.device_counts)
+        return self.sieve.keep(_take(found, allowed))
 
     def with_batches(self, degrees: Columns, parts: Parts) -> Columns:
         """Degrees with every micro-batch that their DP allows, and the global batch it makes."""
@@ -131,11 +136,13 @@ class Proposer:
         return self.sieve.keep(self._with_global_batch(pairs))
 
     def _with_global_batch(self, pairs: Columns) -> Columns:
-        if not self.gbs_tolerance:
+        if not self.settings.gbs_tolerance:
             return pairs | {"global_batch": np.full(len(pairs["dp"]), self.workload.global_batch, dtype=np.int64)}
         first, inverse = distinct([pairs["dp"] * pairs["mbs"]])
         products = pairs["dp"][first] * pairs["mbs"][first]
-        batches = np.array([batch_of(self.workload, int(n), self.gbs_tolerance) for n in products], dtype=np.int64)
+        batches = np.array(
+            [batch_of(self.workload, int(n), self.settings.gbs_tolerance) for n in products], dtype=np.int64
+        )
         return pairs | {"global_batch": batches[inverse]}
 
     def _twins(self, rows: Columns) -> Bools:

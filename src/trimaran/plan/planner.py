@@ -68,7 +68,7 @@ def plan_with(
         )
     known = resolve_calibration(cluster, stack, calibration)
     space = space_of(workload, cluster, stack, cap, settings.fixed)
-    proposer = Proposer(space, Sieve(workload, cluster, stack), settings.gbs_tolerance, cap)
+    proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
     search = Search(workload, cluster, stack, proposer, objective, known, mem_margin, max(top, TO_MEASURE))
     ranking = search.search()
     if not len(ranking.value):

@@ -191,8 +191,8 @@ class Search:
         seconds = np.concatenate([ranking.sec_per_it, found.sec_per_it[chosen]])
         memory = np.concatenate([ranking.mem_gib, found.mem_gib[chosen]])
         variants = np.concatenate([ranking.variants, np.ones(int(chosen.sum()), dtype=np.int64)])
-        # Equally good layouts: the one that needs less memory first, then the plainer one.
-        order = np.lexsort((rows["split"], rows["placement"], memory, value))
+        # Equally good layouts (to seven digits): the one that needs less memory first, then the plainer one.
+        order = np.lexsort((rows["split"], rows["placement"], memory, value.astype(np.float32)))
         rows = _take(rows, order)
         first, inverse = distinct([rows[name] for name in DISTINCT])
         counted = np.bincount(inverse, weights=variants[order]).astype(np.int64)

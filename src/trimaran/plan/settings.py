@@ -20,6 +20,7 @@ class PlanSettings(Noun):
     """
 
     devices: int | None = Field(default=None, gt=0, le=10_000_000)
+    device_counts: tuple[int, ...] = Field(default=(), description="the only numbers of devices to use; empty: any")
     objective: Objective = Objective()
     top: int = Field(default=20, gt=0, le=10_000)
     fixed: dict[str, Fixable] = Field(default_factory=dict)

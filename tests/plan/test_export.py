@@ -1,0 +1,114 @@
+"""An exported layout says the same to another trainer, or is refused with what cannot be said."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+
+import pytest
+
+from trimaran.api import workload_of
+from trimaran.files import load_stack
+from trimaran.layout import parse_layout
+from trimaran.noun import TrimaranError
+from trimaran.plan.export.registry import EXPORTERS, export, first_exported
+
+GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
+PLAIN = workload_of("gpt3-1b3", 512)
+LLAMA = workload_of("llama3-8b", 256)
+MEGATRON = load_stack("megatron")
+
+
+def flags(text: str) -> dict[str, list[str]]:
+    """Flags with their values, as a parser of arguments meets them."""
+    words = text.replace("\\\n", " ").split()
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            assert word not in found, f"{word} twice"
+            found[word] = []
+        else:
+            found[list(found)[-1]].append(word)
+    return found
+
+
+def test_megatron_lm_gets_every_choice() -> None:
+    layout = parse_layout("dp4,tp4,pp4,vpp3,mbs2,zero1,sp,recompute-selective,bf16,place-tp-pp-dp")
+    said = flags(export(layout, GPT, MEGATRON, "megatron-lm"))
+    assert said["--tensor-model-parallel-size"] == ["4"]
+    assert said["--pipeline-model-parallel-size"] == ["4"]
+    assert said["--num-layers-per-virtual-pipeline-stage"] == ["2"]
+    assert (said["--micro-batch-size"], said["--global-batch-size"]) == (["2"], ["512"])
+    assert said["--rampup-batch-size"] == ["32", "32", "1000000"]
+    assert said["--recompute-granularity"] == ["selective"]
+    for switch in ("--sequence-parallel", "--use-distributed-optimizer", "--use-tp-pp-dp-mapping", "--bf16"):
+        assert said[switch] == []
+
+
+def test_megatron_lm_gets_the_kind_of_model() -> None:
+    said = flags(export(parse_layout("dp8,tp4,bf16"), LLAMA, MEGATRON, "megatron-lm"))
+    assert said["--num-query-groups"] == ["8"]
+    assert said["--position-embedding-type"] == ["rope"]
+    for switch in ("--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"):
+        assert switch in said
+    uneven = parse_layout("dp8,tp1,pp4,split7-9-9-7,bf16")
+    said = flags(export(uneven, LLAMA, load_stack("trimaran"), "megatron-lm"))
+    assert (said["--decoder-first-pipeline-num-layers"], said["--decoder-last-pipeline-num-layers"]) == (["7"], ["7"])
+
+
+def test_deepspeed_batches_multiply_out() -> None:
+    config = json.loads(export(parse_layout("dp16,mbs4,zero3,fsdp,fp16"), PLAIN, MEGATRON, "deepspeed"))
+    product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 16
+    assert config["train_batch_size"] == product == 512
+    assert config["zero_optimization"]["stage"] == 3 and config["fp16"]["enabled"]
+
+
+def test_torchtitan_degrees_and_micro_batches() -> None:
+    text = export(parse_layout("dp8,tp2,pp2,mbs4,sp,recompute-full,bf16"), LLAMA, MEGATRON, "torchtitan")
+    config = tomllib.loads(text)
+    degrees = config["parallelism"]
+    assert degrees["data_parallel_replicate_degree"] == 8 and degrees["data_parallel_shard_degree"] == 1
+    assert (degrees["tensor_parallel_degree"], degrees["pipeline_parallel_degree"]) == (2, 2)
+    assert config["training"]["local_batch_size"] == 256 // 8
+    assert degrees["pipeline_parallel_microbatch_size"] == 4
+    assert config["activation_checkpoint"]["mode"] == "full"
+    sharded = tomllib.loads(export(parse_layout("dp8,mbs4,fsdp,bf16"), LLAMA, MEGATRON, "torchtitan"))
+    assert sharded["parallelism"]["data_parallel_shard_degree"] == 8
+    assert sharded["training"]["local_batch_size"] == 4
+
+
+@pytest.mark.parametrize(
+    ("to", "layout", "what"),
+    [
+        ("megatron-lm", "dp2,pp2,gpipe", "gpipe"),
+        ("megatron-lm", "dp2,zero3,fsdp", "ZeRO stage 3"),
+        ("megatron-lm", "dp2,place-dp-tp-pp", "placement"),
+        ("megatron-deepspeed", "dp2,tp2,sp", "sequence parallelism"),
+        ("megatron-deepspeed", "dp2,pp5", "24 layers on 5 stages"),
+        ("torchtitan", "dp2,tp2", "TP without sequence parallelism"),
+        ("torchtitan", "dp2,zero1", "ZeRO stage 1"),
+        ("torchtitan", "dp2,fp16", "fp16"),
+        ("deepspeed", "dp2,tp2", "TP 2"),
+        ("nemo", "dp2", "nemo"),
+    ],
+)
+def test_what_a_trainer_cannot_state_is_refused_by_name(to: str, layout: str, what: str) -> None:
+    with pytest.raises(TrimaranError, match=what):
+        export(parse_layout(layout), PLAIN, MEGATRON, to)
+
+
+def test_the_best_layout_that_can_be_stated_is_exported() -> None:
+    layouts = [parse_layout("dp2,pp2,gpipe"), parse_layout("dp2,pp2")]
+    chosen, text = first_exported(layouts, PLAIN, MEGATRON, "megatron-lm")
+    assert chosen == layouts[1] and "--pipeline-model-parallel-size 2" in text
+
+
+@pytest.mark.parametrize("to", sorted(set(EXPORTERS) - {"torchtitan", "deepspeed"}))
+def test_flags_parse(to: str) -> None:
+    text = export(parse_layout("dp2,tp2,pp2,mbs2,zero1,recompute-full,bf16"), GPT, MEGATRON, to)
+    shell = text.split("END\n")[-1]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for flag, values in flags(shell).items():
+        parser.add_argument(flag, nargs=len(values) or "?")
+    assert parser.parse_args(shell.replace("\\\n", " ").split())
