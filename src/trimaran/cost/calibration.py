@@ -14,6 +14,9 @@ from trimaran.layout import first_error
 from trimaran.noun import Noun, TrimaranError
 from trimaran.stack import Stack
 
+# What torch.distributed moves between two CPU processes, whatever the link could carry.
+CPU_COPY_BYTES_PER_S = 1e9
+
 
 class Calibration(Noun):
     """Efficiencies of one cluster and one stack. The defaults are the priors for a GPU.
@@ -60,8 +63,11 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
         stated.update(attention=0.5, memory=0.5, op_us=8.0 * cluster.device.op_overhead_us or 10.0)
         stated.update(collective_us=100.0, iteration_ms=2.0, micro_batch_ms=0.2, buffer_gib=0.05)
         if not cluster.matmul:
-            # A datasheet's peak is far above what CPU libraries reach, and MPI or gloo copy through memory.
-            stated.update(gemm=0.6, intra_bandwidth=0.1, inter_bandwidth=0.1, send_bandwidth=0.1)
+            # A datasheet's peak is far above what CPU libraries reach; MPI and gloo copy through memory.
+            stated.update(gemm=0.6)
+            for name, link in (("intra_bandwidth", cluster.intra), ("inter_bandwidth", cluster.inter)):
+                stated[name] = min(0.7, CPU_COPY_BYTES_PER_S / link.bytes_per_s)
+            stated["send_bandwidth"] = stated["inter_bandwidth"]
         else:
             stated.update(gemm=1.0)
     return Calibration(cluster=cluster.name, stack=stack.name).model_copy(update=stated)

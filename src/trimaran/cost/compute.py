@@ -20,8 +20,8 @@ from trimaran.stack import Stack
 # Output tiles of the GEMM libraries and their rate relative to the best one; a small tile reloads
 # its operands more often. NVIDIA, Deep Learning Performance Guide, matrix multiplication.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62))
-# Elements of K that the prologue and the epilogue of a tile cost.
-TILE_FILL_K = 96.0
+# Elements of K that the prologue and the epilogue of a tile cost: on tensor cores, and without.
+TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
 # Operators that autograd runs for one of the forward pass.
 BACKWARD_OPERATORS = 1.4
 # Tensor cores want sizes in multiples of 16 bytes.
@@ -113,13 +113,14 @@ def gemm_time(
     if not sms:
         return np.maximum(operations / rate.peak, moved / rate.bandwidth)
     per_sm = rate.peak / sms
+    fill = np.where(rate.tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
     best = np.full(np.broadcast_shapes(operations.shape, rate.peak.shape), np.inf)
     for rows, columns, relative in TILES:
         tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
         # A product with fewer tiles than multiprocessors is split along K as far as that pays.
         split = np.clip(np.floor(sms / tiles), 1.0, np.maximum(1.0, k / 512.0))
         waves = np.ceil(tiles * split / sms)
-        tile = 2.0 * rows * columns * (k / split + TILE_FILL_K) / (per_sm * relative)
+        tile = 2.0 * rows * columns * (k / split + fill) / (per_sm * relative)
         best = np.minimum(best, waves * tile)
     aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
     slow = operations / (rate.peak * unaligned)
@@ -216,7 +217,7 @@ class LayerModel:
         125 s; h 12288 with 96 (of 128) against 128 (of 96), 145 against 129 s; vTrain's models agree.
         """
         d = self.model.head_dim
-        if self.stack.flash_attention or self.cluster.device.kind != "gpu" or d & (d - 1):
+        if self.stack.flash_attention or self.cluster.device.kind != "gpu" or d < 128 or d & (d - 1):
             return self.calibration.attention
         return np.where(rate.half, self.calibration.attention_pow2, self.calibration.attention)
 

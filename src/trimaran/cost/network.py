@@ -94,8 +94,8 @@ class Network:
         four rates). gloo broadcasts along a binomial tree.
         """
         cluster, calibration = self.cluster, self.calibration
-        intra = cluster.intra.bytes_per_s * calibration.intra_bandwidth
-        inter = np.minimum(cluster.inter.bytes_per_s * calibration.inter_bandwidth / where.rivals, intra)
+        intra = cluster.intra.bytes_per_s * calibration.send_bandwidth
+        inter = np.minimum(cluster.inter.bytes_per_s * calibration.send_bandwidth / where.rivals, intra)
         rounds = np.ceil(np.log2(np.maximum(where.ranks, 2.0))) if cluster.device.kind == "cpu" else 1.0
         delay = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         time = (1.0 + rounds) * size / np.where(where.crosses, inter, intra) + 2.0 * (where.ranks - 1.0) * delay

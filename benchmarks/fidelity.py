@@ -1,0 +1,339 @@
+"""How well held-out predictions agree with every published table: prints the table of goals and results.
+
+Documents (packaged table `seeds`): one table is left out, the rest of its document's rows of the same
+software fit the efficiencies. Where a document spans several days, each has one time scale, taken from
+the day's other tables or, where there are none, from the held-out table's first row, which is then not
+scored. Other tables: one comparable_group is left out. Repeats of one configuration are averaged before
+ranking.
+
+    python benchmarks/fidelity.py [--worst 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trimaran.columns import FIT_QUALITIES
+from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.estimate import TIME_PARTS, estimate
+from trimaran.cost.fit import Observation, fit, leave_out
+from trimaran.cost.score import kendall_tau, mape, top1_regret
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.rows import Nouns, nouns_of, packaged_table
+
+A100_PREQUEL, BIGSCIENCE, GPT3_XL, FUGAKU = "004_", "002_", "003_", ("000_", "001_")
+
+
+@dataclass
+class Run:
+    """One published row, its nouns, and what was predicted for it without its own table."""
+
+    row: Measurement
+    nouns: Nouns
+    predicted: float | None = None
+    unscaled: float | None = None
+    memory: float | None = None
+    fits: bool = True
+    calibration: Calibration | None = None
+    scored: bool = True
+
+    @property
+    def timed(self) -> bool:
+        """Whether the row ran and has a time."""
+        return self.row.status == "ok" and self.row.sec_per_it is not None
+
+    @property
+    def group(self) -> str:
+        """Rows of one group may be ranked against each other."""
+        return self.row.comparable_group or f"{self.row.table} {self.row.row}"
+
+    def observation(self) -> Observation:
+        """The row as a fit sees it."""
+        n, row = self.nouns, self.row
+        return Observation(
+            n.workload, n.cluster, n.stack, n.layout,
+            row.sec_per_it if self.timed else None,
+            row.mem_gib if row.status == "ok" and row.quality != "suspect_mem" else None,
+            row.date or "",
+        )  # fmt: skip
+
+    def predict(self, calibration: Calibration) -> None:
+        """Predict the row, day's scale apart."""
+        n = self.nouns
+        found = estimate(n.workload, n.cluster, n.stack, n.layout, calibration)
+        self.unscaled, self.memory, self.fits = found.sec_per_it, found.reported_mem_gib, found.fits
+        self.calibration = calibration
+
+
+@dataclass
+class Result:
+    """One line of the table that is printed."""
+
+    what: str
+    rows: int
+    value: float | None
+    goal: str
+    form: str = "{:.1%}"
+    note: str = field(default="")
+
+    def __str__(self) -> str:
+        value = "-" if self.value is None else self.form.format(self.value)
+        return f"| {self.what} | {self.rows} | {value} | {self.goal} | {self.note} |"
+
+
+def load(table: str, keep: Callable[[Measurement], bool] = lambda row: True) -> list[Run]:
+    """Rows fit for fitting that can be predicted: run, or out of memory."""
+    runs = []
+    for row in packaged_table(table).measurements:
+        if row.quality not in FIT_QUALITIES or row.status not in ("ok", "oom") or not keep(row):
+            continue
+        try:
+            runs.append(Run(row, nouns_of(row)))
+        except TrimaranError:
+            continue
+    return runs
+
+
+def hold_out_tables(runs: Sequence[Run]) -> None:
+    """Predict every run by a fit to the other tables of its document, scaled to its day."""
+    tables = sorted({_table(run) for run in runs})
+    for table in tables:
+        inside = [run for run in runs if _table(run) == table]
+        outside = [run for run in runs if _table(run) != table]
+        if any(run.timed for run in outside):
+            calibration = fit([run.observation() for run in outside if run.row.status == "ok"])
+        else:
+            calibration = prior(inside[0].nouns.cluster, inside[0].nouns.stack)
+        for run in inside:
+            run.predict(calibration)
+        days = {run.row.date or "" for run in inside} if len({run.row.date for run in runs}) > 1 else set()
+        for run in inside:
+            run.predicted = run.unscaled
+        for day in days:
+            _scale(day, inside, outside, calibration)
+
+
+def _scale(day: str, inside: Sequence[Run], outside: Sequence[Run], calibration: Calibration) -> None:
+    """Multiply the day's predictions by how much slower than predicted its other runs were."""
+    same_day = [run for run in outside if (run.row.date or "") == day and run.timed]
+    mine = [run for run in inside if (run.row.date or "") == day]
+    timed = [run for run in mine if run.timed]
+    if not same_day and timed:
+        same_day, timed[0].scored = timed[:1], False
+    ratios = []
+    for run in same_day:
+        n = run.nouns
+        again = estimate(n.workload, n.cluster, n.stack, n.layout, calibration)
+        ratios.append((run.row.sec_per_it or 0.0) / again.sec_per_it)
+    for run in mine:
+        run.predicted = (run.unscaled or 0.0) * (float(np.median(ratios)) if ratios else 1.0)
+
+
+def hold_out_groups(runs: Sequence[Run]) -> None:
+    """Predict every run by a fit to all groups but its own, unscaled."""
+    found = leave_out([run.observation() for run in runs], [run.group for run in runs])
+    for run in runs:
+        run.predict(found[run.group])
+        run.predicted = run.unscaled
+
+
+def priors(runs: Sequence[Run]) -> None:
+    """Predict every run with no measured row at all."""
+    for run in runs:
+        run.predict(prior(run.nouns.cluster, run.nouns.stack))
+        run.predicted = run.unscaled
+
+
+def _table(run: Run) -> str:
+    return f"{run.row.source} {run.row.table}"
+
+
+def errors(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.timed and run.scored and run.predicted is not None]
+
+
+def time_mape(what: str, runs: Sequence[Run], goal: str) -> Result:
+    scored = errors(runs)
+    value = mape([r.predicted or 0.0 for r in scored], [r.row.sec_per_it or 0.0 for r in scored]) if scored else None
+    return Result(what, len(scored), value, goal)
+
+
+def memory_mape(what: str, runs: Sequence[Run], goal: str) -> Result:
+    weighed = [r for r in runs if r.observation().mem_gib]
+    value = mape([r.memory or 0.0 for r in weighed], [r.row.mem_gib or 0.0 for r in weighed])
+    return Result(what, len(weighed), value, goal)
+
+
+def out_of_memory(what: str, runs: Sequence[Run]) -> list[Result]:
+    ooms = [r for r in runs if r.row.status == "oom"]
+    alarms = [r for r in runs if r.row.status == "ok" and not r.fits]
+    ran = sum(r.row.status == "ok" for r in runs)
+    found = sum(not r.fits for r in ooms)
+    return [
+        Result(f"{what}: out of memory found", len(ooms), float(found), f"{len(ooms)}", "{:.0f}"),
+        Result(f"{what}: false alarms", ran, float(len(alarms)), "0", "{:.0f}"),
+    ]
+
+
+def ranking(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """Predicted and measured seconds a sequence, repeats of one configuration averaged."""
+    same: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.timed:
+            same[f"{run.nouns.layout} {run.nouns.workload.model_dump_json()}"].append(run)
+    predicted = [rs[0].unscaled / rs[0].row.gbs for rs in same.values() if rs[0].unscaled]
+    measured = [float(np.mean([(r.row.sec_per_it or 0.0) / r.row.gbs for r in rs])) for rs in same.values()]
+    return predicted, measured
+
+
+def rank_results(what: str, runs: Sequence[Run]) -> list[Result]:
+    predicted, measured = ranking(runs)
+    regret = top1_regret(predicted, measured)
+    place = int(np.sum(np.array(measured) < measured[int(np.argmin(predicted))])) + 1
+    return [
+        Result(f"{what}: rank tau", len(measured), kendall_tau(predicted, measured), "0.75", "{:.2f}"),
+        Result(f"{what}: top-1 regret", len(measured), regret, "1.2%", note=f"pick is number {place} of the measured"),
+    ]
+
+
+def grouped_tau(what: str, runs: Sequence[Run], goal: str) -> Result:
+    """Mean of the groups' taus, weighted by the pairs they rank."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.timed:
+            groups[run.group].append(run)
+    total, weight = 0.0, 0.0
+    for members in groups.values():
+        predicted, measured = ranking(members)
+        tau = kendall_tau(predicted, measured) if len(measured) > 1 else None
+        if tau is not None:
+            pairs = len(measured) * (len(measured) - 1) / 2
+            total, weight = total + tau * pairs, weight + pairs
+    return Result(what, sum(map(len, groups.values())), total / weight if weight else None, goal, "{:.2f}")
+
+
+def bloom() -> tuple[list[Result], list[Run]]:
+    runs = load("seeds", lambda row: (row.source or "").startswith(A100_PREQUEL))
+    hold_out_tables(runs)
+    final = [r for r in runs if r.group == "prequel-0225-L72-H14336"]
+    sweep = [r for r in runs if r.group == "prequel-0221-L72-H14336"]
+    return [
+        time_mape("BLOOM (004), sec/it MAPE", runs, "3%"),
+        *rank_results("BLOOM 02-25", final),
+        *rank_results("BLOOM 02-21 MBS sweep", sweep),
+        memory_mape("BLOOM memory MAPE", runs, "6%"),
+        *out_of_memory("BLOOM", runs),
+    ], runs
+
+
+def bigscience() -> tuple[list[Result], list[Run]]:
+    runs = load("seeds", lambda row: (row.source or "").startswith(BIGSCIENCE))
+    hold_out_tables(runs)
+    return [
+        time_mape("BigScience 1.3B (002), sec/it MAPE", runs, "4%"),
+        memory_mape("BigScience memory MAPE", runs, "8%"),
+        *out_of_memory("BigScience", runs),
+    ], runs
+
+
+def gpt3_xl() -> tuple[list[Result], list[Run]]:
+    """GPipe by itself; PyTorch pipe by what Megatron in fp32 taught of the same machine."""
+    runs = load("seeds", lambda row: (row.source or "").startswith(GPT3_XL))
+    pipe = [r for r in runs if r.row.stack == "torch-pipe"]
+    gpipe = [r for r in runs if r.row.stack == "gpipe"]
+    megatron = [r for r in runs if r.row.stack == "megatron"]
+    hold_out_tables(gpipe)
+    fp32 = [r for r in megatron if r.row.precision == "fp32"]
+    hold_out_tables(megatron)
+    taught = fit([r.observation() for r in fp32 if r.row.status == "ok"])
+    for run in pipe:
+        run.predict(taught)
+        run.predicted = run.unscaled
+    return [
+        time_mape("GPT-3 XL (003), GPipe x network", [r for r in gpipe if r.row.table == "T1"], "5%"),
+        time_mape("GPT-3 XL, GPipe + parameter server", [r for r in gpipe if r.row.table == "T9"], "5%"),
+        time_mape("GPT-3 XL, PyTorch pipe", pipe, "8%"),
+        time_mape("GPT-3 XL, Megatron fp32", fp32, "8%"),
+        time_mape("GPT-3 XL, Megatron fp16", [r for r in megatron if r.row.precision == "fp16"], "16%"),
+        *out_of_memory("GPT-3 XL", [*gpipe, *megatron, *pipe]),
+    ], [*gpipe, *megatron, *pipe]
+
+
+def fugaku() -> tuple[list[Result], list[Run]]:
+    runs = load("seeds", lambda row: (row.source or "").startswith(FUGAKU))
+    hold_out_tables(runs)
+    return [
+        time_mape("Fugaku 1.3B and 30B (000, 001), sec/it MAPE", runs, "9%"),
+        memory_mape("Fugaku memory MAPE", runs, "-"),
+    ], runs
+
+
+def uncalibrated() -> tuple[list[Result], list[Run]]:
+    runs = load("seeds")
+    priors(runs)
+    gpus = [r for r in runs if not (r.row.source or "").startswith(FUGAKU)]
+    return [
+        time_mape("No calibration: A100 and V100 documents", gpus, "20%"),
+        grouped_tau("No calibration: all documents, tau", runs, "0.6"),
+    ], []
+
+
+def others() -> tuple[list[Result], list[Run]]:
+    results, everything = [], []
+    for table in ("dlperf_v100", "llm_foundry_a100_40gb", "vtrain_single_node", "fugaku_124m"):
+        runs = load(table)
+        for stack in sorted({r.row.stack or "" for r in runs}):
+            part = [r for r in runs if r.row.stack == stack]
+            hold_out_groups(part)
+            results.append(time_mape(f"{table}, {stack}: one group left out", part, "8%"))
+            if any(r.observation().mem_gib for r in part):
+                results.append(memory_mape(f"{table}, {stack}: memory", part, "-"))
+            everything += part
+    return [*results, time_mape("calibration/ tables together", everything, "8%")], everything
+
+
+def show_worst(runs: Sequence[Run], count: int) -> None:
+    """The rows that are furthest off, with what their time is made of."""
+
+    def off(run: Run) -> float:
+        return (run.predicted or 0.0) / (run.row.sec_per_it or 1.0) - 1.0
+
+    for run in sorted(errors(runs), key=lambda r: -abs(off(r)))[:count]:
+        n, row = run.nouns, run.row
+        found = estimate(n.workload, n.cluster, n.stack, n.layout, run.calibration)
+        parts = ", ".join(
+            f"{name} {getattr(found.time, name) / found.sec_per_it:.0%}"
+            for name in TIME_PARTS
+            if getattr(found.time, name) > 0.02 * found.sec_per_it
+        )
+        print(
+            f"  {off(run):+.0%}: {row.source} {row.table} row {row.row}, h {row.hidden}, {n.layout}: "
+            f"measured {row.sec_per_it:.4g} s, predicted {run.predicted:.4g} s ({parts})"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worst", type=int, default=5, help="rows to show of each document")
+    count = parser.parse_args().worst
+    print("| what | rows | found | goal | |\n| --- | --: | --: | --: | --- |")
+    worst = []
+    for part in (bloom, bigscience, gpt3_xl, fugaku, uncalibrated, others):
+        results, runs = part()
+        for result in results:
+            print(result, flush=True)
+        worst.append((results[0].what, runs))
+    for what, runs in worst:
+        if runs:
+            print(f"\nFurthest off, {what}:")
+            show_worst(runs, count)
+
+
+if __name__ == "__main__":
+    main()
