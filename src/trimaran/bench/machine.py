@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import trimaran
 from trimaran.host import memory_gib, processor_name, usable_cores
 
 _LIBRARIES = ("torch", "numpy", "pydantic")
@@ -44,12 +43,13 @@ def telling_environment(environment: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def code_version() -> str:
     """Trimaran's version; in a checkout with the commit, and `+` where files were changed."""
-    checkout = Path(trimaran.__file__).parents[2]
+    version = importlib.metadata.version("trimaran")
+    checkout = Path(__file__).parents[3]
     if not (checkout / ".git").exists():
-        return trimaran.__version__
+        return version
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return trimaran.__version__
-    return f"{trimaran.__version__} ({commit})"
+        return version
+    return f"{version} ({commit})"

@@ -8,11 +8,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
 
-import trimaran
 from trimaran.cluster import Cluster, CollectiveTime, Device, Link
 from trimaran.host import memory_gib, usable_cores
 from trimaran.noun import TrimaranError
@@ -66,7 +66,7 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
         inter=link,
         cores_per_node=usable_cores() if on_cpu else 0,
         host_mem_gib=_digits(memory_gib()) if on_cpu else 0.0,
-        source=f"trimaran {trimaran.__version__} probe{' --quick' if settings.quick else ''}, "
+        source=f"trimaran {version('trimaran')} probe{' --quick' if settings.quick else ''}, "
         f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
         matmul=tuple(rate.model_copy(update={"tflops": _digits(rate.tflops)}) for rate in result.matmul),
         collectives=tuple(c.model_copy(update={"time_us": _digits(c.time_us)}) for c in result.collectives),

@@ -14,6 +14,7 @@ from trimaran.cluster import CollectiveTime, Contention
 from trimaran.probe.kernels import Operands, small_operators, stream
 from trimaran.probe.settings import MIB, ProbeSettings, Product
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
+from trimaran.train.mesh import Group, GroupFactory
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
 _OPS: tuple[Op, ...] = ("all_reduce", "send", "all_gather", "reduce_scatter", "broadcast")
@@ -25,17 +26,19 @@ _MOST_RUNS_A_SAMPLE = 8
 _ROUNDS = 3
 
 
-def make_groups(settings: ProbeSettings) -> dict[int, dist.ProcessGroup | None]:
-    """A process group of the first n ranks for every n; all ranks must call this. None is the world."""
-    return {size: dist.new_group(list(range(size))) if size < settings.ranks else None for size in settings.groups}
+def make_groups(settings: ProbeSettings, rank: int, device: torch.device) -> dict[int, Group | None]:
+    """The trainer's own group of the first n ranks for every n; None on ranks outside. All ranks must call this."""
+    factory = GroupFactory(device)
+    return {size: factory.get(tuple(range(size)), rank) for size in settings.groups}
 
 
 def collective_times(
-    settings: ProbeSettings, groups: dict[int, dist.ProcessGroup | None], rank: int, device: torch.device
+    settings: ProbeSettings, groups: dict[int, Group | None], rank: int, device: torch.device
 ) -> tuple[CollectiveTime, ...]:
     """Microseconds of every operation by size and number of ranks, as rank 0 sees them.
 
-    A size is that of the whole tensor: what all_gather ends with and reduce_scatter starts from.
+    An all_reduce is the trainer's own, which on a CPU node goes through shared memory; the others are
+    the backend's. A size is that of the whole tensor: what all_gather ends with and reduce_scatter starts from.
     A send is half of a there-and-back between the first two ranks.
     """
     cases = [
@@ -50,9 +53,10 @@ def collective_times(
         for case, taken in samples.items():
             op, ranks, size = case
             dist.barrier()
-            if rank >= ranks:
+            group = groups[ranks]
+            if group is None:
                 continue
-            run = _operation(op, size, ranks, groups[ranks], rank, device)
+            run = _operation(op, size, group, device)
             runs = max(1, min(_MOST_RUNS_A_SAMPLE, _SAMPLE_BYTES // size))
             seconds = seconds_of(run, runs, device)
             if round_number:  # the first round opens the connections
@@ -65,30 +69,28 @@ def collective_times(
     )
 
 
-def _operation(
-    op: Op, size: int, ranks: int, group: dist.ProcessGroup | None, rank: int, device: torch.device
-) -> Callable[[], object]:
+def _operation(op: Op, size: int, group: Group, device: torch.device) -> Callable[[], object]:
     tensor = torch.zeros(size // 4, device=device)
     if op == "all_reduce":
-        return lambda: dist.all_reduce(tensor, group=group)
+        return lambda: group.sum_(tensor)
     if op == "broadcast":
-        return lambda: dist.broadcast(tensor, 0, group=group)
+        return lambda: dist.broadcast(tensor, 0, group=group.handle)
     if op == "send":
-        return lambda: _there_and_back(tensor, rank, group)
-    share = torch.zeros(size // 4 // ranks, device=device)
-    tensor = tensor[: share.numel() * ranks]
+        return lambda: _there_and_back(tensor, group)
+    share = torch.zeros(size // 4 // group.size, device=device)
+    whole = tensor[: share.numel() * group.size]
     if op == "all_gather":
-        return lambda: dist.all_gather_into_tensor(tensor, share, group=group)
-    return lambda: dist.reduce_scatter_tensor(share, tensor, group=group)
+        return lambda: dist.all_gather_into_tensor(whole, share, group=group.handle)
+    return lambda: dist.reduce_scatter_tensor(share, whole, group=group.handle)
 
 
-def _there_and_back(tensor: torch.Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
-    if rank == 0:
-        dist.send(tensor, 1, group=group)
-        dist.recv(tensor, 1, group=group)
+def _there_and_back(tensor: torch.Tensor, group: Group) -> None:
+    if group.index == 0:
+        dist.send(tensor, 1, group=group.handle)
+        dist.recv(tensor, 1, group=group.handle)
     else:
-        dist.recv(tensor, 0, group=group)
-        dist.send(tensor, 0, group=group)
+        dist.recv(tensor, 0, group=group.handle)
+        dist.send(tensor, 0, group=group.handle)
 
 
 def contention(settings: ProbeSettings, rank: int, device: torch.device) -> tuple[Contention, ...]:

@@ -1,0 +1,93 @@
+"""What one rank of a probe does, from meeting the others to the result."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from trimaran.host import GIB, memory_gib, processor_name
+from trimaran.probe.kernels import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
+from trimaran.probe.result import ProbeResult
+from trimaran.probe.settings import ProbeSettings
+from trimaran.probe.together import collective_times, contention, make_groups
+
+
+def run(settings_file: Path) -> None:
+    """Measure as one rank of the probe that `settings_file` states; rank 0 leaves `result.json` beside it."""
+    threading.Thread(target=_leave_with_starter, daemon=True).start()
+    folder = settings_file.parent
+    settings = ProbeSettings.model_validate_json(settings_file.read_text())
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(settings.threads_per_rank)
+    device = torch.device(settings.device, rank) if settings.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=(folder / "rendezvous").as_uri(), rank=rank, world_size=settings.ranks)
+    result = _measure(settings, rank, device)
+    if result is not None:
+        (folder / "result.json").write_text(result.model_dump_json())
+    dist.destroy_process_group()
+
+
+def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeResult | None:
+    """All measurements in turn; the result on rank 0, None on the others."""
+    groups = make_groups(settings, rank, device)
+    context_gib = _context_gib(device)
+    contexts = [torch.zeros(1, device=device) for _ in range(settings.ranks)]
+    dist.all_gather(contexts, torch.tensor([context_gib], device=device))
+
+    _tell(rank, f"contention of {settings.ranks} slots")
+    slower = contention(settings, rank, device) if settings.groups else ()
+    _tell(rank, "collectives and sends")
+    collectives = collective_times(settings, groups, rank, device) if settings.groups else ()
+    dist.barrier()
+    if rank:
+        dist.barrier()  # the others sleep here while rank 0 measures alone
+        return None
+    _tell(rank, f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
+    matmul = matmul_rates(settings.products, settings.precisions, settings.rounds, device)
+    _tell(rank, "attention, memory, operators")
+    result = ProbeResult(
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
+        mem_gib=torch.cuda.mem_get_info(device)[1] / GIB if device.type == "cuda" else memory_gib(),
+        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0,
+        context_gib=torch.cat(contexts).median().item(),
+        mem_bandwidth_gb_s=memory_bandwidth_gb_s(settings.stream_mib, settings.rounds, device),
+        op_overhead_us=op_overhead_us(settings.rounds, device),
+        matmul=matmul,
+        attention=attention_times(settings.attention, settings.precisions, settings.rounds, device),
+        collectives=collectives,
+        contention=slower,
+    )
+    dist.barrier()
+    return result
+
+
+def _context_gib(device: torch.device) -> float:
+    """What a rank holds before it has a model: libraries, connections, the kernels of a first step."""
+    x = torch.randn(1, 2, 16, 16, device=device, requires_grad=True)
+    y = functional.layer_norm(functional.gelu(x @ x), (16,))
+    torch.autograd.grad(functional.scaled_dot_product_attention(y, y, y, is_causal=True).sum(), x)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return (total - free - torch.cuda.memory_reserved(device)) / GIB
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / GIB
+
+
+def _tell(rank: int, doing: str) -> None:
+    if rank == 0:
+        print(f"probe: measuring {doing}", flush=True)
+
+
+def _leave_with_starter() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
