@@ -40,9 +40,11 @@ def run_ranks(
 ) -> list[subprocess.CompletedProcess[str]]:
     path = Path(job.out_dir) / "job.json"
     path.write_text(job.model_dump_json())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # as the harness does it, the port is held by a socket that rank 0 inherits
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
 
     def limit() -> None:
         if address_space_bytes:
@@ -60,9 +62,19 @@ def run_ranks(
             GLOO_SOCKET_IFNAME="lo",
             OMP_NUM_THREADS="1",
         )
+        if rank == 0:
+            env["TRIMARAN_RENDEZVOUS_FD"] = str(held.fileno())
         command = [sys.executable, "-m", "trimaran.train.worker", str(path)]
-        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=limit)  # noqa: PLW1509
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=limit,  # noqa: PLW1509
+            pass_fds=(held.fileno(),),
+        )
         processes.append(process)
+    held.close()
     errors = [process.communicate(timeout=120)[1] for process in processes]
     return [
         subprocess.CompletedProcess(process.args, process.returncode, stderr=error)

@@ -24,6 +24,7 @@ from trimaran.train.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.distributed_c10d import Store
 
 EXIT_USER_ERROR = 2
 EXIT_OUT_OF_MEMORY = 41
@@ -101,7 +102,8 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
     with phases.time("connect"):
         if world_size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
+            store = meeting_point(rank, world_size)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
         mesh = build_mesh(layout, rank, range(world_size), GroupFactory(device))
     assert mesh is not None, "every rank of the world is in the layout"
     heartbeat = out_dir / f"heartbeat.{rank}"
@@ -145,6 +147,27 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
         write_json(out_dir / "result.json", result)
     if world_size > 1:
         dist.destroy_process_group()
+
+
+def meeting_point(rank: int, world_size: int) -> Store | None:
+    """The store through which ranks find each other, at MASTER_ADDR and MASTER_PORT, where rank 0 listens.
+
+    A launcher that hands rank 0 its bound socket in TRIMARAN_RENDEZVOUS_FD cannot lose the port to another
+    program meanwhile, and decides who may connect. Under torchrun the store is torchrun's own (None).
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return None
+    held = os.environ.get("TRIMARAN_RENDEZVOUS_FD") if rank == 0 else None
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size,
+        is_master=rank == 0,
+        timeout=RENDEZVOUS_TIMEOUT,
+        master_listen_fd=None if held is None else int(held),
+    )
 
 
 def open_data(job: TrainJob) -> Sampler:

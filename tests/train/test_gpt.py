@@ -1,0 +1,96 @@
+"""The parallel GPT is the ordinary GPT: same loss, same gradients as a few plain lines of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from conftest import SMALL
+from trimaran.recipe import TrainJob
+from trimaran.train.loop import Trainer
+from trimaran.train.mesh import GroupFactory, build_mesh
+from trimaran.train.sampler import Sampler
+from trimaran.train.tokens import Tokens
+
+CPU = torch.device("cpu")
+
+
+def make_trainer(job: TrainJob) -> Trainer:
+    mesh = build_mesh(job.layout, 0, range(1), GroupFactory(CPU))
+    assert mesh is not None
+    return Trainer(job, mesh, Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed), CPU)
+
+
+def plain_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+    """A GPT without any of ours: weights by name, in fp64."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+    b, s = tokens.shape
+    x = w["embedding.tokens"][tokens] + w["embedding.positions"][:s]
+    mask = torch.full((s, s), -torch.inf, dtype=x.dtype).triu(1)
+    for i in range(SMALL.layers):
+        y = norm(x, f"layers.{i}.attention_norm")
+        qkv = torch.einsum("bsh,gpdh->bpgsd", y, w[f"layers.{i}.attention.qkv.weight"])
+        q, k, v = (qkv + w[f"layers.{i}.attention.qkv.bias"].transpose(0, 1)[:, :, None]).unbind(1)
+        scores = q @ k.transpose(-1, -2) / SMALL.head_dim**0.5 + mask
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1)
+        x = x + y @ w[f"layers.{i}.attention.projection.weight"].T + w[f"layers.{i}.attention.projection.bias"]
+        y = norm(x, f"layers.{i}.mlp_norm") @ w[f"layers.{i}.mlp.up.weight"].T + w[f"layers.{i}.mlp.up.bias"]
+        x = x + functional.gelu(y) @ w[f"layers.{i}.mlp.down.weight"].T + w[f"layers.{i}.mlp.down.bias"]
+    logits = (norm(x, "norm") @ w["embedding.tokens"].T)[:, :, : SMALL.vocab]
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("layout", ["mbs24", "mbs4", "mbs8,recompute-full"])
+def test_loss_and_gradients_are_those_of_plain_pytorch(make_job: Callable[..., TrainJob], layout: str) -> None:
+    job = make_job(layout)
+    trainer = make_trainer(job)
+    text = torch.from_numpy(trainer._sampler.batch(0, 24))
+    reference = {n: p.weight.detach().double().requires_grad_() for n, p in trainer.flat.places.items()}
+    expected = plain_loss(reference, text[:, :-1], text[:, 1:])
+    expected.backward()  # type: ignore[no-untyped-call]
+    loss = trainer.forward_backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for name, place in trainer.flat.places.items():
+        want = reference[name].grad
+        assert want is not None
+        torch.testing.assert_close(place.weight.main_grad.double(), want, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_padding_of_the_vocabulary_stays_zero(make_job: Callable[..., TrainJob]) -> None:
+    trainer = make_trainer(make_job("mbs24"))
+    for _ in range(3):
+        trainer.step()
+    embedding = trainer.flat.places["embedding.tokens"].weight
+    assert embedding.shape[0] == 384
+    assert not embedding[SMALL.vocab :].any()
+    assert embedding[: SMALL.vocab].any(dim=1).all()
+
+
+def test_clipping_makes_a_step_as_if_the_gradients_were_smaller(make_job: Callable[..., TrainJob]) -> None:
+    clipped, scaled = (make_trainer(make_job("mbs24", clip_grad=limit, epsilon=0.1)) for limit in (0.5, 0.0))
+    for trainer in (clipped, scaled):
+        trainer.forward_backward()
+    norm = clipped.flat.squared_norm().sqrt().item()
+    assert norm > 0.5
+    scaled.flat.grads.mul_(0.5 / norm)
+    clipped.optimizer.step(1e-2, norm)
+    scaled.optimizer.step(1e-2, 0.5)
+    torch.testing.assert_close(clipped.flat.weights, scaled.flat.weights, rtol=1e-5, atol=1e-8)
+
+
+def test_a_loss_that_is_not_finite_skips_the_update(make_job: Callable[..., TrainJob]) -> None:
+    trainer = make_trainer(make_job("mbs24"))
+    before = trainer.flat.weights.clone()
+    trainer.flat.grads[0] = torch.nan
+    result = trainer.step()
+    assert result.skipped
+    assert torch.equal(trainer.flat.weights, before)
+    assert not trainer.step().skipped

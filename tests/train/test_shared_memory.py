@@ -1,0 +1,80 @@
+"""Collectives through shared memory, between processes as they are used."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+RANKS = 3
+
+# a few bytes, more than the direct path takes, more than one slot, and sizes that no rank count divides
+SIZES = (1, 5, 8209, 262_144 * 2 + 7)
+
+
+def serve(rank: int, port: int, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from trimaran.train.shared_memory import PeerDiedError, share_memory
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    memory = share_memory(rank, RANKS, None)
+    assert memory is not None
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for size in SIZES:
+            generators = [torch.Generator().manual_seed(r) for r in range(RANKS)]
+            parts = [torch.randn(size, generator=g).to(dtype) for g in generators]
+            total = parts[0] + parts[1] + parts[2]
+            for _ in range(3):  # the slots take turns
+                own = parts[rank].clone()
+                memory.sum_(own)
+                assert torch.equal(own, total)
+    gathered = memory.gather(torch.full((2, 3), float(rank)))
+    assert [g.tolist() for g in gathered] == [[[float(r)] * 3] * 2 for r in range(RANKS)]
+    pipe.send("sums agree")
+    pipe.recv()
+    try:
+        memory.sum_(torch.ones(1))
+    except PeerDiedError as error:
+        pipe.send(str(error))
+    pipe.recv()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_sums_are_exact_and_the_same_everywhere_and_a_dead_rank_is_noticed(port: int) -> None:
+    before = set(Path("/dev/shm").glob("trimaran-*"))
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for rank in range(RANKS):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(rank, port, theirs), daemon=True)
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    for pipe in pipes:
+        assert pipe.recv() == "sums agree"
+    assert set(Path("/dev/shm").glob("trimaran-*")) == before
+    os.kill(processes[2].pid or 0, signal.SIGKILL)
+    processes[2].join()
+    for pipe in pipes[:2]:
+        pipe.send("one sum more")
+    for pipe in pipes[:2]:
+        assert pipe.poll(20)
+        assert pipe.recv() == f"process {processes[2].pid} of the same group has ended"
+    for process in processes[:2]:
+        process.kill()
