@@ -6,9 +6,10 @@ import pytest
 
 from trimaran.api import workload_of
 from trimaran.files import load_cluster, load_stack
-from trimaran.layout import violations
+from trimaran.layout import parse_layout, violations
 from trimaran.plan.advice import advise
 from trimaran.plan.explain import explain
+from trimaran.plan.kernels import kernel_notes
 from trimaran.plan.planner import plan_with
 from trimaran.plan.settings import settings_from
 
@@ -70,3 +71,22 @@ def test_advice_moves_14400_wide_with_150_wide_heads_and_leaves_good_shapes_alon
     assert found is not None
     assert found.gain > 0.1 and (found.hidden // found.heads) % 8 == 0
     assert "hidden 14400 with 96 heads of 150" in found.sentence
+
+
+def notes(heads: int, mbs: int, **shape: int) -> str:
+    model = WORKLOAD.model.model_copy(update={"heads": heads, "kv_heads": heads, **shape})
+    workload = WORKLOAD.model_copy(update={"model": model})
+    layout = parse_layout(f"dp8,tp4,pp12,mbs{mbs},zero1,recompute-full,fp16")
+    return "\n".join(kernel_notes(layout, workload, CLUSTER, STACK))
+
+
+def test_108_heads_lose_the_fused_softmax_unless_the_micro_batch_makes_up_for_it() -> None:
+    """Document 004: 108 heads break Megatron's rule that heads / TP x micro-batch is a multiple of 4."""
+    assert "heads 108 / TP 4 x micro-batch 2 = 54 is not a multiple of 4" in notes(108, 2)
+    assert "fused softmax" not in notes(108, 4)
+    assert "fused softmax" not in notes(64, 1)
+
+
+def test_odd_head_sizes_and_half_empty_waves_are_named() -> None:
+    assert "head size 150 is not a multiple of 8" in notes(96, 2, hidden=14400, head_dim=150)
+    assert "on 108 multiprocessors" in notes(64, 1, hidden=3584, ffn_hidden=14336, head_dim=56)

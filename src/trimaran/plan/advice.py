@@ -20,12 +20,12 @@ from trimaran.stack import Stack
 from trimaran.workload import Workload
 
 # A neighbour is worth a sentence from this gain on.
-WORTH = 0.03
+WORTH = 0.05
 # How far hidden may move, relatively, and the sizes that it is rounded to.
 _REACH = 0.06
 _ROUND_TO = (1024, 512, 128)
 # Head sizes that attention kernels are made for.
-_HEAD_SIZES = (64, 80, 96, 128, 160, 192, 256)
+_HEAD_SIZES = (64, 80, 96, 128)
 
 
 class Advice(Noun):

@@ -12,6 +12,7 @@ from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate
 from trimaran.layout import Layout, parse_layout, stated_fields, violations
 from trimaran.noun import Noun, TrimaranError
 from trimaran.plan.bottleneck import bottleneck, memory_sentence
+from trimaran.plan.kernels import kernel_notes
 from trimaran.plan.noun import Plan
 from trimaran.plan.planner import on_devices, plan_with
 from trimaran.plan.search import memory_limit_gib
@@ -77,6 +78,7 @@ def explain(
     else:
         reasons = [*reasons, f"memory: {memory_sentence(predicted, limit, settings.mem_margin)}"]
     reasons.append(f"bottleneck: {bottleneck(layout, workload, cluster, predicted)}")
+    reasons += [f"kernels: {note}" for note in kernel_notes(layout, workload, cluster, stack)]
     return Why(
         layout=layout, verdict=verdict, rank=rank, reasons=tuple(reasons), estimate=predicted, best=best.layout,
         best_estimate=best.estimate,
