@@ -104,6 +104,7 @@ def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert "no-such-model" in done.stderr
     assert not (tmp_path / "x.toml").exists()
     assert probe("--slots", "0").returncode == 2
+    assert "ask for at most" in probe("--slots", "1000000", "-o", str(tmp_path / "x.toml")).stderr
     if not torch.cuda.is_available():
         assert "no CUDA device" in probe("--device", "cuda", "-o", str(tmp_path / "x.toml")).stderr
 

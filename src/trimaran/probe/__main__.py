@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from trimaran.files import dump_toml, load_model
 from trimaran.host import usable_cores
 from trimaran.noun import TrimaranError
 from trimaran.probe.measure import measure
 from trimaran.probe.settings import probe_settings
+
+# Beyond this, ranks that share a core tell nothing any more and fill the memory.
+SLOTS_PER_CORE = 16
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _probe(options: argparse.Namespace) -> None:
+    model = load_model(options.model) if options.model else None
+    import torch  # takes seconds, which a mistake should not cost
+
     device: Literal["cpu", "cuda"] = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise TrimaranError("--device cuda, but this PyTorch sees no CUDA device: leave --device out or use cpu")
@@ -43,11 +47,16 @@ def _probe(options: argparse.Namespace) -> None:
     slots = options.slots or most
     if device == "cuda" and slots > most:
         raise TrimaranError(f"--slots {slots} exceeds the {most} GPUs of this machine: ask for at most {most}")
+    if slots > SLOTS_PER_CORE * most:
+        raise TrimaranError(
+            f"--slots {slots} is more than {SLOTS_PER_CORE} for each of the {most} cores: ask for at most "
+            f"{SLOTS_PER_CORE * most}"
+        )
     settings = probe_settings(
         device=device,
         slots=slots,
         threads_per_rank=max(1, usable_cores() // slots),
-        model=load_model(options.model) if options.model else None,
+        model=model,
         seq_len=options.seq,
         mbs=tuple(options.mbs or (1,)),
         quick=options.quick,
