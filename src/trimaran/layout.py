@@ -7,6 +7,7 @@ stack): a rule of one stack is not a rule of another. Nothing else in Trimaran d
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -207,20 +208,19 @@ def weighted_split(layers: int, stages: int, head_in_layers: float) -> tuple[int
     """
     if stages > layers:
         raise TrimaranError(f"layers {layers} cannot fill {stages} stages: use at most {layers} stages")
-    best: tuple[float, int] | None = None
-    for last in range(1, layers - (stages - 1) + 1):
-        others = -(-(layers - last) // (stages - 1)) if stages > 1 else 0
-        if stages == 1 and last != layers:
-            continue
-        slowest = max(float(others), last + head_in_layers)
-        # of equally fast splits take the one that leaves most on the last stage: the others,
-        # which keep more micro-batches in flight, are then lighter
-        if best is None or slowest <= best[0] + 1e-12:
-            best = (slowest, last)
-    assert best is not None
-    last = best[1]
     if stages == 1:
         return (layers,)
+
+    def others(last: int) -> int:
+        return -(-(layers - last) // (stages - 1))
+
+    # Layers on the last stage make it slower and the others faster: the best is where the two cross. Of equally
+    # fast splits take the one that leaves most on the last stage: the others, which keep more micro-batches in
+    # flight, are then lighter.
+    most = layers - (stages - 1)
+    last = 1 + bisect_left(range(1, most), True, key=lambda count: count + head_in_layers >= others(count))
+    if last > 1 and others(last - 1) < max(others(last), last + head_in_layers) - 1e-12:
+        last -= 1
     share, extra = divmod(layers - last, stages - 1)
     return (*(share + (1 if stage < extra else 0) for stage in range(stages - 1)), last)
 
