@@ -32,6 +32,9 @@ class Stack(Noun):
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
     grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
+    ends_count_as_layers: bool = Field(
+        default=False, description="embedding and head may stand for a layer each, where layers + 2 divide"
+    )
     head_weighted_stages: bool = False
     tied_embedding_replicated: bool = Field(default=True, description="last stage keeps a copy and reduces it")
     pads_vocab: bool = True

@@ -94,6 +94,15 @@ def test_trimaran_splits_seventy_two_layers_over_forty_eight_stages() -> None:
     assert len(split) == 48 and sum(split) == 72 and min(split) >= 1 and split[-1] == min(split)
 
 
+def test_bloom_as_trained_has_its_ends_one_layer_lighter() -> None:
+    workload = Workload(model=load_model("bloom-176b"), seq_len=2048, global_batch=2048)
+    layout = parse_layout("dp8,tp4,pp12,mbs2,zero1,recompute-full,fp16")
+    check_layout(layout, workload, JEAN_ZAY, MEGATRON)
+    split = resolve_split(layout, workload, MEGATRON)
+    assert split == (5, *([6] * 10), 5)
+    check_layout(layout.model_copy(update={"stage_split": split}), workload, JEAN_ZAY, MEGATRON)
+
+
 def test_the_head_weighs_like_layers_in_the_split() -> None:
     assert weighted_split(8, 2, 0.0) == (4, 4)
     assert weighted_split(8, 2, 1.7) == (5, 3)
