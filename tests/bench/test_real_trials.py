@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -53,6 +54,33 @@ def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
         assert 0.05 < (row.mem_gib or 0) < 8
         assert row.losses[0] == pytest.approx(math.log(384), abs=0.5)
         assert row.losses == pytest.approx(rows[0].losses, rel=1e-4), "the loss is the same on every layout"
+
+
+def listening_addresses(text: str) -> set[str]:
+    """Addresses (hexadecimal, as the kernel prints them) on which processes that name `text` listen."""
+    sockets = set()
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if text.encode() in command.read_bytes():
+                sockets |= {str(fd.readlink()) for fd in (command.parent / "fd").iterdir()}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+
+
+def test_ranks_listen_on_the_loopback_alone(real: Recipe, cluster: Cluster, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    trial = prepare_trial(
+        real, cluster, parse_layout("dp2,mbs2"), data_dir=workspace.data(real), work_dir=workspace.trials
+    )
+    seen: set[str] = set()
+    row = run_trial(
+        trial,
+        launcher_named("local"),
+        Limits(timeout_s=60),
+        on_step=lambda step: seen.update(listening_addresses(str(tmp_path))),
+    )
+    assert row.status == "ok", row.evidence
+    assert seen == {"0100007F"}  # 127.0.0.1
 
 
 def test_what_the_trainer_refuses_is_a_failure_with_its_own_words(

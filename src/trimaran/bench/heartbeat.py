@@ -51,13 +51,15 @@ class Pulse:
             return None
         quietest = min(running, key=lambda rank: self._seen_at[rank])
         age = time.monotonic() - self._seen_at[quietest]
-        allowed, when = self._allowed_s(limits), f"after step {self.steps}" if self.steps else "before its first step"
+        allowed = self._allowed_s(limits)
+        when = f"after step {self.steps}" if self.steps else "before its first step"
         if age <= allowed:
             return None
         return f"rank {quietest} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed"
 
     def _allowed_s(self, limits: Limits) -> float:
-        if self.steps == 0:
+        # loading libraries and connecting is no step, and neither is leaving with a result written
+        if self.steps == 0 or (self._out_dir / "result.json").exists():
             return limits.start_s
         # with one step seen there may be no gap to go by yet; start-up and that step took longer than one
         longest = self._longest_gap_s if self.steps > 1 else max(self._longest_gap_s, self._first_step_s)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 class Limits:
     """Limits of one trial. Times in seconds.
 
-    Before its first step a trial may be silent for `start_s`. From then on it hangs where a rank
-    gives no sign for `hang_steps` times the longest gap so far, but at least `hang_s`.
-    `memory_gib` bounds what all ranks on this machine hold together (None: what the machine has).
+    Before its first step, and once its result is written, a trial may be silent for `start_s`.
+    In between it hangs where a rank gives no sign for `hang_steps` times the longest gap so far,
+    but at least `hang_s`. When a rank has failed, the others get `peers_s` to follow by themselves.
+    `memory_gib` bounds what all ranks on this machine hold together (None: what the machine has),
+    and `log_mib` what one rank may print.
     """
 
     timeout_s: float = 600.0
