@@ -79,6 +79,7 @@ WRONG = [
     *(("--gbs-tolerance", value) for value in ("1", "-1", "1e30", "NaN", "much")),
     *(("--deadline-days", value) for value in ("0", "-1", "1e30", "NaN", "soon", "1")),
     *(("--budget", value) for value in ("0", "-1", "1e30", "NaN", "little", "1")),
+    *(("--price", value) for value in ("0", "-1", "1e30", "NaN", "cheap")),
     *(("--fix", value) for value in ("tp=0", "tp=-1", "tp=1e30", "tp=NaN", "tp=two", "tp=5", "tp", "tpp=2")),
     *(("--fix", value) for value in ("mbs=100000", "recompute=ful", "placement=tp-dp", "precision=fp8")),
     *(("--ramp-up", value) for value in ("32", "0,0,0", "-1,32,5", "32,32,NaN", "1e30,1,1", "7,32,100")),
@@ -114,7 +115,7 @@ def test_wrong_input_is_told_in_one_line_with_status_2(
 def test_why_explains_a_ranked_a_refused_and_an_unfit_layout(trimaran: Run) -> None:
     ranked = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp8,tp4,pp10,mbs2")
     assert "rank" in ranked.stdout and "bubble" in ranked.stdout and "sec/it" in ranked.stdout
-    refused = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp6,tp5,pp12,mbs1")
+    refused = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp6,tp5,pp11,mbs1")
     assert "refused" in refused.stdout
     assert "heads 112 is not a multiple of TP 5" in refused.stdout
     assert "layers 70 do not split evenly" in refused.stdout

@@ -9,7 +9,9 @@ from trimaran.cluster import Cluster
 from trimaran.files import load_cluster, load_stack
 from trimaran.noun import TrimaranError
 from trimaran.plan.batches import batch_of
+from trimaran.plan.explain import explain
 from trimaran.plan.noun import Plan
+from trimaran.plan.settings import settings_from
 
 BLOOM = ("bloom-prequel-181b", "jean-zay-a100-80gb", 2048)
 
@@ -37,6 +39,11 @@ def test_tolerance_takes_the_nearest_batch_that_divides() -> None:
         plan(*BLOOM, **asked)
     found = plan(*BLOOM, gbs_tolerance=0.002, **asked)
     assert {(e.layout.mbs, e.global_batch) for e in found.entries} >= {(1, 2046), (2, 2052)}
+    told = explain(
+        "dp6,tp8,pp8,mbs1", workload_of(BLOOM[0], BLOOM[2]), load_cluster(BLOOM[1]), load_stack("megatron-deepspeed"),
+        settings_from(devices=384, gbs_tolerance=0.002, top=500),
+    )  # fmt: skip
+    assert told.verdict == "ranked"
     for entry in found.entries:
         assert abs(entry.global_batch - 2048) <= 2048 * 0.002
         assert entry.estimate.micro_batches * entry.layout.dp * entry.layout.mbs == entry.global_batch

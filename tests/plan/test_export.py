@@ -46,6 +46,13 @@ def test_megatron_lm_gets_every_choice() -> None:
         assert said[switch] == []
 
 
+def test_bloom_as_trained_partitions_by_embedding_and_layers() -> None:
+    bloom = workload_of("bloom-176b", 2048)
+    said = export(parse_layout("dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"), bloom, load_stack("megatron-deepspeed"),
+                  "megatron-deepspeed")  # fmt: skip
+    assert "--pp-partition-method 'type:transformer|embedding'" in said
+
+
 def test_megatron_lm_gets_the_kind_of_model() -> None:
     said = flags(export(parse_layout("dp8,tp4,bf16"), LLAMA, MEGATRON, "megatron-lm"))
     assert said["--num-query-groups"] == ["8"]

@@ -40,6 +40,7 @@ def plan(
         str, typer.Option(help="time: fastest; cost: cheapest token; devices: fewest that meet a limit.")
     ] = "time",
     deadline_days: Annotated[float | None, typer.Option(help="Finish --tokens within so many days.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a device-hour, in place of the cluster's.")] = None,
     budget: Annotated[float | None, typer.Option(help="Finish --tokens for at most so much money.")] = None,
     why: Annotated[
         str | None, typer.Option(help="Explain one layout, as dp8,tp4,pp12,mbs2, beside the best.", metavar="LAYOUT")
@@ -64,7 +65,7 @@ def plan(
 
     study = study_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, optimizer=optimizer, tokens=tokens,
-        ramp_up=ramp_up, calibration=calibration,
+        ramp_up=ramp_up, calibration=calibration, price=price,
     )  # fmt: skip
     settings = settings_from(
         goal=objective, deadline_days=deadline_days, budget=budget, top=top, gbs_tolerance=gbs_tolerance or 0.0,

@@ -24,6 +24,9 @@ TRAINER_STACKS = {
 }
 
 
+_MOST_PRICE = 1e9
+
+
 @dataclass(frozen=True)
 class Study:
     """Nouns of one question, and what a recipe's sweep says of the search."""
@@ -50,6 +53,7 @@ def study_of(
     tokens: float | None = None,
     ramp_up: str | None = None,
     calibration: str | None = None,
+    price: float | None = None,
 ) -> Study:
     """The study that recipe and options state together; options win. Raises TrimaranError."""
     base = None if recipe is None else load_recipe(str(recipe))
@@ -57,7 +61,7 @@ def study_of(
         for name, value in (("--model", model), ("--cluster", cluster), ("--gbs", gbs)):
             if value is None:
                 raise TrimaranError(f"{name} is missing: state it, or give a recipe file")
-    known_cluster = _cluster(base, cluster, runs)
+    known_cluster = _priced(_cluster(base, cluster, runs), price)
     known_stack = base.stack if base and stack is None else load_stack(stack or DEFAULT_STACK)
     known_calibration = calibration_of(calibration, known_cluster, known_stack)
     workload = _workload(base, model, gbs, seq, optimizer, tokens, ramp_up)
@@ -90,6 +94,14 @@ def _cluster(base: Recipe | None, cluster: str | None, runs: Path) -> Cluster:
     if cluster is not None or base is None:
         return load_cluster(cluster or "")
     return Workspace(runs / base.name).cluster(base)
+
+
+def _priced(cluster: Cluster, price: float | None) -> Cluster:
+    if price is None:
+        return cluster
+    if not 0 < price < _MOST_PRICE:
+        raise TrimaranError(f"--price {price:g} is not between 0 and {_MOST_PRICE:g} a device-hour: state another")
+    return cluster.model_copy(update={"price_per_device_hour": price})
 
 
 def _workload(

@@ -5,6 +5,11 @@ from __future__ import annotations
 from trimaran.workload import Workload
 
 
+def with_batch(workload: Workload, batch: int) -> Workload:
+    """The workload under another global batch, which the caller knows to suit it."""
+    return workload if batch == workload.global_batch else workload.model_copy(update={"global_batch": batch})
+
+
 def batch_of(workload: Workload, per_step: int, tolerance: float) -> int:
     """The multiple of `per_step` nearest to the global batch, where it is within `tolerance` (relative).
 

@@ -29,6 +29,8 @@ from trimaran.plan.space import Space
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
+# Degrees of data parallelism up to here are all asked about, above only likely ones.
+ALL_PROPOSED = 4096
 _NONE = SCHEDULES.index("none")
 _INTERLEAVED = SCHEDULES.index("interleaved")
 _FULLY_SHARDED = DP_KINDS.index("fully_sharded")
@@ -128,12 +130,22 @@ class Proposer:
 
     def _batch(self) -> Columns:
         """DP, micro-batch and the global batch that they make: the workload's, or the nearest within tolerance."""
-        # What no micro-batch of 1, or no DP of 1, can do, no larger one can: DP x MBS only grows.
-        dp = self._with_global_batch(_column("dp", self.space.dp) | {"mbs": np.ones(len(self.space.dp), np.int64)})
+        # What neither a micro-batch of 1 nor a DP of 1 can do, no larger one can: DP x MBS only grows.
+        dps = self._likely(np.array(self.space.dp, dtype=np.int64))
+        dp = self._with_global_batch({"dp": dps, "mbs": np.ones(len(dps), np.int64)})
         mbs = self._with_global_batch({"dp": np.ones(len(self.space.mbs), np.int64)} | _column("mbs", self.space.mbs))
         dp, mbs = self.sieve.keep(dp), self.sieve.keep(mbs)
         pairs = cross({"dp": dp["dp"]}, {"mbs": mbs["mbs"]})
+        # Pairs above the largest batch are hopeless, and under a tolerance far too many to ask about.
+        largest = self.workload.global_batch * (1.0 + self.settings.gbs_tolerance)
+        pairs = _take(pairs, pairs["dp"] * pairs["mbs"] <= largest) if "mbs" not in self.space.fixed else pairs
         return self.sieve.keep(self._with_global_batch(pairs))
+
+    def _likely(self, values: Ints) -> Ints:
+        """Large degrees only where the global batch is near a multiple; small ones all, so that rules can refuse."""
+        asked, tolerance = self.workload.global_batch, self.settings.gbs_tolerance
+        near = np.abs(np.rint(asked / values) * values - asked) <= tolerance * asked
+        return values[near | (values <= ALL_PROPOSED)]
 
     def _with_global_batch(self, pairs: Columns) -> Columns:
         if not self.settings.gbs_tolerance:

@@ -11,17 +11,20 @@ from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate
 from trimaran.layout import Layout, parse_layout, stated_fields, violations
 from trimaran.noun import Noun, TrimaranError
+from trimaran.plan.batches import batch_of, with_batch
 from trimaran.plan.bottleneck import bottleneck, memory_sentence
 from trimaran.plan.kernels import kernel_notes
 from trimaran.plan.noun import Plan
-from trimaran.plan.planner import on_devices, plan_with
-from trimaran.plan.search import memory_limit_gib
+from trimaran.plan.planner import on_devices, plan_with, searched
+from trimaran.plan.search import Ranking, Search, memory_limit_gib
 from trimaran.plan.settings import PlanSettings
 from trimaran.plan.space import FIXABLE, usual_precision
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
 Verdict = Literal["ranked", "slower", "does not fit", "refused"]
+# Layouts among which a rank is given.
+RANKED = 2000
 # Parts of an iteration that differ by less than this share of the best's time are not worth a sentence.
 _WORTH_SAYING = 0.01
 
@@ -29,7 +32,7 @@ _WORTH_SAYING = 0.01
 class Why(Noun):
     """One layout beside the best of a plan.
 
-    `rank` where the plan holds it; `reasons` are sentences, the most telling first. A layout that breaks
+    `rank` among the first RANKED; `reasons` are sentences, the most telling first. A layout that breaks
     a rule has no estimate. What the question left open was chosen as the search would.
     """
 
@@ -56,9 +59,11 @@ def explain(
     notation is not understood or no layout at all is left to compare with.
     """
     found = plan_with(workload, cluster, stack, settings, calibration)
+    asked_workload = workload
     cluster = on_devices(cluster, found.devices)
     layout = complete(text, workload, cluster, stack, settings, calibration)
     best = found.best
+    workload = with_batch(workload, batch_of(workload, layout.dp * layout.mbs, settings.gbs_tolerance))
     broken = tuple(v.sentence for v in violations(layout, workload, cluster, stack))
     if not broken and layout.devices > found.devices:
         broken = (f"DP x TP x PP = {layout.devices} devices, but at most {found.devices} are allowed: raise devices",)
@@ -69,7 +74,8 @@ def explain(
         )  # fmt: skip
     predicted = estimate(workload, cluster, stack, layout, calibration)
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
-    rank = next((entry.rank for entry in found.entries if _same(entry.layout, layout)), None)
+    far = settings.model_copy(update={"top": max(settings.top, RANKED)})
+    rank = _rank(layout, workload, predicted, searched(asked_workload, cluster, stack, far, calibration))
     verdict: Verdict = "ranked" if rank else "slower"
     reasons = _beside_the_best(predicted, found)
     if predicted.mem_gib > limit:
@@ -133,10 +139,14 @@ def _without_memory_limit(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"device": device, "host_mem_gib": 0.0})
 
 
-def _same(one: Layout, other: Layout) -> bool:
-    """Equal but for what a ranking does not tell apart."""
-    blank = {"placement": ("tp", "dp", "pp"), "stage_split": ()}
-    return one.model_copy(update=blank) == other.model_copy(update=blank)
+def _rank(layout: Layout, workload: Workload, predicted: Estimate, found: tuple[Search, Ranking]) -> int | None:
+    """One more than how many layouts are better; None beyond those that were ranked."""
+    search, ranking = found
+    seconds, devices, batch = np.array([predicted.sec_per_it]), np.array([layout.devices]), workload.global_batch
+    value = float(search.objective.value(seconds, devices, np.array([batch]))[0])
+    # Equal to seven digits is as good: the order of such layouts is by memory.
+    better = int(np.count_nonzero(ranking.value < value * (1.0 - 1e-6)))
+    return better + 1 if better < len(ranking.value) or len(ranking.value) < search.top else None
 
 
 def _beside_the_best(predicted: Estimate, found: Plan) -> list[str]:

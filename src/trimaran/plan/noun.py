@@ -67,9 +67,9 @@ class Unfit(Noun):
 class Plan(Noun):
     """The answer of a search.
 
-    `valid` layouts were proposed and broke no rule; `too_large` of them do not fit; `slower` could not
-    enter the ranking, by a bound on their time, and were not evaluated. `measure` are the layouts to
-    measure in order to know the best: the first and what cannot be told apart from it.
+    `evaluated` layouts broke no rule and had their memory and time predicted, `fitting` of them fit; the
+    others could not enter the ranking, by a bound on memory or time, or were refused. `measure` are the
+    layouts to measure in order to know the best: the first and what cannot be told apart from it.
     """
 
     model: str

@@ -14,6 +14,7 @@ from trimaran.flops import days_to_train, default_formula, mfu, tflops_per_devic
 from trimaran.layout import RULES, Layout
 from trimaran.noun import TrimaranError
 from trimaran.plan.advice import advise
+from trimaran.plan.batches import with_batch
 from trimaran.plan.bottleneck import bottleneck, memory_sentence
 from trimaran.plan.candidates import Proposer
 from trimaran.plan.noun import Entry, Plan, Refusal, Unfit
@@ -57,31 +58,24 @@ def plan_with(
     More devices than the cluster states are taken as more nodes of the same kind, and a note says so.
     Raises TrimaranError where no layout is valid, fits and meets the objective's limits.
     """
-    objective, top, mem_margin = settings.objective, settings.top, settings.mem_margin
-    objective.check(workload, cluster)
     notes: list[str] = []
-    cap = cluster.devices if settings.devices is None else settings.devices
+    cap = settings.devices or cluster.devices
     if cap > cluster.devices:
-        stated, cluster = cluster.nodes, on_devices(cluster, cap)
         notes.append(
-            f"cluster {cluster.name} states {stated} nodes; {cap} devices are planned on {cluster.nodes} of that kind"
+            f"cluster {cluster.name} states {cluster.nodes} nodes; {cap} devices are planned on "
+            f"{on_devices(cluster, cap).nodes} of that kind"
         )
-    known = resolve_calibration(cluster, stack, calibration)
-    space = space_of(workload, cluster, stack, cap, settings.fixed)
-    proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
-    search = Search(workload, cluster, stack, proposer, objective, known, mem_margin, max(top, TO_MEASURE))
-    ranking = search.search()
-    if not len(ranking.value):
-        raise TrimaranError(_nothing(ranking, search, cap))
-    entries = _entries(ranking, search, top)
+    search, ranking = searched(workload, cluster, stack, settings, calibration)
+    cluster, known = search.cluster, search.calibration
+    entries = _entries(ranking, search, settings.top)
     alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
     return Plan(
         model=workload.model.name,
         cluster=cluster.name,
         stack=stack.name,
         devices=cap,
-        objective=objective,
-        mem_margin=mem_margin,
+        objective=settings.objective,
+        mem_margin=settings.mem_margin,
         calibrated_by=known.origin,
         time_error=known.time_error,
         entries=entries,
@@ -89,11 +83,33 @@ def plan_with(
         cannot_tell_apart=len(alike),
         evaluated=ranking.evaluated,
         fitting=ranking.fitting,
-        refusals=_refusals(proposer.sieve, entries[0].layout),
+        refusals=_refusals(search.proposer.sieve, entries[0].layout),
         nearest_unfit=_nearest_unfit(ranking, search),
-        advice=advise(entries[0].layout, workload, cluster, stack, known),
+        advice=advise(entries[0].layout, with_batch(workload, entries[0].global_batch), cluster, stack, known),
         notes=tuple(notes),
     )
+
+
+def searched(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    settings: PlanSettings,
+    calibration: Calibration | None = None,
+) -> tuple[Search, Ranking]:
+    """The search that the settings ask for, and what it ranked; raises TrimaranError where that is nothing."""
+    settings.objective.check(workload, cluster)
+    cap = settings.devices or cluster.devices
+    cluster = on_devices(cluster, cap)
+    known = resolve_calibration(cluster, stack, calibration)
+    space = space_of(workload, cluster, stack, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
+    proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
+    most = max(settings.top, TO_MEASURE)
+    search = Search(workload, cluster, stack, proposer, settings.objective, known, settings.mem_margin, most)
+    ranking = search.search()
+    if not len(ranking.value):
+        raise TrimaranError(_nothing(ranking, search, cap))
+    return search, ranking
 
 
 def on_devices(cluster: Cluster, devices: int) -> Cluster:
@@ -111,7 +127,7 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     for index in range(min(top, len(ranking.value))):
         layout = grid.layout(index, workload, stack)
         batch = int(grid.global_batch[index])
-        own = workload if batch == workload.global_batch else workload.model_copy(update={"global_batch": batch})
+        own = with_batch(workload, batch)
         predicted = estimate(own, cluster, stack, layout, search.calibration)
         chance = _rival_chance(search.objective, ranking, grid.devices.tolist(), index, error)
         found.append(_entry(index + 1, layout, own, cluster, predicted, chance, int(ranking.variants[index]), error))
@@ -206,7 +222,8 @@ def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
         return None
     grid = search.proposer.grid(row)
     layout = grid.layout(0, search.workload, search.stack)
-    predicted = estimate(search.workload, search.cluster, search.stack, layout, search.calibration)
+    workload = with_batch(search.workload, int(grid.global_batch[0]))
+    predicted = estimate(workload, search.cluster, search.stack, layout, search.calibration)
     limit = float(memory_limit_gib(search.cluster, np.array([layout.devices]), search.mem_margin)[0])
     return Unfit(layout=layout, estimate=predicted, sentence=memory_sentence(predicted, limit, search.mem_margin))
 

@@ -16,6 +16,7 @@ import numpy as np
 from trimaran.cluster import PRECISIONS, Cluster
 from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Ints
 from trimaran.layout import RULES, SCHEDULES, Layout, Rule
+from trimaran.plan.batches import with_batch
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
@@ -95,7 +96,7 @@ class Sieve:
     def _with_batch(self, batch: int) -> Workload:
         """The workload under another global batch (checked by whoever proposes the batch)."""
         if batch not in self._workloads:
-            self._workloads[batch] = self.workload.model_copy(update={"global_batch": batch})
+            self._workloads[batch] = with_batch(self.workload, batch)
         return self._workloads[batch]
 
 

@@ -16,6 +16,8 @@ from trimaran.workload import Workload
 
 # Micro-batches beyond this are considered only where one is fixed.
 LARGEST_MBS = 4096
+# With a tolerance on the global batch nearly every micro-batch makes some batch: the useful ones only.
+LARGEST_TOLERANT_MBS = 64
 
 Fixed = Mapping[str, object]
 _SHORT = {"zero": "zero_stage", "sp": "sequence_parallel"}
@@ -58,11 +60,14 @@ def usual_precision(cluster: Cluster, stack: Stack) -> Precision:
     )
 
 
-def space_of(workload: Workload, cluster: Cluster, stack: Stack, devices: int, fixed: Fixed) -> Space:
+def space_of(
+    workload: Workload, cluster: Cluster, stack: Stack, devices: int, fixed: Fixed, *, tolerant: bool = False
+) -> Space:
     """All values worth proposing; `fixed` choices have their stated values alone.
 
     TP is at most the heads, PP the layers and DP the global batch, since each must divide or fill the
-    other; the micro-batch is at most LARGEST_MBS. Raises TrimaranError naming a fixed field that is
+    other; the micro-batch is at most LARGEST_MBS, or LARGEST_TOLERANT_MBS where
+    `tolerant` lets the global batch differ. Raises TrimaranError naming a fixed field that is
     not known or a value that it cannot take.
     """
     stated = {_SHORT.get(name, name): values for name, values in fixed.items()}
@@ -72,7 +77,7 @@ def space_of(workload: Workload, cluster: Cluster, stack: Stack, devices: int, f
         "dp": tuple(range(1, min(devices, workload.global_batch) + 1)),
         "tp": tuple(range(1, min(devices, model.heads) + 1)) if stack.tensor_parallel else (1,),
         "pp": tuple(range(1, min(devices, model.layers) + 1)) if stack.pipeline_parallel else (1,),
-        "mbs": tuple(range(1, min(workload.global_batch, LARGEST_MBS) + 1)),
+        "mbs": tuple(range(1, min(workload.global_batch, LARGEST_TOLERANT_MBS if tolerant else LARGEST_MBS) + 1)),
         "vpp": None,
         "zero_stage": stack.zero_stages,
         "dp_kind": tuple(i for i, kind in enumerate(DP_KINDS) if kind in stack.dp_kinds),

@@ -17,6 +17,8 @@ _POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
     """A here-document for the configuration file, then one flag a line."""
     model = workload.model
+    # DeepSpeed can count the embedding and the head as a layer each, as BLOOM's training did.
+    ends_count = model.layers % layout.pp > 0 and stack.ends_count_as_layers and (model.layers + 2) % layout.pp == 0
     refuse_first(
         "Megatron-DeepSpeed",
         layout,
@@ -27,7 +29,7 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.recompute == "selective", "selective recompute"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),
-            (model.layers % layout.pp > 0, f"{model.layers} layers on {layout.pp} stages"),
+            (model.layers % layout.pp > 0 and not ends_count, f"{model.layers} layers on {layout.pp} stages"),
             (model.kv_heads != model.heads, "grouped queries"),
             (model.norm != "layernorm", f"norm {model.norm}"),
             (model.mlp != "gelu", f"MLP {model.mlp}"),
@@ -47,6 +49,8 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
     if layout.recompute == "full":
         flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
         flags.append(f"--checkpoint-num-layers {layout.recompute_every}")
+    if ends_count:
+        flags.append("--pp-partition-method 'type:transformer|embedding'")
     if layout.pp == 1:
         flags.append("--no-pipeline-parallel")
     flags += ["--deepspeed", "--deepspeed_config ds_config.json", f"--zero-stage {layout.zero_stage}"]
