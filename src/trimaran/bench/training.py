@@ -18,6 +18,8 @@ from trimaran.recipe import Recipe
 
 # A training has no time limit; what stops it early is silence.
 NO_TIMEOUT_S = 10 * 365 * 86400.0
+# A training is worth more patience than a trial: a file system may stall for a while.
+PATIENCE_S = 120.0
 
 
 def run_training(
@@ -48,7 +50,7 @@ def run_training(
     row = run_trial(
         type(trial)(key=trial.key, recipe=whole, cluster=cluster, job=job, variant=trial.variant),
         launcher or launcher_named("local"),
-        Limits(timeout_s=NO_TIMEOUT_S, memory_gib=cluster.host_mem_gib or None),
+        Limits(timeout_s=NO_TIMEOUT_S, hang_s=PATIENCE_S, memory_gib=cluster.host_mem_gib or None),
         on_step=lambda step: tell(),
     )
     tell()
