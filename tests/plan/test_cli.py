@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +146,32 @@ def test_export_writes_for_each_trainer(trimaran: Run) -> None:
     refused = trimaran("export", *BLOOM, "--to", "megatron-lm", "--layout", "dp8,tp4,pp10,mbs2")
     assert refused.returncode == 2 and "ALiBi" in refused.stderr
     assert trimaran("export", *BLOOM, "--to", "nemo").returncode == 2
+
+
+def test_a_recipe_is_planned_and_options_override_it(trimaran: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "study.toml"
+    recipe.write_text(
+        'name = "study"\nstack = "megatron"\ncluster = "dgx-h100"\n[model]\nname = "gpt3-1b3"\n'
+        "[workload]\nseq_len = 1024\nglobal_batch = 64\ntokens = 1000000000\n"
+        '[sweep]\ndevices = [8, 32]\nmem_margin = 0.2\nfixed = {tp = 2, recompute = "full"}\n'
+    )
+    answer = json.loads(trimaran("plan", str(recipe), "--format", "json").stdout)
+    assert {entry["devices"] for entry in answer["layouts"]} <= {8, 32}
+    assert {(entry["tp"], entry["recompute"], entry["gbs"]) for entry in answer["layouts"]} == {(2, "full", 64)}
+    assert (answer["mem_margin"], answer["stack"]) == (0.2, "megatron")
+    other = json.loads(
+        trimaran(
+            "plan", str(recipe), "--gbs", "96", "--fix", "tp=4", "--devices", "24", "--stack", "trimaran",
+            "--format", "json",
+        ).stdout
+    )  # fmt: skip
+    assert {(entry["tp"], entry["gbs"]) for entry in other["layouts"]} == {(4, 96)}
+    assert other["stack"] == "trimaran" and max(entry["devices"] for entry in other["layouts"]) <= 24
+
+
+def test_why_takes_a_stated_stage_split(trimaran: Run) -> None:
+    told = trimaran("plan", *BLOOM, "--why", "dp8,tp4,pp12,mbs1,recompute-full,split5-6x10-5", "--format", "json")
+    answer = json.loads(told.stdout)
+    assert answer["estimate"]["stage_split"] == [5, *[6] * 10, 5]
+    wrong = trimaran("plan", *BLOOM, "--why", "dp8,tp4,pp12,mbs1,split6x12")
+    assert "72 layers, but PP 12 x VPP 1 = 12 stages and 70 layers are needed" in wrong.stdout

@@ -188,11 +188,15 @@ def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int]
 
 
 def _to_measure(alike: Sequence[Layout]) -> tuple[Layout, ...]:
-    """A few of the layouts that cannot be told apart, such that each differs from the others in what matters."""
+    """A few of the layouts that cannot be told apart, such that each differs from the others in what matters.
+
+    Where they are all of one kind, the first few.
+    """
     chosen: dict[tuple[object, ...], Layout] = {}
     for layout in alike:
         chosen.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs, layout.recompute), layout)
-    return tuple(chosen.values())[:TO_MEASURE]
+    kinds = tuple(chosen.values())
+    return (kinds if len(kinds) > 1 else tuple(alike))[:TO_MEASURE]
 
 
 def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:

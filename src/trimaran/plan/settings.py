@@ -25,7 +25,7 @@ class PlanSettings(Noun):
     top: int = Field(default=20, gt=0, le=10_000)
     fixed: dict[str, Fixable] = Field(default_factory=dict)
     mem_margin: float = Field(default=0.05, ge=0, lt=1)
-    gbs_tolerance: float = Field(default=0.0, ge=0, lt=1)
+    gbs_tolerance: float = Field(default=0.0, ge=0, le=0.1)
 
 
 def settings_from(**given: object) -> PlanSettings:
