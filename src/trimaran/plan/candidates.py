@@ -2,7 +2,7 @@
 
 Axes first (TP; PP with its virtual stages and schedule; DP with its micro-batch; ZeRO with its
 data-parallel kind), then degrees together, then the choices that go with them. Of layouts that
-are the same run under two names only one is proposed (`spare twins` below).
+are the same run under two names only one is proposed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trimaran.cost.grid import (
 from trimaran.layout import SCHEDULES, even_split, weighted_split
 from trimaran.plan.batches import batch_of
 from trimaran.plan.settings import PlanSettings
-from trimaran.plan.sieve import Columns, Sieve, cross, distinct, join
+from trimaran.plan.sieve import Columns, Sieve, cross, distinct, join, take
 from trimaran.plan.space import Space
 from trimaran.stack import Stack
 from trimaran.workload import Workload
@@ -70,7 +70,7 @@ class Proposer:
         allowed = devices <= self.devices
         if self.settings.device_counts:
             allowed &= np.isin(devices, self.settings.device_counts)
-        return self.sieve.keep(_take(found, allowed))
+        return self.sieve.keep(take(found, allowed))
 
     def with_batches(self, degrees: Columns, parts: Parts) -> Columns:
         """Degrees with every micro-batch that their DP allows, and the global batch it makes."""
@@ -91,7 +91,7 @@ class Proposer:
             known=(_ZERO,),
         )
         everything = cross(piped, sharded, _column("split", space.split))
-        everything = _take(everything, ~self._twins(everything))
+        everything = take(everything, ~self._twins(everything))
         return self.sieve.keep(everything, known=(frozenset(piped), frozenset(sharded)))
 
     def placements(self, rows: Columns) -> Columns:
@@ -99,7 +99,7 @@ class Proposer:
         placed = cross({"row": np.arange(len(rows["dp"]))}, _column("placement", self.space.placement))
         row = placed.pop("row")
         placed = {name: values[row] for name, values in rows.items()} | placed
-        return _take(placed, self._own_placement(placed))
+        return take(placed, self._own_placement(placed))
 
     def usual_placement(self, rows: Columns) -> Columns:
         """Each row under the first placement that the space allows."""
@@ -138,7 +138,7 @@ class Proposer:
         pairs = cross({"dp": dp["dp"]}, {"mbs": mbs["mbs"]})
         # Pairs above the largest batch are hopeless, and under a tolerance far too many to ask about.
         largest = self.workload.global_batch * (1.0 + self.settings.gbs_tolerance)
-        pairs = _take(pairs, pairs["dp"] * pairs["mbs"] <= largest) if "mbs" not in self.space.fixed else pairs
+        pairs = take(pairs, pairs["dp"] * pairs["mbs"] <= largest) if "mbs" not in self.space.fixed else pairs
         return self.sieve.keep(self._with_global_batch(pairs))
 
     def _likely(self, values: Ints) -> Ints:
@@ -205,7 +205,3 @@ def _column(name: str, values: tuple[int, ...]) -> Columns:
 
 def _unique(columns: Columns, name: str) -> Columns:
     return {name: np.unique(columns[name])}
-
-
-def _take(columns: Columns, index: Bools | Ints) -> Columns:
-    return {name: values[index] for name, values in columns.items()}

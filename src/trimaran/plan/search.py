@@ -13,7 +13,7 @@ from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.layout import SCHEDULES
 from trimaran.plan.candidates import Parts, Proposer
 from trimaran.plan.objective import Objective
-from trimaran.plan.sieve import Columns, distinct
+from trimaran.plan.sieve import Columns, count, distinct, take
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
@@ -93,20 +93,20 @@ class Search:
             block = block[bound[block] <= self._threshold(ranking)]
             if not len(block):
                 break
-            self._expand(_take(rows, block), parts, ranking)
+            self._expand(take(rows, block), parts, ranking)
         return ranking
 
     def _promising(self, parts: Parts, ranking: Ranking) -> tuple[Columns, Floats]:
         """(TP, PP, DP, MBS) rows that can fit and meet the objective's limits, each with a bound on its value."""
         proposer = self.proposer
         degrees = proposer.degrees(parts)
-        if not _count(degrees):
+        if not count(degrees):
             return degrees, np.empty(0)
         smallest = _smallest_batch(parts.batch)
         least = degrees | {name: smallest[name][np.searchsorted(smallest["dp"], degrees["dp"])] for name in smallest}
         fits, _ = self._lean(least, parts, ranking)
-        rows = proposer.with_batches(_take(degrees, fits), parts)
-        if not _count(rows):
+        rows = proposer.with_batches(take(degrees, fits), parts)
+        if not count(rows):
             return rows, np.empty(0)
         fits, seconds = self._lean(rows, parts, ranking)
         devices = rows["dp"] * rows["tp"] * rows["pp"]
@@ -115,7 +115,7 @@ class Search:
         met = self.objective.meets(seconds * BOUND_SLACK, devices, batch, self.workload, self.cluster)
         ranking.unmet += int(np.count_nonzero(fits & ~met))
         promising = fits & met
-        return _take(rows, promising), bound[promising]
+        return take(rows, promising), bound[promising]
 
     def _lean(self, rows: Columns, parts: Parts, ranking: Ranking) -> tuple[Bools, Floats]:
         """Whether each row fits in its leanest form, and seconds of compute alone in its fastest one.
@@ -125,24 +125,24 @@ class Search:
         """
         common = self._leanest(rows, parts)
         most, least = max(self.proposer.space.recompute), min(self.proposer.space.recompute)
-        lean = self._estimate(common | {"recompute": np.full(_count(rows), most)})
-        fast = lean if most == least else self._estimate(common | {"recompute": np.full(_count(rows), least)})
+        lean = self._estimate(common | {"recompute": np.full(count(rows), most)})
+        fast = lean if most == least else self._estimate(common | {"recompute": np.full(count(rows), least)})
         fits = lean.mem_gib <= self._limit(rows)
-        self._note_unfit(common | {"recompute": np.full(_count(rows), most)}, lean, ~fits, ranking)
+        self._note_unfit(common | {"recompute": np.full(count(rows), most)}, lean, ~fits, ranking)
         return fits, np.asarray(fast.forward + fast.backward + fast.head)
 
     def _leanest(self, rows: Columns, parts: Parts) -> Columns:
-        space, count = self.proposer.space, _count(rows)
+        space, size = self.proposer.space, count(rows)
         lean_zero = int(np.argmax(parts.zero["zero_stage"]))
         columns = dict(rows)
         for name in ("zero_stage", "dp_kind"):
-            columns[name] = np.full(count, parts.zero[name][lean_zero])
+            columns[name] = np.full(size, parts.zero[name][lean_zero])
         splits = ("tp",) if max(space.sequence_parallel) else ()
         divides = np.all([self.workload.seq_len % rows[name] == 0 for name in splits], axis=0) & (rows["tp"] > 1)
         columns["sequence_parallel"] = np.where(divides, max(space.sequence_parallel), 0)
-        columns["precision"] = np.full(count, space.precision[0])
-        columns["recompute_every"] = np.full(count, min(space.recompute_every))
-        columns["split"] = np.full(count, max(space.split))
+        columns["precision"] = np.full(size, space.precision[0])
+        columns["recompute_every"] = np.full(size, min(space.recompute_every))
+        columns["split"] = np.full(size, max(space.split))
         # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
         order = [SCHEDULES.index(name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
         rank = np.array([order.index(int(schedule)) for schedule in parts.pipe["schedule"]])
@@ -155,7 +155,7 @@ class Search:
     def _expand(self, rows: Columns, parts: Parts, ranking: Ranking) -> None:
         """Evaluate all layouts of the rows under the usual placement, then the promising ones under the others."""
         usual = self.proposer.usual_placement(self.proposer.full(rows, parts))
-        if not _count(usual):
+        if not count(usual):
             return
         found = self._estimate(usual)
         fits = self._take_in(usual, found, ranking)
@@ -164,9 +164,9 @@ class Search:
         quiet = found.sec_per_it - found.tp - found.pp - found.dp
         devices = usual["dp"] * usual["tp"] * usual["pp"]
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
-        placed = self.proposer.placements(_take(usual, hopeful))
-        placed = _take(placed, placed["placement"] != self.proposer.space.placement[0])
-        if _count(placed):
+        placed = self.proposer.placements(take(usual, hopeful))
+        placed = take(placed, placed["placement"] != self.proposer.space.placement[0])
+        if count(placed):
             self._take_in(placed, self._estimate(placed), ranking)
 
     def _take_in(self, rows: Columns, found: Estimates, ranking: Ranking) -> Bools:
@@ -180,7 +180,7 @@ class Search:
         ranking.unmet += int(np.count_nonzero(fits & ~met))
         chosen = fits & met & (value <= self._threshold(ranking))
         if chosen.any():
-            self._merge(_take(rows, chosen), value[chosen], found, chosen, ranking)
+            self._merge(take(rows, chosen), value[chosen], found, chosen, ranking)
         self._note_unfit(rows, found, ~fits & met, ranking)
         return fits
 
@@ -193,12 +193,12 @@ class Search:
         variants = np.concatenate([ranking.variants, np.ones(int(chosen.sum()), dtype=np.int64)])
         # Equally good layouts (to seven digits): the one that needs less memory first, then the plainer one.
         order = np.lexsort((rows["split"], rows["placement"], memory, value.astype(np.float32)))
-        rows = _take(rows, order)
+        rows = take(rows, order)
         first, inverse = distinct([rows[name] for name in DISTINCT])
         counted = np.bincount(inverse, weights=variants[order]).astype(np.int64)
         best = np.argsort(first, kind="stable")[: self.top]
         kept = first[best]
-        ranking.rows = _take(rows, kept)
+        ranking.rows = take(rows, kept)
         ranking.value, ranking.sec_per_it = value[order][kept], seconds[order][kept]
         ranking.mem_gib, ranking.variants = memory[order][kept], counted[best]
 
@@ -211,10 +211,10 @@ class Search:
         value = self.objective.value(found.sec_per_it[index], devices, rows["global_batch"][index])
         best = ranking.value[0] if len(ranking.value) else np.inf
         slower = value >= best
-        excess = found.mem_gib[index] / self._limit(_take(rows, index))
+        excess = found.mem_gib[index] / self._limit(take(rows, index))
         distance = excess * np.where(slower & np.isfinite(best), value / best, 1.0)
         for nearest in np.lexsort((distance, slower))[:KEPT_UNFIT]:
-            row = _take(rows, index[nearest : nearest + 1])
+            row = take(rows, index[nearest : nearest + 1])
             ranking.unfit.append(Unfitting(row, float(value[nearest]), float(excess[nearest])))
 
     def _threshold(self, ranking: Ranking) -> float:
@@ -240,12 +240,4 @@ def _smallest_batch(batch: Columns) -> Columns:
     """The smallest micro-batch of each DP, in order of DP."""
     order = np.lexsort((batch["mbs"], batch["dp"]))
     _, first = np.unique(batch["dp"][order], return_index=True)
-    return _take(batch, order[first])
-
-
-def _count(rows: Columns) -> int:
-    return len(rows["dp"])
-
-
-def _take(columns: Columns, index: Bools | Ints) -> Columns:
-    return {name: values[index] for name, values in columns.items()}
+    return take(batch, order[first])

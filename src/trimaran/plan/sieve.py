@@ -43,7 +43,7 @@ class Sieve:
 
     def keep(self, columns: Columns, *, known: tuple[frozenset[str], ...] = ()) -> Columns:
         """Candidates that break no rule decidable from `columns`; rules on fields of one of `known` are not asked."""
-        valid = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
+        valid = np.ones(count(columns), dtype=np.bool_)
         for rule in RULES:
             reads = _fields(rule)
             # Nobody proposes stage splits that a rule could refuse: the grid makes them.
@@ -54,7 +54,7 @@ class Sieve:
                     row = int(np.flatnonzero(valid)[0])
                     self.emptied = rule, {name: int(values[row]) for name, values in columns.items()}
                 valid = passes
-        return {name: values[valid] for name, values in columns.items()}
+        return take(columns, valid)
 
     def refused(self) -> dict[str, list[dict[str, int]]]:
         """For each rule that refused something, one candidate's fields per refused combination."""
@@ -98,6 +98,16 @@ class Sieve:
         if batch not in self._workloads:
             self._workloads[batch] = with_batch(self.workload, batch)
         return self._workloads[batch]
+
+
+def count(rows: Columns) -> int:
+    """How many candidates there are."""
+    return len(next(iter(rows.values())))
+
+
+def take(rows: Columns, index: Bools | Ints) -> Columns:
+    """The candidates at `index`, a mask or positions."""
+    return {name: values[index] for name, values in rows.items()}
 
 
 def distinct(keys: list[Ints]) -> tuple[Ints, Ints]:
