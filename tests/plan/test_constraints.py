@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import plan, workload_of
-from trimaran.cluster import Cluster
+from trimaran.cluster import Cluster, Link
 from trimaran.files import load_cluster, load_stack
 from trimaran.noun import TrimaranError
 from trimaran.plan.batches import batch_of
@@ -112,6 +112,13 @@ def test_the_fastest_may_leave_nodes_unused() -> None:
     """BLOOM's rule: the fastest iteration wins; heads and layers may leave part of the cluster idle."""
     found = plan(*BLOOM, devices=407, stack="megatron-deepspeed")
     assert found.best.devices < 407
+
+
+def test_absurd_links_neither_warn_nor_win(recwarn: pytest.WarningsRecorder) -> None:
+    slow = load_cluster(BLOOM[1]).model_copy(update={"inter": Link(bandwidth_gbps=1e-300, latency_us=1e9)})
+    found = plan("gpt3-1b3", slow, 64, devices=32)
+    assert found.best.devices <= 8
+    assert not list(recwarn)
 
 
 def test_more_devices_than_the_cluster_has_are_planned_and_said() -> None:

@@ -35,7 +35,9 @@ def _cause(name: str, layout: Layout, workload: Workload, cluster: Cluster, pred
         f"smaller DP x micro-batch), fewer stages, or a better split",
         "dp": f"{layout.dp} replicas agree on gradients; a larger global batch, more overlap or a faster network",
         "optimizer": "the step passes through all states; a higher ZeRO stage or a larger global batch",
-        "overhead": f"{m} micro-batches each cost launches; a larger micro-batch",
+        "overhead": f"{m} micro-batches each cost launches; a larger micro-batch"
+        if m > 1
+        else "launches and the loop itself; a larger batch or model",
     }
     return causes[name]
 

@@ -178,7 +178,7 @@ class Search:
         ranking.evaluated += len(fits)
         ranking.fitting += int(np.count_nonzero(fits))
         ranking.unmet += int(np.count_nonzero(fits & ~met))
-        chosen = fits & met & (value <= self._threshold(ranking))
+        chosen = fits & met & (value <= self._threshold(ranking)) & np.isfinite(value)
         if chosen.any():
             self._merge(take(rows, chosen), value[chosen], found, chosen, ranking)
         self._note_unfit(rows, found, ~fits & met, ranking)
@@ -192,7 +192,8 @@ class Search:
         memory = np.concatenate([ranking.mem_gib, found.mem_gib[chosen]])
         variants = np.concatenate([ranking.variants, np.ones(int(chosen.sum()), dtype=np.int64)])
         # Equally good layouts (to seven digits): the one that needs less memory first, then the plainer one.
-        order = np.lexsort((rows["split"], rows["placement"], memory, value.astype(np.float32)))
+        rounded = np.minimum(value / value.min(), 1e30).astype(np.float32)
+        order = np.lexsort((rows["split"], rows["placement"], memory, rounded))
         rows = take(rows, order)
         first, inverse = distinct([rows[name] for name in DISTINCT])
         counted = np.bincount(inverse, weights=variants[order]).astype(np.int64)
