@@ -24,6 +24,7 @@ class Stack(Noun):
     fused_softmax: bool = Field(default=False, description="Megatron's kernels; eligibility is checked by shape")
     fused_softmax_max_seq: int = Field(default=2048, gt=0)
     fused_gelu: bool = False
+    dropout: bool = Field(default=False, description="runs its dropout kernels, as the Megatrons do by default")
     fused_layernorm: bool = False
     fused_optimizer: bool = False
     fp32_softmax: bool = False
@@ -31,6 +32,7 @@ class Stack(Noun):
     overlap_pp: bool = False
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
     grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
+    bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
     ends_count_as_layers: bool = Field(
         default=False, description="embedding and head may stand for a layer each, where layers + 2 divide"

@@ -16,6 +16,7 @@ from trimaran.stack import Stack
 
 # What torch.distributed moves between two CPU processes, whatever the link could carry.
 CPU_COPY_BYTES_PER_S = 1e9
+SLOW_LINK_GBPS = 50.0
 
 
 class Calibration(Noun):
@@ -34,6 +35,7 @@ class Calibration(Noun):
     mem_error: float = Field(default=0.08, ge=0)
 
     gemm: float = Field(default=0.85, gt=0, description="best matmul rate over peak, before quantization")
+    gemm_plain: float = Field(default=0.90, gt=0, description="the same without tensor cores: fp32 on a GPU")
     attention: float = Field(default=0.60, gt=0, description="batched attention products, over `gemm`")
     attention_pow2: float = Field(default=0.30, gt=0, description="the same in fp16 where head size is a power of two")
     unaligned: float = Field(default=0.06, gt=0, description="16-bit products whose sizes are no multiple of 8")
@@ -49,8 +51,8 @@ class Calibration(Noun):
     iteration_ms: float = Field(default=20.0, ge=0, description="per iteration: data, logging, scaler")
     time_scale: float = Field(default=1.0, gt=0, description="the machine's state on the day")
 
-    activation_scale: float = Field(default=1.08, gt=0, description="allocator fragmentation")
-    buffer_gib: float = Field(default=1.5, ge=0, description="communicators, workspaces, caches")
+    activation_scale: float = Field(default=1.05, gt=0, description="allocator fragmentation")
+    buffer_gib: float = Field(default=1.0, ge=0, description="communicators, workspaces, caches")
 
 
 def prior(cluster: Cluster, stack: Stack) -> Calibration:
@@ -58,10 +60,15 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
     stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
+    if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:
+        # Such a link is itself the bottleneck, not the hosts behind it.
+        stated.update(inter_bandwidth=0.9, send_bandwidth=0.9)
     if cluster.device.kind == "cpu":
         # The probe times a bare operator; modules, autograd and Python come on top of it in training.
         stated.update(attention=0.5, memory=0.5, op_us=8.0 * cluster.device.op_overhead_us or 10.0)
-        stated.update(collective_us=100.0, iteration_ms=2.0, micro_batch_ms=0.2, buffer_gib=0.05)
+        stated.update(collective_us=100.0, iteration_ms=2.0, micro_batch_ms=0.2)
+        # Beside a node's processes its system is counted; a probed context holds all that a process has.
+        stated["buffer_gib"] = 0.05 if cluster.device.context_gib else 2.0
         if not cluster.matmul:
             # A datasheet's peak is far above what CPU libraries reach; MPI and gloo copy through memory.
             stated.update(gemm=0.6)

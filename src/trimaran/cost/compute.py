@@ -62,11 +62,13 @@ def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: 
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
     element = np.array([4.0, 2.0, 2.0, 2.0])[precision]
     matmul, memory, overhead = slowdowns(cluster, devices)
+    tensor_cores = (element < 4) & (device.kind == "gpu")
+    plain = (element == 4) & (device.kind == "gpu")
     return Rates(
-        peak=peak * calibration.gemm,
+        peak=peak * np.where(plain, calibration.gemm_plain, calibration.gemm),
         bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
         element=element,
-        tensor_cores=(element < 4) & (device.kind == "gpu"),
+        tensor_cores=tensor_cores,
         half=precision == PRECISIONS.index("fp16"),
         matmul_slowdown=matmul,
         memory_slowdown=memory,
@@ -237,7 +239,7 @@ class LayerModel:
         hidden = tokens * model.hidden / np.where(sequence_parallel, t, 1.0) * rate.element
         wide = tokens * model.ffn_hidden / t * rate.element
         norm = (4.0, 6.0) if stack.fused_layernorm else (4.0, 8.0)
-        residual = (7.0, 5.0)
+        residual = (7.0, 5.0) if stack.dropout else (6.0, 2.0)
         gelu = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
         if model.mlp == "swiglu":
             gelu = (gelu[0] + 2.0, gelu[1] + 3.0)
@@ -246,8 +248,12 @@ class LayerModel:
         if not stack.flash_attention:
             scores = b * (model.heads / t) * s * s * rate.element
             fused = self.fused_softmax(t, b)
-            forward = forward + scores * np.where(fused, 4.5, 12.0)
-            backward = backward + scores * np.where(fused, 5.5, 10.0)
+            # Fused: softmax with its scale and mask, then dropout. Unfused they pass one by one, with casts
+            # to fp32 and back where the stack wants its softmax in it.
+            casts = 5.0 if stack.fp32_softmax else 0.0
+            dropout = 2.5 if stack.dropout else 0.0
+            forward = forward + scores * (np.where(fused, 2.0, 6.0 + casts) + dropout)
+            backward = backward + scores * (np.where(fused, 3.0, 6.5 + casts) + dropout)
         turns = rate.memory_slowdown / rate.bandwidth
         return forward * turns, backward * turns
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimaran.cluster import PRECISIONS
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid
-from trimaran.cost.memory import ELEMENT_BYTES
+from trimaran.cost.memory import ELEMENT_BYTES, gradient_bytes
 from trimaran.cost.network import Network, group
 from trimaran.stack import Stack
 
@@ -47,12 +46,6 @@ def exposed_time(
         traffic = np.where(served, network.serve(gradient, where), traffic)
     hidden = np.minimum(traffic * calibration.dp_overlap, np.where(sharded, m * 1.5, 1.0) * backward_s)
     return traffic - hidden + _tied_embedding(grid, stack, network, tied_parameters)
-
-
-def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
-    """Bytes a gradient travels in: fp16 as it is, bf16 as the stack accumulates it, pure bf16 in 2."""
-    bf16 = np.where(grid.precision == PRECISIONS.index("bf16"), float(stack.grad_bytes_16bit), 2.0)
-    return np.where(grid.precision == PRECISIONS.index("fp32"), 4.0, bf16)
 
 
 def _tied_embedding(grid: LayoutGrid, stack: Stack, network: Network, tied_parameters: Floats) -> Floats:

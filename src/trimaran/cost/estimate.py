@@ -189,12 +189,13 @@ def memory_many(
 ) -> tuple[Floats, Floats]:
     """GiB of the fullest rank: all of it, and as the stack's own tool reports it; shape (n,) each."""
     stages = [stage_memory(workload, cluster, stack, grid, calibration, shape) for shape in _end_shapes(grid)]
-    total = np.max([stage.total for stage in stages], axis=0) / GIB
-    if stack.memory_report in ("device_used", "resident"):
-        return total, total
+    fullest = np.maximum(np.maximum(stages[0].total, stages[1].total), stages[2].total) / GIB
+    if stack.memory_report == "resident":
+        return fullest, fullest
+    # A log or nvidia-smi shows the node of rank 0, which holds the first stage.
     if stack.memory_report == "node_used":
-        return total, total * np.minimum(grid.devices, cluster.devices_per_node)
-    return total, np.max([stage.allocated for stage in stages], axis=0) / GIB
+        return fullest, stages[0].total / GIB * np.minimum(grid.devices, cluster.devices_per_node)
+    return fullest, (stages[0].total if stack.memory_report == "device_used" else stages[0].allocated) / GIB
 
 
 def _evaluate(

@@ -21,6 +21,7 @@ from trimaran.workload import Workload
 
 GIB = 2.0**30
 ELEMENT_BYTES = np.array([4.0, 2.0, 2.0, 2.0])  # of an activation or weight, by PRECISIONS
+LOSS_CHUNK_TOKENS = 512  # trimaran.train.vocabulary.CHUNK_TOKENS
 PURE = PRECISIONS.index("bf16_pure")
 
 
@@ -88,13 +89,22 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
     )
 
 
-def layer_activations(model: Model, seq_len: int, stack: Stack, grid: LayoutGrid) -> tuple[Floats, Floats, Floats]:
+def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
+    """Bytes a gradient is kept and travels in: fp16 as it is, bf16 as the stack accumulates it, pure bf16 in 2."""
+    bf16 = np.where(grid.precision == PRECISIONS.index("bf16"), float(stack.grad_bytes_16bit), 2.0)
+    return np.where(grid.precision == PRECISIONS.index("fp32"), 4.0, bf16)
+
+
+def layer_activations(
+    model: Model, seq_len: int, stack: Stack, grid: LayoutGrid, *, cpu: bool
+) -> tuple[Floats, Floats, Floats]:
     """Bytes that one layer keeps of one micro-batch: (everything, without the scores, its input alone)."""
     e = ELEMENT_BYTES[grid.precision]
     t, b, s, h = grid.tp.astype(np.float64), grid.mbs.astype(np.float64), float(seq_len), float(model.hidden)
     whole = np.where(grid.sequence_parallel, t, 1.0)
     tokens = b * s
-    masks = 0.0 if stack.flash_attention else 1.0  # dropout masks, one byte an element
+    # A dropout mask takes a byte an element on a GPU and a whole element on a CPU.
+    masks = np.where(stack.dropout, e if cpu else 1.0, 0.0)
     attention = model.attention_hidden + 2.0 * model.kv_hidden + model.attention_hidden
     wide = model.ffn_hidden * (model.mlp_matrices if stack.fused_gelu else model.mlp_matrices + 1.0)
     if stack.framework == "trimaran":
@@ -103,7 +113,7 @@ def layer_activations(model: Model, seq_len: int, stack: Stack, grid: LayoutGrid
     scores = np.zeros_like(rest)
     if not stack.flash_attention:
         copies = 2.0 if stack.fused_softmax else 3.0
-        scores = b * (model.heads / t) * s * s * (copies * e + 1.0)
+        scores = b * (model.heads / t) * s * s * (copies * e + masks)
     else:
         rest = rest + tokens * (model.heads / t) * 4.0  # log-sum-exp of each row
     return rest + scores, rest, tokens * h * e / whole
@@ -123,31 +133,38 @@ def stage_memory(
     weight_share = np.where((zero >= 3) | fully, dp, 1.0)
     gradient_share = np.where((zero >= 2) | fully, dp, 1.0)
     optimizer_share = np.where((zero >= 1) | fully, dp, 1.0)
-    gradient_bytes = np.where(sixteen, np.where(pure, 2.0, float(stack.grad_bytes_16bit)), 4.0)
+    gradient = gradient_bytes(grid, stack)
     states = np.where(pure, 4.0, 8.0) if workload.optimizer == "adam" else np.zeros(len(grid))
-    master = np.where(sixteen & ~pure, float(stack.master_weight_bytes), 0.0)
+    # Where gradients are kept in 16 bit, the optimizer makes fp32 copies of those it updates by.
+    master = np.where(sixteen & ~pure, float(stack.master_weight_bytes) + np.where(gradient == 2.0, 4.0, 0.0), 0.0)
     element = ELEMENT_BYTES[grid.precision]
     # ZeRO-3 keeps two layers gathered: the one at work and the next.
     gathered = np.where(weight_share > 1, 2.0 * model.layer_parameters / grid.tp * element, 0.0)
-    full, selective, kept = layer_activations(model, workload.seq_len, stack, grid)
+    full, selective, kept = layer_activations(model, workload.seq_len, stack, grid, cpu=cluster.device.kind == "cpu")
     every = grid.recompute_every.astype(np.float64)
     recompute = grid.recompute
     is_full = recompute == RECOMPUTES.index("full")
     stored = np.where(recompute == RECOMPUTES.index("selective"), selective, full)
     stored = np.where(is_full, kept / every + full * (1.0 - 1.0 / every), stored)
     at_work = np.where(is_full, full, np.where(recompute == RECOMPUTES.index("selective"), full - selective, 0.0))
-    activations = shape.in_flight * shape.layers * stored + at_work
     v = padded_vocab_of(model, stack, grid.tp)
     tokens = grid.mbs * float(workload.seq_len)
-    # Logits in the working precision, in fp32 for the loss, and their gradient.
-    logits = tokens * v / grid.tp * (element + 8.0) if model.head == "vocabulary" else np.zeros(len(grid))
+    if stack.framework == "trimaran":
+        tokens = np.minimum(tokens, LOSS_CHUNK_TOKENS)
+    # Three fp32 copies for the loss, and the logits in 16 bit that they are made from. They are gone before
+    # the backward pass makes the first layer's activations again, so the larger of the two counts.
+    copies = 12.0 + np.where(sixteen, element, 0.0)
+    logits = tokens * v / grid.tp * copies if model.head == "vocabulary" else np.zeros(len(grid))
+    logits = np.where(shape.head, logits, 0.0)
+    activations = shape.in_flight * shape.layers * stored + np.maximum(at_work - logits, 0.0)
+    buckets = np.minimum(count, float(stack.bucket_elements)) * 2.0 * gradient
     ones = np.ones(np.broadcast_shapes(count.shape, activations.shape))
     return StageMemory(
         weights=(count / weight_share * element + gathered) * ones,
-        gradients=count / gradient_share * gradient_bytes * ones,
+        gradients=count / gradient_share * gradient * ones,
         optimizer=count / optimizer_share * (states + master) * ones,
         activations=activations * calibration.activation_scale * ones,
-        logits=np.where(shape.head, logits, 0.0) * calibration.activation_scale * ones,
-        buffers=calibration.buffer_gib * GIB * ones,
+        logits=logits * ones,
+        buffers=(calibration.buffer_gib * GIB + buckets) * ones,
         context=cluster.device.context_gib * GIB * ones,
     )

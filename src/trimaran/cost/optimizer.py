@@ -6,7 +6,7 @@ import numpy as np
 
 from trimaran.cost.compute import Rates
 from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid
-from trimaran.cost.memory import ELEMENT_BYTES
+from trimaran.cost.memory import ELEMENT_BYTES, gradient_bytes
 from trimaran.stack import Stack
 from trimaran.workload import Optimizer
 
@@ -21,7 +21,7 @@ def step_time(grid: LayoutGrid, stack: Stack, optimizer: Optimizer, parameters: 
     16 bit, writes the working weights; SGD touches weights and gradient only. ZeRO divides it by DP.
     """
     element = ELEMENT_BYTES[grid.precision]
-    gradient = np.where(element == 2.0, float(stack.grad_bytes_16bit), 4.0)
+    gradient = gradient_bytes(grid, stack)
     state_bytes = (24.0 if optimizer == "adam" else 8.0) + np.where(element == 2.0, element, 0.0) + gradient
     if not stack.fused_optimizer:
         state_bytes = state_bytes * UNFUSED
