@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,15 @@ from trimaran.store.rows import FIELDS, from_cells, quoted, to_cells
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 
 BUSY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stored measurement: its number in the store, and which attempt at its trial it was."""
+
+    number: int
+    attempt: int
+    measurement: Measurement
 
 
 class Store:
@@ -59,19 +69,29 @@ class Store:
 
     def add(self, measurement: Measurement) -> None:
         """Store one run. A trial that was run before gets a further attempt; its claim ends."""
-        names = ", ".join(map(quoted, FIELDS))
-        marks = ", ".join("?" * len(FIELDS))
         with self._writing():
-            attempt = self._attempts(measurement.trial_key) + 1 if measurement.trial_key else 1
-            self._connection.execute(
-                f"INSERT INTO measurement (attempt, {names}) VALUES (?, {marks})",
-                [attempt, *to_cells(measurement)],
-            )
-            if measurement.trial_key:
-                self._connection.execute("DELETE FROM claim WHERE trial_key = ?", (measurement.trial_key,))
+            self._insert(measurement)
+
+    def add_new(self, measurements: Iterable[Measurement]) -> int:
+        """Store the runs that are not there yet, all or none; how many they were. A claim stays."""
+        with self._writing():
+            stored = self._connection.execute("SELECT * FROM measurement")
+            known = {tuple(row[name] for name in FIELDS) for row in stored}
+            added = 0
+            for measurement in measurements:
+                cells = tuple(to_cells(measurement))
+                if cells not in known:
+                    known.add(cells)
+                    self._insert(measurement, keep_claim=True)
+                    added += 1
+        return added
 
     def measurements(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Measurement]:
         """All runs in the order they were stored; of a trial run again only the last, unless asked."""
+        return [run.measurement for run in self.runs(recipe=recipe, every_attempt=every_attempt)]
+
+    def runs(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Run]:
+        """As `measurements`, each with its number in this store."""
         conditions, values = [], []
         if recipe is not None:
             conditions.append("recipe = ?")
@@ -84,7 +104,17 @@ class Store:
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         with self._explained():
             rows = self._connection.execute(f"SELECT * FROM measurement {where} ORDER BY id", values).fetchall()
-        return [from_cells(row) for row in rows]
+        return [Run(row["id"], row["attempt"], from_cells(row)) for row in rows]
+
+    def run(self, number: int) -> Run:
+        """One run by its number. Raises TrimaranError where there is none."""
+        with self._explained():
+            row = self._connection.execute("SELECT * FROM measurement WHERE id = ?", (number,)).fetchone()
+        if row is None:
+            raise TrimaranError(
+                f"store {self.path} has no run {number}: `trimaran store {self.path} list` numbers them"
+            )
+        return Run(row["id"], row["attempt"], from_cells(row))
 
     def trial(self, key: str) -> Measurement | None:
         """The last run of a trial, or None where it was never finished."""
@@ -130,6 +160,17 @@ class Store:
                 "DELETE FROM claim WHERE trial_key = ? AND host = ? AND pid = ? AND started = ?",
                 (key, me.host, me.pid, me.started),
             )
+
+    def _insert(self, measurement: Measurement, *, keep_claim: bool = False) -> None:
+        names = ", ".join(map(quoted, FIELDS))
+        marks = ", ".join("?" * len(FIELDS))
+        attempt = self._attempts(measurement.trial_key) + 1 if measurement.trial_key else 1
+        self._connection.execute(
+            f"INSERT INTO measurement (attempt, {names}) VALUES (?, {marks})",
+            [attempt, *to_cells(measurement)],
+        )
+        if measurement.trial_key and not keep_claim:
+            self._connection.execute("DELETE FROM claim WHERE trial_key = ?", (measurement.trial_key,))
 
     def _attempts(self, key: str) -> int:
         row = self._connection.execute("SELECT MAX(attempt) FROM measurement WHERE trial_key = ?", (key,)).fetchone()

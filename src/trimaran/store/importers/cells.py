@@ -1,0 +1,138 @@
+"""One printed cell of a document's table: its figure, unit, marks and words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
+_BLANK = re.compile(r"-*\s*(?:GiB|GB|MiB|MB|KiB|TiB|ms|s)?")
+# What a memory figure is in GiB. Documents that print "GB" may mean GiB: it is taken as they print it.
+_MEMORY_GIB = {"TiB": 1024.0, "TB": 1024.0, "GiB": 1.0, "GB": 1.0, "MiB": 1 / 1024, "MB": 1 / 1024, "KiB": 1 / 2**20}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0}
+_UNIT = re.compile(r"\s*(TiB|TB|GiB|GB|MiB|MB|KiB|ms|sec|min|s)\b")
+_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
+_CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*G?Hz", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a measured cell says.
+
+    `value` is in the column's unit (GiB, s, TFLOP/s). `status` is oom, hang or fail where the cell
+    says how the run ended; `estimate` and `doubted` are the marks ^ and ??; `alien` a unit that
+    belongs to another column.
+    """
+
+    value: float | None = None
+    status: str | None = None
+    estimate: bool = False
+    doubted: bool = False
+    alien: str | None = None
+    note: str = ""
+
+
+def read_figure(column: str, text: str) -> Figure:
+    """Read a cell of `mem_gib`, `sec_per_it`, `tflops` or another measured column."""
+    text = text.strip()
+    if _BLANK.fullmatch(text):
+        return Figure()
+    ended = _ending(text)
+    found = _NUMBER.match(text)
+    if found is None:
+        return Figure(status=ended or "unreadable", note="" if ended else f"{column} prints {text!r}")
+    value, rest = float(found[0].replace(",", "")), text[found.end() :]
+    unit = _UNIT.match(rest)
+    alien = None
+    if unit is not None:
+        rest = rest[unit.end() :]
+        scale = {"mem_gib": _MEMORY_GIB, "sec_per_it": _SECONDS}.get(column, {}).get(unit[1])
+        alien = unit[1] if scale is None else None
+        value *= scale or 1.0
+    estimate, doubted = "^" in rest, "??" in rest
+    words = rest.replace("^", "").replace("??", "").strip(" .,;")
+    return Figure(
+        value=value,
+        status=ended if words.startswith("(") else None,
+        estimate=estimate,
+        doubted=doubted,
+        alien=alien,
+        note=f"printed {text!r}" if words else "",
+    )
+
+
+def _ending(text: str) -> str | None:
+    """How the run ended, where the cell says so: OOM, Fail, Fail(OOM), hang, x, xxxx."""
+    lower = text.lower()
+    if "oom" in lower:
+        return "oom"
+    if "hang" in lower:
+        return "hang"
+    if lower.startswith("fail") or set(lower) == {"x"}:
+        return "fail"
+    return None
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a whole-number cell says, as `4 (2.2Hz, LD_PRELOAD=libtcmalloc.so)`."""
+
+    value: str
+    variant: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_count(text: str) -> Count:
+    """A count, with the environment and clock that are printed in brackets behind it."""
+    text = text.strip()
+    found = re.match(r"([\d,]+)\s*\((.*)\)$", text)
+    if found is None:
+        return Count(text.replace(",", "") if re.fullmatch(r"[\d,]+", text) else text)
+    variant, notes = [], []
+    for part in (piece.strip().strip("\"'") for piece in found[2].split(",")):
+        if clock := _CLOCK.fullmatch(part):
+            variant.append(f"clock={clock[1]}GHz")
+            notes.append(f"clock {clock[1]} GHz, printed {part!r}")
+        elif _ENVIRONMENT.fullmatch(part):
+            variant.append(part)
+        else:
+            notes.append(part)
+    return Count(found[1].replace(",", ""), tuple(variant), tuple(notes))
+
+
+def read_network(text: str) -> dict[str, float]:
+    """Delay and rate as `delay 1ms  bandwidth 5Gbps` or `default (about 0.1ms; up to 10Gbps)` print them."""
+    cells: dict[str, float] = {}
+    if delay := re.search(r"(\d+(?:\.\d+)?)\s*ms\b", text):
+        cells["network_delay_ms"] = float(delay[1])
+    if rate := re.search(r"(\d+(?:\.\d+)?)\s*(G|M)bps\b", text):
+        cells["network_gbps"] = float(rate[1]) / (1.0 if rate[2] == "G" else 1000.0)
+    return cells
+
+
+def read_layout(heading: str) -> dict[str, int] | None:
+    """The layout that a column's heading names (`T-4 P-2`, `Pipe(P)-8`, `DP Degree: 4`), or None."""
+    if heading.strip().lower() in ("execution time", "time"):
+        return {}
+    if batch := re.fullmatch(r"\s*micro batch size:?\s*(\d{1,9})\s*", heading, re.IGNORECASE):
+        return {"mbs": int(batch[1])}
+    if degree := re.fullmatch(r"\s*(DP|TP|PP) degree:?\s*(\d{1,9})\s*", heading, re.IGNORECASE):
+        return {degree[1].lower(): int(degree[2])}
+    cells: dict[str, int] = {}
+    for word in heading.split():
+        found = re.fullmatch(r"(?:Tensor\(T\)|Pipe\(P\)|Data\(D\)|TP?|PP?|DP?)-(\d{1,9})", word)
+        if found is None:
+            return None
+        cells[{"T": "tp", "P": "pp", "D": "dp"}[word[0]]] = int(found[1])
+    return {"tp": 1, "pp": 1, **cells} if cells else None
+
+
+def read_date(text: str, year: int | None) -> tuple[str | None, str]:
+    """The day that a note begins with (02-15, 4/22, 2023-04-22) as ISO 8601, and the rest of the note."""
+    text = text.strip()
+    if full := re.match(r"(\d{4})[-/](\d{1,2})[-/](\d{1,2})\b", text):
+        return f"{full[1]}-{int(full[2]):02d}-{int(full[3]):02d}", text[full.end() :].strip()
+    day = re.match(r"(\d{1,2})[-/](\d{1,2})\b", text)
+    if day is None or year is None:
+        return None, text
+    return f"{year}-{int(day[1]):02d}-{int(day[2]):02d}", text[day.end() :].strip()

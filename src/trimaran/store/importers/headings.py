@@ -1,0 +1,48 @@
+"""Headings of the field's tables, and the column that each stands for."""
+
+from __future__ import annotations
+
+from trimaran.columns import BY_NAME
+
+MEASURED = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
+
+# Pseudo-columns: a Size picks cells of a profile, a network setting fills two columns.
+SIZE, NETWORK = "size", "network"
+
+_HEADINGS = {
+    "nodes": ("nodes", "nnodes", "n nodes"),
+    "devices": ("gpus", "devices", "ranks", "world size"),
+    "layers": ("layers", "nlayers", "num layers"),
+    "hidden": ("hidden", "nhidden", "hidden size"),
+    "heads": ("heads", "nheads", "num attention heads"),
+    "seq_len": ("seq", "seq len", "sequence length"),
+    "dp": ("dp",),
+    "tp": ("tp", "mp"),
+    "pp": ("pp",),
+    "vpp": ("vpp",),
+    "mbs": ("mbs", "micro batch size"),
+    "gbs": ("gbs", "bs", "global batch size"),
+    "zero_stage": ("zs", "zero", "zero stage"),
+    "recompute": ("ac", "recompute"),
+    "precision": ("precision", "dtype"),
+    "schedule": ("schedule",),
+    "variant": ("variant", "environment"),
+    "mem_gib": ("mem", "memory"),
+    "sec_per_it": ("sec/it", "s/it", "execution time"),
+    "tflops": ("tflops", "tflop/s"),
+    "status": ("status",),
+    "notes": ("notes", "note"),
+    SIZE: ("size",),
+    NETWORK: ("network setting", "network"),
+}
+_BY_HEADING = {heading: name for name, headings in _HEADINGS.items() for heading in headings}
+
+# Words that tables print for a column's own choices.
+WORDS = {"recompute": {"yes": "full", "no": "none"}}
+
+
+def column_of(heading: str) -> str | None:
+    """The column behind a printed heading, a column's own name included; None where it is not known."""
+    plain = " ".join(heading.lower().replace("-", " ").replace("_", " ").split())
+    exact = heading.strip()
+    return exact if exact in BY_NAME else _BY_HEADING.get(plain)

@@ -1,0 +1,85 @@
+"""Logs of nanotron: `iteration: 991 / 1000 | ... | elapsed_time_per_iteration_ms: 45 | tokens_per_sec: 14.2K | ...`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from trimaran.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.steps import LogReading, Step, drafts_of, stated_cell
+
+_ITERATION = re.compile(r"iteration: (\d{1,9}) / \d{1,9} \|")
+_FIELD = re.compile(r"\s*([a-z_]{2,60}): ([-+.\deE]{1,30})([KMGBT]?)\s*$")
+_SETTING = re.compile(
+    r"\b(num_hidden_layers|hidden_size|intermediate_size|num_attention_heads|num_key_value_heads|vocab_size"
+    r"|sequence_length|micro_batch_size|dp|pp|tp)=(\d{1,9})\b"
+)
+_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_COLUMNS = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "intermediate_size": "ffn_hidden",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "vocab_size": "vocab",
+    "sequence_length": "seq_len",
+    "micro_batch_size": "mbs",
+    "dp": "dp",
+    "pp": "pp",
+    "tp": "tp",
+}
+
+
+def recognises(text: str) -> bool:
+    """Whether the text holds lines of nanotron's training log."""
+    return any("elapsed_time_per_iteration_ms:" in line and _ITERATION.search(line) for line in text.split("\n"))
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of one log. Its figures have three digits, and so has what is drawn from them."""
+    lines = text.split("\n")
+    reading = LogReading(cells={"flops_formula": "model_flops"}, notes=["figures are printed to three digits"])
+    seen: set[int] = set()
+    for line in lines:
+        found = _ITERATION.search(line)
+        if found is None:
+            for name, value in _SETTING.findall(line):
+                reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
+            continue
+        fields = _fields(line[found.end() :])
+        if reserved := fields.get("cuda_max_memory_reserved"):
+            reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
+        if int(found[1]) in seen:
+            continue  # another rank's line of the same iteration
+        seen.add(int(found[1]))
+        milliseconds, gbs = fields.get("elapsed_time_per_iteration_ms"), fields.get("global_batch_size")
+        all_tokens, tokens = fields.get("tokens_per_sec"), fields.get("tokens_per_sec_per_gpu")
+        if all_tokens and tokens:
+            reading.cells.setdefault("devices", round(all_tokens / tokens))
+        reading.steps.append(
+            Step(
+                iteration=int(found[1]),
+                sec_per_it=milliseconds / 1000.0 if milliseconds else None,
+                gbs=int(gbs) if gbs else None,
+                loss=fields.get("lm_loss"),
+                tflops=fields.get("model_tflops_per_gpu"),
+                tokens_per_s_per_device=tokens,
+            )
+        )
+    if all(name in reading.cells for name in ("dp", "tp", "pp")):
+        reading.cells.pop("devices", None)  # the degrees give it exactly
+    return drafts_of(reading, lines, given)
+
+
+def _fields(text: str) -> dict[str, float]:
+    fields = {}
+    for part in text.split("|"):
+        if pair := _FIELD.match(part):
+            try:
+                value = float(pair[2]) * _SCALE[pair[3]]
+            except ValueError:
+                continue
+            if abs(value) < 1e30:
+                fields[pair[1]] = value
+    return fields

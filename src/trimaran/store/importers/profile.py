@@ -1,0 +1,158 @@
+"""Import profile: what a document or a log does not state, given by the user as a TOML file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from trimaran.columns import BY_NAME, Cell, parse_cell
+from trimaran.files import CATALOG
+from trimaran.layout import first_error
+from trimaran.noun import Noun, TrimaranError
+
+# A calculator whose factor follows from the row's recompute: `megatron_eq3` stands for _k4 or _k3.
+FORMULA_FAMILIES = ("megatron_eq3", "2kN")
+_MAX_BYTES = 1024 * 1024
+
+Cells = dict[str, str | int | float]
+
+
+def typed_cells(stated: Mapping[str, str | int | float]) -> dict[str, Cell]:
+    """Stated cells, checked against the table contract. Raises ValueError naming the column."""
+    typed: dict[str, Cell] = {}
+    for name, value in stated.items():
+        column = BY_NAME.get(name)
+        if column is None:
+            raise ValueError(f"{name!r} is not a column of the table contract")
+        is_family = name == "flops_formula" and value in FORMULA_FAMILIES
+        typed[name] = value if is_family else parse_cell(column, str(value))
+    return typed
+
+
+class _Statements(Noun):
+    """Cells that hold where a row prints none, and how printed words are read.
+
+    `columns` maps a printed heading to a column (an empty one: not read); `words` a printed word
+    of a heading to what it stands for; `sizes` the Size that a row prints to cells.
+    """
+
+    set: Cells = Field(default_factory=dict)
+    columns: dict[str, str] = Field(default_factory=dict)
+    words: dict[str, dict[str, str]] = Field(default_factory=dict)
+    sizes: dict[str, Cells] = Field(default_factory=dict)
+
+    @field_validator("set")
+    @classmethod
+    def _check_set(cls, cells: Cells) -> Cells:
+        typed_cells(cells)
+        return cells
+
+    @field_validator("sizes")
+    @classmethod
+    def _check_sizes(cls, sizes: dict[str, Cells]) -> dict[str, Cells]:
+        for cells in sizes.values():
+            typed_cells(cells)
+        return sizes
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        for heading, name in columns.items():
+            if name and name not in BY_NAME:
+                raise ValueError(f"{heading!r} is mapped to {name!r}, which is not a column of the table contract")
+        return columns
+
+
+class TableProfile(_Statements):
+    """What holds for some tables of a document, counted from 1."""
+
+    numbers: tuple[int, ...]
+    gbs_per_dp: int | None = Field(default=None, gt=0, description="global batch of each replica")
+    infer_layers: bool = Field(default=False, description="layers from TFLOPs and Sec/it by flops_formula")
+
+
+class RowProfile(Noun):
+    """What holds for one row, and why: it wins over what is printed, and the row's notes say so."""
+
+    table: int
+    row: str
+    set: Cells = Field(default_factory=dict)
+    why: str
+
+    @field_validator("set")
+    @classmethod
+    def _check_set(cls, cells: Cells) -> Cells:
+        typed_cells(cells)
+        return cells
+
+
+class Profile(_Statements):
+    """All that is stated about one document. `title` is its first heading, by which it is recognised."""
+
+    name: str = ""
+    title: str = ""
+    year: int | None = Field(default=None, ge=1990, le=2200, description="year of dates printed without one")
+    table: tuple[TableProfile, ...] = ()
+    row: tuple[RowProfile, ...] = ()
+
+    def tables(self, number: int) -> list[TableProfile]:
+        """The statements about one table, in the profile's order."""
+        return [table for table in self.table if number in table.numbers]
+
+    def rows(self, number: int, row: str) -> list[RowProfile]:
+        """The statements about one row."""
+        return [stated for stated in self.row if stated.table == number and stated.row == row]
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """A Profile by catalogue name or TOML file."""
+    if name_or_path in profile_names():
+        return _parsed(CATALOG / "imports" / f"{name_or_path}.toml", name_or_path)
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        raise TrimaranError(
+            f"profile {name_or_path!r} is not in the catalogue: it has {', '.join(profile_names())}; "
+            f"a file's path ends in .toml"
+        )
+    return _parsed(path, name_or_path)
+
+
+@cache
+def profile_names() -> tuple[str, ...]:
+    """Names of the import profiles that Trimaran ships, one for each document."""
+    folder = CATALOG / "imports"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def profile_for(title: str) -> Profile | None:
+    """The shipped profile of the document with that first heading."""
+    wanted = " ".join(title.split())
+    return next((p for p in map(load_profile, profile_names()) if p.title and p.title == wanted), None)
+
+
+def filled_in(template: str, cells: Mapping[str, Cell]) -> str:
+    """`L{layers}-H{hidden}` with the row's own cells; only names of columns are looked up."""
+    return re.sub(r"\{(\w+)\}", lambda match: str(cells.get(match[1], match[0])), template)
+
+
+def _parsed(path: Path | Traversable, name: str) -> Profile:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+        if len(raw) > _MAX_BYTES:
+            raise TrimaranError(f"profile {name} has more than {_MAX_BYTES} bytes: is it an import profile?")
+        table: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
+        return Profile.model_validate({"name": name, **table})
+    except OSError as error:
+        raise TrimaranError(f"profile {name} cannot be read: {error.strerror or error}; check the path") from None
+    except ValidationError as error:
+        raise TrimaranError(f"profile {name}: {first_error(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise TrimaranError(f"profile {name} is not valid TOML: {error}") from None

@@ -1,0 +1,110 @@
+"""Formats that can be imported, and the one way in: a file becomes rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trimaran.columns import Cell
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.store.importers import csv_table, markdown, megatron, nanotron, torchtitan, trimaran_log
+from trimaran.store.importers.documents import Reading, read_document
+from trimaran.store.importers.doubts import examine
+from trimaran.store.importers.draft import Accept, Draft, finish
+from trimaran.store.importers.profile import Profile, profile_for, typed_cells
+from trimaran.store.importers.text import read_text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user states about a file: a profile, cells (`--set`), and whether to make proposed repairs."""
+
+    profile: Profile | None = None
+    given: Mapping[str, Cell] = field(default_factory=dict)
+    accept: Accept = lambda proposal: False
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read."""
+
+    rows: tuple[Measurement, ...]
+    refused: tuple[str, ...]
+    proposals: tuple[str, ...]
+    unread: tuple[str, ...]
+    format: str
+    profile: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: whether a text is of it, and its rows."""
+
+    name: str
+    recognises: Callable[[str], bool]
+    read: Callable[[str, Asked, Path], Reading]
+
+
+def _of_log(read: Callable[[str, Mapping[str, Cell]], list[Draft]]) -> Callable[[str, Asked, Path], Reading]:
+    return lambda text, asked, path: Reading(drafts=read(text, _stated(asked)))
+
+
+def _stated(asked: Asked) -> dict[str, Cell]:
+    """For a log: what the user sets, then what the profile does."""
+    profile = typed_cells(asked.profile.set) if asked.profile else {}
+    return {**profile, **{name: value for name, value in asked.given.items() if value is not None}}
+
+
+def _markdown(text: str, asked: Asked, path: Path) -> Reading:
+    tables = markdown.read_tables(text)
+    if not tables:
+        raise TrimaranError(f"{path} holds no Markdown table: state what it is with --as")
+    return read_document(tables, asked.profile or Profile(), asked.given, asked.accept)
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("trimaran", trimaran_log.recognises, lambda t, a, p: Reading(trimaran_log.read(t, _stated(a), p))),
+    Format("torchtitan", torchtitan.recognises, _of_log(torchtitan.read)),
+    Format("nanotron", nanotron.recognises, _of_log(nanotron.read)),
+    Format("csv", csv_table.recognises, lambda t, a, p: csv_table.read(t, _stated(a), p)),
+    Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
+    # last: a document may quote lines of Megatron's log
+    Format("megatron", megatron.recognises, _of_log(megatron.read)),
+)
+
+
+def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
+    """Read a file of any format (`form` names one) into rows; doubtful ones are flagged or repaired as asked.
+
+    Raises TrimaranError where the file cannot be read, or is of no known format.
+    """
+    text = read_text(path, strict=form in ("csv", "markdown"))
+    chosen = _format(path, text, form)
+    if chosen.name == "markdown" and asked.profile is None:
+        asked = Asked(profile_for(markdown.title_of(text)), asked.given, asked.accept)
+    reading = chosen.read(text, asked, path)
+    examine([draft for draft in reading.drafts if draft.cells.get("quality") is None], asked.accept)
+    finished = [finish(draft, path.stem) for draft in reading.drafts]
+    return Imported(
+        rows=tuple(row for row in finished if isinstance(row, Measurement)),
+        refused=(*reading.refused, *(row for row in finished if isinstance(row, str))),
+        proposals=tuple(proposal for draft in reading.drafts for proposal in draft.proposals),
+        unread=tuple(sorted(reading.unread)),
+        format=chosen.name,
+        profile=asked.profile.name if asked.profile else "",
+    )
+
+
+def _format(path: Path, text: str, form: str) -> Format:
+    names = ", ".join(known.name for known in FORMATS)
+    if form != "auto":
+        for known in FORMATS:
+            if known.name == form:
+                return known
+        raise TrimaranError(f"--as {form!r} is not known: it is auto or one of {names}")
+    for known in FORMATS:
+        if known.recognises(text):
+            return known
+    raise TrimaranError(f"{path} is of no format that can be imported: they are {names}")

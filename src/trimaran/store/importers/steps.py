@@ -1,0 +1,131 @@
+"""Steps: what the lines of a training log show, and the rows drawn from them."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from trimaran.columns import BY_NAME, Cell, parse_cell
+from trimaran.store.importers.calculators import fitting_formulas, resolve_family
+from trimaran.store.importers.draft import Draft
+
+MAX_ITERATIONS = 1_000_000
+_EVIDENCE_LINES = 40
+
+
+@dataclass(frozen=True)
+class Step:
+    """One logged iteration. A figure that the log does not print is None; `gbs` in sequences."""
+
+    iteration: int
+    sec_per_it: float | None = None
+    gbs: int | None = None
+    loss: float | None = None
+    tflops: float | None = None
+    tokens_per_s_per_device: float | None = None
+
+
+@dataclass
+class LogReading:
+    """All that a log says: cells of the set-up, steps, memory by rank (GiB), how it ended, remarks."""
+
+    cells: dict[str, Cell] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    mem_gib_by_rank: dict[int, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+# What the last lines of a run that did not end well say. The first that is found counts.
+_ENDINGS = (
+    ("oom", re.compile(r"out of memory|OutOfMemoryError|oom-kill|oom_kill", re.IGNORECASE)),
+    ("hang", re.compile(r"watchdog caught collective|collective operation timeout", re.IGNORECASE)),
+    ("crash", re.compile(r"Segmentation fault|SIGSEGV|SIGABRT|Bus error")),
+    ("fail", re.compile(r"Traceback \(most recent call last\)|RuntimeError|AssertionError|ChildFailedError")),
+)
+
+
+def ending(lines: Sequence[str]) -> tuple[str, str | None]:
+    """How the run ended by its log, with the lines that say so; ok where nothing speaks against it."""
+    for status, words in _ENDINGS:
+        for at, line in enumerate(lines):
+            if words.search(line):
+                return status, "\n".join(lines[max(0, at - 2) : at + _EVIDENCE_LINES - 2])
+    return "ok", None
+
+
+def stated_cell(column: str, text: str) -> Cell:
+    """A cell that the log's own settings state; None where it makes no sense in the table."""
+    try:
+        return parse_cell(BY_NAME[column], text)
+    except ValueError:
+        return None
+
+
+def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cell]) -> list[Draft]:
+    """One row for each global batch that the log went through, in order; one in all where none was timed.
+
+    Sec/it is the median of the steps after the first, which carries the start-up, or that of the one there is.
+    """
+    status, evidence = ending(lines)
+    drafts = []
+    for number, (gbs, group) in enumerate(groupby(reading.steps, key=lambda step: step.gbs), start=1):
+        steps = list(group)
+        draft = Draft("log", str(number), notes=list(reading.notes))
+        draft.cells |= {"gbs": gbs} if gbs else {}
+        _close(draft, reading, given)
+        _figures(draft, steps)
+        drafts.append(draft)
+    if not drafts:
+        draft = Draft("log", "1", notes=[*reading.notes, "no iteration is logged"])
+        _close(draft, reading, given)
+        draft.cells["status"] = "fail"
+        drafts.append(draft)
+    last = drafts[-1]
+    if status != "ok":
+        last.cells["status"], last.extra["evidence"] = status, evidence
+    memory = reading.mem_gib_by_rank
+    if memory:
+        last.cells["mem_gib"] = max(memory.values())
+        last.extra["mem_gib_per_rank"] = tuple(memory[rank] for rank in sorted(memory))
+    return drafts
+
+
+def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None:
+    """What the log states, then what the user does; then what follows from both."""
+    draft.fill({name: value for name, value in reading.cells.items() if name != "vpp" or value})
+    draft.fill(given)
+    tp, pp = draft.count("tp", 1) or 1, draft.count("pp", 1) or 1
+    devices, dp, per_node = draft.count("devices"), draft.count("dp"), draft.count("devices_per_node")
+    if devices is None and dp:
+        devices = dp * tp * pp
+    if dp is None and devices and devices % (tp * pp) == 0:
+        dp = devices // (tp * pp)
+    nodes = -(-devices // per_node) if devices and per_node else None
+    draft.fill({"devices": devices, "dp": dp, "nodes": nodes, "mbs": None})
+    resolve_family(draft)
+
+
+def _figures(draft: Draft, steps: Sequence[Step]) -> None:
+    times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
+    timed = times[1:] or times
+    draft.cells["status"] = "ok"
+    if timed:
+        draft.cells["sec_per_it"] = statistics.median(timed)
+        draft.extra["step_times_s"] = tuple(times)
+    if len(timed) > 1:
+        lower, _, upper = statistics.quantiles(timed, n=4, method="inclusive")
+        draft.extra["sec_per_it_spread"] = upper - lower
+    losses = [step.loss for step in steps if step.loss is not None]
+    draft.extra["losses"] = tuple(losses)
+    for column, figures in (
+        ("tflops", [step.tflops for step in steps if step.tflops is not None]),
+        ("tokens_per_s_per_gpu", [s.tokens_per_s_per_device for s in steps if s.tokens_per_s_per_device is not None]),
+    ):
+        if figures:
+            draft.cells[column] = statistics.median(figures[1:] or figures)
+    if draft.cells.get("flops_formula") is None and len(fits := fitting_formulas(draft)) == 1:
+        draft.cells["flops_formula"] = fits[0]
+        draft.notes.append(f"flops_formula {fits[0]}: the one calculator that gives the TFLOPs printed")

@@ -1,0 +1,50 @@
+"""Text of others: read within limits, and made safe to print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trimaran.noun import TrimaranError
+
+MAX_BYTES = 256 * 1024 * 1024
+MAX_LINE = 64 * 1024
+
+# Colours of a terminal, then every other control character: a log must not steer the reader's terminal.
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
+
+
+def read_text(path: Path, *, strict: bool = False) -> str:
+    """The file's text in UTF-8, with line feeds as line ends and without control characters.
+
+    Bytes that are not UTF-8 are replaced, since logs hold them; under `strict` they are refused.
+    Raises TrimaranError where the file cannot be read, is larger than MAX_BYTES, or has a line
+    longer than MAX_LINE.
+    """
+    try:
+        if not path.is_file():
+            reason = "it is not a regular file" if path.exists() else "it does not exist"
+            raise TrimaranError(f"{path} cannot be imported: {reason}; check the path")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise TrimaranError(f"{path} cannot be read: {error.strerror or error}; check the path") from None
+    if len(raw) > MAX_BYTES:
+        raise TrimaranError(
+            f"{path} has more than {MAX_BYTES // 2**20} MiB, the most that is imported at once: cut it into pieces"
+        )
+    try:
+        text = raw.decode("utf-8-sig", errors="strict" if strict else "replace")
+    except UnicodeDecodeError:
+        raise TrimaranError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    longest = max(map(len, text.split("\n")), default=0)
+    if longest > MAX_LINE:
+        raise TrimaranError(f"{path} has a line of {longest} characters, above the limit of {MAX_LINE}: is it text?")
+    return clean(text)
+
+
+def clean(text: str) -> str:
+    """The text without terminal colours and control characters (tabs and line ends stay)."""
+    return _CONTROL.sub(" ", _COLOUR.sub("", text))

@@ -1,0 +1,107 @@
+"""Logs of torchtitan: `step:  4  loss:  7.62585  ...  memory: 66.91GiB(37.51%)  tps: 10,050  tflops: 314.71`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from trimaran.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.steps import LogReading, Step, drafts_of
+
+_STEP = re.compile(
+    r"step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}"
+    r"\s{1,9}tps:\s{1,9}([\d,]{1,20})(?:\s{1,9}tflops:\s{1,9}([\d,.]{1,20}))?"
+)
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) - ")
+_RANK = re.compile(r"\[rank(\d{1,7})\]")
+_MESH = re.compile(r"Building \d-D device mesh with \[([^\]]{1,200})\], \[([^\]]{1,200})\]")
+_BATCHES = re.compile(
+    r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}),.{0,80}?sequence length:? (\d{1,9})"
+)
+
+
+def recognises(text: str) -> bool:
+    """Whether the text holds lines of torchtitan's training log."""
+    return any("tps:" in line and _STEP.search(line) for line in text.split("\n"))
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of one log: tokens a second and device give Sec/it, or the lines' own clock where they cannot."""
+    lines = text.split("\n")
+    reading = LogReading(cells={"stack": "torchtitan"})
+    seen: dict[int, tuple[re.Match[str], float | None]] = {}
+    for line in lines:
+        if found := _STEP.search(line):
+            seen.setdefault(int(found[1]), (found, _clock(line)))
+            rank = int(of[1]) if (of := _RANK.search(line)) else 0
+            reading.mem_gib_by_rank[rank] = max(float(found[3]), reading.mem_gib_by_rank.get(rank, 0.0))
+        elif mesh := _MESH.search(line):
+            reading.cells |= _degrees(mesh)
+        elif batches := _BATCHES.search(line):
+            reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
+    tokens = _tokens_per_device(reading.cells, given)
+    if tokens is None:
+        reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
+    previous: tuple[int, float] | None = None
+    gbs = reading.cells.get("gbs")
+    for number, (found, clock) in sorted(seen.items()):
+        tps = _number(found[4])
+        seconds = tokens / tps if tokens and tps else None
+        if tokens is None and previous is not None and clock is not None:
+            seconds = (clock - previous[1]) / (number - previous[0]) or None
+        previous = (number, clock) if clock is not None else previous
+        reading.steps.append(
+            Step(
+                iteration=number,
+                sec_per_it=seconds if seconds and seconds > 0 else None,
+                gbs=gbs if isinstance(gbs, int) else None,
+                loss=_number(found[2]),
+                tflops=_number(found[5]),
+                tokens_per_s_per_device=tps,
+            )
+        )
+    return drafts_of(reading, lines, given)
+
+
+def _degrees(mesh: re.Match[str]) -> dict[str, Cell]:
+    names = [name.strip(" '\"") for name in mesh[1].split(",")]
+    sizes = [int(size) if size.strip().isdecimal() and len(size) < 9 else 1 for size in mesh[2].split(",")]
+    degree = dict(zip(names, sizes, strict=False))
+    shard = degree.get("dp_shard", 1) * degree.get("dp_shard_cp", 1)
+    cells: dict[str, Cell] = {name: degree.get(name, 1) for name in ("tp", "pp", "cp")}
+    cells["dp"] = degree.get("dp_replicate", 1) * shard * degree.get("dp", 1)
+    if shard > 1:
+        cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
+    return cells
+
+
+def _tokens_per_device(stated: Mapping[str, Cell], given: Mapping[str, Cell]) -> float | None:
+    """Tokens that one step takes of one device, where batch, sequence and degrees are known."""
+    known = {**given, **stated}
+    gbs, seq_len, devices, dp = (known.get(name) for name in ("gbs", "seq_len", "devices", "dp"))
+    if isinstance(dp, int):
+        tp, pp = known.get("tp", 1), known.get("pp", 1)
+        devices = dp * (tp if isinstance(tp, int) else 1) * (pp if isinstance(pp, int) else 1)
+    if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int):
+        return gbs * seq_len / devices
+    return None
+
+
+def _clock(line: str) -> float | None:
+    found = _STAMP.search(line)
+    if found is None:
+        return None
+    try:
+        return datetime.fromisoformat(found[1]).timestamp() + int(found[2]) / 1000.0
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+    return value if abs(value) < 1e30 else None

@@ -1,0 +1,76 @@
+"""Trimaran's own `log.jsonl`, with the `job.json` that lies beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trimaran.columns import Cell
+from trimaran.layout import first_error
+from trimaran.noun import TrimaranError
+from trimaran.recipe import TrainJob
+from trimaran.rows import layout_cells, workload_cells
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.steps import LogReading, Step, drafts_of
+from trimaran.store.importers.text import read_text
+
+
+def recognises(text: str) -> bool:
+    """Whether the first line is one of `log.jsonl`."""
+    line = _parsed(text.lstrip().split("\n", 1)[0])
+    return "iteration" in line and "sec_per_it" in line
+
+
+def read(text: str, given: Mapping[str, Cell], path: Path) -> list[Draft]:
+    """The row of one training; a line that is no JSON object (the last of a killed run) is left out."""
+    lines = text.split("\n")
+    reading = LogReading(cells={"stack": "trimaran", **_job_cells(path.with_name("job.json"))})
+    for line in lines:
+        fields = _parsed(line)
+        if not isinstance(number := fields.get("iteration"), int):
+            continue
+        gbs, memory = fields.get("global_batch"), _number(fields, "peak_mem_gib")
+        if memory is not None:
+            reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
+        reading.steps.append(
+            Step(
+                iteration=number,
+                sec_per_it=_number(fields, "sec_per_it"),
+                gbs=gbs if isinstance(gbs, int) else None,
+                loss=_number(fields, "lm_loss"),
+                tflops=_number(fields, "tflops"),
+            )
+        )
+    return drafts_of(reading, lines, given)
+
+
+def _job_cells(path: Path) -> dict[str, Cell]:
+    """What the trainer was asked to do, where its job lies beside the log."""
+    if not path.exists():
+        return {}
+    try:
+        job = TrainJob.model_validate_json(read_text(path))
+    except ValidationError as error:
+        raise TrimaranError(f"{path}: {first_error(error)}; move it away to import the log without it") from None
+    formula = "megatron_eq3_k4" if job.layout.recompute == "full" else "megatron_eq3_k3"
+    cells: dict[str, Cell] = {**dict(workload_cells(job.workload)), **dict(layout_cells(job.layout))}
+    return {**cells, "devices": job.layout.devices, "flops_formula": formula}
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good and value is not None else None
