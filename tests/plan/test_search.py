@@ -137,7 +137,7 @@ def plan_or_none(workload: Workload, cluster: Cluster, stack: Stack, **settings:
         return None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(studies(), st.sampled_from(["time", "cost"]))
 def test_bounds_prune_nothing_that_belongs_to_the_best(study: tuple[Workload, Cluster, Stack], goal: str) -> None:
     whole = plan_or_none(*study, top=ALL, goal=goal)
@@ -151,7 +151,7 @@ def test_bounds_prune_nothing_that_belongs_to_the_best(study: tuple[Workload, Cl
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(studies())
 def test_every_ranked_layout_is_valid_fits_and_stands_in_order(study: tuple[Workload, Cluster, Stack]) -> None:
     workload, cluster, stack = study

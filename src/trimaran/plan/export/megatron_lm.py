@@ -35,7 +35,7 @@ def megatron_lm(layout: Layout, workload: Workload, stack: Stack) -> str:
             "--recompute-num-layers 1",
         ]
     elif layout.recompute == "selective":
-        flags += ["--recompute-granularity selective", "--recompute-modules core_attn"]
+        flags.append("--recompute-granularity selective")
     return joined([*flags, *batch_flags(layout, workload)])
 
 
