@@ -67,6 +67,13 @@ def test_fixed_choices_hold_and_others_stay_free() -> None:
     assert len({e.layout.pp for e in found.entries}) > 3
 
 
+def test_fixed_virtual_stages_leave_no_layout_without_them() -> None:
+    found = plan("gpt3-1b3", "dgx-h100", 64, devices=8, stack="megatron", fix={"vpp": 2}, top=100)
+    assert {(e.layout.vpp, e.layout.schedule) for e in found.entries} == {(2, "interleaved")}
+    with pytest.raises(TrimaranError, match="needs a pipeline, but PP is 1"):
+        plan("gpt3-1b3", "dgx-h100", 64, devices=8, stack="megatron", fix={"vpp": 2, "pp": 1})
+
+
 def test_more_margin_leaves_more_memory_free() -> None:
     tight, wide = (plan(*BLOOM, devices=384, mem_margin=margin) for margin in (0.0, 0.5))
     assert max(e.mem_gib for e in wide.entries) <= 79.35 * 0.5

@@ -12,19 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cluster import Cluster
-from trimaran.cost.grid import (
-    DP_KINDS,
-    PLACEMENTS,
-    RECOMPUTES,
-    STACK_SPLIT,
-    Bools,
-    Ints,
-    LayoutGrid,
-)
+from trimaran.cost.grid import PLACEMENTS, RECOMPUTES, STACK_SPLIT, Bools, Ints, LayoutGrid
 from trimaran.layout import SCHEDULES, even_split, weighted_split
 from trimaran.plan.batches import batch_of
 from trimaran.plan.settings import PlanSettings
-from trimaran.plan.sieve import Columns, Sieve, cross, distinct, join, take
+from trimaran.plan.sieve import Columns, Sieve, count, cross, distinct, join, take
 from trimaran.plan.space import Space
 from trimaran.stack import Stack
 from trimaran.workload import Workload
@@ -33,7 +25,6 @@ from trimaran.workload import Workload
 ALL_PROPOSED = 4096
 _NONE = SCHEDULES.index("none")
 _INTERLEAVED = SCHEDULES.index("interleaved")
-_FULLY_SHARDED = DP_KINDS.index("fully_sharded")
 _PIPE = frozenset({"pp", "vpp", "schedule"})
 _ZERO = frozenset({"zero_stage", "dp_kind"})
 
@@ -91,7 +82,7 @@ class Proposer:
             known=(_ZERO,),
         )
         everything = cross(piped, sharded, _column("split", space.split))
-        everything = take(everything, ~self._twins(everything))
+        everything = take(everything, ~self._twins(everything, parts))
         return self.sieve.keep(everything, known=(frozenset(piped), frozenset(sharded)))
 
     def placements(self, rows: Columns) -> Columns:
@@ -118,7 +109,7 @@ class Proposer:
         for pp in space.pp:
             if pp == 1:
                 # One stage has no schedule, whatever a pipeline's is fixed to.
-                rows.append((1, 1, _NONE))
+                rows += [(1, vpp, _NONE) for vpp in space.vpp or (1,)]
                 continue
             for schedule in space.schedule:
                 if schedule == _NONE:
@@ -157,14 +148,14 @@ class Proposer:
         )
         return pairs | {"global_batch": batches[inverse]}
 
-    def _twins(self, rows: Columns) -> Bools:
+    def _twins(self, rows: Columns, parts: Parts) -> Bools:
         """Rows that are the same run as another: a choice without effect, other than its first value."""
         space = self.space
         twin = np.zeros(len(rows["dp"]), dtype=np.bool_)
         alone = rows["dp"] == 1
-        if "zero_stage" not in space.fixed and "dp_kind" not in space.fixed:
-            plain = (rows["zero_stage"] == space.zero_stage[0]) & (rows["dp_kind"] == space.dp_kind[0])
-            twin |= alone & ~plain
+        if count(parts.zero) and "zero_stage" not in space.fixed and "dp_kind" not in space.fixed:
+            plain = [rows[name] == values[0] for name, values in parts.zero.items()]
+            twin |= alone & ~np.logical_and.reduce(plain)
         if len(space.split) > 1:
             twin |= (rows["split"] != STACK_SPLIT) & self._same_split(rows)
         if len(space.recompute_every) > 1:
