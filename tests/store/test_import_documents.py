@@ -186,9 +186,7 @@ def test_what_nobody_states_is_named_with_the_way_out(tmp_path: Path) -> None:
 
 def test_trimarans_own_markdown_report_is_read_back(tmp_path: Path) -> None:
     wanted = [row for row in packaged_table().measurements if row.table == "T27"]
-    found = read(
-        tmp_path, render(records(wanted), FIELDS, "markdown"), layers=72, hidden=14336, heads=64, vocab=250880
-    )
+    found = read(tmp_path, render(records(wanted), FIELDS, "markdown"), layers=72, hidden=14336, heads=64, vocab=250880)
     assert [(r.dp, r.tp, r.pp, r.mbs, r.status, r.zero_stage) for r in found.rows] == [
         (r.dp, r.tp, r.pp, r.mbs, r.status, r.zero_stage) for r in wanted
     ]

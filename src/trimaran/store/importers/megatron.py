@@ -14,6 +14,7 @@ _ITERATION = re.compile(r"\biteration\s{1,9}(\d{1,9})\s?/\s{0,9}(?:\d{1,9}|infin
 _FIELD = re.compile(r"\s*([A-Za-z][^|:]{1,60}?)\s*:\s*([-+.\w]{1,40})\s*$")
 # `  hidden_size ..................................... 14336`, perhaps behind a rank's prefix
 _ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]{1,60}) \.{3,60} (\S{1,60})\s*$")
+_VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 _WORLD = re.compile(r"using world size: (\d{1,8}), data-parallel[- ]size: (\d{1,8}), ")
 _MEMORY = re.compile(r"\[Rank (\d{1,7})\][^|]{0,80}memory \(MB\) \|.{0,200}\bmax reserved: (\d{1,9}(?:\.\d{1,9})?)")
 
@@ -45,15 +46,18 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log; memory is the most that PyTorch had reserved, where ranks report it."""
+    """The rows of one log. Both print the same line, DeepSpeed's in seconds with `TFLOPs`."""
     lines = text.split("\n")
     reading = LogReading()
     arguments: dict[str, str] = {}
-    for line in lines:
+    for at, line in enumerate(lines):
         if (step := _step(line)) is not None:
             reading.steps.append(step)
+            reading.after = at + 1
         elif argument := _ARGUMENT.search(line):
             arguments[argument[1]] = argument[2]
+        elif vocab := _VOCAB.search(line):
+            reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
             reading.cells |= {"devices": int(world[1]), "dp": int(world[2])}
         elif memory := _MEMORY.search(line):
@@ -61,7 +65,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.mem_gib_by_rank[rank] = max(gib, reading.mem_gib_by_rank.get(rank, 0.0))
     reading.cells |= _settings(arguments)
     deepspeed = any("elapsed time per iteration (s)" in line for line in lines)
-    reading.cells["stack"] = "megatron-deepspeed" if deepspeed else "megatron"
+    reading.guesses["stack"] = "megatron-deepspeed" if deepspeed else "megatron"
+    reading.formula = "" if deepspeed else "model_flops"
+    if reading.mem_gib_by_rank:
+        reading.notes.append("memory is the most that PyTorch had reserved")
     return drafts_of(reading, lines, given)
 
 
@@ -120,6 +127,4 @@ def _recompute(arguments: Mapping[str, str]) -> str | None:
         return granularity
     if checkpointed == "True":
         return "full"
-    return "none" if "None" in (granularity,) or checkpointed == "False" else None
-
-
+    return "none" if "None" in (granularity, checkpointed) or checkpointed == "False" else None

@@ -39,9 +39,9 @@ def recognises(text: str) -> bool:
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of one log. Its figures have three digits, and so has what is drawn from them."""
     lines = text.split("\n")
-    reading = LogReading(cells={"flops_formula": "model_flops"}, notes=["figures are printed to three digits"])
+    reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"])
     seen: set[int] = set()
-    for line in lines:
+    for at, line in enumerate(lines):
         found = _ITERATION.search(line)
         if found is None:
             for name, value in _SETTING.findall(line):
@@ -53,6 +53,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         if int(found[1]) in seen:
             continue  # another rank's line of the same iteration
         seen.add(int(found[1]))
+        reading.after = at + 1
         milliseconds, gbs = fields.get("elapsed_time_per_iteration_ms"), fields.get("global_batch_size")
         all_tokens, tokens = fields.get("tokens_per_sec"), fields.get("tokens_per_sec_per_gpu")
         if all_tokens and tokens:

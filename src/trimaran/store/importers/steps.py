@@ -12,7 +12,6 @@ from trimaran.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
 from trimaran.store.importers.draft import Draft
 
-MAX_ITERATIONS = 1_000_000
 _EVIDENCE_LINES = 40
 
 
@@ -30,9 +29,17 @@ class Step:
 
 @dataclass
 class LogReading:
-    """All that a log says: cells of the set-up, steps, memory by rank (GiB), how it ended, remarks."""
+    """All that a log says: cells of the set-up, steps, memory by rank (GiB), remarks.
+
+    `guesses` hold where neither the log nor the user says otherwise; `formula` is the calculator that
+    the trainer is known for, taken where it gives the TFLOPs printed. `after` is the line behind the
+    last step, where the reason for an early end stands.
+    """
 
     cells: dict[str, Cell] = field(default_factory=dict)
+    guesses: dict[str, Cell] = field(default_factory=dict)
+    formula: str = ""
+    after: int = 0
     steps: list[Step] = field(default_factory=list)
     mem_gib_by_rank: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -69,14 +76,14 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
 
     Sec/it is the median of the steps after the first, which carries the start-up, or that of the one there is.
     """
-    status, evidence = ending(lines)
+    status, evidence = ending(lines[reading.after :])
     drafts = []
     for number, (gbs, group) in enumerate(groupby(reading.steps, key=lambda step: step.gbs), start=1):
         steps = list(group)
         draft = Draft("log", str(number), notes=list(reading.notes))
         draft.cells |= {"gbs": gbs} if gbs else {}
         _close(draft, reading, given)
-        _figures(draft, steps)
+        _figures(draft, steps, reading.formula)
         drafts.append(draft)
     if not drafts:
         draft = Draft("log", "1", notes=[*reading.notes, "no iteration is logged"])
@@ -95,8 +102,9 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
 
 def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None:
     """What the log states, then what the user does; then what follows from both."""
-    draft.fill({name: value for name, value in reading.cells.items() if name != "vpp" or value})
+    draft.fill(reading.cells)
     draft.fill(given)
+    draft.fill(reading.guesses)
     tp, pp = draft.count("tp", 1) or 1, draft.count("pp", 1) or 1
     devices, dp, per_node = draft.count("devices"), draft.count("dp"), draft.count("devices_per_node")
     if devices is None and dp:
@@ -104,11 +112,11 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
     if dp is None and devices and devices % (tp * pp) == 0:
         dp = devices // (tp * pp)
     nodes = -(-devices // per_node) if devices and per_node else None
-    draft.fill({"devices": devices, "dp": dp, "nodes": nodes, "mbs": None})
+    draft.fill({"devices": devices, "dp": dp, "nodes": nodes})
     resolve_family(draft)
 
 
-def _figures(draft: Draft, steps: Sequence[Step]) -> None:
+def _figures(draft: Draft, steps: Sequence[Step], formula: str) -> None:
     times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
@@ -126,6 +134,6 @@ def _figures(draft: Draft, steps: Sequence[Step]) -> None:
     ):
         if figures:
             draft.cells[column] = statistics.median(figures[1:] or figures)
-    if draft.cells.get("flops_formula") is None and len(fits := fitting_formulas(draft)) == 1:
-        draft.cells["flops_formula"] = fits[0]
-        draft.notes.append(f"flops_formula {fits[0]}: the one calculator that gives the TFLOPs printed")
+    if draft.cells.get("flops_formula") is None:
+        fits = fitting_formulas(draft)
+        draft.cells["flops_formula"] = formula if formula in fits else fits[0] if len(fits) == 1 else None

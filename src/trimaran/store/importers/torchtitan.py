@@ -30,17 +30,20 @@ def recognises(text: str) -> bool:
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of one log: tokens a second and device give Sec/it, or the lines' own clock where they cannot."""
     lines = text.split("\n")
-    reading = LogReading(cells={"stack": "torchtitan"})
+    reading = LogReading(guesses={"stack": "torchtitan"}, formula="model_flops")
     seen: dict[int, tuple[re.Match[str], float | None]] = {}
-    for line in lines:
+    for at, line in enumerate(lines):
         if found := _STEP.search(line):
             seen.setdefault(int(found[1]), (found, _clock(line)))
+            reading.after = at + 1
             rank = int(of[1]) if (of := _RANK.search(line)) else 0
             reading.mem_gib_by_rank[rank] = max(float(found[3]), reading.mem_gib_by_rank.get(rank, 0.0))
         elif mesh := _MESH.search(line):
             reading.cells |= _degrees(mesh)
         elif batches := _BATCHES.search(line):
             reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
+    if reading.cells.get("pp", 1) != 1:
+        reading.cells.pop("mbs", None)  # the local batch is cut further, by a setting that the log does not print
     tokens = _tokens_per_device(reading.cells, given)
     if tokens is None:
         reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")

@@ -29,7 +29,7 @@ def recognises(text: str) -> bool:
 def read(text: str, given: Mapping[str, Cell], path: Path) -> list[Draft]:
     """The row of one training; a line that is no JSON object (the last of a killed run) is left out."""
     lines = text.split("\n")
-    reading = LogReading(cells={"stack": "trimaran", **_job_cells(path.with_name("job.json"))})
+    reading = LogReading(cells=_job_cells(path.with_name("job.json")), guesses={"stack": "trimaran"})
     for line in lines:
         fields = _parsed(line)
         if not isinstance(number := fields.get("iteration"), int):
