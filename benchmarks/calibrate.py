@@ -1,0 +1,114 @@
+"""Make the calibrations that Trimaran ships, from the published tables that it ships.
+
+    python benchmarks/calibrate.py
+
+Writes src/trimaran/catalog/calibrations/<cluster>.<stack>.toml, each with its held-out error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trimaran.columns import FIT_QUALITIES
+from trimaran.cost.calibration import Calibration, save_calibration
+from trimaran.cost.fit import Observation, batches, fit, leave_out, predict_memory, predict_times
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.rows import nouns_of, packaged_table
+
+FOLDER = Path(__file__).parent.parent / "src" / "trimaran" / "catalog" / "calibrations"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of one packaged table that calibrate a stack on one or more clusters of the same machines."""
+
+    table: str
+    stack: str
+    clusters: tuple[str, ...]
+
+
+SOURCES = (
+    Source("seeds", "megatron-cpu", ("fugaku-a64fx", "fugaku-a64fx-2.2ghz")),
+    Source("seeds", "megatron-deepspeed", ("jean-zay-v100-16gb", "jean-zay-v100-32gb")),
+    Source("seeds", "megatron-deepspeed", ("jean-zay-a100-80gb",)),
+    Source("seeds", "gpipe", ("aws-p3-2xlarge",)),
+    Source("seeds", "torch-pipe", ("aws-p3-16xlarge",)),
+    Source("seeds", "megatron", ("aws-p3-16xlarge",)),
+    Source("vtrain_single_node", "megatron-deepspeed", ("a100-8x-node",)),
+    Source("dlperf_v100", "megatron", ("dlperf-v100",)),
+    Source("dlperf_v100", "oneflow", ("dlperf-v100",)),
+    Source("llm_foundry_a100_40gb", "torch-fsdp", ("llm-foundry-a100-40gb",)),
+)
+
+
+def observations(source: Source) -> tuple[list[Observation], list[str]]:
+    """The rows as a fit sees them, and the group that each belongs to: table, or comparable group."""
+    seen, groups = [], []
+    for row in packaged_table(source.table).measurements:
+        chosen = row.stack == source.stack and row.cluster in source.clusters
+        if not chosen or row.quality not in FIT_QUALITIES or row.status != "ok":
+            continue
+        try:
+            nouns = nouns_of(row)
+        except TrimaranError:
+            continue
+        day = row.date or "" if source.table == "seeds" else ""
+        weighed = None if row.quality == "suspect_mem" else row.mem_gib
+        where = (nouns.workload, nouns.cluster, nouns.stack, nouns.layout)
+        seen.append(Observation(*where, row.sec_per_it, weighed, day))
+        groups.append(_group(source, row))
+    return seen, groups
+
+
+def _group(source: Source, row: Measurement) -> str:
+    return str(row.table if source.table == "seeds" else row.comparable_group)
+
+
+def held_out_error(seen: list[Observation], groups: list[str], what: str) -> float:
+    """Spread (1 sigma, from the mean absolute error) of log errors on rows whose group was left out."""
+    found = leave_out(seen, groups)
+    errors = []
+    for group, calibration in found.items():
+        rows = [o for o, g in zip(seen, groups, strict=True) if g == group and getattr(o, what)]
+        if not rows:
+            continue
+        predict = predict_times if what == "sec_per_it" else predict_memory
+        predicted = predict(batches(rows), len(rows), calibration)
+        errors += list(np.log(predicted / np.array([getattr(o, what) for o in rows])))
+    return float(1.25 * np.mean(np.abs(errors))) if errors else 0.0
+
+
+def calibrate(source: Source) -> Calibration:
+    """The fit to all rows of a source, with the error it shows on rows it has not seen."""
+    seen, groups = observations(source)
+    found = fit(seen)
+    several = len(set(groups)) > 1
+    errors = {
+        "time_error": held_out_error(seen, groups, "sec_per_it") if several else found.time_error,
+        "mem_error": held_out_error(seen, groups, "mem_gib") if several else 0.0,
+    }
+    origin = f"{source.table}: {len(seen)} rows in {len(set(groups))} groups"
+    rounded = {
+        name: float(f"{getattr(found, name):.4g}")
+        for name, value in found.model_dump().items()
+        if isinstance(value, float)
+    }
+    kept = {name: float(f"{error:.3g}") for name, error in errors.items() if error}
+    return found.model_copy(update={**rounded, **kept, "origin": origin, "stack": source.stack})
+
+
+def main() -> None:
+    for source in SOURCES:
+        calibration = calibrate(source)
+        for cluster in source.clusters:
+            path = FOLDER / f"{cluster}.{source.stack}.toml"
+            save_calibration(calibration.model_copy(update={"cluster": cluster}), path)
+            print(f"{path.name}: {calibration.rows} rows, held-out error {calibration.time_error:.1%} (1 sigma)")
+
+
+if __name__ == "__main__":
+    main()
