@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -131,11 +132,21 @@ class FlatWeights:
                 total += torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).double().square().sum()
         return total
 
-    def zeros(self) -> Tensor:
+    def zeros(self) -> int:
         """How many of the gradients that this rank counts are exactly zero."""
-        nonzero = [torch.count_nonzero(self.grads[s.begin : s.end]) for s in self.segments if s.counted]
-        counted = torch.tensor(self.parameters, device=self.grads.device)
-        return counted - torch.stack(nonzero).sum() if nonzero else counted
+        return self.parameters - sum(nonzero(self.grads[s.begin : s.end]) for s in self.segments if s.counted)
+
+
+def nonzero(tensor: Tensor) -> int:
+    """How many elements are not zero.
+
+    On the CPU by their bits, through NumPy: PyTorch 2.13 takes 26 ms for 17 million, NumPy 4. A
+    negative zero counts as not zero.
+    """
+    if tensor.is_cuda:
+        return int(torch.count_nonzero(tensor))
+    bits = torch.int32 if tensor.element_size() == 4 else torch.int16
+    return int(np.count_nonzero(tensor.view(bits).numpy()))
 
 
 def _move_to_main_grad(weight: Tensor) -> None:

@@ -91,7 +91,8 @@ class Trainer:
         loss_share = self.forward_backward()
         # data-parallel ranks hold the same sums, so each brings its part of them
         share = 1.0 / self.mesh.dp.size
-        sums = torch.stack((loss_share, self.flat.squared_norm() * share, self.flat.zeros().double() * share))
+        sums = torch.stack((loss_share, self.flat.squared_norm() * share, torch.zeros_like(loss_share)))
+        sums[2] = self.flat.zeros() * share
         self.mesh.world.sum_(sums)
         loss, squared_norm, zeros = sums.tolist()
         grad_norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan

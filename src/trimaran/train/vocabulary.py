@@ -15,8 +15,11 @@ from trimaran.train.tensor_parallel import add_product, sum_backward, sum_forwar
 from trimaran.train.weight import Declaring, Weight, WeightSpec
 
 # Tokens whose logits exist at one time: enough for the products to run at full rate, few
-# enough that fp32 logits stay in cache and do not set the memory peak.
+# enough that logits do not set the memory peak.
 CHUNK_TOKENS = 512
+
+# Of these logits a softmax works on so many fp32 bytes at once as a core's cache holds: 5% of a bf16 step.
+BLOCK_BYTES = 1 << 20
 
 EMBEDDING_NAME = "embedding.tokens"
 
@@ -74,12 +77,38 @@ class Embedding(Declaring):
         return x + self.positions[: tokens.shape[1]]
 
 
+def _loss_and_gradient(
+    logits: Tensor, targets: Tensor, scale: float, own_real: int, first_row: int, group: Group
+) -> Tensor:
+    """Sum of the cross-entropies of (tokens, V / TP) logits; the logits become scale x (softmax - target).
+
+    `own_real` of the own rows of the vocabulary, which begin at `first_row`, are not padding.
+    TP ranks exchange two numbers a token: the log of the local sum of exponentials and the target's logit.
+    """
+    logits[:, own_real:] = -torch.inf
+    local = targets - first_row
+    own = (local >= 0) & (local < logits.shape[1])
+    local = local.masked_fill(~own, 0).unsqueeze(1)
+    at_target = logits.gather(1, local).squeeze(1).float().masked_fill(~own, 0.0)
+    exponentials = logits.float()
+    largest = exponentials.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
+    exponentials.sub_(largest).exp_()
+    log_sum = (largest + exponentials.sum(1, keepdim=True).log_()).squeeze(1)
+    if group.size > 1:
+        shared = torch.stack(group.gather(torch.stack((log_sum, at_target))))
+        log_sum, at_target = torch.logsumexp(shared[:, 0], 0), shared[:, 1].sum(0)
+    exponentials.mul_((largest - log_sum.unsqueeze(1)).exp_().mul_(scale))
+    exponentials.scatter_add_(1, local, own.unsqueeze(1).to(exponentials.dtype).mul_(-scale))
+    if exponentials is not logits:
+        logits.copy_(exponentials)
+    return (log_sum - at_target).sum()
+
+
 class _HeadLoss(torch.autograd.Function):
     """Sum of the cross-entropies of x W^T against the targets, times `scale`.
 
-    The gradient is made along with the loss, chunk by chunk, while the logits are at hand: the
-    softmax overwrites the logits, and neither outlives its chunk. TP ranks exchange three
-    numbers a token: the largest local logit, the sum of exponentials, and the target's logit.
+    The gradient is made along with the loss, chunk by chunk, while the logits are at hand: it
+    overwrites them, and neither outlives its chunk.
     """
 
     @staticmethod
@@ -89,27 +118,19 @@ class _HeadLoss(torch.autograd.Function):
         rows = weight.shape[0]
         first_row = group.index * rows
         own_real = max(0, min(real_rows - first_row, rows))
+        # ranks that have to meet do so once a chunk; a rank alone goes block by block, within its cache
+        block_tokens = CHUNK_TOKENS if group.size > 1 else max(1, BLOCK_BYTES // (4 * rows))
         dx = torch.empty_like(x) if x.requires_grad else None
         losses = []
-        for begin in range(0, x.shape[0], CHUNK_TOKENS):
+        for begin in range(0, len(x), CHUNK_TOKENS):
             chunk = slice(begin, begin + CHUNK_TOKENS)
-            logits = functional.linear(x[chunk], weight).float()
-            logits[:, own_real:] = -torch.inf
-            local = targets[chunk] - first_row
-            own = (local >= 0) & (local < rows)
-            local = local.masked_fill(~own, 0).unsqueeze(1)
-            at_target = logits.gather(1, local).squeeze(1).masked_fill(~own, 0.0)
-            log_sum = torch.logsumexp(logits, 1)
-            if group.size > 1:
-                shared = torch.stack(group.gather(torch.stack((log_sum, at_target))))
-                log_sum, at_target = torch.logsumexp(shared[:, 0], 0), shared[:, 1].sum(0)
-            losses.append((log_sum - at_target).sum())
+            logits = functional.linear(x[chunk], weight)
+            for at in range(0, len(logits), block_tokens):
+                block, wanted = logits[at : at + block_tokens], targets[begin + at : begin + at + block_tokens]
+                losses.append(_loss_and_gradient(block, wanted[: len(block)], scale, own_real, first_row, group))
             if dx is not None:
-                dlogits = logits.sub_(log_sum.unsqueeze(1)).exp_()
-                dlogits.scatter_add_(1, local, -own.unsqueeze(1).to(dlogits.dtype))
-                dlogits = dlogits.mul_(scale).to(x.dtype)
-                torch.mm(dlogits, weight, out=dx[chunk])
-                add_product(weight.main_grad, dlogits, x[chunk])
+                torch.mm(logits, weight, out=dx[chunk])
+                add_product(weight.main_grad, logits, x[chunk])
         ctx.dx = dx
         return torch.stack(losses).sum() * scale
 
