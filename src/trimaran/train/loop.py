@@ -47,7 +47,7 @@ class Trainer:
         self.flat = FlatWeights(self.stage, layout.precision, job.train.seed, mesh.tp.index, mesh.tp.size, device)
         self.optimizer = AdamW(self.flat, job.train)
         shape = (layout.mbs, workload.seq_len, workload.model.hidden)
-        self.engine = Engine(self.stage, mesh.pp, mesh.pp, shape, COMPUTE_DTYPE[layout.precision], on_action)
+        self.engine = Engine(self.stage, mesh.pp, mesh.pp_returning, shape, COMPUTE_DTYPE[layout.precision], on_action)
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0

@@ -52,14 +52,19 @@ class GroupFactory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._groups: dict[tuple[int, ...], Group | None] = {}
+        self._groups: dict[tuple[bool, tuple[int, ...]], Group | None] = {}
         self._on_cpu = device.type == "cpu"
 
-    def get(self, ranks: tuple[int, ...], me: int) -> Group | None:
-        """The group of `ranks`, or None where `me` is not one of them."""
-        if ranks not in self._groups:
-            self._groups[ranks] = self._make(ranks, me)
-        return self._groups[ranks]
+    def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False) -> Group | None:
+        """The group of `ranks`, or None where `me` is not one of them.
+
+        `returning` asks for the group through which gradients go back along a pipeline. On NCCL it is
+        one of its own, since there the sends and receives of a group wait in one line.
+        """
+        key = (returning and not self._on_cpu, ranks)
+        if key not in self._groups:
+            self._groups[key] = self._make(ranks, me)
+        return self._groups[key]
 
     def _make(self, ranks: tuple[int, ...], me: int) -> Group | None:
         if len(ranks) == 1:
@@ -76,13 +81,15 @@ class GroupFactory:
 class Mesh:
     """The groups of one rank: all ranks of the run, and those along each axis.
 
-    `tied` joins the first and the last stage, which both hold the tied embedding.
+    `tied` joins the first and the last stage, which both hold the tied embedding; gradients go back
+    along the pipeline through `pp_returning`.
     """
 
     world: Group
     tp: Group
     dp: Group
     pp: Group
+    pp_returning: Group
     tied: Group
 
     @property
@@ -111,15 +118,16 @@ def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFact
     Every rank of the world has to call this, members or not; those outside get None.
     """
 
-    def mine(groups: list[tuple[int, ...]]) -> Group | None:
-        found = [factory.get(tuple(ranks[r] for r in group), me) for group in groups]
+    def mine(groups: list[tuple[int, ...]], *, returning: bool = False) -> Group | None:
+        found = [factory.get(tuple(ranks[r] for r in group), me, returning=returning) for group in groups]
         return next((group for group in found if group is not None), None)
 
     world = mine([tuple(range(layout.devices))])
     tp, dp = mine(_axis_groups(layout, "tp")), mine(_axis_groups(layout, "dp"))
     pipelines = _axis_groups(layout, "pp")
-    pp = mine(pipelines)
+    pp, pp_returning = mine(pipelines), mine(pipelines, returning=True)
     tied = mine([(group[0], group[-1]) if layout.pp > 1 else group for group in pipelines])
-    if world is None or tp is None or dp is None or pp is None:
+    if world is None or tp is None or dp is None or pp is None or pp_returning is None:
         return None
-    return Mesh(world=world, tp=tp, dp=dp, pp=pp, tied=tied or Group((me,), 0, None))
+    alone = Group((me,), 0, None)
+    return Mesh(world=world, tp=tp, dp=dp, pp=pp, pp_returning=pp_returning, tied=tied or alone)
