@@ -109,14 +109,13 @@ def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) ->
     for layout in layouts:
         check_layout(layout, workload, cluster, stack)
     settings = PlanSettings(
-        devices=max(recipe.sweep.devices, default=None),
+        device_counts=recipe.sweep.devices,
         top=PLANNED,
         fixed=dict(recipe.sweep.fixed),
         mem_margin=recipe.sweep.mem_margin,
     )
     planned = plan_with(workload, cluster, stack, settings, calibration)
-    allowed = set(recipe.sweep.devices)
-    layouts += [entry.layout for entry in planned.entries if not allowed or entry.devices in allowed]
+    layouts += [entry.layout for entry in planned.entries]
     distinct: dict[Layout, Layout] = {}
     for layout in layouts:
         resolved = layout.model_copy(update={"stage_split": resolve_split(layout, workload, stack)})
