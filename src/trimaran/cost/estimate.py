@@ -244,7 +244,10 @@ def _time_parts(
 
 @dataclass(frozen=True)
 class StageWork:
-    """Times of the stages, and their parts on the slowest one (arrays over layouts, seconds per micro-batch)."""
+    """Times of the stages, and their parts on the slowest one (arrays over layouts, seconds per micro-batch).
+
+    `per_layer` is what one layer adds to any stage's forward, backward and weight gradients.
+    """
 
     times: StageTimes
     rate: Rates
@@ -254,6 +257,7 @@ class StageWork:
     layer_recompute: Floats
     ends: Floats
     tp_time: Floats
+    per_layer: tuple[Floats, Floats, Floats]
 
 
 def stage_work(
@@ -293,6 +297,7 @@ def stage_work(
         (stage_forward[0], stage_forward[1], stage_forward[2]),
         (stage_backward[0], stage_backward[1], stage_backward[2]),
         (weight[0], weight[1], weight[2]),
+        _middle_share(grid, model.layers),
         held,
         arrives,
         blocks=not stack.overlap_pp,
@@ -305,7 +310,8 @@ def stage_work(
     ends = np.choose(slowest, [f + b for f, b in zip(ends_forward, ends_backward, strict=True)])
     ends = ends + np.where(single, embedding, 0.0)
     tp_time = own_layers * (tp_forward + tp_backward) + np.choose(slowest, ends_tp) + np.where(single, ends_tp[0], 0.0)
-    return StageWork(times, rate, own_layers, forward, backward, recompute, ends, tp_time)
+    per_layer = (forward + tp_forward, backward + recompute + tp_backward, 0.5 * backward)
+    return StageWork(times, rate, own_layers, forward, backward, recompute, ends, tp_time, per_layer)
 
 
 def _per_shape(
@@ -333,6 +339,12 @@ def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
         key = key * len(values) + index
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     return first, inverse
+
+
+def _middle_share(grid: LayoutGrid, layers: int) -> Floats:
+    """Mean layers of the middle stages over the largest one's."""
+    between = layers - grid.layers_first - grid.layers_last
+    return np.where(grid.pp > 2, between / np.maximum((grid.pp - 2) * grid.layers_middle, 1), 0.0)
 
 
 def _sends(grid: LayoutGrid, network: Network, message: Floats) -> tuple[Floats, Floats]:

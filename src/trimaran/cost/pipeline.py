@@ -17,6 +17,7 @@ from trimaran.layout import SCHEDULES
 class StageTimes:
     """Seconds of one micro-batch on a rank of the first, each middle and the last stage; arrays over layouts.
 
+    The middle is the largest of the middle stages; `middle_share` is what their mean is of it.
     Forward and backward (recomputation included) hold everything a rank is busy with, TP collectives too.
     `weight` is the part of a backward that zero-bubble schedules may put off. `blocks` says that a rank waits
     while it sends, as Megatron-LM's synchronous exchanges do.
@@ -25,6 +26,7 @@ class StageTimes:
     forward: tuple[Floats, Floats, Floats]
     backward: tuple[Floats, Floats, Floats]
     weight: tuple[Floats, Floats, Floats]
+    middle_share: Floats
     send_held: Floats
     send_arrives: Floats
     blocks: bool
@@ -66,8 +68,8 @@ def _total(grid: LayoutGrid, times: StageTimes, m: Floats, held: Floats, arrives
     return total
 
 
-def _sum(of: tuple[Floats, Floats, Floats], p: Floats) -> Floats:
-    return of[0] + (p - 2.0) * of[1] + of[2]
+def _sum(of: tuple[Floats, Floats, Floats], p: Floats, middle_share: Floats) -> Floats:
+    return of[0] + (p - 2.0) * of[1] * middle_share + of[2]
 
 
 def _largest(of: tuple[Floats, Floats, Floats], p: Floats) -> Floats:
@@ -88,16 +90,18 @@ def _one_f_one_b(times: StageTimes, p: Floats, m: Floats, held: Floats, arrives:
     """
     c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
     c = (c[0], c[1], c[2])
-    through = _sum(c, p)
+    through = _sum(c, p, times.middle_share)
     blocked = arrives if times.blocks else np.zeros_like(arrives)
     own = np.maximum(_largest(_with_sends(c, blocked, blocked), p), held)
-    pair = np.where(p > 2, (c[1] + c[2] + 2.0 * arrives) / 2.0, 0.0)
-    inner = np.where(p > 2, (through - c[0] + 2.0 * (p - 2.0) * arrives) / np.maximum(p - 1.0, 1.0), 0.0)
-    outer = (through + 2.0 * (p - 1.0) * arrives) / p
+    # (micro-batches in flight, one round trip of them) from the last stage but one, the second and the first.
+    trips = (
+        (np.minimum(p, 2.0), c[1] * (p > 2) + c[0] * (p <= 2) + c[2] + 2.0 * arrives),
+        (np.maximum(p - 1.0, 1.0), through - c[0] + 2.0 * (p - 2.0) * arrives),
+        (p, through + 2.0 * (p - 1.0) * arrives),
+    )
     # A round trip longer than its micro-batches' work repeats once per k of them, and only while more follow.
-    period = np.maximum(np.maximum(pair, inner), outer)
-    rounds = np.floor((m - 1.0) / p) * p
-    steady = (m - 1.0) * own + np.maximum(period - own, 0.0) * rounds
+    waits = [np.floor((m - 1.0) / k) * np.maximum(trip - k * own, 0.0) for k, trip in trips]
+    steady = (m - 1.0) * own + np.maximum(np.maximum(waits[0], waits[1]), waits[2])
     return np.asarray(through + 2.0 * (p - 1.0) * arrives + steady)
 
 
@@ -107,8 +111,8 @@ def _gpipe(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Floats, arr
     zero = np.zeros_like(arrives)
     slowest_forward = _largest(_with_sends(times.forward, blocked, zero), p)
     slowest_backward = _largest(_with_sends(times.backward, zero, blocked), p)
-    forward = _sum(times.forward, p) + (m - 1.0) * np.maximum(slowest_forward, held)
-    backward = _sum(times.backward, p) + (m - 1.0) * np.maximum(slowest_backward, held)
+    forward = _sum(times.forward, p, times.middle_share) + (m - 1.0) * np.maximum(slowest_forward, held)
+    backward = _sum(times.backward, p, times.middle_share) + (m - 1.0) * np.maximum(slowest_backward, held)
     return forward + backward + 2.0 * (p - 1.0) * arrives
 
 
@@ -118,9 +122,13 @@ def _interleaved(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Float
     Narayanan et al., arXiv 2104.04473, section 2.2: bubble (p - 1)(F + B) / v.
     """
     c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
-    own = np.maximum(_largest((c[0], c[1], c[2]), p), v * held)
-    through = _sum((c[0], c[1], c[2]), p) - _largest((c[0], c[1], c[2]), p)
-    return m * own + through / v + 2.0 * (p - 1.0) * arrives + 2.0 * (v - 1.0) * arrives
+    stages = (c[0], c[1], c[2])
+    blocked = arrives if times.blocks else np.zeros_like(arrives)
+    # Each chunk is sent on and its gradient back, but for the last chunk's output and the first one's input.
+    ends = (2.0 * v - 1.0) * blocked
+    own = np.maximum(_largest((c[0] + ends, c[1] + 2.0 * v * blocked, c[2] + ends), p), v * held)
+    through = _sum(stages, p, times.middle_share) - _largest(stages, p)
+    return m * own + (through + 2.0 * (p - 1.0) * blocked) / v + 2.0 * (p - 1.0) * arrives
 
 
 def _zero_bubble(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
@@ -129,6 +137,6 @@ def _zero_bubble(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Float
     Qi et al., arXiv 2401.10241, table 1; here B holds W.
     """
     plain = _one_f_one_b(times, p, m, held, arrives)
-    saved = 2.0 * (_sum(times.weight, p) - _largest(times.weight, p))
+    saved = 2.0 * (_sum(times.weight, p, times.middle_share) - _largest(times.weight, p))
     c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
     return np.maximum(plain - saved, m * _largest((c[0], c[1], c[2]), p))
