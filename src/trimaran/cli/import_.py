@@ -115,9 +115,16 @@ def _given(model: str | None, cluster: str | None, stack: str | None, pairs: lis
 
 
 def _accept(repairs: Repairs) -> Accept:
-    if repairs is Repairs.ask:
-        return lambda proposal: typer.confirm(proposal, err=True)
-    return lambda proposal: repairs is Repairs.accept
+    return _ask if repairs is Repairs.ask else lambda proposal: repairs is Repairs.accept
+
+
+def _ask(proposal: str) -> bool:
+    from trimaran.noun import TrimaranError
+
+    try:
+        return typer.confirm(proposal, err=True)
+    except typer.Abort:
+        raise TrimaranError("no answer, so nothing is imported: --repairs keep or accept asks nothing") from None
 
 
 def _tell(path: Path, one: Imported) -> None:

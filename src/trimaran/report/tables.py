@@ -28,13 +28,17 @@ class Field:
     left: bool = False
 
     def show(self, record: Record) -> str:
-        """The value as text; an absent one is blank."""
+        """The value as one line of text; an absent one is blank.
+
+        What is not printable becomes a space: rows come from files of others, and must not steer a terminal.
+        """
         value = record.get(self.key)
         if value is None:
             return ""
         if isinstance(value, float) and self.spec:
             return f"{value:{self.spec}}{self.suffix}"
-        return f"{value}{self.suffix}"
+        text = f"{value}{self.suffix}"
+        return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def render(records: Sequence[Record], fields: Sequence[Field], form: Format) -> str:

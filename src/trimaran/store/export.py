@@ -1,15 +1,30 @@
-"""Measurements as a CSV table in the contract's columns."""
+"""Measurements as a CSV table in the contract's columns, or as Parquet with everything that a run left."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from trimaran.columns import COLUMNS
+from trimaran.columns import BY_NAME, COLUMNS
 from trimaran.files import write_atomically
 from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+
+_FLOATS = frozenset({"sec_per_it_spread", "predicted_sec_per_it", "predicted_mem_gib", "wall_s"})
+_LISTS = frozenset({"step_times_s", "losses", "mem_gib_per_rank"})
+_MAPPINGS = frozenset({"libraries", "environment"})
+
+
+def export_table(measurements: Sequence[Measurement], path: Path) -> int:
+    """Write the rows as what the path ends in, `.csv` or `.parquet`, and return their number."""
+    writers = {".csv": export_csv, ".parquet": export_parquet}
+    if path.suffix not in writers:
+        raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: the table is written as .csv or .parquet")
+    return writers[path.suffix](measurements, path)
 
 
 def export_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
@@ -27,3 +42,42 @@ def export_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
         rows += 1
     write_atomically(path, text.getvalue())
     return rows
+
+
+def export_parquet(measurements: Iterable[Measurement], path: str | Path) -> int:
+    """Write the rows with every field: lists stay lists, mappings are JSON; whole or not at all."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise TrimaranError("Parquet needs pyarrow: pip install 'trimaran[train]', or write .csv") from None
+    rows = list(measurements)
+    fields = [pa.field(name, _arrow_type(pa, name)) for name in Measurement.model_fields]
+    cells = [{name: _arrow_cell(name, getattr(row, name)) for name in Measurement.model_fields} for row in rows]
+    table = pa.Table.from_pylist(cells, schema=pa.schema(fields))
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, temporary)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise TrimaranError(f"{target} cannot be written: {reason}; free space or choose another path") from None
+    return len(rows)
+
+
+def _arrow_type(pa: Any, name: str) -> Any:
+    if name in _LISTS:
+        return pa.list_(pa.float64())
+    if name in _FLOATS:
+        return pa.float64()
+    kind = "int" if name == "seed" else BY_NAME[name].kind if name in BY_NAME else "text"
+    return {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}[kind]
+
+
+def _arrow_cell(name: str, value: Any) -> Any:
+    if name in _LISTS:
+        return list(value)
+    return json.dumps(value, sort_keys=True) if name in _MAPPINGS else value

@@ -1,0 +1,172 @@
+"""`trimaran store`: look into a store, compare two of its runs, take rows out and merge others in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trimaran.cli.options import FormatOption, OutputFormat
+
+if TYPE_CHECKING:
+    from trimaran.store import Run
+    from trimaran.store.compare import Comparison
+
+store = typer.Typer(
+    no_args_is_help=True,
+    help="Look into a store of measurements.\n\nExample: trimaran store runs/laptop/store.sqlite list --sort mem_gib",
+)
+
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option("--where", help="Only rows that meet it: status=ok, 'sec_per_it<120', notes~NUMA. Repeatable."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Every attempt at a trial, not the last alone.")]
+
+
+@store.callback()
+def _open(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(help="Store, as runs/laptop/store.sqlite.", metavar="STORE.sqlite")],
+) -> None:
+    """The store that the commands below speak of."""
+    context.obj = path
+
+
+@store.command("list")
+def list_(
+    context: typer.Context,
+    where: WhereOption = None,
+    sort: Annotated[str | None, typer.Option(help="Column to order by. Default: as stored.")] = None,
+    every: AllOption = False,
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """List the runs with their numbers.
+
+    Example: trimaran store runs/laptop/store.sqlite list --where status=ok --sort sec_per_it
+    """
+    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.tables import Field, render
+
+    runs = _selected(context.obj, where or [], every, sort)
+    lines = [
+        {"number": run.number, "from": _origin(run), "quality": run.measurement.quality, **record}
+        for run, record in zip(runs, records(run.measurement for run in runs), strict=True)
+    ]
+    number, origin, quality = Field("number", "#"), Field("from", "From", left=True), Field("quality", "Quality")
+    typer.echo(render(lines, [number, origin, *FIELDS[:-1], quality, FIELDS[-1]], form.value))
+
+
+@store.command()
+def show(
+    context: typer.Context,
+    number: Annotated[int, typer.Argument(help="The run's number, as `list` prints it.")],
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Show all that is stored of one run: its row, step times, environment, evidence.
+
+    Example: trimaran store runs/laptop/store.sqlite show 3
+    """
+    from trimaran.report.tables import Field, render
+
+    run = _run(context.obj, number)
+    fields = {"number": run.number, "attempt": run.attempt, **run.measurement.model_dump(mode="json")}
+    if form.value == "json":
+        typer.echo(json.dumps(fields, indent=2, allow_nan=False))
+        return
+    lines = [{"field": name, "value": value} for name, value in fields.items() if value not in (None, [], {})]
+    typer.echo(render(lines, [Field("field", "Field", left=True), Field("value", "Value", left=True)], form.value))
+
+
+@store.command()
+def compare(
+    context: typer.Context,
+    a: Annotated[int, typer.Argument(help="Number of the run to compare with.", metavar="A")],
+    b: Annotated[int, typer.Argument(help="Number of the other run.", metavar="B")],
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Compare run B with run A: what differs, by how much, and how sure that is by their step times.
+
+    Example: trimaran store runs/laptop/store.sqlite compare 3 7
+    """
+    from trimaran.report.tables import Field, render
+    from trimaran.store.compare import compare as compare_runs
+
+    found = compare_runs(_run(context.obj, a).measurement, _run(context.obj, b).measurement)
+    if form.value == "json":
+        typer.echo(json.dumps({"a": a, "b": b, **_object(found)}, indent=2, allow_nan=False))
+        return
+    lines = [{"column": name, "a": pair[0], "b": pair[1]} for name, pair in found.differs.items()]
+    fields = [Field("column", "Column", left=True), Field("a", f"A (run {a})"), Field("b", f"B (run {b})")]
+    typer.echo(render(lines, fields, form.value) if lines else "the runs differ in no column")
+    typer.echo(found.verdict, err=form.value != "table")
+
+
+@store.command()
+def export(
+    context: typer.Context,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .csv or .parquet.")],
+    where: WhereOption = None,
+    every: AllOption = False,
+) -> None:
+    """Write runs as CSV of the table contract, or as Parquet with step times and environment.
+
+    Example: trimaran store runs/laptop/store.sqlite export -o runs.parquet
+    """
+    from trimaran.store import export_table
+
+    rows = [run.measurement for run in _selected(context.obj, where or [], every, None)]
+    typer.echo(f"{export_table(rows, output)} rows written to {output}")
+
+
+@store.command()
+def merge(
+    context: typer.Context,
+    others: Annotated[list[Path], typer.Argument(help="Stores to take runs from.", metavar="OTHER.sqlite...")],
+) -> None:
+    """Add the runs of other stores that are not here yet; the others stay as they are.
+
+    Example: trimaran store all.sqlite merge runs/laptop/store.sqlite runs/desktop/store.sqlite
+    """
+    from trimaran.store import Store
+
+    found = []
+    for path in others:
+        with Store(path, create=False) as other:
+            found.append(other.measurements(every_attempt=True))
+    with Store(context.obj) as opened:
+        for path, rows in zip(others, found, strict=True):
+            typer.echo(f"{opened.add_new(rows)} of {len(rows)} runs added from {path}")
+
+
+def _selected(path: Path, where: list[str], every: bool, sort: str | None) -> list[Run]:
+    from trimaran.store import Store
+    from trimaran.store.filter import parse_condition, sort_key
+
+    conditions = [parse_condition(text) for text in where]
+    key = sort_key(sort) if sort is not None else None
+    with Store(path, create=False) as opened:
+        runs = opened.runs(every_attempt=every)
+    runs = [run for run in runs if all(condition(run.measurement) for condition in conditions)]
+    return sorted(runs, key=lambda run: key(run.measurement)) if key else runs
+
+
+def _run(path: Path, number: int) -> Run:
+    from trimaran.store import Store
+
+    with Store(path, create=False) as opened:
+        return opened.run(number)
+
+
+def _origin(run: Run) -> str:
+    """Where a row comes from: the table of a document, a log, or a recipe's trial."""
+    row = run.measurement
+    published = " ".join(part for part in (row.source, row.table, row.row) if part)
+    return published or " ".join(part for part in (row.recipe, row.layout_label) if part)
+
+
+def _object(found: Comparison) -> dict[str, Any]:
+    return {**asdict(found), "verdict": found.verdict}

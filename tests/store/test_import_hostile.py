@@ -1,0 +1,132 @@
+"""A hostile log, table, profile or store gives one line; nothing in it runs, and nothing is written outside."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trimaran.noun import TrimaranError
+from trimaran.store import Store
+from trimaran.store.importers import text
+from trimaran.store.importers.profile import typed_cells
+from trimaran.store.importers.registry import Asked, import_file
+
+SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "mbs": 1, "gbs": 8}
+LINE = " iteration {} / 9 | elapsed time per iteration (ms): {} | global batch size: {} | lm loss: {} |\n"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("pwned",)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trimaran", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def attempt(path: Path) -> str:
+    """The one line that an import ends in, or its rows."""
+    try:
+        found = import_file(path, Asked(given=typed_cells(SHAPE)))
+    except TrimaranError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1000
+        return str(error)
+    return f"{len(found.rows)} rows"
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("log.pt", "log.csv", "log.md"):
+        (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+        assert "no format" in attempt(tmp_path / name)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00" * 4096,
+        bytes(range(256)) * 64,
+        b"| a | b |\n| - | - |\n" + b"|" * 60_000,
+        b"# " + b" " * 60_000 + b"x\n",
+        b"| " + b"9" * 30_000 + b" |\n|-|\n| " + b"9" * 30_000 + b" |\n",
+        b"| Nodes | Mem |\n|--|--|\n" + b"| 4 | " + b"1" * 900 + b"ms |\n",
+        b"| Nodes | Sec/it |\n|--|--|\n| 1e999 | -1e999 |\n| \xff | nan |\n",
+        b"{" * 50_000,
+        b'{"iteration": 1, "sec_per_it": ' + b"[" * 30_000 + b"}",
+        b'{"iteration": 1, "sec_per_it": 1e999, "global_batch": -3}',
+        LINE.format(1, "9" * 30, "9" * 30, "1e999").encode(),
+        LINE.format(1, "-5", "-7", "nan").encode() * 3,
+        b" hidden_size " + b"." * 60_000 + b"\n" + LINE.format(1, "5", "8", "2").encode(),
+        b"step:  1  loss: 1 " + b"memory: " * 7000 + b"tps: 1\n",
+        b"iteration: 1 / 2 | elapsed_time_per_iteration_ms: " + b"9" * 60_000,
+        b"layers,hidden,mbs\n" + b"," * 60_000,
+        b"layers,hidden,heads,seq_len,vocab,mbs,gbs\n" + b'"' * 50_001,
+        b"layers,hidden,heads,seq_len,vocab,mbs,gbs,sec_per_it\n1e300,2,2,2,2,2,2,1e-300\n",
+    ],
+)
+def test_garbage_ends_soon_in_rows_or_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "garbage"
+    path.write_bytes(content)
+    started = time.process_time()
+    assert attempt(path)
+    # a pattern that backtracks would take minutes here
+    assert time.process_time() - started < 5.0
+
+
+def test_sizes_beyond_the_limits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "huge.log"
+    path.write_text("x" * (text.MAX_LINE + 1))
+    assert "65537 characters" in attempt(path)
+    monkeypatch.setattr(text, "MAX_BYTES", 2**20)
+    with path.open("wb") as file:
+        file.truncate(2**20 + 1)
+    assert "more than 1 MiB" in attempt(path)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, says in (("pipe", "not a regular file"), ("", "not a regular file"), ("absent", "does not exist")):
+        assert says in attempt(tmp_path / name)
+    assert "not a regular file" in attempt(Path("/dev/zero"))
+
+
+def test_a_log_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "t.md"
+    path.write_text("| MBS | Sec/it | Notes |\n|--|--|--|\n| 1 | 2.0 | \x1b[2J\x1b]0;owned\x07 \u202egnp.exe |\n")
+    (row,) = import_file(path, Asked(given=typed_cells({**SHAPE, "mbs": 1}))).rows
+    assert (row.notes or "").isprintable() and "owned" in (row.notes or "")
+
+
+def test_a_foreign_store_with_views_and_triggers_runs_nothing(tmp_path: Path) -> None:
+    path, own = tmp_path / "foreign.sqlite", tmp_path / "own.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE measurement RENAME TO kept")
+        connection.execute("CREATE VIEW measurement AS SELECT *, load_extension('evil') FROM kept")
+    done = run("store", str(own), "merge", str(path))
+    assert done.returncode in (0, 2) and "Traceback" not in done.stderr
+    with Store(own) as store:
+        assert store.measurements() == []
+    (tmp_path / "text.sqlite").write_text("not a store")
+    done = run("store", str(own), "merge", str(tmp_path / "text.sqlite"))
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_template_of_a_profile_reads_columns_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('[set]\ncomparable_group = "{layers}-{layers.__class__}-{__import__}"\n')
+    (tmp_path / "t.md").write_text("| MBS | Sec/it |\n|--|--|\n| 1 | 2.0 |\n")
+    from trimaran.store.importers.profile import load_profile
+
+    asked = Asked(load_profile(str(tmp_path / "p.toml")), typed_cells(SHAPE))
+    (row,) = import_file(tmp_path / "t.md", asked).rows
+    assert row.comparable_group == "2-{layers.__class__}-{__import__}"
