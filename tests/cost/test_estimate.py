@@ -1,0 +1,127 @@
+"""What an estimate promises whatever the layout: its parts, its order, and one answer for one and for many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from trimaran.cluster import Cluster, Device, Link
+from trimaran.cost.estimate import MEMORY_PARTS, TIME_PARTS, estimate, estimate_many
+from trimaran.cost.grid import LayoutGrid
+from trimaran.files import catalogue_names, load_stack
+from trimaran.layout import Layout
+from trimaran.model import Model
+from trimaran.stack import Stack
+from trimaran.workload import Workload
+
+STACKS = [load_stack(name) for name in catalogue_names("stacks")]
+
+
+def gpu_cluster(inter_gbps: float = 200.0, intra_gbps: float = 2400.0, latency_us: float = 5.0) -> Cluster:
+    device = Device(
+        name="gpu", kind="gpu", peak_tflops={"fp32": 20, "fp16": 300, "bf16": 300}, mem_gib=80,
+        mem_bandwidth_gb_s=2000, context_gib=1.0, multiprocessors=108,
+    )  # fmt: skip
+    return Cluster(
+        device=device, nodes=64, devices_per_node=8,
+        intra=Link(bandwidth_gbps=intra_gbps, latency_us=latency_us),
+        inter=Link(bandwidth_gbps=inter_gbps, latency_us=latency_us),
+    )  # fmt: skip
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    heads = draw(st.sampled_from([8, 16, 24]))
+    model = Model(
+        layers=draw(st.integers(4, 48)), hidden=heads * draw(st.sampled_from([64, 72, 128])), heads=heads,
+        vocab=draw(st.integers(1000, 250_000)), tied_embedding=draw(st.booleans()),
+        head=draw(st.sampled_from(["vocabulary", "classifier"])), mlp=draw(st.sampled_from(["gelu", "swiglu"])),
+    )  # fmt: skip
+    return Workload(model=model, seq_len=draw(st.sampled_from([256, 1024, 2048])), global_batch=256)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    pp = draw(st.sampled_from([1, 2, 4]))
+    vpp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    tp = draw(st.sampled_from([1, 2, 4, 8]))
+    zero = draw(st.integers(0, 3))
+    return Layout(
+        dp=draw(st.sampled_from([1, 2, 8])), tp=tp, pp=pp, vpp=1 if vpp * pp > 4 else vpp,
+        mbs=draw(st.sampled_from([1, 2, 4, 8])), zero_stage=zero,
+        dp_kind="fully_sharded" if zero == 3 else "all_reduce",
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        recompute_every=draw(st.sampled_from([1, 2])),
+        precision=draw(st.sampled_from(["fp32", "fp16", "bf16", "bf16_pure"])),
+        schedule="none" if pp == 1 else draw(st.sampled_from(["gpipe", "1f1b"])) if vpp * pp > 4 or vpp == 1
+        else "interleaved",
+        placement=draw(st.sampled_from([("tp", "dp", "pp"), ("dp", "tp", "pp"), ("tp", "pp", "dp")])),
+    )  # fmt: skip
+
+
+stacks = st.sampled_from(STACKS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), layouts(), stacks)
+def test_named_parts_are_never_negative_and_add_up(workload: Workload, layout: Layout, stack: Stack) -> None:
+    found = estimate(workload, gpu_cluster(), stack, layout)
+    parts = [getattr(found.time, name) for name in TIME_PARTS]
+    assert min(parts) >= -1e-12
+    assert sum(parts) == pytest.approx(found.sec_per_it, rel=1e-9)
+    assert len(found.memory) == layout.pp
+    assert min(getattr(stage, name) for stage in found.memory for name in MEMORY_PARTS) >= 0
+    assert max(stage.total for stage in found.memory) == pytest.approx(found.mem_gib, rel=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), st.lists(layouts(), min_size=2, max_size=8), stacks)
+def test_one_layout_and_a_grid_get_the_same_answer(workload: Workload, many: list[Layout], stack: Stack) -> None:
+    cluster = gpu_cluster()
+    together = estimate_many(workload, cluster, stack, LayoutGrid.from_layouts(many, workload, stack))
+    for index, layout in enumerate(many):
+        alone = estimate(workload, cluster, stack, layout)
+        assert alone.sec_per_it == pytest.approx(together.sec_per_it[index], rel=1e-12)
+        assert alone.mem_gib == pytest.approx(together.mem_gib[index], rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(), layouts(), stacks)
+def test_memory_never_falls_when_the_micro_batch_grows(workload: Workload, layout: Layout, stack: Stack) -> None:
+    assume(layout.schedule != "gpipe")  # it keeps the whole batch, however that is cut
+    growing = [layout.model_copy(update={"mbs": mbs}) for mbs in (1, 2, 4, 8)]
+    memory = [estimate(workload, gpu_cluster(), stack, one).mem_gib for one in growing]
+    assert memory == sorted(memory)
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(), layouts(), stacks)
+def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: Stack) -> None:
+    clusters = [gpu_cluster(100, 1000, 20), gpu_cluster(200, 1000, 20), gpu_cluster(200, 3000, 5)]
+    seconds = [estimate(workload, cluster, stack, layout).sec_per_it for cluster in clusters]
+    assert seconds[1] <= seconds[0] * (1 + 1e-9)
+    assert seconds[2] <= seconds[1] * (1 + 1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(workloads(), layouts(), stacks)
+def test_one_stage_has_no_bubble_and_no_sends(workload: Workload, layout: Layout, stack: Stack) -> None:
+    alone = layout.model_copy(update={"pp": 1, "vpp": 1, "schedule": "none"})
+    found = estimate(workload, gpu_cluster(), stack, alone)
+    assert found.time.bubble == 0
+    assert found.time.pp == 0
+
+
+def test_a_grid_gives_back_the_layouts_it_was_built_from() -> None:
+    workload = Workload(model=Model(layers=12, hidden=512, heads=8, vocab=1000), seq_len=256, global_batch=64)
+    stack = load_stack("trimaran")
+    grid = LayoutGrid.build(
+        workload, stack, dp=[1, 2], tp=[2, 1], pp=[2, 4], mbs=[1, 4], recompute=["none", "full"], precision="bf16"
+    )
+    first = grid.layout(0, workload, stack)
+    assert first == Layout(dp=1, tp=2, pp=2, mbs=1, precision="bf16")
+    assert str(grid.layout(1, workload, stack)) == "dp2,tp1,pp4,mbs4,recompute-full,bf16"
+    assert np.array_equal(grid.micro_batches, [64, 8])
