@@ -113,7 +113,7 @@ class Engine:
     """Runs one stage through the actions of a schedule.
 
     `shape` is that of the activations between stages, (micro-batch, sequence, hidden).
-    `on_micro_batch` is called after every action, as a sign of life.
+    `on_action` is called after every action, as a sign of life.
     """
 
     def __init__(

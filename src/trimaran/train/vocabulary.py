@@ -18,7 +18,7 @@ from trimaran.train.weight import Declaring, Weight, WeightSpec
 # enough that logits do not set the memory peak.
 CHUNK_TOKENS = 512
 
-# Of these logits a softmax works on so many fp32 bytes at once as a core's cache holds: 5% of a bf16 step.
+# Of these logits a softmax works on so many fp32 bytes a core at once as its cache holds: 5% of a bf16 step.
 BLOCK_BYTES = 1 << 20
 
 EMBEDDING_NAME = "embedding.tokens"
@@ -119,7 +119,7 @@ class _HeadLoss(torch.autograd.Function):
         first_row = group.index * rows
         own_real = max(0, min(real_rows - first_row, rows))
         # ranks that have to meet do so once a chunk; a rank alone goes block by block, within its cache
-        block_tokens = CHUNK_TOKENS if group.size > 1 else max(1, BLOCK_BYTES // (4 * rows))
+        block_tokens = CHUNK_TOKENS if group.size > 1 else max(1, BLOCK_BYTES * torch.get_num_threads() // (4 * rows))
         dx = torch.empty_like(x) if x.requires_grad else None
         losses = []
         for begin in range(0, len(x), CHUNK_TOKENS):
