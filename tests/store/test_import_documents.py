@@ -148,6 +148,7 @@ def test_oddities_are_named_in_the_notes() -> None:
         assert says in (rows[document, table, row].notes or ""), (table, row, rows[document, table, row].notes)
 
 
+SHAPE = {"layers": 2, "hidden": 64, "heads": 4}
 MINE = """# My runs
 NLAYERS=24 / NHIDDEN=2048 / NHEADS=16
 | GPUs | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs | Fans | Notes |
@@ -177,6 +178,25 @@ def test_a_table_of_ones_own_is_read_with_what_text_and_user_state(tmp_path: Pat
     assert found.unread == ("Fans",)
     assert "row 4" in found.refused[0] and "'four'" in found.refused[0]
     assert "row 5" in found.refused[1] and "3 cells, the header 11" in found.refused[1]
+
+
+def test_another_version_of_a_document_is_not_met_by_a_profile_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "000.md"
+    path.write_text(
+        DOCUMENTS[0].read_text() + "\n| Nodes | DP | TP | PP | MBS | GBS |\n|-|-|-|-|-|-|\n| 1 | 1 | 1 | 1 | 1 | 8 |\n"
+    )
+    found = import_file(path, Asked())
+    assert (found.rows, found.profile) == ((), "") and "with 3 tables, this one has 4" in found.remarks[0]
+    asked = import_file(path, Asked(load_profile("fugaku-1b3")))
+    assert asked.profile == "fugaku-1b3" and "with 3 tables" in asked.remarks[0] and len(asked.rows) == 18
+
+
+def test_tables_without_outer_bars_and_context_parallel_runs_are_read(tmp_path: Path) -> None:
+    found = read(
+        tmp_path, "GPUs | DP | TP | cp | PP | MBS | GBS | Sec/it\n-|-|-|-|-|-|-|-\n16|2|4|2|1|1|8|3.5\n", **SHAPE
+    )
+    (row,) = found.rows
+    assert (row.devices, row.dp, row.cp, row.sec_per_it, row.quality) == (16, 2, 2, 3.5, "ok")
 
 
 def test_what_nobody_states_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ def _ask(proposal: str) -> bool:
 
 def _tell(path: Path, one: Imported) -> None:
     """What was not taken as it stands, on the error stream."""
+    for remark in one.remarks:
+        typer.echo(f"{path.name}: {remark}", err=True)
     for reason in one.refused:
         typer.echo(f"{path.name}: refused {reason}", err=True)
     if one.unread:

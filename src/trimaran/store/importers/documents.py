@@ -20,11 +20,13 @@ MAX_CELL = 1000
 
 @dataclass
 class Reading:
-    """What came of a document: drafts, rows that cannot be read, and headings that were not read."""
+    """What came of a file: drafts, rows that cannot be read, headings that were not read, remarks on the whole."""
 
     drafts: list[Draft] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
+    remarks: list[str] = field(default_factory=list)
+    profile: str = ""
 
 
 def read_document(
@@ -190,6 +192,8 @@ class _Table:
         draft.fill(typed_cells(self._profile.sizes.get(size, {})))
         draft.fill(self._text.cells)
         draft.fill(typed_cells(self._profile.set))
+        if self._profile.name:
+            draft.notes.append(f"what is not printed is stated by profile {self._profile.name}")
         _derive(draft, self._stated)
         if "sec_per_it" not in self._columns:
             _time_from_log(draft, self._times)
@@ -207,17 +211,9 @@ class _Table:
 
 def _derive(draft: Draft, stated: Sequence[TableProfile]) -> None:
     """Nodes, devices, DP and global batch, where the others give them."""
-    per_node, nodes, devices = (draft.count(name) for name in ("devices_per_node", "nodes", "devices"))
-    tp, pp, dp = draft.count("tp", 1) or 1, draft.count("pp", 1) or 1, draft.count("dp")
-    if devices is None:
-        devices = nodes * per_node if nodes and per_node else dp * tp * pp if dp else None
-    if dp is None and devices and devices % (tp * pp) == 0:
-        dp = devices // (tp * pp)
-    if nodes is None and devices and per_node:
-        nodes = -(-devices // per_node)
-    per_replica = next((table.gbs_per_dp for table in stated if table.gbs_per_dp), None)
-    gbs = per_replica * dp if per_replica and dp else None
-    draft.fill({"devices": devices, "dp": dp, "nodes": nodes, "gbs": gbs})
+    draft.derive()
+    per_replica, dp = next((table.gbs_per_dp for table in stated if table.gbs_per_dp), None), draft.count("dp")
+    draft.fill({"gbs": per_replica * dp if per_replica and dp else None})
     resolve_family(draft)
 
 

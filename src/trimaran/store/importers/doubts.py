@@ -7,11 +7,15 @@ one without is flagged. Nothing is changed unless the user accepts the proposal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import groupby
 
 from trimaran.files import catalogue_names, load_stack
 from trimaran.store.importers.calculators import agreement, expected_tflops, fitting_formulas, tolerance
 from trimaran.store.importers.draft import Accept, Draft
+
+# Rows of a table that a row is held against: documents' tables are shorter, and a sweep's CSV may have 100,000.
+_NEAR = 32
 
 # What makes two rows the same set-up.
 _SETUP = (
@@ -20,12 +24,16 @@ _SETUP = (
 )  # fmt: skip
 
 
+_load_stack = cache(load_stack)
+
+
 def examine(drafts: Sequence[Draft], accept: Accept) -> None:
     """Flag or repair the rows of one document, in its order."""
     for _, group in groupby(drafts, key=lambda draft: draft.table):
         table = list(group)
+        blank = [draft for draft in table if draft.number("sec_per_it") is None and draft.number("tflops") is None]
         for draft in table:
-            _time_against_tflops(draft, table, accept)
+            _time_against_tflops(draft, blank[:_NEAR], accept)
             _degrees_against_devices(draft, accept)
             _stages_against_layers(draft)
         _memory_against_micro_batch(table)
@@ -40,7 +48,7 @@ def _agrees(draft: Draft, factor: float = 1.0) -> bool:
     return ratio is not None and abs(ratio / factor - 1) <= tolerance(draft)
 
 
-def _time_against_tflops(draft: Draft, table: Sequence[Draft], accept: Accept) -> None:
+def _time_against_tflops(draft: Draft, blank: Sequence[Draft], accept: Accept) -> None:
     ratio, seconds = agreement(draft), draft.number("sec_per_it")
     if ratio is None or seconds is None or _agrees(draft):
         return
@@ -55,7 +63,7 @@ def _time_against_tflops(draft: Draft, table: Sequence[Draft], accept: Accept) -
         sentence = f"{said}, and right for the global batch {draft.stated_gbs} stated above the table"
         draft.propose("inconsistent_gbs", sentence, {"gbs": draft.stated_gbs}, accept)
         return
-    if other := _blank_row_that_fits(draft, table):
+    if other := _blank_row_that_fits(draft, blank):
         where = {name: other.cells.get(name) for name in ("nodes", "devices", "dp", "tp", "pp")}
         sentence = f"{said}, and right for row {other.row} ({other.cells.get('devices')} devices), which is blank"
         draft.propose("misplaced", sentence, {k: v for k, v in where.items() if v != draft.cells.get(k)}, accept)
@@ -65,13 +73,12 @@ def _time_against_tflops(draft: Draft, table: Sequence[Draft], accept: Accept) -
         draft.doubt("inconsistent_tflops", f"{said} ({expected_tflops(draft):.4g})")
 
 
-def _blank_row_that_fits(draft: Draft, table: Sequence[Draft]) -> Draft | None:
-    """A row of the table without figures, on as many devices as the figures of `draft` need."""
+def _blank_row_that_fits(draft: Draft, blank: Sequence[Draft]) -> Draft | None:
+    """One of the table's rows without figures, on as many devices as the figures of `draft` need."""
     here = draft.number("devices")
-    for other in table:
+    for other in blank:
         there = other.number("devices")
-        blank = other.number("sec_per_it") is None and other.number("tflops") is None
-        if other is not draft and blank and here and there and here != there and _agrees(draft, here / there):
+        if other is not draft and here and there and here != there and _agrees(draft, here / there):
             return other
     return None
 
@@ -79,12 +86,14 @@ def _blank_row_that_fits(draft: Draft, table: Sequence[Draft]) -> Draft | None:
 def _degrees_against_devices(draft: Draft, accept: Accept) -> None:
     dp, devices = draft.count("dp"), draft.count("devices")
     tp, pp = draft.count("tp", 1) or 1, draft.count("pp", 1) or 1
-    if dp is None or devices is None or dp * tp * pp == devices:
+    cp = draft.count("cp", 1) or 1
+    if dp is None or devices is None or dp * tp * pp * cp == devices:
         return
-    sentence = f"DP {dp} x TP {tp} x PP {pp} = {dp * tp * pp}, but the row has {devices} devices"
+    product = f"DP {dp} x TP {tp} x PP {pp}" + (f" x CP {cp}" if cp > 1 else "")
+    sentence = f"{product} = {dp * tp * pp * cp}, but the row has {devices} devices"
     # the figures, where they fit the devices, say that it is a degree that is wrong
-    if devices % (tp * pp) == 0 and (_agrees(draft) or _agrees(draft, 1000.0)):
-        draft.propose("inconsistent_layout", sentence, {"dp": devices // (tp * pp)}, accept)
+    if devices % (tp * pp * cp) == 0 and (_agrees(draft) or _agrees(draft, 1000.0)):
+        draft.propose("inconsistent_layout", sentence, {"dp": devices // (tp * pp * cp)}, accept)
     else:
         draft.doubt("inconsistent_layout", sentence)
 
@@ -93,16 +102,18 @@ def _stages_against_layers(draft: Draft) -> None:
     layers, stages, stack = draft.count("layers"), draft.count("pp", 1) or 1, draft.cells.get("stack")
     if layers is None or layers % stages == 0 or stack not in catalogue_names("stacks"):
         return
-    if not load_stack(str(stack)).uneven_stages:
+    if not _load_stack(str(stack)).uneven_stages:
         draft.doubt("suspect", f"{layers} layers do not split evenly over PP {stages}, which {stack} needs")
 
 
 def _pairs(table: Sequence[Draft], but: str) -> Iterator[tuple[Draft, Draft]]:
-    """Pairs of one table, the earlier first, that differ in the column `but` alone."""
-    for at, later in enumerate(table):
-        for earlier in table[:at]:
-            if _setup(earlier, but) == _setup(later, but):
-                yield earlier, later
+    """Pairs of one table, the earlier first, that differ in the column `but` alone; in a long table near ones."""
+    alike: dict[tuple[object, ...], list[Draft]] = {}
+    for later in table:
+        before = alike.setdefault(_setup(later, but), [])
+        for earlier in before[-_NEAR:]:
+            yield earlier, later
+        before.append(later)
 
 
 def _memory_against_micro_batch(table: Sequence[Draft]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,18 @@ class Draft:
         """A whole-number cell, or the default where it is blank."""
         value = self.cells.get(column)
         return value if isinstance(value, int) else default
+
+    def derive(self) -> None:
+        """Nodes, devices and DP, where the others give them."""
+        replica = math.prod(self.count(name, 1) or 1 for name in ("tp", "pp", "cp"))
+        per_node, nodes, devices, dp = (self.count(name) for name in ("devices_per_node", "nodes", "devices", "dp"))
+        if devices is None:
+            devices = nodes * per_node if nodes and per_node else dp * replica if dp else None
+        if dp is None and devices and devices % replica == 0:
+            dp = devices // replica
+        if nodes is None and devices and per_node:
+            nodes = -(-devices // per_node)
+        self.fill({"devices": devices, "dp": dp, "nodes": nodes})
 
     def fill(self, cells: Mapping[str, Cell]) -> None:
         """Fill what is still blank; what was printed stays."""

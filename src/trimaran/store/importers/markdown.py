@@ -79,8 +79,8 @@ def read_tables(text: str) -> list[PrintedTable]:
             reader.code.append(line)
         elif heading := _HEADING.match(line):
             reader.heading(len(heading[1]), _title(line))
-        elif line.lstrip().startswith("|") and at + 1 < len(lines) and _is_rule(lines[at + 1]):
-            end = next((i for i in range(at, len(lines)) if not lines[i].lstrip().startswith("|")), len(lines))
+        elif "|" in line and at + 1 < len(lines) and _is_rule(lines[at + 1]):
+            end = next((i for i in range(at, len(lines)) if "|" not in lines[i]), len(lines))
             reader.table(lines[at:end])
             at = end
             continue

@@ -94,10 +94,15 @@ class RowProfile(Noun):
 
 
 class Profile(_Statements):
-    """All that is stated about one document. `title` is its first heading, by which it is recognised."""
+    """All that is stated about one document.
+
+    `title` is its first heading and `table_count` the number of its tables, by which it is recognised:
+    statements about the fourth table must not meet another version of the document.
+    """
 
     name: str = ""
     title: str = ""
+    table_count: int | None = Field(default=None, gt=0)
     year: int | None = Field(default=None, ge=1990, le=2200, description="year of dates printed without one")
     table: tuple[TableProfile, ...] = ()
     row: tuple[RowProfile, ...] = ()

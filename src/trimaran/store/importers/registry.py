@@ -28,12 +28,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read."""
+    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read, remarks."""
 
     rows: tuple[Measurement, ...]
     refused: tuple[str, ...]
     proposals: tuple[str, ...]
     unread: tuple[str, ...]
+    remarks: tuple[str, ...]
     format: str
     profile: str
 
@@ -61,7 +62,15 @@ def _markdown(text: str, asked: Asked, path: Path) -> Reading:
     tables = markdown.read_tables(text)
     if not tables:
         raise TrimaranError(f"{path} holds no Markdown table: state what it is with --as")
-    return read_document(tables, asked.profile or Profile(), asked.given, asked.accept)
+    profile = asked.profile or profile_for(markdown.title_of(text)) or Profile()
+    expected, remarks = profile.table_count, []
+    if expected is not None and expected != len(tables):
+        told = f"profile {profile.name} is of a version with {expected} tables, this one has {len(tables)}"
+        remarks = [told if asked.profile else f"{told}: not used; write one for this version, or give it by --profile"]
+        profile = asked.profile or Profile()
+    reading = read_document(tables, profile, asked.given, asked.accept)
+    reading.profile, reading.remarks = profile.name, remarks
+    return reading
 
 
 FORMATS: tuple[Format, ...] = (
@@ -82,8 +91,6 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     """
     text = read_text(path, strict=form in ("csv", "markdown"))
     chosen = _format(path, text, form)
-    if chosen.name == "markdown" and asked.profile is None:
-        asked = Asked(profile_for(markdown.title_of(text)), asked.given, asked.accept)
     reading = chosen.read(text, asked, path)
     examine([draft for draft in reading.drafts if draft.cells.get("quality") is None], asked.accept)
     finished = [finish(draft, path.stem) for draft in reading.drafts]
@@ -92,8 +99,9 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
         refused=(*reading.refused, *(row for row in finished if isinstance(row, str))),
         proposals=tuple(proposal for draft in reading.drafts for proposal in draft.proposals),
         unread=tuple(sorted(reading.unread)),
+        remarks=tuple(reading.remarks),
         format=chosen.name,
-        profile=asked.profile.name if asked.profile else "",
+        profile=reading.profile or (asked.profile.name if asked.profile else ""),
     )
 
 

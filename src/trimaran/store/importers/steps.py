@@ -105,14 +105,7 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
     draft.fill(reading.cells)
     draft.fill(given)
     draft.fill(reading.guesses)
-    tp, pp = draft.count("tp", 1) or 1, draft.count("pp", 1) or 1
-    devices, dp, per_node = draft.count("devices"), draft.count("dp"), draft.count("devices_per_node")
-    if devices is None and dp:
-        devices = dp * tp * pp
-    if dp is None and devices and devices % (tp * pp) == 0:
-        dp = devices // (tp * pp)
-    nodes = -(-devices // per_node) if devices and per_node else None
-    draft.fill({"devices": devices, "dp": dp, "nodes": nodes})
+    draft.derive()
     resolve_family(draft)
 
 
