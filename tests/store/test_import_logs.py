@@ -128,6 +128,21 @@ def test_how_a_run_ended_is_read_behind_its_last_step(tmp_path: Path, last: str,
     assert (recovered.status, recovered.evidence) == ("ok", None)
 
 
+@pytest.mark.parametrize(("text", "given"), [(DEEPSPEED, {}), (TITAN, LLAMA), (NANOTRON, {"gbs": 20})])
+def test_a_run_out_of_memory_before_its_first_step_is_a_row_too(
+    tmp_path: Path, text: str, given: dict[str, object]
+) -> None:
+    start = [line for line in text.splitlines() if "step:" not in line and "iteration" not in line]
+    row = only(read(tmp_path, "\n".join([*start, "x" * 9000, "torch.OutOfMemoryError: CUDA out of memory."]), **given))
+    assert (row.status, row.sec_per_it, row.step_times_s) == ("oom", None, ())
+    assert (row.evidence or "").endswith("out of memory.") and len(row.evidence or "") < 2000
+
+
+def test_a_time_over_several_iterations_is_said_to_be_their_mean(tmp_path: Path) -> None:
+    first = read(tmp_path, MEGATRON_LM).rows[0]
+    assert "the mean of 10 iterations" in (first.notes or "")
+
+
 def test_what_the_log_states_wins_over_the_user_and_the_user_over_a_guess(tmp_path: Path) -> None:
     row = only(read(tmp_path, DEEPSPEED, tp=4, stack="megatron"))
     assert (row.tp, row.stack) == (8, "megatron")

@@ -41,8 +41,12 @@ _PRECISIONS = {"torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": 
 
 
 def recognises(text: str) -> bool:
-    """Whether the text holds lines of Megatron's training log."""
-    return any(_ITERATION.search(line) and "elapsed time per iteration" in line for line in text.split("\n"))
+    """Whether the text holds lines of Megatron's training log, or its arguments where no step was reached."""
+    return any(
+        ("elapsed time per iteration" in line and _ITERATION.search(line))
+        or ("tensor_model_parallel_size ..." in line and _ARGUMENT.search(line))
+        for line in text.split("\n")
+    )
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:

@@ -32,8 +32,11 @@ _COLUMNS = {
 
 
 def recognises(text: str) -> bool:
-    """Whether the text holds lines of nanotron's training log."""
-    return any("elapsed_time_per_iteration_ms:" in line and _ITERATION.search(line) for line in text.split("\n"))
+    """Whether the text holds lines of nanotron's training log, or its config where no step was reached."""
+    return any(
+        ("elapsed_time_per_iteration_ms:" in line and _ITERATION.search(line)) or "ParallelismArgs(" in line
+        for line in text.split("\n")
+    )
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:

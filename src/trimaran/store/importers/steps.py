@@ -12,7 +12,7 @@ from trimaran.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
 from trimaran.store.importers.draft import Draft
 
-_EVIDENCE_LINES = 40
+_EVIDENCE_LINES, _EVIDENCE_WIDTH = 40, 500
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def ending(lines: Sequence[str]) -> tuple[str, str | None]:
     for status, words in _ENDINGS:
         for at, line in enumerate(lines):
             if words.search(line):
-                return status, "\n".join(lines[max(0, at - 2) : at + _EVIDENCE_LINES - 2])
+                kept = lines[max(0, at - 2) : at + _EVIDENCE_LINES - 2]
+                return status, "\n".join(said[:_EVIDENCE_WIDTH] for said in kept)
     return "ok", None
 
 
@@ -113,6 +114,9 @@ def _figures(draft: Draft, steps: Sequence[Step], formula: str) -> None:
     times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
+    interval = steps[-1].iteration - steps[-2].iteration if len(steps) > 1 else 1
+    if interval > 1:
+        draft.notes.append(f"each time is the mean of {interval} iterations")
     if timed:
         draft.cells["sec_per_it"] = statistics.median(timed)
         draft.extra["step_times_s"] = tuple(times)

@@ -23,8 +23,8 @@ _BATCHES = re.compile(
 
 
 def recognises(text: str) -> bool:
-    """Whether the text holds lines of torchtitan's training log."""
-    return any("tps:" in line and _STEP.search(line) for line in text.split("\n"))
+    """Whether the text holds lines of torchtitan's training log, or of its start where no step was reached."""
+    return any(("tps:" in line and _STEP.search(line)) or "[titan]" in line for line in text.split("\n"))
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
