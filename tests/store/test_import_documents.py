@@ -15,7 +15,7 @@ from trimaran.model import padded_vocab
 from trimaran.noun import TrimaranError
 from trimaran.report.measured import FIELDS, records
 from trimaran.report.tables import render
-from trimaran.rows import packaged_table
+from trimaran.rows import nouns_of, packaged_table
 from trimaran.store.importers.profile import load_profile, typed_cells
 from trimaran.store.importers.registry import Asked, Imported, import_file
 
@@ -105,6 +105,20 @@ def test_accepted_repairs_give_the_corrected_table() -> None:
         if row.quality != seed.quality:  # seeds.csv calls the converted milliseconds ok
             assert in_milliseconds(key) or (row.table, row.row, row.quality) == ("T16", "1", "repeat")
     assert wrong == []
+
+
+def test_the_documents_read_again_pose_the_same_questions_to_the_cost_model() -> None:
+    rows = imported(accept=True)
+    for key, seed in seeds().items():
+        if seed.quality in FIT_QUALITIES and seed.status != "not_run":
+            mine, shipped = nouns_of(rows[key]), nouns_of(seed)
+            assert (mine.layout, mine.cluster, mine.stack) == (shipped.layout, shipped.cluster, shipped.stack), key
+            models = [
+                nouns.workload.model.model_copy(update={"vocab": padded_vocab(nouns.workload.model.vocab, seed.tp)})
+                for nouns in (mine, shipped)
+            ]
+            assert models[0] == models[1], key
+            assert mine.workload.tokens_per_step == shipped.workload.tokens_per_step, key
 
 
 def test_a_repair_says_what_it_changed_and_why() -> None:
