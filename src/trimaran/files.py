@@ -80,6 +80,9 @@ def load_recipe(path: str) -> Recipe:
         if not isinstance(table.get(section), dict):
             raise TrimaranError(f"{source}: section [{section}] is missing: add it")
     workload = {**table["workload"], "model": _model_of(table["model"], source, folder)}
+    for section in ("data", "sweep", "train"):
+        if not isinstance(table.get(section, {}), dict):
+            raise TrimaranError(f"{source}: {section} is not a section: write it as [{section}]")
     recipe: dict[str, Any] = {
         "name": table.get("name", Path(path).stem),
         "workload": _validate(Workload, workload, f"{source} [workload]"),
@@ -143,11 +146,13 @@ def _stack_of(value: Any, source: str, folder: Path) -> Stack:
 
 
 def _cluster_of(value: Any, source: str, folder: Path) -> Cluster | None:
-    name = value.get("name") if isinstance(value, dict) and set(value) == {"name"} else value
+    name = value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
     if name is None or name == "this-machine":
         return None
     if isinstance(name, str):
         return load_cluster(_beside(name, folder))
+    if not isinstance(value, dict):
+        raise TrimaranError(f"{source}: cluster is {value!r}, expected a catalogue name, a file or a section [cluster]")
     return _cluster_from(value, f"{source} [cluster]")
 
 
@@ -183,7 +188,7 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
         table = _parse_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
         return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
     close = difflib.get_close_matches(name_or_path, catalogue_names(kind), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}"
+    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}."
     raise TrimaranError(
         f"{singular} {name_or_path!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
     )
@@ -197,24 +202,26 @@ def _read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:
 
 def _text(path: Path | Traversable, source: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TrimaranError(f"{source} cannot be read: {error.strerror or error}; check the path") from None
     except UnicodeDecodeError:
         raise TrimaranError(f"{source} is not UTF-8 text: give a TOML or JSON file") from None
+    except ValueError as error:  # a path that no file system takes
+        raise TrimaranError(f"{source!r} cannot be read: {error}; check the path") from None
 
 
 def _parse_toml(path: Path | Traversable, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(_text(path, source))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TrimaranError(f"{source} is not valid TOML: {error}") from None
 
 
 def _parse_json(path: Path, source: str) -> dict[str, Any]:
     try:
         table = json.loads(_text(path, source))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TrimaranError(f"{source} is not valid JSON: {error}") from None
     if not isinstance(table, dict):
         raise TrimaranError(f"{source} holds {type(table).__name__}, expected an object of fields")

@@ -16,7 +16,7 @@ def _gpt2(config: Config) -> dict[str, Any]:
         "layers": config["n_layer"],
         "hidden": config["n_embd"],
         "heads": config["n_head"],
-        "ffn_hidden": config.get("n_inner") or 0,
+        "ffn_hidden": config.get("n_inner"),
         "max_positions": config.get("n_positions", 1024),
     }
 
@@ -38,6 +38,7 @@ def _bloom(config: Config) -> dict[str, Any]:
         "layers": config.get("n_layer") or config["num_hidden_layers"],
         "hidden": config.get("hidden_size") or config["n_embed"],
         "heads": config.get("n_head") or config["num_attention_heads"],
+        "max_positions": config.get("seq_length", 2048),
         "positions": "alibi",
         "embedding_norm": True,
     }
@@ -48,8 +49,8 @@ def _llama(config: Config) -> dict[str, Any]:
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
-        "kv_heads": config.get("num_key_value_heads") or 0,
-        "head_dim": config.get("head_dim") or 0,
+        "kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"),
         "ffn_hidden": config["intermediate_size"],
         "max_positions": config.get("max_position_embeddings", 2048),
         "positions": "rotary",

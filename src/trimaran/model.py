@@ -51,9 +51,9 @@ class Model(Noun):
         if not (isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0):
             return data
         filled = dict(data)
-        filled["ffn_hidden"] = data.get("ffn_hidden") or 4 * hidden
-        filled["kv_heads"] = data.get("kv_heads") or heads
-        filled["head_dim"] = data.get("head_dim") or hidden // heads
+        for name, derived in (("ffn_hidden", 4 * hidden), ("kv_heads", heads), ("head_dim", hidden // heads)):
+            if data.get(name) in (None, 0):
+                filled[name] = derived
         return filled
 
     @model_validator(mode="after")

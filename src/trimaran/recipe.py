@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
 from trimaran.noun import Noun
 from trimaran.stack import Stack
 from trimaran.workload import Workload
+
+_FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
 
 
 class DataSettings(Noun):
@@ -43,8 +46,8 @@ class DataJob(Noun):
 class TrainSettings(Noun):
     """How to train: steps, learning-rate schedule, AdamW, clipping, seed."""
 
-    steps: int = Field(default=60, gt=0)
-    seed: int = 1234
+    steps: int = Field(default=60, gt=0, le=1_000_000_000)
+    seed: int = Field(default=1234, ge=0, lt=2**63)
     learning_rate: float = Field(default=1e-3, gt=0)
     min_learning_rate: float = Field(default=1e-4, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
@@ -56,32 +59,62 @@ class TrainSettings(Noun):
     clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
     compile: bool = False
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "min_learning_rate" in self.model_fields_set and self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} exceeds learning_rate {self.learning_rate:g}: "
+                f"the rate decays to it, so lower it"
+            )
+        return self
+
 
 class SweepSettings(Noun):
     """What to measure: layouts as given, or the most promising of the plan."""
 
     layouts: tuple[str, ...] = Field(default=(), description="short notation; empty: chosen by the plan")
-    min_trials: int = Field(default=1, gt=0)
-    max_trials: int = Field(default=24, gt=0)
-    steps: int = Field(default=6, gt=1, description="steps of one trial")
+    min_trials: int = Field(default=1, gt=0, le=1_000_000)
+    max_trials: int = Field(default=24, gt=0, le=1_000_000)
+    steps: int = Field(default=6, gt=1, le=1_000_000_000, description="steps of one trial")
     warmup_steps: int = Field(default=2, gt=0, description="steps before the timed ones")
-    timeout_s: float = Field(default=600.0, gt=0)
-    devices: tuple[int, ...] = Field(default=(), description="device counts to consider; empty: up to the cluster's")
+    timeout_s: float = Field(default=600.0, gt=0, le=1e8)
+    devices: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        default=(), description="device counts to consider; empty: up to the cluster's"
+    )
     fixed: dict[str, int | str | bool] = Field(default_factory=dict, description="layout fields held fixed")
     mem_margin: float = Field(default=0.05, ge=0, lt=1, description="share of memory the planner leaves free")
     margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_trials > self.max_trials:
+            raise ValueError(
+                f"min_trials {self.min_trials} exceeds max_trials {self.max_trials}: lower the one or raise the other"
+            )
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} leaves none of steps {self.steps} to be timed: raise steps"
+            )
+        return self
 
 
 class Recipe(Noun):
     """A study: model and workload, cluster, stack, sweep, data, training."""
 
-    name: str
+    name: str = Field(description="also the folder of the study")
     workload: Workload
     cluster: Cluster | None = Field(default=None, description="None: probe this machine")
     stack: Stack
     data: DataSettings = DataSettings()
     sweep: SweepSettings = SweepSettings()
     train: TrainSettings = TrainSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _FOLDER_NAME.fullmatch(name):
+            raise ValueError("a study's folder has this name: use letters, digits, spaces and . _ + -, at most 100")
+        return name
 
 
 class TrainJob(Noun):

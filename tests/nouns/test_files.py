@@ -141,3 +141,27 @@ def test_a_recipe_with_a_misspelt_section_is_refused(tmp_path: Path) -> None:
     path.write_text("[modle]\nname='gpt2-124m'\n")
     with pytest.raises(TrimaranError, match="modle"):
         load_recipe(str(path))
+
+
+def test_a_file_that_steers_a_parser_wrong_is_told_in_one_line(tmp_path: Path) -> None:
+    for text in ("[" * 100_000, '{"layers": ' + "9" * 5000 + "}", "null", ""):
+        path = tmp_path / "config.json"
+        path.write_text(text)
+        with pytest.raises(TrimaranError, match=r"config\.json"):
+            load_model(str(path))
+    with pytest.raises(TrimaranError, match="check the path"):
+        load_model("a\0b.toml")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text("layers = 2\nhidden = 64\nheads = 4\nvocab = 100\n", encoding="utf-8-sig")
+    assert load_model(str(path)).hidden == 64
+
+
+@pytest.mark.parametrize("value", ["''", "[]", "{}", "-1", "1e30", "nan"])
+def test_only_zero_stands_for_a_derived_size(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text(f"layers = 2\nhidden = 64\nheads = 4\nvocab = 100\nffn_hidden = {value}\n")
+    with pytest.raises(TrimaranError, match="ffn_hidden"):
+        load_model(str(path))
