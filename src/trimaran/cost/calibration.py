@@ -45,7 +45,7 @@ class Calibration(Noun):
     inter_bandwidth: float = Field(default=0.50, gt=0, description="collectives across nodes over the nodes' link")
     send_bandwidth: float = Field(default=0.50, gt=0, description="sends between stages over the link")
     send_delays: float = Field(default=0.75, gt=0, description="delays that a send holds a link beyond its bytes")
-    collective_us: float = Field(default=40.0, gt=0, description="start of one collective")
+    collective_us: float = Field(default=100.0, gt=0, description="start of one collective")
     dp_overlap: float = Field(default=0.0, ge=0, le=1, description="share of gradient traffic hidden")
     micro_batch_ms: float = Field(default=1.5, ge=0, description="per micro-batch and stage, besides kernels")
     iteration_ms: float = Field(default=20.0, ge=0, description="per iteration: data, logging, scaler")
