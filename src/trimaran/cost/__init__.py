@@ -8,6 +8,12 @@
     many = estimate_many(workload, cluster, stack, grid)     # Estimates: arrays over the grid
     best = grid.layout(int(many.sec_per_it.argmin()), workload, stack)
 
-Both take a Calibration; without one the shipped one of the (cluster, stack) applies, and without that
+    from trimaran.cost.simulate import pipeline_run, simulate
+    timeline = simulate(pipeline_run(workload, cluster, stack, layout))   # who does what when
+
+    from trimaran.cost.fit import Observation, fit           # measured rows sharpen the efficiencies
+    calibration = fit([Observation(workload, cluster, stack, layout, sec_per_it=111.9)])
+
+Both estimates take a Calibration; without one the shipped one of the (cluster, stack) applies, and without that
 the prior. Needs NumPy alone; SciPy is imported when a calibration is fitted.
 """
