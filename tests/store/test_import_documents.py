@@ -205,6 +205,13 @@ def test_another_version_of_a_document_is_not_met_by_a_profile_of_this_one(tmp_p
     assert asked.profile == "fugaku-1b3" and "with 3 tables" in asked.remarks[0] and len(asked.rows) == 18
 
 
+def test_units_in_headings_and_cells_are_heeded(tmp_path: Path) -> None:
+    table = "| GPUs | DP | MBS | GBS | Mem (MiB) | Sec/it [ms] |\n|-|-|-|-|-|-|\n| 8 | - | 1 | 8 | 20480 | 350 |\n"
+    found = read(tmp_path, table + "| 8 | 8 | 1 | 8 | 20 GiB | 0.35 s |\n", **SHAPE)
+    assert [(row.dp, row.mem_gib, row.sec_per_it) for row in found.rows] == [(8, 20.0, 0.35)] * 2
+    assert [row.quality for row in found.rows] == ["ok", "duplicate"]
+
+
 def test_tables_without_outer_bars_and_context_parallel_runs_are_read(tmp_path: Path) -> None:
     found = read(
         tmp_path, "GPUs | DP | TP | cp | PP | MBS | GBS | Sec/it\n-|-|-|-|-|-|-|-\n16|2|4|2|1|1|8|3.5\n", **SHAPE

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _BLANK = re.compile(r"-*\s*(?:GiB|GB|MiB|MB|KiB|TiB|ms|s)?")
-# What a memory figure is in GiB. Documents that print "GB" may mean GiB: it is taken as they print it.
-_MEMORY_GIB = {"TiB": 1024.0, "TB": 1024.0, "GiB": 1.0, "GB": 1.0, "MiB": 1 / 1024, "MB": 1 / 1024, "KiB": 1 / 2**20}
-_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0}
+# How many of a unit make a GiB or a second. Documents that print "GB" may mean GiB: it is taken as they print it.
+_PER_GIB = {"TiB": 1 / 1024, "TB": 1 / 1024, "GiB": 1.0, "GB": 1.0, "MiB": 1024.0, "MB": 1024.0, "KiB": 2.0**20}
+_PER_SECOND = {"ms": 1000.0, "s": 1.0, "sec": 1.0, "min": 1 / 60}
 _UNIT = re.compile(r"\s*(TiB|TB|GiB|GB|MiB|MB|KiB|ms|sec|min|s)\b")
 _ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*G?Hz", re.IGNORECASE)
@@ -32,8 +32,11 @@ class Figure:
     note: str = ""
 
 
-def read_figure(column: str, text: str) -> Figure:
-    """Read a cell of `mem_gib`, `sec_per_it`, `tflops` or another measured column."""
+def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
+    """Read a cell of `mem_gib`, `sec_per_it`, `tflops` or another measured column.
+
+    `heading_unit` is that of the heading, as in `Mem (MiB)`, which holds where the cell prints none.
+    """
     text = text.strip()
     if _BLANK.fullmatch(text):
         return Figure()
@@ -42,13 +45,14 @@ def read_figure(column: str, text: str) -> Figure:
     if found is None:
         return Figure(status=ended or "unreadable", note="" if ended else f"{column} prints {text!r}")
     value, rest = float(found[0].replace(",", "")), text[found.end() :]
-    unit = _UNIT.match(rest)
+    units = {"mem_gib": _PER_GIB, "sec_per_it": _PER_SECOND}.get(column, {})
     alien = None
-    if unit is not None:
+    if (unit := _UNIT.match(rest)) is not None:
         rest = rest[unit.end() :]
-        scale = {"mem_gib": _MEMORY_GIB, "sec_per_it": _SECONDS}.get(column, {}).get(unit[1])
-        alien = unit[1] if scale is None else None
-        value *= scale or 1.0
+        alien = None if unit[1] in units else unit[1]
+        value /= units.get(unit[1], 1.0)
+    else:
+        value /= units.get(heading_unit, 1.0)
     estimate, doubted = "^" in rest, "??" in rest
     words = rest.replace("^", "").replace("??", "").strip(" .,;")
     return Figure(

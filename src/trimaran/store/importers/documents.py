@@ -9,7 +9,7 @@ from trimaran.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import layers_by_flops, resolve_family
 from trimaran.store.importers.cells import read_count, read_date, read_figure, read_layout, read_network
 from trimaran.store.importers.draft import Accept, Draft
-from trimaran.store.importers.headings import MEASURED, NETWORK, SIZE, WORDS, column_of
+from trimaran.store.importers.headings import MEASURED, NETWORK, SIZE, WORDS, column_of, unit_of
 from trimaran.store.importers.markdown import PrintedTable
 from trimaran.store.importers.megatron import times_by_tflops
 from trimaran.store.importers.profile import Profile, TableProfile, filled_in, typed_cells
@@ -103,10 +103,10 @@ class _Table:
             elif column == NETWORK:
                 draft.cells |= read_network(text)
             elif column in MEASURED:
-                endings += [] if shifted else [self._measured(draft, column, text)]
+                endings += [] if shifted else [self._measured(draft, column, text, unit_of(heading))]
             elif column == "notes":
                 self._notes(draft, text, heading)
-            elif column and text and not self._stated_cell(draft, column, text):
+            elif column and text not in ("", "-") and not self._stated_cell(draft, column, text):
                 return
         self._close(draft, size, endings, " ".join(cells))
 
@@ -155,9 +155,9 @@ class _Table:
         draft.notes += count.notes
         return True
 
-    def _measured(self, draft: Draft, column: str, text: str) -> str | None:
+    def _measured(self, draft: Draft, column: str, text: str, unit: str = "") -> str | None:
         """Fill a measured cell; what it says about how the run ended."""
-        figure = read_figure(column, text)
+        figure = read_figure(column, text, unit)
         if figure.value is not None:
             draft.cells[column] = figure.value
         if figure.note:

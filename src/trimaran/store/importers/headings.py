@@ -43,6 +43,17 @@ WORDS = {"recompute": {"yes": "full", "no": "none"}}
 
 def column_of(heading: str) -> str | None:
     """The column behind a printed heading, a column's own name included; None where it is not known."""
-    plain = " ".join(heading.lower().replace("-", " ").replace("_", " ").split())
-    exact = heading.strip()
-    return exact if exact in BY_NAME else _BY_HEADING.get(plain)
+    bare = _without_unit(heading)[0]
+    plain = " ".join(bare.lower().replace("-", " ").replace("_", " ").split())
+    return bare if bare in BY_NAME else _BY_HEADING.get(plain)
+
+
+def unit_of(heading: str) -> str:
+    """The unit in brackets behind a heading, as in `Mem (MiB)`; empty where there is none."""
+    return _without_unit(heading)[1]
+
+
+def _without_unit(heading: str) -> tuple[str, str]:
+    bare, opened, behind = heading.strip().replace("[", "(").replace("]", ")").partition("(")
+    unit = behind.removesuffix(")").strip()
+    return (bare.strip(), unit) if opened and bare.strip() else (heading.strip(), "")
