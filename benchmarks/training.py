@@ -34,6 +34,7 @@ WARM_UP_STEPS = 2
 MODEL = Model(layers=8, hidden=384, heads=6, vocab=8192, max_positions=256)
 WORKLOAD = Workload(model=MODEL, seq_len=256, global_batch=8)
 TRIMARAN = ("-m", "trimaran.train.worker")
+NATIVE_PIPELINE = (str(HERE / "peers" / "torch_pipelining.py"),)
 PLAIN = (str(HERE / "peers" / "plain_pytorch.py"),)
 
 
@@ -55,6 +56,7 @@ CONTENDERS = tuple(
         ("plain PyTorch, DDP 2", PLAIN, "dp2,mbs4"),
         ("Trimaran, DP 2", TRIMARAN, "dp2,mbs4"),
         ("Trimaran, TP 2", TRIMARAN, "tp2,mbs8"),
+        ("torch.distributed.pipelining, PP 2 1F1B", NATIVE_PIPELINE, "pp2,mbs1"),
         ("Trimaran, PP 2 1F1B", TRIMARAN, "pp2,mbs1"),
     )
 )
@@ -146,7 +148,7 @@ def main() -> None:
                 rates.append(matmul_gflops(precision))
             for number, contender in enumerate(CONTENDERS):
                 seconds[contender].append(run(contender, data_dir, folder / f"{repeat}-{number}", options.steps))
-                print(f"{contender.name:28} {contender.layout:20} {seconds[contender][-1]:.3f} s", flush=True)
+                print(f"{contender.name:40} {contender.layout:20} {seconds[contender][-1]:.3f} s", flush=True)
     rates = ", ".join(f"{precision} {statistics.median(found):.0f} GFLOP/s" for precision, found in ceilings.items())
     title = f"# Training speed on {CORES} cores\n\n{__doc__.split(chr(10) * 2)[2]}\n"
     text = f"{title}\nMatmul ceiling of both cores: {rates}. {options.repeats} repeats.\n\n{table(seconds, ceilings)}\n"

@@ -69,7 +69,7 @@ def prepare_trial(
         cluster,
         stage_split=split,
         steps=recipe.sweep.steps,
-        variant=_variant_text(variant, recipe),
+        variant=_variant_text(variant),
     )
     job = TrainJob(
         workload=recipe.workload,
@@ -151,7 +151,7 @@ def _stated(trial: Trial) -> dict[str, object]:
             include={"dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "recompute", "precision", "schedule"}
         ),
         "flops_formula": default_formula(layout),
-        "variant": _variant_text(trial.variant, trial.recipe) or None,
+        "variant": _variant_text(trial.variant) or None,
         "trial_key": trial.key,
         "layout_label": layout.label(),
         "recipe": trial.recipe.name,
@@ -196,10 +196,9 @@ def _circumstances(trial: Trial) -> dict[str, object]:
     }
 
 
-def _variant_text(variant: Mapping[str, str], recipe: Recipe) -> str:
-    """The variant column: `NAME=value` joined by `;`, with what the recipe switches on."""
-    stated = {**variant, **({"compile": "1"} if recipe.train.compile else {})}
-    return ";".join(f"{name}={value}" for name, value in sorted(stated.items()))
+def _variant_text(variant: Mapping[str, str]) -> str:
+    """The variant column: `NAME=value` joined by `;`."""
+    return ";".join(f"{name}={value}" for name, value in sorted(variant.items()))
 
 
 def _fresh_folder(out_dir: Path) -> None:
