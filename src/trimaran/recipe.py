@@ -25,7 +25,7 @@ class DataSettings(Noun):
     path to a `tokenizer.json`.
     """
 
-    paths: tuple[str, ...] = ("python-stdlib",)
+    paths: tuple[Annotated[str, Field(min_length=1)], ...] = ("python-stdlib",)
     tokenizer: str = "bytes"
     text_field: str = "text"
     max_mib: float | None = Field(default=None, gt=0, description="stop reading after so much text")
@@ -86,6 +86,8 @@ class SweepSettings(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if unknown := sorted(set(self.fixed) - set(Layout.model_fields)):
+            raise ValueError(f"fixed.{unknown[0]} is not a layout field: it is one of {', '.join(Layout.model_fields)}")
         if self.min_trials > self.max_trials:
             raise ValueError(
                 f"min_trials {self.min_trials} exceeds max_trials {self.max_trials}: lower the one or raise the other"

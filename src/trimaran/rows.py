@@ -68,9 +68,14 @@ def read_table(path: str | Path) -> Table:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise TrimaranError(f"table {path} cannot be read: {error.strerror or error}; check the path") from None
+        shipped = f"; tables that ship are {', '.join(packaged_tables())}" if not Path(path).suffix else ""
+        raise TrimaranError(
+            f"table {path} cannot be read: {error.strerror or error}; check the path{shipped}"
+        ) from None
     except UnicodeDecodeError:
         raise TrimaranError(f"table {path} is not UTF-8 text: export it as CSV in UTF-8") from None
+    except ValueError as error:  # a path that no file system takes
+        raise TrimaranError(f"table {str(path)!r} cannot be read: {error}; check the path") from None
     return parse_table(text, str(path))
 
 
@@ -102,7 +107,8 @@ def parse_table(text: str, source: str) -> Table:
     if duplicate := next((name for name in header if header.count(name) > 1), None):
         raise TrimaranError(f"table {source} has column {duplicate!r} twice: rename one")
     if missing := missing_required(header):
-        raise TrimaranError(f"table {source} lacks column {missing[0]!r}: required are {_required_names()}")
+        hint = "; its cells must be separated by commas" if len(header) == 1 else ""
+        raise TrimaranError(f"table {source} lacks column {missing[0]!r}: required are {_required_names()}{hint}")
     rows = tuple(_parse_row(number, header, cells) for number, cells in enumerate(lines[1:], start=1) if any(cells))
     return Table(header, rows, source)
 

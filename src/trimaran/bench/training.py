@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ def run_training(
 ) -> Measurement:
     """Train all of the recipe's steps on `layout`; the row of the whole training.
 
-    `on_step` gets each line of the trainer's log.jsonl. Raises TrimaranError, naming the evidence,
-    when the training does not end well.
+    `on_step` gets each line of the trainer's log.jsonl. The log of an earlier training is kept in a
+    folder beside `out_dir`. Raises TrimaranError, naming the evidence, when the training does not end well.
     """
     sweep = recipe.sweep.model_copy(update={"steps": recipe.train.steps})
     whole = recipe.model_copy(update={"sweep": sweep})
     trial = prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent)
     job = trial.job.model_copy(update={"out_dir": str(out_dir.resolve())})
+    _set_aside(out_dir)
     tail = LogTail(out_dir / "log.jsonl")
 
     def tell() -> None:
@@ -58,6 +60,19 @@ def run_training(
         first = (row.evidence or "no evidence").strip().splitlines()[0]
         raise TrimaranError(f"training on {layout} ended as {row.status}: {first}; see {out_dir}")
     return row
+
+
+def _set_aside(out_dir: Path) -> None:
+    """Rename the folder of an earlier training to the first of NAME-1, NAME-2, ... that is free."""
+    if not (out_dir / "log.jsonl").exists():
+        return
+    free = next(name for n in count(1) if not (name := out_dir.with_name(f"{out_dir.name}-{n}")).exists())
+    try:
+        out_dir.rename(free)
+    except OSError as error:
+        raise TrimaranError(
+            f"training folder {out_dir} cannot be kept as {free.name}: {error.strerror}; check its permissions"
+        ) from None
 
 
 class LogTail:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trimaran.cluster import Cluster
 from trimaran.files import load_cluster, write_atomically
-from trimaran.layout import Layout, parse_layout
+from trimaran.layout import Layout, check_layout, parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.recipe import DataJob, Recipe
 
@@ -90,6 +90,21 @@ class Workspace:
 def stated_layouts(recipe: Recipe) -> list[Layout]:
     """The layouts that the recipe names, each with the recipe's fixed fields. Raises TrimaranError."""
     return [parse_layout(text, dict(recipe.sweep.fixed)) for text in recipe.sweep.layouts]
+
+
+def check_stated_layouts(recipe: Recipe, cluster: Cluster) -> None:
+    """Raise TrimaranError for a stated layout that breaks a rule on this cluster, before anything is made."""
+    for layout in stated_layouts(recipe):
+        check_layout(layout, recipe.workload, cluster, recipe.stack)
+
+
+def require_own_trainer(recipe: Recipe) -> None:
+    """Raise TrimaranError where the recipe is for other software, whose rows Trimaran's trainer must not fill."""
+    if recipe.stack.framework != "trimaran":
+        raise TrimaranError(
+            f"stack {recipe.stack.name or recipe.stack.framework!r} is planned for, not run: set stack = "
+            f'"trimaran" to measure and train here, or export a layout to its own trainer'
+        )
 
 
 def require_torch(what: str) -> None:

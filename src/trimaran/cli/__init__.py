@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 from trimaran.noun import TrimaranError
 
 INTERRUPTED = 130
+TERMINATED = 143
+_GO_ON = "what was finished is kept, the same command goes on with the rest"
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as a batch system sends it: ends the verb as Ctrl-C does, so that nothing is left running."""
 
 
 def main() -> None:
     """Entry point of the `trimaran` command."""
     from trimaran.cli.app import app
 
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         status = app(standalone_mode=False)
     except TrimaranError as error:
         _fail(str(error))
     except KeyboardInterrupt:
         status = INTERRUPTED
+    except _Terminated:
+        _fail(f"terminated; {_GO_ON}", TERMINATED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
@@ -32,10 +43,27 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
             sys.exit(2)
-        _fail(f"{error.format_message()} (see trimaran VERB --help)")
+        _fail(_usage(error))
     if status == INTERRUPTED:
-        _fail("interrupted; what was finished is kept, run the same command again to go on", INTERRUPTED)
+        _fail(f"interrupted; {_GO_ON}", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _usage(error: Exception) -> str:
+    """A usage error of Click's with the value that it does not show, and the help to read."""
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    names = getattr(getattr(error, "param", None), "opts", ())
+    command = getattr(getattr(error, "ctx", None), "command_path", "trimaran")
+    shown = ""
+    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in names and "Invalid value" in message:
+            shown = f" (it is {value if equals else following!r})"
+    return f"{message.replace('Value error, ', '').rstrip('.')}{shown}: see {command} --help"
 
 
 def _fail(message: str, status: int = 2) -> None:

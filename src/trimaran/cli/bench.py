@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RunsOption
+from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption
 
 
 def bench(
     recipe: RecipeArgument,
     runs: RunsOption = Path("runs"),
-    retry: Annotated[
-        list[str] | None, typer.Option("--retry", help="Run trials of this status again (oom, hang, fail, ...).")
-    ] = None,
+    retry: RetryOption = None,
     form: FormatOption = OutputFormat.table,
 ) -> None:
     """Measure every layout that the recipe's sweep states; finished ones are kept, never repeated.
@@ -24,8 +21,9 @@ def bench(
     """
     from trimaran.bench import run_sweep
     from trimaran.bench.sweep import Prediction
-    from trimaran.bench.workspace import Workspace, stated_layouts
+    from trimaran.bench.workspace import Workspace, check_stated_layouts, require_own_trainer, stated_layouts
     from trimaran.cli.progress import TrialProgress
+    from trimaran.cli.study import retried, some_ran
     from trimaran.cost.estimate import estimate
     from trimaran.files import load_recipe
     from trimaran.noun import TrimaranError
@@ -33,14 +31,17 @@ def bench(
     from trimaran.report.tables import render
     from trimaran.store import Store
 
+    again = retried(retry)
     study = load_recipe(str(recipe))
-    layouts = stated_layouts(study)
+    require_own_trainer(study)
+    layouts = list(dict.fromkeys(stated_layouts(study)))
     if not layouts:
         raise TrimaranError(
             f"recipe {recipe}: sweep.layouts is empty, so bench has nothing to measure: fill it, or tune"
         )
     place = Workspace(runs / study.name)
     cluster = place.cluster(study)
+    check_stated_layouts(study, cluster)
     data = place.data(study)
     found = {layout: estimate(study.workload, cluster, study.stack, layout) for layout in layouts}
     predictions = {
@@ -55,7 +56,8 @@ def bench(
             data_dir=data,
             work_dir=place.trials,
             predictions=predictions,
-            retry=frozenset(retry or ()),  # type: ignore[arg-type]
+            retry=again,
             on_progress=progress,
         )
     typer.echo(render(records(rows), FIELDS, form.value))
+    some_ran(rows)

@@ -28,4 +28,8 @@ CalibrationOption = Annotated[
     typer.Option("--calibration", help="Calibration file; `none` leaves the priors. Default: the shipped one, if any."),
 ]
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe: a TOML file that states a study.", metavar="RECIPE.toml")]
+RetryOption = Annotated[
+    list[str] | None,
+    typer.Option("--retry", help="Run trials of this status again (oom, hang, fail, ...). Repeatable."),
+]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder under which each study has its own.")]

@@ -30,11 +30,18 @@ def predict(
     """
     from trimaran.cost.calibration import load_calibration
     from trimaran.cost.predict import predict_table, score_groups
-    from trimaran.files import write_atomically
+    from trimaran.files import load_cluster, load_stack, write_atomically
+    from trimaran.noun import TrimaranError
     from trimaran.report.tables import render
     from trimaran.rows import packaged_table, packaged_tables, read_table
 
+    if cluster is not None:
+        load_cluster(cluster)
+    if stack is not None:
+        load_stack(stack)
     rows = packaged_table(table) if table in packaged_tables() else read_table(table)
+    if not rows.rows:
+        raise TrimaranError(f"table {table} has a header but no rows: add a line for each run")
     given = load_calibration(calibration) if calibration not in (None, "none") else None
     found = predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=calibration == "none")
     if output is not None:
@@ -51,7 +58,7 @@ def predict(
     elif output is None:
         typer.echo(_csv(rows.header, found).rstrip("\n"))
     if len(refused) == len(found):
-        raise typer.Exit(2)
+        raise TrimaranError(f"none of {len(found)} rows of {table} could be answered: mend what is said of each")
 
 
 def _csv(header: tuple[str, ...], found: list[PredictedRow]) -> str:

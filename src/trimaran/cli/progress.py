@@ -29,7 +29,7 @@ class TrialProgress:
         self._total, self._done = total, 0
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[remains]}"), console=console, transient=True,
+            TextColumn("{task.fields[remains]}"), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, remains="")
 
@@ -51,7 +51,9 @@ class TrialProgress:
         if row is None:
             return
         self._done += 1
-        what = f"{row.sec_per_it:.3f} s/it, {row.mem_gib or 0:.2f} GiB" if row.sec_per_it else row.status
+        told = (row.evidence or "").strip().splitlines()[:1]
+        failed = ": ".join([row.status, *told])
+        what = f"{row.sec_per_it:.3f} s/it, {row.mem_gib or 0:.2f} GiB" if row.sec_per_it else failed
         kept = " (kept from before)" if event.happening == "kept" else ""
         of = f" of {self._total}" if self._total else ""
         left = f", {remains}" if remains and self._done < (self._total or 0) else ""
@@ -70,7 +72,7 @@ class TrainingProgress:
         self._steps, self._every = steps, every
         self._bar = Progress(
             TextColumn("training"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[loss]}"), console=console, transient=True,
+            TextColumn("{task.fields[loss]}"), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=steps, loss="")
 
@@ -84,7 +86,8 @@ class TrainingProgress:
     def __call__(self, line: dict[str, Any]) -> None:
         """Take one line of the trainer's log."""
         step, loss, seconds = line["iteration"], line["lm_loss"], line["sec_per_it"]
-        self._bar.update(self._task, completed=step, loss=f"loss {loss:.3f}")
+        shown = "not finite" if loss is None else f"{loss:.4f}"
+        self._bar.update(self._task, completed=step, loss=f"loss {shown}")
         if step == 1 or step % self._every == 0 or step == self._steps:
             left = (self._steps - step) * seconds
-            say(f"step {step} of {self._steps}: loss {loss:.4f}, {seconds:.3f} s/it, about {left:.0f} s left")
+            say(f"step {step} of {self._steps}: loss {shown}, {seconds:.3f} s/it, about {left:.0f} s left")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from trimaran.api import DEFAULT_STACK, calibration_of, workload_of
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.files import load_cluster, load_recipe, load_stack
+from trimaran.measurement import Measurement, Status
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe
 from trimaran.stack import Stack
@@ -76,6 +79,27 @@ def study_of(
         device_counts=sweep.devices,
         mem_margin=sweep.mem_margin,
         fixed=dict(sweep.fixed),
+    )
+
+
+def retried(words: list[str] | None) -> frozenset[Status]:
+    """The statuses to run again; raises TrimaranError naming a word that is none."""
+    known: dict[str, Status] = {status: status for status in get_args(Status)}
+    for word in words or ():
+        if word not in known:
+            raise TrimaranError(f"--retry {word!r} is not a status: it is one of {', '.join(known)}")
+    return frozenset(known[word] for word in words or ())
+
+
+def some_ran(rows: Sequence[Measurement]) -> None:
+    """Raise TrimaranError, with the first reason, when not one of the measured layouts ran."""
+    if any(row.status == "ok" for row in rows):
+        return
+    first = rows[0]
+    told = (first.evidence or "no evidence").strip().splitlines()[0]
+    raise TrimaranError(
+        f"none of {len(rows)} layouts ran; {first.layout_label} ended as {first.status}: {told}; "
+        f"mend that and run again with --retry {first.status}"
     )
 
 

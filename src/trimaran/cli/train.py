@@ -27,16 +27,18 @@ def train(
     Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
     """
     from trimaran.bench.training import run_training
-    from trimaran.bench.workspace import Workspace
+    from trimaran.bench.workspace import Workspace, require_own_trainer
     from trimaran.cli.progress import TrainingProgress, say
     from trimaran.files import load_recipe
-    from trimaran.layout import parse_layout
+    from trimaran.layout import check_layout, parse_layout
     from trimaran.report.training import summary
 
     study = load_recipe(str(recipe))
+    require_own_trainer(study)
     place = Workspace(runs / study.name)
     chosen = parse_layout(layout, dict(study.sweep.fixed)) if layout else _fastest(study, place, recipe)
     cluster = place.cluster(study)
+    check_layout(chosen, study.workload, cluster, study.stack)
     data = place.data(study)
     say(f"training {study.train.steps} steps with {chosen}; log in {place.training}")
     with TrainingProgress(study.train.steps) as progress:
@@ -45,15 +47,24 @@ def train(
 
 
 def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
-    """The fastest layout that was measured for this recipe. Raises TrimaranError when there is none."""
+    """The fastest layout that was measured for this recipe's workload. Raises TrimaranError when there is none.
+
+    The store may hold rows of the same recipe from before its model or batch was changed.
+    """
     from trimaran.layout import parse_layout
     from trimaran.noun import TrimaranError
+    from trimaran.rows import workload_cells
     from trimaran.store import Store
 
     rows = []
+    cells = dict(workload_cells(study.workload))
     if place.store.exists():
         with Store(place.store) as store:
-            rows = [row for row in store.measurements(recipe=study.name) if row.status == "ok" and row.sec_per_it]
+            rows = [
+                row
+                for row in store.measurements(recipe=study.name)
+                if row.status == "ok" and row.sec_per_it and cells == {name: getattr(row, name) for name in cells}
+            ]
     if not rows:
         raise TrimaranError(
             f"no layout of {study.name} was measured yet: give --layout, or `trimaran tune {recipe}` first"

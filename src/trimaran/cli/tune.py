@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RunsOption
+from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption
 
 
 def tune(
     recipe: RecipeArgument,
     runs: RunsOption = Path("runs"),
+    retry: RetryOption = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Train with the winner afterwards.")] = True,
     form: FormatOption = OutputFormat.table,
 ) -> None:
@@ -25,16 +26,18 @@ def tune(
     from trimaran.bench.training import run_training
     from trimaran.bench.workspace import Workspace
     from trimaran.cli.progress import TrainingProgress, TrialProgress, say
+    from trimaran.cli.study import retried
     from trimaran.files import load_recipe, write_atomically
     from trimaran.report.measured import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.report.training import summary
     from trimaran.tune.study import tune as tune_study
 
+    again = retried(retry)
     study = load_recipe(str(recipe))
     place = Workspace(runs / study.name)
     with TrialProgress() as progress:
-        found = tune_study(study, place, on_progress=progress, on_verdict=progress.verdict, say=say)
+        found = tune_study(study, place, retry=again, on_progress=progress, on_verdict=progress.verdict, say=say)
     rows = records(found.rows)
     write_atomically(place.table, render(rows, FIELDS, "markdown") + "\n")
     typer.echo(render(rows, FIELDS, form.value))

@@ -6,14 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
-from trimaran.bench.workspace import Workspace, stated_layouts
+from trimaran.bench.workspace import (
+    Workspace,
+    check_stated_layouts,
+    require_own_trainer,
+    require_torch,
+    stated_layouts,
+)
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration, save_calibration
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit import Observation
 from trimaran.cost.fit_rows import fit_observations
-from trimaran.layout import Layout, check_layout, resolve_split
-from trimaran.measurement import Measurement
+from trimaran.layout import Layout, resolve_split
+from trimaran.measurement import Measurement, Status
 from trimaran.noun import TrimaranError
 from trimaran.plan.planner import plan_with
 from trimaran.plan.settings import PlanSettings
@@ -43,21 +49,25 @@ def tune(
     recipe: Recipe,
     workspace: Workspace,
     *,
+    retry: frozenset[Status] = frozenset(),
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
     """Measure this recipe's layouts until the fastest is certain; resumes from the workspace's store.
 
+    Trials whose stored status is in `retry` are run once more.
     Raises TrimaranError when nothing can be planned or no layout runs.
     """
+    require_own_trainer(recipe)
     if recipe.cluster is None and not workspace.cluster_file.exists():
         say("probing this machine (matmul, memory, collectives)")
     cluster = workspace.cluster(recipe)
-    say("preparing the text (done once)")
-    data = workspace.data(recipe)
     calibration = resolve_calibration(cluster, recipe.stack)
     candidates = candidates_of(recipe, cluster, calibration)
+    require_torch("tune")
+    say("preparing the text (done once)")
+    data = workspace.data(recipe)
     stated = len(stated_layouts(recipe))
     say(f"{len(candidates)} candidate layouts, {stated} of them stated by the recipe")
     predictions = {
@@ -76,6 +86,7 @@ def tune(
                 data_dir=data,
                 work_dir=workspace.trials,
                 predictions=predictions,
+                retry=retry,
                 on_progress=on_progress,
             )
             rows[index] = row
@@ -105,9 +116,8 @@ def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) ->
     Raises TrimaranError for a stated layout that breaks a rule, or when nothing can be planned.
     """
     workload, stack = recipe.workload, recipe.stack
+    check_stated_layouts(recipe, cluster)
     layouts = stated_layouts(recipe)
-    for layout in layouts:
-        check_layout(layout, workload, cluster, stack)
     settings = PlanSettings(
         device_counts=recipe.sweep.devices,
         top=PLANNED,
@@ -171,7 +181,12 @@ def _tuned(
 ) -> Tuned:
     if found.best is None:
         ends = ", ".join(f"{candidates[index].layout} {rows[index].status}" for index in found.order[:4])
-        raise TrimaranError(f"none of {recipe.name}'s {len(rows)} layouts that were tried ran ({ends}): see the store")
+        first = rows[found.order[0]]
+        told = (first.evidence or "no evidence").strip().splitlines()[0]
+        raise TrimaranError(
+            f"none of {recipe.name}'s {len(rows)} layouts that were tried ran ({ends}); first: {told}; "
+            f"mend that and run again with --retry {first.status}"
+        )
     return Tuned(
         winner=candidates[found.best].layout,
         winning_row=rows[found.best],

@@ -1,0 +1,55 @@
+"""Trainings keep the logs of those before them, tell of a loss that diverged, and end cleanly when told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from command import TRIMARAN, run, tiny_recipe
+from trimaran.measurement import Measurement
+from trimaran.store import Store
+
+
+def test_an_earlier_training_is_kept_and_a_diverged_one_is_told(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    train = ["train", str(recipe), "--layout", "dp1,mbs4"]
+    assert run(*train, cwd=tmp_path).returncode == 0
+    first = (tmp_path / "runs/tiny/train/log.jsonl").read_text()
+
+    recipe.write_text(recipe.read_text().replace("1e-2", "1e30"))
+    done = run(*train, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "loss not finite" in done.stderr and "lower learning_rate" in done.stdout
+    assert (tmp_path / "runs/tiny/train-1/log.jsonl").read_text() == first
+    last = (tmp_path / "runs/tiny/train/log.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["lm_loss"] is None
+
+
+def test_sigterm_ends_a_training_in_one_line_and_leaves_no_rank(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 100000"))
+    job = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs1"]
+    running = subprocess.Popen(job, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    log, deadline = tmp_path / "runs/tiny/train/log.jsonl", time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    told = running.communicate(timeout=30)[1].strip().splitlines()
+    assert running.returncode == 143 and told[-1].startswith("trimaran: terminated; what was finished is kept")
+    size = log.stat().st_size
+    time.sleep(0.5)
+    assert log.stat().st_size == size, "a rank still writes"
+
+
+def test_the_fastest_layout_is_of_the_workload_as_the_recipe_states_it_now(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    shape = {"layers": 1, "hidden": 8, "heads": 1, "seq_len": 8, "vocab": 257, "gbs": 2, "mbs": 2, "dp": 1}
+    row = {**shape, "sec_per_it": 1e-4, "recipe": "tiny", "layout_label": "dp1,tp1,pp1,mbs2"}
+    with Store(tmp_path / "runs/tiny/store.sqlite") as store:
+        store.add(Measurement.model_validate(row))
+    done = run("train", str(recipe), cwd=tmp_path)
+    assert done.returncode == 2 and "no layout of tiny was measured yet" in done.stderr
