@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from trimaran.bench.workspace import stated_layouts
+from trimaran.cost.calibration import prior
+from trimaran.cost.estimate import estimate
+from trimaran.files import load_cluster, load_recipe
 from trimaran.layout import Layout
+from trimaran.measurement import Measurement
+from trimaran.rows import workload_cells
 from trimaran.tune.choose import Candidate
 from trimaran.tune.search import search
+from trimaran.tune.study import LEAST_ERROR, learned
 
 CANDIDATES = [Candidate(Layout(dp=dp, mbs=mbs), 1.0 + 0.1 * i, 1.0) for i, (dp, mbs) in enumerate(
     (dp, mbs) for dp in (1, 2, 4) for mbs in (1, 2, 4)
@@ -30,3 +39,18 @@ def test_failures_are_kept_and_the_best_of_the_rest_wins() -> None:
 def test_when_everything_fails_there_is_no_winner() -> None:
     found = search(CANDIDATES, lambda i: None)
     assert found.best is None and len(found.order) == len(CANDIDATES) and not found.verdict.certain
+
+
+def test_a_fit_that_meets_every_row_is_trusted_no_further_than_the_noise_of_a_trial() -> None:
+    recipe = load_recipe(str(Path(__file__).parents[2] / "recipes" / "laptop.toml"))
+    cluster = load_cluster("dgx-h100")
+    candidates = [Candidate(layout, 1.0, 1.0) for layout in stated_layouts(recipe)[:6]]
+    known = prior(cluster, recipe.stack)
+    rows = {}
+    for index, one in enumerate(candidates):
+        seconds = estimate(recipe.workload, cluster, recipe.stack, one.layout, known).sec_per_it
+        shape = dict(workload_cells(recipe.workload))
+        rows[index] = Measurement.model_validate({**shape, "mbs": one.layout.mbs, "sec_per_it": seconds})
+    seconds_of = {index: row.sec_per_it or 0.0 for index, row in rows.items()}
+    outlook = learned(recipe, cluster, known, candidates, rows, seconds_of)
+    assert outlook.error >= LEAST_ERROR

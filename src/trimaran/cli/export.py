@@ -33,7 +33,7 @@ def export(
 ) -> None:
     """Write a layout as flags of Megatron-LM or Megatron-DeepSpeed, or as a torchtitan or DeepSpeed config.
 
-    Example: trimaran export --to megatron-lm --model bloom-176b --cluster jean-zay-a100-80gb --devices 384 --gbs 2048
+    Example: trimaran export --to megatron-deepspeed --model bloom-176b --cluster jean-zay-a100-80gb --gbs 2048
     """
     from trimaran.cli.study import TRAINER_STACKS, fixed_choices, study_of
     from trimaran.files import write_atomically

@@ -22,11 +22,12 @@ def say(text: str) -> None:
 class TrialProgress:
     """Shows trials as they run: which layout, which step, how many trials and how long remain.
 
-    `total` is the number of trials where it is known before; a tuning learns it as it goes.
+    `total` is the number of trials; a tuning that is certain sooner makes fewer (`at_most`).
     """
 
-    def __init__(self, total: int | None = None) -> None:
-        self._total, self._done = total, 0
+    def __init__(self, total: int, *, at_most: bool = False) -> None:
+        self._total, self._bound, self._done = total, "at most " if at_most else "", 0
+        self._walls: list[float] = []
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[remains]}"), console=console, transient=True, disable=not console.is_terminal,
@@ -42,22 +43,24 @@ class TrialProgress:
 
     def __call__(self, event: SweepProgress) -> None:
         """Take one event of a sweep."""
+        row = event.measurement
+        if row is not None:
+            self._done += 1
+            self._walls += [row.wall_s] if row.wall_s is not None and event.happening != "kept" else []
         remains = ""
-        if self._total is not None and event.remaining_s is not None:
-            remains = f"about {event.remaining_s:.0f} s left"
+        if self._walls and self._done < self._total:
+            left_s = (self._total - self._done) * sum(self._walls) / len(self._walls)
+            remains = f"{self._bound or 'about '}{left_s:.0f} s left"
         text = f"{event.layout} step"
         self._bar.update(self._task, description=text, total=event.steps, completed=event.steps_done, remains=remains)
-        row = event.measurement
         if row is None:
             return
-        self._done += 1
         told = (row.evidence or "").strip().splitlines()[:1]
         failed = ": ".join([row.status, *told])
         what = f"{row.sec_per_it:.3f} s/it, {row.mem_gib or 0:.2f} GiB" if row.sec_per_it else failed
         kept = " (kept from before)" if event.happening == "kept" else ""
-        of = f" of {self._total}" if self._total else ""
-        left = f", {remains}" if remains and self._done < (self._total or 0) else ""
-        say(f"trial {self._done}{of}: {event.layout}: {what}{kept}{left}")
+        left = f", {remains}" if remains else ""
+        say(f"trial {self._done} of {self._bound}{self._total}: {event.layout}: {what}{kept}{left}")
 
     def verdict(self, verdict: Verdict) -> None:
         """Take one verdict of a tuning: how likely it is that another layout is faster."""

@@ -36,7 +36,7 @@ def tune(
     again = retried(retry)
     study = load_recipe(str(recipe))
     place = Workspace(runs / study.name)
-    with TrialProgress() as progress:
+    with TrialProgress(study.sweep.max_trials, at_most=True) as progress:
         found = tune_study(study, place, retry=again, on_progress=progress, on_verdict=progress.verdict, say=say)
     rows = records(found.rows)
     write_atomically(place.table, render(rows, FIELDS, "markdown") + "\n")

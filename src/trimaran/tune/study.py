@@ -30,6 +30,8 @@ from trimaran.tune.search import Found, Outlook, search
 
 # With fewer rows a fit says less than the prior.
 LEAST_ROWS_TO_FIT = 4
+# No fit is trusted below the run-to-run noise of a trial, however well it meets a few rows.
+LEAST_ERROR = 0.03
 # Layouts of the plan that the search may choose from, besides those that the recipe states.
 PLANNED = 100
 
@@ -173,7 +175,7 @@ def learned(
     for candidate in candidates:
         predicted = estimate(recipe.workload, cluster, recipe.stack, candidate.layout, fitted)
         anew.append(replace(candidate, predicted_sec_per_it=predicted.sec_per_it))
-    return Outlook(anew, fitted.time_error)
+    return Outlook(anew, max(fitted.time_error, LEAST_ERROR))
 
 
 def _tuned(
