@@ -34,8 +34,9 @@ def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp
     before = stored(tmp_path)
     assert 2 <= len(before) < len(LAYOUTS)
 
-    again = run("tune", str(recipe), cwd=tmp_path)
+    again = run("tune", str(recipe), "--format", "json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    assert len(json.loads(again.stdout)) == len(LAYOUTS), "the answer alone is on standard output"
     after = stored(tmp_path)
     assert after[: len(before)] == before and len(after) == len(LAYOUTS)
     assert again.stderr.count("kept from before") == len(before)

@@ -55,4 +55,4 @@ def tune(
     data = place.data(study)
     with TrainingProgress(study.train.steps) as shown:
         trained = run_training(study, found.cluster, found.winner, data_dir=data, out_dir=place.training, on_step=shown)
-    typer.echo(summary(trained))
+    typer.echo(summary(trained), err=form is not OutputFormat.table)
