@@ -182,6 +182,8 @@ def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
 
     Raises TrimaranError naming the word that is not understood, or the field that is out of range.
     """
+    if not text.strip():
+        raise TrimaranError("layout is empty: write for example dp2,tp2,pp2,mbs1")
     fields = {**(base or {}), **stated_fields(text)}
     try:
         return Layout.model_validate(fields)

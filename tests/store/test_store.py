@@ -275,3 +275,11 @@ def test_trials_that_differ_in_anything_that_matters_have_different_keys() -> No
         key(workload=WORKLOAD.model_copy(update={"global_batch": 16})),
     ]  # fmt: skip
     assert len(set(keys)) == len(keys)
+
+
+def test_an_empty_file_is_no_store_and_stays_empty(tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    path.touch()
+    with pytest.raises(TrimaranError, match="0 bytes"):
+        Store(path, create=False)
+    assert path.stat().st_size == 0

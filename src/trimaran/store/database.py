@@ -41,6 +41,8 @@ class Store:
         self.path = Path(path)
         if not create and not self.path.exists():
             raise TrimaranError(f"store {self.path} does not exist: name the file that bench or tune wrote")
+        if not create and self.path.is_file() and self.path.stat().st_size == 0:
+            raise TrimaranError(f"store {self.path} is empty (0 bytes): name the file that bench or tune wrote")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
