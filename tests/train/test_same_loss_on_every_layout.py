@@ -37,6 +37,18 @@ LAYOUTS = (
 )
 
 
+# Every DP x TP x PP of 1, 2, 4 and 8 ranks, each pipeline under both schedules, with and without recompute.
+EVERY_MIX = tuple(
+    f"dp{dp},tp{tp},pp{pp},mbs{24 // dp // (3 if pp > 1 else 1)}{schedule}{recompute}"
+    for dp in (1, 2, 4, 8)
+    for tp in (1, 2, 4, 8)
+    for pp in (1, 2, 4, 8)
+    if dp * tp * pp <= 8
+    for schedule in ((",1f1b", ",gpipe") if pp > 1 else ("",))
+    for recompute in ("", ",recompute-full")
+)
+
+
 @dataclass
 class Reference:
     """Results of one process, each model's made once."""
@@ -68,6 +80,14 @@ def assert_same(run: Run, expected: Run) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp32_agrees_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout)), reference.run())
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("layout", EVERY_MIX)
+def test_every_mix_of_degrees_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
     assert_same(pool.run(make_job(layout)), reference.run())
