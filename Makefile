@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test proof lint bench gpu clean
+.PHONY: demo test proof lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,16 +21,13 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -m "not gpu and not proof"
+	$(BIN)/python -m pytest -m "not proof"
 
 proof: $(STAMP)
 	$(BIN)/python -m pytest -m "proof"
 
 bench: $(STAMP)
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
-
-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
 
 clean:
 	rm -rf $(VENV) runs

@@ -7,14 +7,21 @@ scored. Other tables: one comparable_group is left out. Repeats of one configura
 ranking.
 
     python benchmarks/fidelity.py [--worst 5]
+
+Writes benchmarks/results/fidelity.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -27,6 +34,7 @@ from trimaran.measurement import Measurement
 from trimaran.noun import TrimaranError
 from trimaran.rows import Nouns, nouns_of, packaged_table
 
+RESULTS = Path(__file__).parent / "results" / "fidelity.md"
 A100_PREQUEL, BIGSCIENCE, GPT3_XL, FUGAKU = "004_", "002_", "003_", ("000_", "001_")
 
 
@@ -320,10 +328,31 @@ def show_worst(runs: Sequence[Run], count: int) -> None:
         )
 
 
+class Tee(io.TextIOBase):
+    """Writes to several streams at once."""
+
+    def __init__(self, *streams: TextIO) -> None:
+        self.streams = streams
+
+    def write(self, text: str) -> int:
+        """Write to every stream and flush it, so that progress is seen."""
+        for stream in self.streams:
+            stream.write(text)
+            stream.flush()
+        return len(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worst", type=int, default=5, help="rows to show of each document")
     count = parser.parse_args().worst
+    with RESULTS.open("w") as kept, contextlib.redirect_stdout(Tee(sys.stdout, kept)):
+        print("# Fidelity: predictions held out from the fit, against what was published\n")
+        report(count)
+
+
+def report(count: int) -> None:
+    """Print the table, and `count` of the furthest rows of each document."""
     print("| what | rows | found | goal | |\n| --- | --: | --: | --: | --- |")
     worst = []
     for part in (bloom, bigscience, gpt3_xl, fugaku, uncalibrated, others):
