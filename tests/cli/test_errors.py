@@ -149,3 +149,7 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
     assert_one_line(run(*PLAN[:-1], "many"), "--devices", "'many'", "see trimaran plan --help")
     assert_one_line(run(*PLAN, "--format=xml"), "--format", "'xml'")
     assert_one_line(run("plam"), "plam")
+
+
+def test_fitting_to_a_cluster_that_does_not_exist_names_it(tmp_path: Path) -> None:
+    assert_one_line(run("fit", "seeds", "--cluster", "nowhere", "-o", str(tmp_path / "c.toml")), "cluster 'nowhere'")

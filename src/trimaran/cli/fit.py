@@ -22,10 +22,13 @@ def fit(
     """
     from trimaran.cost.calibration import save_calibration
     from trimaran.cost.fit_rows import fit_rows
+    from trimaran.files import load_cluster
     from trimaran.measurement import Measurement
     from trimaran.rows import packaged_table, packaged_tables, read_table
     from trimaran.store import Store
 
+    if cluster is not None:
+        load_cluster(cluster)  # a name that does not exist is told before any row is read
     rows: list[Measurement]
     if table in packaged_tables():
         rows = packaged_table(table).measurements
