@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimaran.flops import model_flops
-from trimaran.layout import parse_layout, weighted_split
 from trimaran.model import Model
+from trimaran.notation import parse_layout
 from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
+from trimaran.stages import weighted_split
 from trimaran.workload import Workload
 
 HERE = Path(__file__).parent

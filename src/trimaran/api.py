@@ -19,9 +19,8 @@ from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, load_calibration, prior
 from trimaran.cost.predict import PredictedRow, predict_table
 from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import first_error
 from trimaran.model import Model
-from trimaran.noun import TrimaranError
+from trimaran.noun import TrimaranError, first_error
 from trimaran.plan.noun import Plan
 from trimaran.plan.planner import plan_with
 from trimaran.plan.settings import settings_from

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from trimaran.cluster import Cluster, Device
 from trimaran.huggingface import model_from_config
-from trimaran.layout import first_error
 from trimaran.model import Model
-from trimaran.noun import TrimaranError
+from trimaran.noun import TrimaranError, first_error
 from trimaran.recipe import Recipe
 from trimaran.stack import Stack
 from trimaran.workload import Workload

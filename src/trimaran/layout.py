@@ -6,18 +6,17 @@ stack): a rule of one stack is not a rule of another. Nothing else in Trimaran d
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from trimaran.cluster import PRECISIONS, Cluster, Precision
+from trimaran.cluster import Cluster, Precision
 from trimaran.noun import Noun, TrimaranError
 from trimaran.stack import Stack
+from trimaran.stages import even_split, weighted_split
 from trimaran.workload import Workload
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
@@ -25,6 +24,8 @@ Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
 Axis = Literal["tp", "pp", "dp"]
 SCHEDULES: tuple[Schedule, ...] = ("none", "gpipe", "1f1b", "interleaved", "zero_bubble")
+# Longer runs of equal stages are written `6x10` in the short notation.
+_LONG_RUN = 4
 
 
 class Layout(Noun):
@@ -125,113 +126,6 @@ def _runs(split: tuple[int, ...]) -> str:
     lengths = [(layers, len(list(same))) for layers, same in groupby(split)]
     words = [[f"{layers}x{n}"] if n > _LONG_RUN else [str(layers)] * n for layers, n in lengths]
     return "-".join(word for run in words for word in run)
-
-
-# Longer runs of equal stages are written `6x10` in the short notation.
-_LONG_RUN = 4
-_NUMBERED = re.compile(r"(dp|tp|pp|vpp|mbs|zero)=?(\d+)")
-_LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}
-_LATER |= {"offload": "offload to the host"}
-_RECOMPUTE = re.compile(r"recompute[-=](none|selective|full)(\d*)")
-
-
-def _parse_word(word: str) -> dict[str, object] | None:
-    """Fields that one word of the notation states, or None where it is not understood."""
-    if match := _NUMBERED.fullmatch(word):
-        return {"zero_stage" if match[1] == "zero" else match[1]: int(match[2])}
-    if match := _RECOMPUTE.fullmatch(word):
-        return {"recompute": match[1], "recompute_every": int(match[2] or 1)}
-    if word in PRECISIONS:
-        return {"precision": word}
-    if word in SCHEDULES:
-        return {"schedule": word}
-    if match := re.fullmatch(r"split(\d+(?:x\d{1,6})?(?:-\d+(?:x\d{1,6})?)*)", word):
-        runs = (run.partition("x") for run in match[1].split("-"))
-        return {"stage_split": tuple(int(layers) for layers, _, n in runs for _ in range(int(n or 1)))}
-    if word.startswith("place-"):
-        return {"placement": tuple(word.split("-")[1:])}
-    flags: dict[str, dict[str, object]] = {
-        "ps": {"dp_kind": "parameter_server"},
-        "fsdp": {"dp_kind": "fully_sharded", "zero_stage": 3},
-        "sp": {"sequence_parallel": True},
-    }
-    return flags.get(word)
-
-
-def stated_fields(text: str) -> dict[str, object]:
-    """The fields that a layout in short notation states, `dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16`.
-
-    Raises TrimaranError naming the word that is not understood.
-    """
-    fields: dict[str, object] = {}
-    for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
-        later = _LATER.get(word) or _LATER.get(word.rstrip("0123456789="))
-        if later:
-            raise TrimaranError(f"layout: {word!r} asks for {later}, which Trimaran does not do yet: leave it out")
-        stated = _parse_word(word)
-        if stated is None:
-            raise TrimaranError(
-                f"layout: {word!r} is not understood; write for example dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
-            )
-        fields.update(stated)
-    return fields
-
-
-def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
-    """A Layout from the short notation; fields that `text` does not state come from `base`.
-
-    Raises TrimaranError naming the word that is not understood, or the field that is out of range.
-    """
-    if not text.strip():
-        raise TrimaranError("layout is empty: write for example dp2,tp2,pp2,mbs1")
-    fields = {**(base or {}), **stated_fields(text)}
-    try:
-        return Layout.model_validate(fields)
-    except ValidationError as error:
-        raise TrimaranError(f"layout {text!r}: {first_error(error)}") from None
-
-
-def first_error(error: ValidationError) -> str:
-    """The first complaint of a pydantic error, in one line with the field and its value."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    given = first.get("input")
-    shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {given!r})"
-    return f"{where}: {message}{shown}" if where else message
-
-
-def weighted_split(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
-    """Layers per stage such that the slowest stage is as fast as it can be.
-
-    The last stage also carries the output head, which weighs `head_in_layers` layers; the
-    remaining layers are spread evenly, earlier stages taking the rest. Every stage keeps at
-    least one layer. Raises TrimaranError where stages exceed layers.
-    """
-    if stages > layers:
-        raise TrimaranError(f"layers {layers} cannot fill {stages} stages: use at most {layers} stages")
-    if stages == 1:
-        return (layers,)
-
-    def others(last: int) -> int:
-        return -(-(layers - last) // (stages - 1))
-
-    # Layers on the last stage make it slower and the others faster: the best is where the two cross. Of equally
-    # fast splits take the one that leaves most on the last stage: the others, which keep more micro-batches in
-    # flight, are then lighter.
-    most = layers - (stages - 1)
-    last = 1 + bisect_left(range(1, most), True, key=lambda count: count + head_in_layers >= others(count))
-    if last > 1 and others(last - 1) < max(others(last), last + head_in_layers) - 1e-12:
-        last -= 1
-    share, extra = divmod(layers - last, stages - 1)
-    return (*(share + (1 if stage < extra else 0) for stage in range(stages - 1)), last)
-
-
-def even_split(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage, equal where they divide; else the middle stages take the rest."""
-    share, extra = divmod(layers, stages)
-    first = (stages - extra) // 2
-    return tuple(share + (1 if first <= stage < first + extra else 0) for stage in range(stages))
 
 
 def resolve_split(layout: Layout, workload: Workload, stack: Stack) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class TrimaranError(Exception):
@@ -17,3 +17,13 @@ class Noun(BaseModel):
     """A frozen value object. Unknown fields are refused, NaN and infinity too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def first_error(error: ValidationError) -> str:
+    """The first complaint of a pydantic error, in one line with the field and its value."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    given = first.get("input")
+    shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {given!r})"
+    return f"{where}: {message}{shown}" if where else message

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from trimaran.cluster import Cluster
 from trimaran.columns import BY_NAME, COLUMNS, Cell, missing_required, parse_cell
 from trimaran.files import CATALOG, catalogue_names, load_cluster, load_model, load_stack, write_atomically
-from trimaran.layout import Layout, first_error
+from trimaran.layout import Layout
 from trimaran.measurement import Measurement
 from trimaran.model import Model, padded_vocab
-from trimaran.noun import TrimaranError
+from trimaran.noun import TrimaranError, first_error
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 

@@ -10,9 +10,9 @@ import pytest
 from trial_helpers import LIMITS, fake_worker
 from trimaran.bench import Limits, launcher_named, prepare_trial, run_trial
 from trimaran.cluster import Cluster, Device, Link
-from trimaran.layout import parse_layout
 from trimaran.measurement import Measurement
 from trimaran.model import Model
+from trimaran.notation import parse_layout
 from trimaran.recipe import Recipe, SweepSettings
 from trimaran.stack import Stack
 from trimaran.workload import Workload

@@ -11,7 +11,7 @@ import pytest
 from trial_helpers import fake_worker, processes_that_name
 from trimaran.bench import Limits, run_sweep
 from trimaran.cluster import Cluster
-from trimaran.layout import parse_layout
+from trimaran.notation import parse_layout
 from trimaran.recipe import Recipe
 from trimaran.store import Store
 

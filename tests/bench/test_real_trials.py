@@ -12,7 +12,7 @@ from trial_helpers import LIMITS
 from trimaran.bench import Limits, launcher_named, prepare_trial, run_sweep, run_trial
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
-from trimaran.layout import parse_layout
+from trimaran.notation import parse_layout
 from trimaran.recipe import DataSettings, Recipe
 from trimaran.store import Store
 

@@ -17,8 +17,8 @@ from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench import Progress, run_sweep
 from trimaran.bench.sweep import Prediction
 from trimaran.cluster import Cluster
-from trimaran.layout import parse_layout
 from trimaran.measurement import Measurement
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe
 from trimaran.store import Store
@@ -32,7 +32,7 @@ from pathlib import Path
 from trial_helpers import LIMITS, fake_worker
 from trimaran.bench import run_sweep
 from trimaran.cluster import Cluster
-from trimaran.layout import parse_layout
+from trimaran.notation import parse_layout
 from trimaran.recipe import Recipe
 from trimaran.store import Store
 

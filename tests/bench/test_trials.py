@@ -18,8 +18,8 @@ from trimaran.bench import launcher_named, prepare_trial, run_trial
 from trimaran.bench.port import HeldPort
 from trimaran.bench.result import median_and_spread
 from trimaran.cluster import Cluster
-from trimaran.layout import parse_layout
 from trimaran.measurement import Measurement
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe
 

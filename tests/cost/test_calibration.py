@@ -11,7 +11,7 @@ from trimaran.cost.calibration import load_calibration, prior, save_calibration,
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit import Observation, fit, leave_out
 from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import parse_layout
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.workload import Workload
 

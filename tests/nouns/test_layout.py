@@ -7,18 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import (
-    RULES,
-    Layout,
-    check_layout,
-    even_split,
-    parse_layout,
-    resolve_split,
-    violations,
-    weighted_split,
-)
+from trimaran.layout import RULES, Layout, check_layout, resolve_split, violations
 from trimaran.model import Model, padded_vocab
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
+from trimaran.stages import even_split, weighted_split
 from trimaran.workload import RampUp, Workload
 
 BLOOM = load_model("bloom-prequel-181b")

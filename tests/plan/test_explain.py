@@ -6,7 +6,8 @@ import pytest
 
 from trimaran.api import workload_of
 from trimaran.files import load_cluster, load_stack
-from trimaran.layout import parse_layout, violations
+from trimaran.layout import violations
+from trimaran.notation import parse_layout
 from trimaran.plan.advice import advise
 from trimaran.plan.explain import explain
 from trimaran.plan.kernels import kernel_notes

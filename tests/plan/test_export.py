@@ -10,7 +10,7 @@ import pytest
 
 from trimaran.api import workload_of
 from trimaran.files import load_stack
-from trimaran.layout import parse_layout
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.plan.export.registry import EXPORTERS, export, first_exported
 

@@ -6,7 +6,8 @@ import pytest
 
 from trimaran.api import workload_of
 from trimaran.files import load_cluster, load_stack
-from trimaran.layout import parse_layout, violations
+from trimaran.layout import violations
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.plan.ramp_up import ramp_up_schedule
 

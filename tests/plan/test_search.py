@@ -13,7 +13,7 @@ from trimaran.cluster import Cluster, Device, Link
 from trimaran.cost.estimate import estimate_many
 from trimaran.cost.grid import PLACEMENTS, LayoutGrid
 from trimaran.files import load_stack
-from trimaran.layout import Layout, even_split, resolve_split, violations, weighted_split
+from trimaran.layout import Layout, resolve_split, violations
 from trimaran.model import Model
 from trimaran.noun import TrimaranError
 from trimaran.plan import search
@@ -21,6 +21,7 @@ from trimaran.plan.noun import Plan
 from trimaran.plan.planner import plan
 from trimaran.plan.space import usual_precision
 from trimaran.stack import Stack
+from trimaran.stages import even_split, weighted_split
 from trimaran.workload import Workload
 
 STACKS = {name: load_stack(name) for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "gpipe")}

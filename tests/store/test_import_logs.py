@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.layout import parse_layout
 from trimaran.measurement import Measurement
 from trimaran.model import Model
+from trimaran.notation import parse_layout
 from trimaran.recipe import TrainJob, TrainSettings
 from trimaran.store.importers.profile import typed_cells
 from trimaran.store.importers.registry import Asked, Imported, import_file

@@ -17,9 +17,10 @@ import pytest
 
 from trimaran.cluster import Cluster, Device, Link
 from trimaran.columns import COLUMNS
-from trimaran.layout import Layout, parse_layout
+from trimaran.layout import Layout
 from trimaran.measurement import Measurement
 from trimaran.model import Model
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.stack import Stack
 from trimaran.store import Store, export_csv, trial_key

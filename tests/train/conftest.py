@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from pool import Pool
-from trimaran.layout import parse_layout, resolve_split
+from trimaran.layout import resolve_split
 from trimaran.model import Model
+from trimaran.notation import parse_layout
 from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
 from trimaran.stack import Stack
 from trimaran.train.data import prepare

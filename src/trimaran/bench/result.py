@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trimaran.layout import first_error
+from trimaran.noun import first_error
 
 _LIMIT_BYTES = 16 * 1024 * 1024
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from trimaran.cluster import Cluster
 from trimaran.files import load_cluster, write_atomically
-from trimaran.layout import Layout, check_layout, parse_layout
+from trimaran.layout import Layout, check_layout
+from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.recipe import DataJob, Recipe
 

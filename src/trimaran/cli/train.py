@@ -30,7 +30,8 @@ def train(
     from trimaran.bench.workspace import Workspace, require_own_trainer
     from trimaran.cli.progress import TrainingProgress, say
     from trimaran.files import load_recipe
-    from trimaran.layout import check_layout, parse_layout
+    from trimaran.layout import check_layout
+    from trimaran.notation import parse_layout
     from trimaran.report.training import summary
 
     study = load_recipe(str(recipe))
@@ -51,7 +52,7 @@ def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
 
     The store may hold rows of the same recipe from before its model or batch was changed.
     """
-    from trimaran.layout import parse_layout
+    from trimaran.notation import parse_layout
     from trimaran.noun import TrimaranError
     from trimaran.rows import workload_cells
     from trimaran.store import Store

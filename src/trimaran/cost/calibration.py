@@ -10,8 +10,7 @@ from pydantic import Field, ValidationError
 
 from trimaran.cluster import Cluster
 from trimaran.files import CATALOG, dump_toml
-from trimaran.layout import first_error
-from trimaran.noun import Noun, TrimaranError
+from trimaran.noun import Noun, TrimaranError, first_error
 from trimaran.stack import Stack
 
 # What torch.distributed moves between two CPU processes, whatever the link could carry.

@@ -13,21 +13,21 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
-from trimaran.cost.compute import LayerModel, Rates, rates
 from trimaran.cost.data_parallel import exposed_time
-from trimaran.cost.grid import RECOMPUTES, Bools, Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory import (
-    ELEMENT_BYTES,
     GIB,
     StageMemory,
     StageShape,
     in_flight,
+    memory_limit_gib,
     parameters,
     stage_memory,
 )
-from trimaran.cost.network import Network, group
+from trimaran.cost.network import Network
 from trimaran.cost.optimizer import step_time
-from trimaran.cost.pipeline import StageTimes, pipeline_time
+from trimaran.cost.pipeline import pipeline_time
+from trimaran.cost.stage_work import stage_work
 from trimaran.layout import Layout, resolve_split
 from trimaran.noun import Noun
 from trimaran.stack import Stack
@@ -204,7 +204,7 @@ def _evaluate(
     parts = _time_parts(workload, cluster, stack, grid, calibration)
     total = _added(parts)
     memory, reported = memory_many(workload, cluster, stack, grid, calibration)
-    fits = memory <= _limit(cluster, grid)
+    fits = memory <= memory_limit_gib(cluster, grid.devices)
     return Estimates(**parts, sec_per_it=total, mem_gib=memory, reported_mem_gib=reported, fits=fits)
 
 
@@ -242,121 +242,6 @@ def _time_parts(
     return {name: value * calibration.time_scale for name, value in parts.items()}
 
 
-@dataclass(frozen=True)
-class StageWork:
-    """Times of the stages, and their parts on the slowest one (arrays over layouts, seconds per micro-batch).
-
-    `per_layer` is what one layer adds to any stage's forward, backward and weight gradients.
-    """
-
-    times: StageTimes
-    rate: Rates
-    layers: Floats
-    layer_forward: Floats
-    layer_backward: Floats
-    layer_recompute: Floats
-    ends: Floats
-    tp_time: Floats
-    per_layer: tuple[Floats, Floats, Floats]
-
-
-def stage_work(
-    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
-) -> StageWork:
-    """What the first, the middle and the last stage do in one micro-batch."""
-    model = workload.model
-    rate = rates(cluster, calibration, grid.precision, grid.devices)
-    forward, backward, attention, head_forward, head_backward, embedding = _per_shape(
-        workload, cluster, stack, grid, calibration
-    )
-    recompute = np.where(grid.recompute == RECOMPUTES.index("full"), forward / grid.recompute_every, 0.0)
-    recompute = np.where(grid.recompute == RECOMPUTES.index("selective"), attention, recompute)
-    network = Network(cluster, calibration)
-    message = grid.mbs * float(workload.seq_len) * model.hidden * ELEMENT_BYTES[grid.precision]
-    where = group(grid.tp, grid.stride("tp"), grid.devices, cluster)
-    reduce = network.all_reduce(message, where)
-    again = np.where(grid.recompute == RECOMPUTES.index("full"), 2.0 / grid.recompute_every, 0.0)
-    tp_forward, tp_backward = 2.0 * reduce, (2.0 + again) * reduce
-    embedding_share = 1.0 / 3.0
-    ends_forward = (embedding * embedding_share, np.zeros(len(grid)), head_forward)
-    ends_backward = (embedding * (1 - embedding_share), np.zeros(len(grid)), head_backward)
-    # The embedding is reduced over TP forward, the head's input gradient backward.
-    ends_tp = (reduce, np.zeros(len(grid)), reduce)
-    single = grid.pp == 1
-    layers = tuple(n.astype(np.float64) for n in (grid.layers_first, grid.layers_middle, grid.layers_last))
-    stage_forward = [n * (forward + tp_forward) + e for n, e in zip(layers, ends_forward, strict=True)]
-    stage_backward = [n * (backward + recompute + tp_backward) + e for n, e in zip(layers, ends_backward, strict=True)]
-    stage_forward[0] = stage_forward[0] + ends_tp[0]
-    stage_backward[2] = stage_backward[2] + ends_tp[2]
-    # One stage is first and last at once.
-    stage_forward[2] = stage_forward[2] + np.where(single, ends_forward[0] + ends_tp[0], 0.0)
-    stage_backward[2] = stage_backward[2] + np.where(single, ends_backward[0], 0.0)
-    weight = tuple(n * 0.5 * backward for n in layers)
-    held, arrives = _sends(grid, network, message)
-    times = StageTimes(
-        (stage_forward[0], stage_forward[1], stage_forward[2]),
-        (stage_backward[0], stage_backward[1], stage_backward[2]),
-        (weight[0], weight[1], weight[2]),
-        _middle_share(grid, model.layers),
-        held,
-        arrives,
-        blocks=not stack.overlap_pp,
-    )
-    totals = np.stack([f + b for f, b in zip(stage_forward, stage_backward, strict=True)])
-    totals[0] = np.where(single, -1.0, totals[0])
-    totals[1] = np.where(grid.pp > 2, totals[1], -1.0)
-    slowest = np.argmax(totals, axis=0)
-    own_layers = np.choose(slowest, layers)
-    ends = np.choose(slowest, [f + b for f, b in zip(ends_forward, ends_backward, strict=True)])
-    ends = ends + np.where(single, embedding, 0.0)
-    tp_time = own_layers * (tp_forward + tp_backward) + np.choose(slowest, ends_tp) + np.where(single, ends_tp[0], 0.0)
-    per_layer = (forward + tp_forward, backward + recompute + tp_backward, 0.5 * backward)
-    return StageWork(times, rate, own_layers, forward, backward, recompute, ends, tp_time, per_layer)
-
-
-def _per_shape(
-    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
-) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-    """Layer and head times, computed once for each distinct shape that the grid holds."""
-    slots = np.minimum(grid.devices, cluster.devices_per_node) if cluster.device.cores else np.ones_like(grid.tp)
-    first, inverse = _distinct(grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), slots)
-    tp, mbs = grid.tp[first], grid.mbs[first]
-    rate = rates(cluster, calibration, grid.precision[first], slots[first])
-    kernels = LayerModel(workload.model, workload.seq_len, cluster, stack, calibration)
-    layer = kernels.layer(tp, mbs, grid.sequence_parallel[first], rate)
-    head_forward, head_backward = kernels.head(padded_vocab_of(workload.model, stack, tp), tp, mbs, rate)
-    embedding = kernels.embedding(mbs, rate)
-    found = (layer.forward, layer.backward, layer.attention_forward, head_forward, head_backward, embedding)
-    a, b, c, d, e, f = (values[inverse] for values in found)
-    return a, b, c, d, e, f
-
-
-def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
-    """Index of one member of each distinct combination, and each row's combination."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, index = np.unique(column, return_inverse=True)
-        key = key * len(values) + index
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return first, inverse
-
-
-def _middle_share(grid: LayoutGrid, layers: int) -> Floats:
-    """Mean layers of the middle stages over the largest one's."""
-    between = layers - grid.layers_first - grid.layers_last
-    return np.where(grid.pp > 2, between / np.maximum((grid.pp - 2) * grid.layers_middle, 1), 0.0)
-
-
-def _sends(grid: LayoutGrid, network: Network, message: Floats) -> tuple[Floats, Floats]:
-    """Time a send between stages holds its link and takes to arrive; sequence parallelism sends shards."""
-    size = message / np.where(grid.sequence_parallel, grid.tp, 1)
-    stride, per_node = grid.stride("pp"), network.cluster.devices_per_node
-    crosses = (grid.pp > 1) & (grid.devices > per_node)
-    # All ranks of a node that sit next to a boundary send at once: those of one stage in it.
-    rivals = np.minimum(np.minimum(stride, per_node), grid.devices).astype(np.float64)
-    return network.send(size, crosses, rivals)
-
-
 def _end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
     """The first, the fullest middle and the last stage as the memory model sees them."""
     single = grid.pp == 1
@@ -368,11 +253,3 @@ def _end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
         StageShape(grid.layers_middle.astype(np.float64), in_flight(grid, one), no, no),
         StageShape(grid.layers_last.astype(np.float64), in_flight(grid, last), single, yes),
     )
-
-
-def _limit(cluster: Cluster, grid: LayoutGrid) -> Floats:
-    """GiB that a rank may use: its device's, or its share of a node's memory where slots share that."""
-    limit = np.full(len(grid), cluster.device.mem_gib)
-    if cluster.host_mem_gib:
-        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(grid.devices, cluster.devices_per_node))
-    return limit

@@ -11,18 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cluster import PRECISIONS
-from trimaran.layout import (
-    SCHEDULES,
-    Axis,
-    DataParallelKind,
-    Layout,
-    Recompute,
-    even_split,
-    resolve_split,
-    weighted_split,
-)
+from trimaran.layout import SCHEDULES, Axis, DataParallelKind, Layout, Recompute, resolve_split
 from trimaran.model import Model
 from trimaran.stack import Stack
+from trimaran.stages import even_split, weighted_split
 from trimaran.workload import Workload
 
 Ints = NDArray[np.int64]

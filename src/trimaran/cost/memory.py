@@ -13,7 +13,7 @@ import numpy as np
 
 from trimaran.cluster import PRECISIONS, Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Floats, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.layout import SCHEDULES
 from trimaran.model import Model
 from trimaran.stack import Stack
@@ -168,3 +168,14 @@ def stage_memory(
         buffers=(calibration.buffer_gib * GIB + buckets) * ones,
         context=cluster.device.context_gib * GIB * ones,
     )
+
+
+def memory_limit_gib(cluster: Cluster, devices: Ints, margin: float = 0.0) -> Floats:
+    """GiB that a rank may use, `margin` left free: its device's, or its share of a node's memory where slots share it.
+
+    By how many devices are used; shape of `devices`.
+    """
+    limit = np.full(np.shape(devices), cluster.device.mem_gib)
+    if cluster.host_mem_gib:
+        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_node))
+    return np.asarray(limit * (1.0 - margin))

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
-from trimaran.cost.estimate import stage_work
 from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.stage_work import stage_work
 from trimaran.layout import Layout, Schedule, resolve_split
 from trimaran.stack import Stack
 from trimaran.timeline import Event, EventKind, Timeline

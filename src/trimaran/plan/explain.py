@@ -9,14 +9,16 @@ import numpy as np
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate
-from trimaran.layout import Layout, parse_layout, stated_fields, violations
+from trimaran.cost.memory import memory_limit_gib
+from trimaran.layout import Layout, violations
+from trimaran.notation import parse_layout, stated_fields
 from trimaran.noun import Noun, TrimaranError
 from trimaran.plan.batches import batch_of, with_batch
 from trimaran.plan.bottleneck import bottleneck, memory_sentence
 from trimaran.plan.kernels import kernel_notes
 from trimaran.plan.noun import Plan
 from trimaran.plan.planner import on_devices, plan_with, searched
-from trimaran.plan.search import Ranking, Search, memory_limit_gib
+from trimaran.plan.search import Ranking, Search
 from trimaran.plan.settings import PlanSettings
 from trimaran.plan.space import FIXABLE, usual_precision
 from trimaran.stack import Stack

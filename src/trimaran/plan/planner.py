@@ -10,6 +10,7 @@ import numpy as np
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.cost.estimate import Estimate, estimate
+from trimaran.cost.memory import memory_limit_gib
 from trimaran.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout import RULES, Layout
 from trimaran.noun import TrimaranError
@@ -19,7 +20,7 @@ from trimaran.plan.bottleneck import bottleneck, memory_sentence
 from trimaran.plan.candidates import Proposer
 from trimaran.plan.noun import Entry, Plan, Refusal, Unfit
 from trimaran.plan.objective import Objective
-from trimaran.plan.search import Ranking, Search, memory_limit_gib
+from trimaran.plan.search import Ranking, Search
 from trimaran.plan.settings import PlanSettings, settings_from
 from trimaran.plan.sieve import Sieve
 from trimaran.plan.space import space_of

@@ -15,9 +15,9 @@ from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimate import estimate_many
 from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.memory import memory_limit_gib
 from trimaran.layout import Layout, check_layout, violations
 from trimaran.noun import Noun, TrimaranError
-from trimaran.plan.search import memory_limit_gib
 from trimaran.stack import Stack
 from trimaran.workload import RampUp, Workload
 

@@ -10,6 +10,7 @@ from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimate import Estimates, estimate_many
 from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.cost.memory import memory_limit_gib
 from trimaran.layout import SCHEDULES
 from trimaran.plan.candidates import Parts, Proposer
 from trimaran.plan.objective import Objective
@@ -227,14 +228,6 @@ class Search:
 
     def _limit(self, rows: Columns) -> Floats:
         return memory_limit_gib(self.cluster, rows["dp"] * rows["tp"] * rows["pp"], self.mem_margin)
-
-
-def memory_limit_gib(cluster: Cluster, devices: Ints, margin: float) -> Floats:
-    """GiB that a rank may use, `margin` left free, by how many devices are used; shape of `devices`."""
-    limit = np.full(np.shape(devices), cluster.device.mem_gib)
-    if cluster.host_mem_gib:
-        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_node))
-    return np.asarray(limit * (1.0 - margin))
 
 
 def _smallest_batch(batch: Columns) -> Columns:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError
 
-from trimaran.layout import first_error
-from trimaran.noun import Noun, TrimaranError
+from trimaran.noun import Noun, TrimaranError, first_error
 from trimaran.plan.objective import Objective
 
 Fixable = int | bool | str | tuple[int | str, ...]

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from trimaran.cluster import PRECISIONS, Cluster, Precision
 from trimaran.cost.grid import DP_KINDS, EVEN_SPLIT, PLACEMENTS, RECOMPUTES, STACK_SPLIT, WEIGHTED_SPLIT
-from trimaran.layout import SCHEDULES, Layout, first_error
-from trimaran.noun import TrimaranError
+from trimaran.layout import SCHEDULES, Layout
+from trimaran.noun import TrimaranError, first_error
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 

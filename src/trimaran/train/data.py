@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from trimaran.layout import first_error
-from trimaran.noun import TrimaranError
+from trimaran.noun import TrimaranError, first_error
 from trimaran.recipe import DataJob, DataSettings
 from trimaran.train.text import MIB, documents, text_files
 from trimaran.train.tokenizer import Bytes, HuggingFace, Tokenizer, batches, load_tokenizer, train_bpe

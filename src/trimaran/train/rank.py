@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from trimaran.layout import first_error
-from trimaran.noun import TrimaranError
+from trimaran.noun import TrimaranError, first_error
 from trimaran.recipe import TrainJob
 from trimaran.train.sampler import Sampler
 from trimaran.train.supported import check_supported

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from trimaran.layout import first_error
-from trimaran.noun import Noun, TrimaranError
+from trimaran.noun import Noun, TrimaranError, first_error
 
 INDEX_NAME = "index.json"
 

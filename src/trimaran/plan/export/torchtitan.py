@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimaran.layout import Layout, even_split, resolve_split
+from trimaran.layout import Layout, resolve_split
 from trimaran.plan.export.refuse import refuse_first
 from trimaran.stack import Stack
+from trimaran.stages import even_split
 from trimaran.workload import Workload
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}

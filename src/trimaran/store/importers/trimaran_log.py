@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trimaran.columns import Cell
-from trimaran.layout import first_error
-from trimaran.noun import TrimaranError
+from trimaran.noun import TrimaranError, first_error
 from trimaran.recipe import TrainJob
 from trimaran.rows import layout_cells, workload_cells
 from trimaran.store.importers.draft import Draft
