@@ -266,17 +266,19 @@ def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
 
 
 def _micro_batches(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    micro_batches = layout.micro_batches(workload.global_batch)
-    if layout.schedule == "interleaved" and micro_batches % layout.pp:
-        return (
-            f"the interleaved schedule needs micro-batches in multiples of PP {layout.pp}, but there are "
-            f"{micro_batches}: change the micro-batch or PP"
-        )
-    if layout.schedule == "zero_bubble" and micro_batches < layout.pp:
-        return (
-            f"the zero-bubble schedule needs at least PP {layout.pp} micro-batches, but there are "
-            f"{micro_batches}: lower the micro-batch or PP"
-        )
+    ramp = workload.ramp_up
+    for batch in ramp.steps(workload.global_batch) if ramp else (workload.global_batch,):
+        micro_batches = layout.micro_batches(batch)
+        if layout.schedule == "interleaved" and micro_batches % layout.pp:
+            return (
+                f"the interleaved schedule needs micro-batches in multiples of PP {layout.pp}, but there are "
+                f"{micro_batches} in a global batch of {batch}: change the micro-batch or PP"
+            )
+        if layout.schedule == "zero_bubble" and micro_batches < layout.pp:
+            return (
+                f"the zero-bubble schedule needs at least PP {layout.pp} micro-batches, but there are "
+                f"{micro_batches} in a global batch of {batch}: lower the micro-batch or PP"
+            )
     return None
 
 

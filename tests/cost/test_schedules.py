@@ -9,11 +9,12 @@ import pytest
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import pipeline_time
-from trimaran.cost.simulate import Link, PipelineRun, actions, pipeline_run, simulate, simulated_time
+from trimaran.cost.simulate import Link, PipelineRun, pipeline_run, simulate, simulated_time
 from trimaran.cost.stage_work import stage_work
 from trimaran.files import load_cluster, load_model, load_stack
 from trimaran.layout import Layout, Schedule
 from trimaran.notation import parse_layout
+from trimaran.schedule import actions
 from trimaran.workload import Workload
 
 

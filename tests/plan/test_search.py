@@ -13,7 +13,7 @@ from trimaran.cluster import Cluster, Device, Link
 from trimaran.cost.estimate import estimate_many
 from trimaran.cost.grid import PLACEMENTS, LayoutGrid
 from trimaran.files import load_stack
-from trimaran.layout import Layout, resolve_split, violations
+from trimaran.layout import SCHEDULES, Layout, resolve_split, violations
 from trimaran.model import Model
 from trimaran.noun import TrimaranError
 from trimaran.plan import search
@@ -46,7 +46,7 @@ def every_layout(workload: Workload, cluster: Cluster, stack: Stack) -> list[Lay
     for (dp, tp, pp), mbs in product(degrees, range(1, workload.global_batch + 1)):
         if workload.global_batch % (dp * mbs) or model.heads % tp or pp > model.layers:
             continue  # these three only keep the brute force short; violations would say the same
-        for vpp, schedule in product(range(1, model.layers // pp + 1), ("none", "gpipe", "1f1b", "interleaved")):
+        for vpp, schedule in product(range(1, model.layers // pp + 1), SCHEDULES):
             for zero, kind, sp, recompute in product(
                 range(4), ("all_reduce", "parameter_server", "fully_sharded"), (False, True),
                 ("none", "selective", "full"),

@@ -24,6 +24,10 @@ LAYOUTS = (
     # every micro-batch at once; uneven stages
     "pp4,mbs8,gpipe",
     "pp3,mbs8,split1-5-2",
+    # several chunks a rank, on two ranks (which speak both ways) and on more; weight gradients put off
+    "pp2,vpp4,mbs6",
+    "pp3,vpp2,mbs4,split2-1-1-1-2-1",
+    "pp4,mbs4,zero_bubble",
     # two axes
     "dp2,tp3,mbs12",
     "dp3,pp2,mbs4,gpipe",

@@ -1,34 +1,22 @@
 """Play a pipeline schedule action by action: forward, backward and sends of every rank and micro-batch.
 
-The schedules are GPipe, 1F1B (Narayanan et al., arXiv 1806.03377), interleaved 1F1B (arXiv 2104.04473) and
-zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241). Stages may differ from each other, and so may the links
-between them.
+The schedules are those of trimaran.schedule. Stages may differ from each other, and so may the links between them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout import Layout, Schedule, resolve_split
+from trimaran.schedule import Action, actions, feeds
 from trimaran.stack import Stack
 from trimaran.timeline import Event, EventKind, Timeline
 from trimaran.workload import Workload
-
-
-class Action(NamedTuple):
-    """One thing a rank does: `kind` on micro-batch `micro_batch` in virtual stage `stage`."""
-
-    kind: EventKind
-    micro_batch: int
-    stage: int
 
 
 @dataclass(frozen=True)
@@ -122,66 +110,6 @@ def pipeline_run(
     )
 
 
-@cache
-def actions(schedule: Schedule, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    """What `rank` does, in order."""
-    if schedule == "gpipe":
-        order = range(micro_batches)
-        return (
-            *(Action("forward", m, rank) for m in order),
-            *(Action("backward", m, rank) for m in order),
-        )
-    if schedule == "interleaved":
-        return _interleaved(rank, ranks, stages // ranks, micro_batches)
-    one_by_one = _one_f_one_b(rank, ranks, micro_batches)
-    return _zero_bubble(one_by_one, rank) if schedule == "zero_bubble" else one_by_one
-
-
-def _one_f_one_b(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
-    """Warm-up forwards, then one forward and one backward in turn, then the backwards that are left."""
-    warm_up = min(ranks - rank - 1, micro_batches)
-    out = [Action("forward", m, rank) for m in range(warm_up)]
-    for m in range(micro_batches - warm_up):
-        out += [Action("forward", warm_up + m, rank), Action("backward", m, rank)]
-    out += [Action("backward", m, rank) for m in range(micro_batches - warm_up, micro_batches)]
-    return tuple(out)
-
-
-def _zero_bubble(plain: Sequence[Action], rank: int) -> tuple[Action, ...]:
-    """ZB-H1: weight gradients are put off by as many micro-batches as the rank lies from the first.
-
-    The drain's waits are then filled with them, and no more activations are kept than under 1F1B.
-    """
-    out: list[Action] = []
-    waiting: deque[int] = deque()
-    for action in plain:
-        out.append(action)
-        if action.kind == "backward":
-            waiting.append(action.micro_batch)
-            if len(waiting) > rank:
-                out.append(Action("backward_weight", waiting.popleft(), rank))
-    out += [Action("backward_weight", m, rank) for m in waiting]
-    return tuple(out)
-
-
-def _interleaved(rank: int, ranks: int, chunks: int, micro_batches: int) -> tuple[Action, ...]:
-    """Megatron-LM's order: ranks' worth of micro-batches through each chunk in turn."""
-    total = micro_batches * chunks
-    warm_up = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
-
-    def at(position: int, kind: EventKind) -> Action:
-        group, within = divmod(position, ranks * chunks)
-        chunk = within // ranks
-        chunk = chunk if kind == "forward" else chunks - 1 - chunk
-        return Action(kind, group * ranks + within % ranks, chunk * ranks + rank)
-
-    out = [at(i, "forward") for i in range(warm_up)]
-    for i in range(total - warm_up):
-        out += [at(warm_up + i, "forward"), at(i, "backward")]
-    out += [at(i, "backward") for i in range(total - warm_up, total)]
-    return tuple(out)
-
-
 class _Player:
     """Runs every rank's actions as soon as their inputs are there.
 
@@ -240,8 +168,8 @@ class _Player:
             return rank
         if stage == 0 and not down:
             self.returned.append(end)
-        target = stage + 1 if down else stage - 1
-        return rank if target < 0 else self._send(rank, action, target, end)
+        fed = feeds(action, self.stages)
+        return rank if fed is None else self._send(rank, action, fed.stage, end)
 
     def _send(self, rank: int, action: Action, target: int, end: float) -> int:
         down, boundary = action.kind == "forward", min(action.stage, target)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import accumulate
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -95,29 +97,42 @@ def residual_std(model: Model) -> float:
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage; the first adds the embedding, the last the norm and head.
+    """The layers of one pipeline rank; the first rank adds the embedding, the last the norm and head.
 
-    Layers keep their number in the whole model, so that a weight has one name on every layout.
+    `layers_of` says which layers each virtual stage on this rank has; `stages` is the number of virtual stages of
+    the whole pipeline. Layers keep their number in the whole model, so that a weight has one name on every layout.
     """
 
     def __init__(self, model: Model, layout: Layout, stage_split: tuple[int, ...], mesh: Mesh) -> None:
         super().__init__()
-        first_layer = sum(stage_split[: mesh.pp.index])
-        numbers = range(first_layer, first_layer + stage_split[mesh.pp.index])
+        self.stages = len(stage_split)
+        begins = [0, *accumulate(stage_split)]
+        own = range(mesh.pp.index, self.stages, mesh.pp.size)
+        self.layers_of = {stage: range(begins[stage], begins[stage + 1]) for stage in own}
+        numbers = (number for layers in self.layers_of.values() for number in layers)
         self.embedding = Embedding(model, mesh.tp) if mesh.is_first_stage else None
         self.layers = nn.ModuleDict({str(number): Layer(model, mesh.tp) for number in numbers})
         self.norm = LayerNorm(model.hidden) if mesh.is_last_stage else None
         self.head = Head(model, mesh.tp, embedding=self.embedding) if mesh.is_last_stage else None
         self.recompute_every = layout.recompute_every if layout.recompute == "full" else 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (b, s) on the first stage, else activations (b, s, h) -> activations (b, s, h)."""
-        if self.embedding is not None:
+    def forward(self, x: Tensor, stage: int) -> Tensor:
+        """One virtual stage: tokens (b, s) on the first, else activations (b, s, h) -> activations (b, s, h)."""
+        if stage == 0:
+            assert self.embedding is not None, "the first virtual stage lies on the first rank"
             x = self.embedding(x)
-        for number, layer in self.layers.items():
-            again = self.recompute_every and int(number) % self.recompute_every == 0
+        for number in self.layers_of[stage]:
+            layer = self.layers[str(number)]
+            again = self.recompute_every and number % self.recompute_every == 0
             x = recomputed(layer, x) if again else layer(x)
-        return x if self.norm is None else self.norm(x)
+        if stage < self.stages - 1:
+            return x
+        assert self.norm is not None, "the last virtual stage lies on the last rank"
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def weights(self) -> Iterator[Weight]:
+        """All weights of this rank."""
+        return (parameter for parameter in self.parameters() if isinstance(parameter, Weight))
 
     def loss(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Loss of the last stage's output, summed over the tokens and times `scale`."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from trimaran.recipe import TrainJob
+from trimaran.schedule import Action
 from trimaran.train.flat import COMPUTE_DTYPE, FlatWeights
 from trimaran.train.gpt import Stage
 from trimaran.train.learning_rate import learning_rate
 from trimaran.train.mesh import Mesh
 from trimaran.train.optimizer import AdamW
-from trimaran.train.pipeline import Action, Engine, schedule_actions
+from trimaran.train.pipeline import Engine
 from trimaran.train.sampler import Sampler
 
 
@@ -47,7 +48,8 @@ class Trainer:
         self.flat = FlatWeights(self.stage, layout.precision, job.train.seed, mesh.tp.index, mesh.tp.size, device)
         self.optimizer = AdamW(self.flat, job.train)
         shape = (layout.mbs, workload.seq_len, workload.model.hidden)
-        self.engine = Engine(self.stage, mesh.pp, mesh.pp_returning, shape, COMPUTE_DTYPE[layout.precision], on_action)
+        dtype = COMPUTE_DTYPE[layout.precision]
+        self.engine = Engine(self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, on_action)
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0
@@ -71,9 +73,8 @@ class Trainer:
         micro_batches = own // layout.mbs
         samples = self._sampler.batch(self.consumed_samples + mesh.dp.index * own, own)
         text = torch.from_numpy(samples).to(self.device).view(micro_batches, layout.mbs, -1)
-        actions = schedule_actions(layout.schedule, mesh.pp.index, mesh.pp.size, micro_batches)
         scale = 1.0 / (batch * self.job.workload.seq_len)
-        loss = self.engine.run(actions, text[:, :, :-1], text[:, :, 1:], scale)
+        loss = self.engine.run(text[:, :, :-1], text[:, :, 1:], scale)
         self._sum_gradients()
         return loss if mesh.tp.index == 0 else torch.zeros_like(loss)
 

@@ -58,8 +58,8 @@ class GroupFactory:
     def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False) -> Group | None:
         """The group of `ranks`, or None where `me` is not one of them.
 
-        `returning` asks for the group through which gradients go back along a pipeline. On NCCL it is
-        one of its own, since there the sends and receives of a group wait in one line.
+        `returning` asks for the group for what goes back down a pipeline. On NCCL it is
+        one of its own, since there the sends and receives of two ranks wait in one line.
         """
         key = (returning and not self._on_cpu, ranks)
         if key not in self._groups:
@@ -81,8 +81,8 @@ class GroupFactory:
 class Mesh:
     """The groups of one rank: all ranks of the run, and those along each axis.
 
-    `tied` joins the first and the last stage, which both hold the tied embedding; gradients go back
-    along the pipeline through `pp_returning`.
+    `tied` joins the first and the last stage, which both hold the tied embedding; what goes to a lower rank of
+    the pipeline goes through `pp_returning`.
     """
 
     world: Group

@@ -1,101 +1,99 @@
-"""Pipeline schedules: who does which micro-batch when, and the engine that runs it.
+"""The engine of a pipeline: one rank plays its list of actions, and passes tensors on to its neighbours.
 
-A schedule is a list of actions per stage; the engine knows nothing of schedules. Torch's
-native schedules were weighed and left: they refuse fewer micro-batches than stages, run the
-model a second time to infer shapes, and importing them costs every rank 0.8 s of start-up.
+It knows nothing of schedules (trimaran.schedule). Torch's native ones were weighed and left: they refuse fewer
+micro-batches than stages, run the model a second time to infer shapes, and importing them costs every rank 0.8 s
+of start-up.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trimaran.layout import Schedule
+from trimaran.schedule import Action, actions, feeds
 from trimaran.train.gpt import Stage
 from trimaran.train.mesh import Group
 
 
-@dataclass(frozen=True)
-class Action:
-    """Forward or backward of one micro-batch."""
+class Inbox:
+    """Tensors that one rank sends to this one, in the order in which it sends them.
 
-    kind: Literal["forward", "backward"]
-    micro_batch: int
-
-
-def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """All forwards, then all backwards (Huang et al., arXiv 1811.06965)."""
-    forwards = [Action("forward", i) for i in range(micro_batches)]
-    return forwards + [Action("backward", i) for i in range(micro_batches)]
-
-
-def one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """Warm-up of `stages - stage - 1` forwards, then one forward, one backward; then the rest.
-
-    PipeDream-Flush (Narayanan et al., arXiv 2104.04473, figure 4): as GPipe's, the bubble is
-    (p - 1) / m, but at most `stages - stage` micro-batches are in flight.
+    One receive is posted at any time, so that a tensor has landed by the time it is needed. A tensor that comes
+    before its turn, as happens where several chunks share a pair of ranks, waits here.
     """
-    warm_up = min(stages - stage - 1, micro_batches)
-    actions = [Action("forward", i) for i in range(warm_up)]
-    for i in range(micro_batches - warm_up):
-        actions += [Action("forward", warm_up + i), Action("backward", i)]
-    return actions + [Action("backward", i) for i in range(micro_batches - warm_up, micro_batches)]
 
+    def __init__(self, source: int, group: Group, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
+        self._source, self._group = source, group
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._expected: deque[Action] = deque()
+        self._landed: dict[Action, Tensor] = {}
+        self._posted: tuple[dist.Work, Tensor] | None = None
 
-def schedule_actions(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """The actions of one stage. Without a pipeline every micro-batch goes forward, then backward."""
-    if schedule == "gpipe":
-        return gpipe(stage, stages, micro_batches)
-    return one_f_one_b(stage, stages, micro_batches)
+    def expect(self, needed_by: list[Action]) -> None:
+        """Announce what comes next: one tensor for each of these actions."""
+        self._expected.extend(needed_by)
+        self._post()
+
+    def _post(self) -> None:
+        if self._posted is None and self._expected:
+            tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+            work = dist.irecv(tensor, self._group.ranks[self._source], group=self._group.handle)
+            assert work is not None
+            self._posted = work, tensor
+
+    def take(self, action: Action) -> Tensor:
+        """What `action` needs, awaited."""
+        while action not in self._landed:
+            assert self._posted is not None, f"nothing is on its way for {action}"
+            work, tensor = self._posted
+            work.wait()
+            self._landed[self._expected.popleft()] = tensor
+            self._posted = None
+            self._post()
+        return self._landed.pop(action)
 
 
 class Mailbox:
-    """Sends and receives one tensor shape between this stage and its two neighbours.
+    """Sends and receives tensors of one shape between this rank and its neighbours in the pipeline.
 
-    Receives are posted one micro-batch ahead, so that a tensor has landed by the time it is
-    needed; sends are left to finish by themselves. Each direction of a pair of ranks is its own
-    first-in-first-out channel. On NCCL the two directions need communicators of their own, or a
-    send waiting for its receive would block the other direction.
+    Each ordered pair of ranks is one first-in-first-out channel, on which the receiver posts its receives in the
+    order in which the sender sends, so that neither can wait for the other in a circle. On NCCL the two directions
+    of a pair need communicators of their own, or a send waiting for its receive would block the other direction:
+    `rising` carries what goes to a higher rank of the pipeline, `falling` what goes to a lower one.
     """
 
-    def __init__(self, forward: Group, backward: Group, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._groups = {"forward": forward, "backward": backward}
-        self._shape, self._dtype = shape, dtype
+    def __init__(
+        self, rising: Group, falling: Group, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._index, self._ranks = rising.index, rising.size
+        self._rising, self._falling = rising, falling
         self._sends: deque[tuple[dist.Work, Tensor]] = deque()
+        neighbours = {(self._index + step) % self._ranks for step in (-1, 1)} - {self._index}
+        self._inboxes = {
+            source: Inbox(source, rising if source < self._index else falling, shape, dtype, device)
+            for source in neighbours
+        }
 
-    def inbox(self, kind: str, source: int, count: int, device: torch.device) -> Iterator[Tensor]:
-        """The `count` tensors that stage `source` will send, in order, one being awaited at any time."""
-        group = self._groups[kind]
+    def expect(self, schedule: Schedule, stages: int, micro_batches: int) -> None:
+        """Read from the neighbours' own lists of actions what they will send here."""
+        for source, inbox in self._inboxes.items():
+            sent = (feeds(action, stages) for action in actions(schedule, source, self._ranks, stages, micro_batches))
+            inbox.expect([fed for fed in sent if fed is not None and fed.stage % self._ranks == self._index])
 
-        def post() -> tuple[dist.Work, Tensor]:
-            tensor = torch.empty(self._shape, dtype=self._dtype, device=device)
-            work = dist.irecv(tensor, group.ranks[source], group=group.handle)
-            assert work is not None
-            return work, tensor
+    def receive(self, action: Action) -> Tensor:
+        """What `action` needs from the stage before it, or under a backward from the stage after it."""
+        source = action.stage + (-1 if action.kind == "forward" else 1)
+        return self._inboxes[source % self._ranks].take(action)
 
-        def receive() -> Iterator[Tensor]:
-            work, tensor = first
-            for remaining in range(count - 1, -1, -1):
-                work.wait()
-                received = tensor
-                if remaining:
-                    work, tensor = post()
-                yield received
-
-        if not count:
-            return iter(())
-        first = post()
-        return receive()
-
-    def send(self, kind: str, tensor: Tensor, target: int) -> None:
-        """Begin to send to stage `target`; the tensor is kept until it has gone."""
-        group = self._groups[kind]
+    def send(self, tensor: Tensor, fed: Action) -> None:
+        """Begin to send what `fed` needs to the rank of its stage; the tensor is kept until it has gone."""
+        target = fed.stage % self._ranks
+        group = self._rising if target > self._index else self._falling
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group.ranks[target], group=group.handle)
         assert work is not None
@@ -110,7 +108,7 @@ class Mailbox:
 
 
 class Engine:
-    """Runs one stage through the actions of a schedule.
+    """Runs the virtual stages of one rank through the actions of a schedule.
 
     `shape` is that of the activations between stages, (micro-batch, sequence, hidden).
     `on_action` is called after every action, as a sign of life.
@@ -119,55 +117,63 @@ class Engine:
     def __init__(
         self,
         stage: Stage,
-        forward: Group,
-        backward: Group,
+        schedule: Schedule,
+        rising: Group,
+        falling: Group,
         shape: tuple[int, ...],
         dtype: torch.dtype,
+        device: torch.device,
         on_action: Callable[[Action], None],
     ) -> None:
-        self._stage = stage
-        self._index, self._stages = forward.index, forward.size
-        self._mail = Mailbox(forward, backward, shape, dtype)
+        self._stage, self._schedule = stage, schedule
+        self._index, self._ranks, self._stages = rising.index, rising.size, stage.stages
+        self._mail = Mailbox(rising, falling, shape, dtype, device)
         self._on_action = on_action
+        # weight gradients that the backward at hand has put off
+        self._put_off: list[Callable[[], None]] = []
+        if schedule == "zero_bubble":
+            for weight in stage.weights():
+                weight.put_off = self._put_off
 
-    @property
-    def _first(self) -> bool:
-        return self._index == 0
-
-    @property
-    def _last(self) -> bool:
-        return self._index == self._stages - 1
-
-    def run(self, actions: Sequence[Action], tokens: Tensor, targets: Tensor, scale: float) -> Tensor:
+    def run(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Forward and backward of all micro-batches; gradients are left in the weights' main_grad.
 
         `tokens` and `targets` are (micro-batches, micro-batch, sequence). Returns the loss summed
         over this replica's micro-batches, on the last stage; zero elsewhere.
         """
-        device = tokens.device
-        micro_batches = len(tokens)
-        activations = self._mail.inbox("forward", self._index - 1, 0 if self._first else micro_batches, device)
-        gradients = self._mail.inbox("backward", self._index + 1, 0 if self._last else micro_batches, device)
-        inputs: dict[int, Tensor] = {}
-        outputs: dict[int, Tensor] = {}
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for action in actions:
-            i = action.micro_batch
-            if action.kind == "forward":
-                inputs[i] = tokens[i] if self._first else next(activations).requires_grad_()
-                y = self._stage(inputs[i])
-                if self._last:
+        last = self._stages - 1
+        self._mail.expect(self._schedule, self._stages, len(tokens))
+        inputs: dict[Action, Tensor] = {}
+        outputs: dict[Action, Tensor] = {}
+        waiting: dict[Action, list[Callable[[], None]]] = {}
+        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
+        for action in actions(self._schedule, self._index, self._ranks, self._stages, len(tokens)):
+            kind, i, stage = action
+            fed = feeds(action, self._stages)
+            forward = action._replace(kind="forward")
+            if kind == "forward":
+                x = tokens[i] if stage == 0 else self._mail.receive(action).requires_grad_()
+                y = self._stage(x, stage)
+                if fed is None:
                     y = self._stage.loss(y, targets[i], scale)
                     total += y.detach()
                 else:
-                    self._mail.send("forward", y.detach(), self._index + 1)
-                outputs[i] = y
-            else:
-                torch.autograd.backward(outputs.pop(i), None if self._last else next(gradients))
-                x = inputs.pop(i)
-                if not self._first:
+                    self._mail.send(y.detach(), fed)
+                inputs[action], outputs[action] = x, y
+            elif kind == "backward":
+                dy = None if stage == last else self._mail.receive(action)
+                torch.autograd.backward(outputs.pop(forward), dy)
+                x = inputs.pop(forward)
+                if fed is not None:
                     assert x.grad is not None
-                    self._mail.send("backward", x.grad, self._index - 1)
+                    self._mail.send(x.grad, fed)
+                if self._put_off:
+                    waiting[forward] = self._put_off.copy()
+                    self._put_off.clear()
+            else:
+                with torch.no_grad():
+                    for add in waiting.pop(forward):
+                        add()
             self._on_action(action)
         self._mail.flush()
         return total

@@ -17,10 +17,6 @@ def check_supported(job: TrainJob) -> None:
         ),
         (layout.sequence_parallel, "sequence parallelism is asked for, the trainer has none"),
         (layout.recompute == "selective", "recompute selective is asked for, the trainer does none and full"),
-        (
-            layout.schedule not in ("none", "gpipe", "1f1b"),
-            f"schedule {layout.schedule} is asked for, the trainer does gpipe and 1f1b",
-        ),
         (layout.precision == "fp16", "precision fp16 is asked for, the trainer does fp32, bf16 and bf16_pure"),
         (model.positions != "learned", f"positions {model.positions} are asked for, the trainer does learned ones"),
         (model.norm != "layernorm", f"norm {model.norm} is asked for, the trainer does layernorm"),
@@ -45,6 +41,11 @@ def check_supported(job: TrainJob) -> None:
             raise TrimaranError(
                 f"global batch {batch} is not a multiple of DP {layout.dp} x micro-batch {layout.mbs} = "
                 f"{layout.dp * layout.mbs}: change one of them"
+            )
+        if layout.schedule == "interleaved" and layout.micro_batches(batch) % layout.pp:
+            raise TrimaranError(
+                f"global batch {batch} makes {layout.micro_batches(batch)} micro-batches, and the interleaved "
+                f"schedule needs a multiple of PP {layout.pp}: change one of them"
             )
     for name, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn_hidden", model.ffn_hidden)):
         if size % layout.tp:

@@ -59,11 +59,16 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        width = x.shape[-1]
-        add_product(ctx.weight.main_grad.view(-1, width), dy.reshape(-1, dy.shape[-1]), x.reshape(-1, width))
-        if ctx.bias is not None:
-            ctx.bias.main_grad.view(-1).add_(dy.reshape(-1, dy.shape[-1]).sum(0))
-        return dy @ ctx.weight.view(-1, width), None, None
+        weight, bias, width = ctx.weight, ctx.bias, x.shape[-1]
+
+        def add_gradients() -> None:
+            rows = dy.reshape(-1, dy.shape[-1])
+            add_product(weight.main_grad.view(-1, width), rows, x.reshape(-1, width))
+            if bias is not None:
+                bias.main_grad.view(-1).add_(rows.sum(0))
+
+        weight.accumulate(add_gradients)
+        return dy @ weight.view(-1, width), None, None
 
 
 def add_product(main_grad: Tensor, dy: Tensor, x: Tensor) -> None:

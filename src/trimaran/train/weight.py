@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,10 +48,19 @@ class Weight(nn.Parameter):
 
     `main_grad` is a view into the rank's one flat gradient buffer. The matrix products of the
     backward add into it directly, so a weight's gradient is written once a micro-batch and
-    never exists a second time.
+    never exists a second time. A zero-bubble schedule takes these products out of the backward: they wait in
+    `put_off` until it comes to them.
     """
 
     main_grad: Tensor
+    put_off: list[Callable[[], None]] | None = None
+
+    def accumulate(self, add: Callable[[], None]) -> None:
+        """Let `add` add to `main_grad`, now or when the schedule says so."""
+        if self.put_off is None:
+            add()
+        else:
+            self.put_off.append(add)
 
 
 class Declaring(nn.Module):
