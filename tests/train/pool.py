@@ -52,7 +52,7 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     trainer.forward_backward()
     squared = {n: p.weight.main_grad.double().square().sum().item() for n, p in trainer.flat.places.items()}
     sharded = {n: p.spec.shard_dim is not None for n, p in trainer.flat.places.items()}
-    trainer.flat.grads.zero_()
+    trainer.flat.clear_grads()
     steps = [trainer.step() for _ in range(job.steps)]
     return RankResult(
         dp=mesh.dp.index,

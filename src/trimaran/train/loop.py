@@ -45,7 +45,7 @@ class Trainer:
         layout, workload = job.layout, job.workload
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
-        self.flat = FlatWeights(self.stage, layout.precision, job.train.seed, mesh.tp.index, mesh.tp.size, device)
+        self.flat = FlatWeights(self.stage, layout, mesh, job.train.seed, device)
         self.optimizer = AdamW(self.flat, job.train)
         shape = (layout.mbs, workload.seq_len, workload.model.hidden)
         dtype = COMPUTE_DTYPE[layout.precision]
@@ -83,7 +83,8 @@ class Trainer:
             for place in self.flat.places.values():
                 if place.spec.tied_copy or place.spec.real_rows is not None:
                     self.mesh.tied.sum_(place.weight.main_grad)
-        self.mesh.dp.sum_(self.flat.grads)
+        for unit in self.flat.units:
+            self.mesh.dp.sum_(unit.grads)
 
     def step(self) -> StepResult:
         """One iteration. A loss or gradient that is not finite skips the update."""
@@ -100,7 +101,8 @@ class Trainer:
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if not skipped:
             self.optimizer.step(rate, grad_norm)
-        self.flat.grads.zero_()
+            self.flat.publish()
+        self.flat.clear_grads()
         self.step_number += 1
         self.consumed_samples += batch
         return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped)
