@@ -32,7 +32,7 @@ from trimaran.workload import Workload
 HERE = Path(__file__).parent
 CORES = 2
 WARM_UP_STEPS = 2
-MODEL = Model(layers=8, hidden=384, heads=6, vocab=8192, max_positions=256)
+MODEL = Model(layers=8, hidden=384, heads=6, vocab=8192, max_positions=256, activation="gelu")
 WORKLOAD = Workload(model=MODEL, seq_len=256, global_batch=8)
 TRIMARAN = ("-m", "trimaran.train.worker")
 NATIVE_PIPELINE = (str(HERE / "peers" / "torch_pipelining.py"),)

@@ -1,4 +1,4 @@
-"""Model from a Hugging Face `config.json` of GPT-2, GPT-NeoX, BLOOM or Llama kind."""
+"""Model from a Hugging Face `config.json` of GPT-2, GPT-NeoX, BLOOM or Llama kind, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ from trimaran.noun import TrimaranError
 
 Config = Mapping[str, Any]
 
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+class _InexpressibleError(Exception):
+    """Something that a Model cannot say; the text says what."""
+
+
+def _activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise _InexpressibleError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
 
 def _gpt2(config: Config) -> dict[str, Any]:
     return {
@@ -18,6 +35,9 @@ def _gpt2(config: Config) -> dict[str, Any]:
         "heads": config["n_head"],
         "ffn_hidden": config.get("n_inner"),
         "max_positions": config.get("n_positions", 1024),
+        "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
+        "activation": _activation(config.get("activation_function", "gelu_new")),
+        "tied_embedding": config.get("tie_word_embeddings", True),
     }
 
 
@@ -29,6 +49,9 @@ def _gpt_neox(config: Config) -> dict[str, Any]:
         "ffn_hidden": config["intermediate_size"],
         "max_positions": config.get("max_position_embeddings", 2048),
         "positions": "rotary",
+        "rotary_theta": _rotary(config)[0],
+        "norm_epsilon": config.get("layer_norm_eps", 1e-5),
+        "activation": _activation(config.get("hidden_act", "gelu")),
         "tied_embedding": config.get("tie_word_embeddings", False),
     }
 
@@ -41,10 +64,31 @@ def _bloom(config: Config) -> dict[str, Any]:
         "max_positions": config.get("seq_length", 2048),
         "positions": "alibi",
         "embedding_norm": True,
+        "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
+        "tied_embedding": config.get("tie_word_embeddings", True),
     }
 
 
+def _rotary(config: Config) -> tuple[float, dict[str, Any] | None]:
+    """Base of the angles and their scaling, as configs before and after transformers 5 state them."""
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = stated.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise _InexpressibleError(f"rotary scaling {kind!r} is not one of default, llama3")
+    scaling = {name: stated[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return theta, scaling | {"original_max_positions": stated["original_max_position_embeddings"]}
+
+
 def _llama(config: Config) -> dict[str, Any]:
+    for name in ("attention_bias", "mlp_bias"):
+        if config.get(name):
+            raise _InexpressibleError(f"{name} is true, and a Model has a bias everywhere or nowhere")
+    if config.get("hidden_act", "silu") != "silu":
+        raise _InexpressibleError(f"hidden_act {config['hidden_act']!r} is not silu")
+    theta, scaling = _rotary(config)
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -54,7 +98,10 @@ def _llama(config: Config) -> dict[str, Any]:
         "ffn_hidden": config["intermediate_size"],
         "max_positions": config.get("max_position_embeddings", 2048),
         "positions": "rotary",
+        "rotary_theta": theta,
+        "rotary_scaling": scaling,
         "norm": "rmsnorm",
+        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         "mlp": "swiglu",
         "bias": False,
         "tied_embedding": config.get("tie_word_embeddings", False),
@@ -85,5 +132,7 @@ def model_from_config(config: Config, source: str) -> Model:
         fields["vocab"] = config["vocab_size"]
     except KeyError as error:
         raise TrimaranError(f"{source}: key {error} is missing from a {kind} config: add it") from None
+    except _InexpressibleError as error:
+        raise TrimaranError(f"{source}: {error}: write a model TOML of the nearest shape to plan with") from None
     name = config.get("_name_or_path") or source
     return Model.model_validate({"name": str(name), **fields})

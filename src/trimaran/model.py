@@ -11,6 +11,7 @@ from trimaran.noun import Noun
 Positions = Literal["learned", "rotary", "alibi"]
 Norm = Literal["layernorm", "rmsnorm"]
 Mlp = Literal["gelu", "swiglu"]
+Activation = Literal["gelu", "gelu_tanh"]
 Head = Literal["vocabulary", "classifier"]
 
 
@@ -18,6 +19,24 @@ def padded_vocab(vocab: int, tp: int) -> int:
     """Vocabulary rounded up to a multiple of 128 x TP, as Megatron-LM lays it out."""
     multiple = 128 * tp
     return -(-vocab // multiple) * multiple
+
+
+class RotaryScaling(Noun):
+    """How rotary frequencies are stretched to a longer context than the model was first trained on (Llama 3.1)."""
+
+    factor: float = Field(ge=1)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_max_positions: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor {self.high_freq_factor:g} is not above low_freq_factor {self.low_freq_factor:g}: "
+                f"wavelengths between the two are blended"
+            )
+        return self
 
 
 class Model(Noun):
@@ -34,8 +53,15 @@ class Model(Noun):
     max_positions: int = Field(default=2048, gt=0, le=100_000_000)
     tied_embedding: bool = True
     positions: Positions = "learned"
+    rotary_theta: float = Field(default=10_000.0, gt=0, description="base of the rotary angles")
+    rotary_scaling: RotaryScaling | None = None
     norm: Norm = "layernorm"
+    norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
     mlp: Mlp = "gelu"
+    activation: Activation = Field(
+        default="gelu_tanh",
+        description="GELU, exact or by tanh. Unstated: tanh, as GPT-2, GPT-3 and BLOOM have it; exact with rotary",
+    )
     bias: bool = True
     embedding_norm: bool = False
     head: Head = Field(default="vocabulary", description="classifier: no logits over the vocabulary")
@@ -47,6 +73,8 @@ class Model(Noun):
         """Derived sizes are filled in once, so that every reader sees the real number."""
         if not isinstance(data, dict):
             return data
+        if data.get("positions") == "rotary" and data.get("activation") is None:
+            data = {**data, "activation": "gelu"}
         hidden, heads = data.get("hidden"), data.get("heads")
         if not (isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0):
             return data
@@ -62,6 +90,10 @@ class Model(Noun):
             raise ValueError(
                 f"hidden {self.hidden} is not a multiple of heads {self.heads}: "
                 f"choose heads that divide hidden, or state head_dim"
+            )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"head_dim {self.head_dim} is odd, and rotary positions turn features in pairs: make it even"
             )
         if self.heads % self.kv_heads:
             raise ValueError(

@@ -77,6 +77,56 @@ def test_hugging_face_configs_of_four_kinds_are_models(tmp_path: Path) -> None:
         assert load_model(str(path)).parameters / 1e9 == pytest.approx(billions[config["model_type"]], rel=1e-2)
 
 
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "rms_norm_eps": 1e-6,
+}
+STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", **STRETCHED}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, **STRETCHED}},
+    ],
+    ids=["transformers 4", "transformers 5"],
+)
+def test_a_llama_config_states_its_angles_and_its_norm(tmp_path: Path, rotary: dict[str, object]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | rotary))
+    model = load_model(str(tmp_path / "config.json"))
+    assert (model.rotary_theta, model.norm_epsilon) == (500_000.0, 1e-6)
+    assert model.rotary_scaling is not None and model.rotary_scaling.original_max_positions == 8192
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+    ],
+    ids=str,
+)
+def test_a_config_that_means_another_model_is_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+    with pytest.raises(TrimaranError, match=says):
+        load_model(str(tmp_path / "config.json"))
+
+
+def test_the_gelu_is_the_familys(tmp_path: Path) -> None:
+    families = {"gpt2-124m": "gelu_tanh", "gpt3-175b": "gelu_tanh", "bloom-176b": "gelu_tanh"}
+    assert {name: load_model(name).activation for name in families} == families
+    neox = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox", "vocab_size": 100, **neox}))
+    assert load_model(str(tmp_path / "config.json")).activation == "gelu"
+
+
 def test_a_misspelt_name_gets_the_nearest_one() -> None:
     with pytest.raises(TrimaranError, match="did you mean 'jean-zay-a100-80gb'"):
         load_cluster("jean-zay-a100-80g")

@@ -43,7 +43,11 @@ def plain_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
         y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, -1)
         x = x + y @ w[f"layers.{i}.attention.projection.weight"].T + w[f"layers.{i}.attention.projection.bias"]
         y = norm(x, f"layers.{i}.mlp_norm") @ w[f"layers.{i}.mlp.up.weight"].T + w[f"layers.{i}.mlp.up.bias"]
-        x = x + functional.gelu(y) @ w[f"layers.{i}.mlp.down.weight"].T + w[f"layers.{i}.mlp.down.bias"]
+        x = (
+            x
+            + functional.gelu(y, approximate="tanh") @ w[f"layers.{i}.mlp.down.weight"].T
+            + w[f"layers.{i}.mlp.down.bias"]
+        )
     logits = (norm(x, "norm") @ w["embedding.tokens"].T)[:, :, : SMALL.vocab]
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 

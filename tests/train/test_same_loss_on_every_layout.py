@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from conftest import SMALL
+from conftest import BLOOM, LLAMA, SMALL
 from pool import Pool, Run
+from trimaran.model import Model
+from trimaran.notation import parse_layout
 from trimaran.recipe import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
@@ -61,11 +63,10 @@ class Reference:
     make_job: Callable[..., TrainJob]
     runs: dict[str, Run]
 
-    def run(self, **model: object) -> Run:
+    def run(self, model: Model = SMALL) -> Run:
         key = repr(model)
         if key not in self.runs:
-            job = self.make_job(ONE_PROCESS, model=SMALL.model_copy(update=model))
-            self.runs[key] = self.pool.run(job)
+            self.runs[key] = self.pool.run(self.make_job(ONE_PROCESS, model=model))
         return self.runs[key]
 
 
@@ -97,12 +98,31 @@ def test_every_mix_of_degrees_agrees_with_one_process(
     assert_same(pool.run(make_job(layout)), reference.run())
 
 
-@pytest.mark.parametrize("model", [{"tied_embedding": False}, {"bias": False}, {"kv_heads": 12}], ids=str)
+@pytest.mark.parametrize("change", [{"tied_embedding": False}, {"bias": False}, {"kv_heads": 12}], ids=str)
 def test_other_models_agree_with_one_process(
-    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: dict[str, object]
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, change: dict[str, object]
 ) -> None:
-    job = make_job("tp3,pp2,mbs12", model=SMALL.model_copy(update=model))
-    assert_same(pool.run(job), reference.run(**model))
+    model = SMALL.model_copy(update=change)
+    assert_same(pool.run(make_job("tp3,pp2,mbs12", model=model)), reference.run(model))
+
+
+@pytest.mark.parametrize("layout", ["tp2,pp2,mbs12,recompute-full", "dp2,tp4,mbs6"])
+@pytest.mark.parametrize("model", [BLOOM, LLAMA], ids=["bloom", "llama"])
+def test_other_families_agree_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", [BLOOM, LLAMA], ids=["bloom", "llama"])
+def test_other_families_agree_on_every_layout(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
+) -> None:
+    if model.kv_heads % parse_layout(layout).tp:
+        pytest.skip("key-value heads do not divide by TP: the layout is refused")
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
 def test_training_learns(reference: Reference) -> None:

@@ -94,18 +94,20 @@ def sum_forward(x: Tensor, group: Group) -> Tensor:
 class ColumnLinear(Declaring):
     """Output features cut over TP: every rank sees all of x (.., in) and returns its own (.., out / TP).
 
-    `out_shape` may have several dimensions, of which the first is the one cut.
+    `out_shape` may have several dimensions, of which `cut` is the one divided among the ranks.
     """
 
     weight: Weight
     bias: Weight | None
 
-    def __init__(self, in_features: int, out_shape: tuple[int, ...], group: Group, *, bias: bool, std: float) -> None:
+    def __init__(
+        self, in_features: int, out_shape: tuple[int, ...], group: Group, *, cut: int = 0, bias: bool, std: float
+    ) -> None:
         super().__init__()
         self.group = group
-        self.declare("weight", WeightSpec((*out_shape, in_features), shard_dim=0, std=std), group.size)
+        self.declare("weight", WeightSpec((*out_shape, in_features), shard_dim=cut, std=std), group.size)
         if bias:
-            self.declare("bias", WeightSpec(out_shape, shard_dim=0, init="zeros"), group.size)
+            self.declare("bias", WeightSpec(out_shape, shard_dim=cut, init="zeros"), group.size)
         else:
             self.bias = None
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from trimaran.model import Model, padded_vocab
 from trimaran.train.differentiable import apply
 from trimaran.train.mesh import Group
+from trimaran.train.positions import places_in
 from trimaran.train.tensor_parallel import add_product, sum_backward, sum_forward
 from trimaran.train.weight import Declaring, Weight, WeightSpec
 
@@ -60,21 +61,28 @@ class _Lookup(torch.autograd.Function):
 
 
 class Embedding(Declaring):
-    """Token embedding, cut over TP by rows of the vocabulary, plus learned positions."""
+    """Token embedding, cut over TP by rows of the vocabulary, plus learned positions where the model has them."""
 
     tokens: Weight
-    positions: Weight
+    positions: Weight | None
 
     def __init__(self, model: Model, group: Group) -> None:
         super().__init__()
         self.group = group
         self.declare("tokens", embedding_spec(model, group.size), group.size)
-        self.declare("positions", WeightSpec((model.max_positions, model.hidden)))
+        if model.positions == "learned":
+            self.declare("positions", WeightSpec((model.max_positions, model.hidden)))
+        else:
+            self.positions = None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(b, s) token ids -> (b, s, h)."""
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """(b, s) token ids -> (b, s, h). Positions count from each document's beginning where those are given."""
         x = sum_forward(apply(_Lookup, tokens, self.tokens, self.group), self.group)
-        return x + self.positions[: tokens.shape[1]]
+        if self.positions is None:
+            return x
+        if documents is None:
+            return x + self.positions[: tokens.shape[1]]
+        return x + functional.embedding(places_in(documents), self.positions)
 
 
 def _loss_and_gradient(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from trimaran.model import Model
+
+INIT_STD = 0.02
 Init = Literal["normal", "zeros", "ones"]
 
 
@@ -26,7 +30,7 @@ class WeightSpec:
     shape: tuple[int, ...]
     shard_dim: int | None = None
     init: Init = "normal"
-    std: float = 0.02
+    std: float = INIT_STD
     real_rows: int | None = None
     drawn_as: str | None = None
     tied_copy: bool = False
@@ -41,6 +45,11 @@ class WeightSpec:
         if self.shard_dim is None:
             return self.shape
         return tuple(n // tp if dim == self.shard_dim else n for dim, n in enumerate(self.shape))
+
+
+def residual_std(model: Model) -> float:
+    """Standard deviation of the two matrices that add to the residual stream (GPT-2: / sqrt(2 L))."""
+    return INIT_STD / math.sqrt(2 * model.layers)
 
 
 class Weight(nn.Parameter):

@@ -1,0 +1,42 @@
+"""Causal self-attention, cut over TP by heads."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trimaran.model import Model
+from trimaran.train.mesh import Group
+from trimaran.train.positions import Positions
+from trimaran.train.tensor_parallel import ColumnLinear, RowLinear
+from trimaran.train.weight import INIT_STD, residual_std
+
+
+class Attention(nn.Module):
+    """Causal self-attention; each TP rank computes its own key-value heads with their queries."""
+
+    def __init__(self, model: Model, group: Group, positions: Positions) -> None:
+        super().__init__()
+        self.positions = positions
+        self.queries_per_kv = model.heads // model.kv_heads
+        self.kv_heads = model.kv_heads // group.size
+        self.head_dim = model.head_dim
+        # per key-value head: its queries, the key, the value - so that a cut by heads is one slice
+        out_shape = (model.kv_heads, self.queries_per_kv + 2, model.head_dim)
+        self.qkv = ColumnLinear(model.hidden, out_shape, group, bias=model.bias, std=INIT_STD)
+        self.projection = RowLinear(
+            model.attention_hidden, model.hidden, group, bias=model.bias, std=residual_std(model)
+        )
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """(b, s, h) -> (b, s, h). `documents` (b, s): tokens see none but their own."""
+        b, s, _ = x.shape
+        qkv = self.qkv(x).view(b, s, self.kv_heads, self.queries_per_kv + 2, self.head_dim)
+        q, k, v = qkv.split((self.queries_per_kv, 1, 1), dim=3)
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
+        q, k = self.positions.rotate(q, k)
+        mask = self.positions.mask(q, documents)
+        y = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.queries_per_kv > 1
+        )
+        return self.projection(y.transpose(1, 2).reshape(b, s, -1))  # type: ignore[no-any-return]
