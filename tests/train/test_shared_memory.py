@@ -38,6 +38,17 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
                 own = parts[rank].clone()
                 memory.sum_(own)
                 assert torch.equal(own, total)
+            if dtype != torch.float64:
+                whole = torch.stack([p.roll(rank) for p in parts])
+                wanted = sum(parts[rank].roll(r) for r in (rank, *(r for r in range(RANKS) if r != rank)))
+                apart = torch.empty(size, dtype=dtype)
+                memory.scatter_sum(apart, whole)
+                memory.scatter_sum(whole[rank], whole)
+                assert torch.equal(apart, wanted) and torch.equal(whole[rank], wanted)
+                memory.gather_into(whole, parts[rank])
+                assert torch.equal(whole, torch.stack(parts))
+                memory.gather_into(whole, whole[rank])
+                assert torch.equal(whole, torch.stack(parts))
     gathered = memory.gather(torch.full((2, 3), float(rank)))
     assert [g.tolist() for g in gathered] == [[[float(r)] * 3] * 2 for r in range(RANKS)]
     pipe.send("sums agree")
@@ -56,7 +67,7 @@ def port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_sums_are_exact_and_the_same_everywhere_and_a_dead_rank_is_noticed(port: int) -> None:
+def test_collectives_are_exact_and_the_same_everywhere_and_a_dead_rank_is_noticed(port: int) -> None:
     before = set(Path("/dev/shm").glob("trimaran-*"))
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []

@@ -44,6 +44,27 @@ class Group:
         dist.all_gather(gathered, tensor, group=self.handle)
         return gathered
 
+    def scatter_sum(self, own: Tensor, whole: Tensor) -> None:
+        """Own = this rank's part of `whole`, summed over the group: reduce-scatter.
+
+        `whole` is `size` parts of own's length, in the order of the group. `own` may be its part of `whole`.
+        """
+        if self.memory is not None:
+            self.memory.scatter_sum(own, whole)
+        elif self.size > 1:
+            dist.reduce_scatter_tensor(own.view(-1), whole.view(-1), group=self.handle)
+        else:
+            own.view(-1).copy_(whole.view(-1))
+
+    def gather_into(self, whole: Tensor, own: Tensor) -> None:
+        """Whole = every rank's `own`, in the order of the group: all-gather. `own` may be its part of `whole`."""
+        if self.memory is not None:
+            self.memory.gather_into(whole, own)
+        elif self.size > 1:
+            dist.all_gather_into_tensor(whole.view(-1), own.view(-1), group=self.handle)
+        else:
+            whole.view(-1).copy_(own.view(-1))
+
 
 class GroupFactory:
     """Makes process groups once each. Every rank of the world must ask for the same ones in the same order.

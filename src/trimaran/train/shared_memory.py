@@ -137,6 +137,39 @@ class SharedMemory:
         self._turn = 1 - self._turn
         return gathered
 
+    def scatter_sum(self, own: Tensor, whole: Tensor) -> None:
+        """Own = this rank's part of `whole`, which has `size` parts of own's length, summed over the ranks.
+
+        `own` may be that part of `whole` itself; the other parts of `whole` are left alone.
+        """
+        flat, parts = own.view(-1), whole.view(self._size, -1)
+        others = [rank for rank in range(self._size) if rank != self._index]
+        step = SLOT_BYTES // whole.element_size() // self._size
+        for begin in range(0, flat.numel(), step):
+            span = slice(begin, min(begin + step, flat.numel()))
+            pieces = parts[:, span]
+            mine = self._slot(self._index, pieces).view(pieces.shape)
+            for rank in others:
+                mine[rank].copy_(pieces[rank])
+            self._meet()
+            out = flat[span].copy_(pieces[self._index])
+            for rank in others:
+                out.add_(self._slot(rank, pieces).view(pieces.shape)[self._index])
+            self._turn = 1 - self._turn
+
+    def gather_into(self, whole: Tensor, own: Tensor) -> None:
+        """Whole = every rank's `own`, one after the other; `own` may be this rank's part of `whole` itself."""
+        flat, parts = own.view(-1), whole.view(self._size, -1)
+        step = SLOT_BYTES // whole.element_size()
+        for begin in range(0, flat.numel(), step):
+            span = slice(begin, min(begin + step, flat.numel()))
+            self._slot(self._index, flat[span]).copy_(flat[span])
+            self._meet()
+            for rank in range(self._size):
+                source = flat[span] if rank == self._index else self._slot(rank, flat[span])
+                parts[rank, span].copy_(source)
+            self._turn = 1 - self._turn
+
 
 def bytes_needed(size: int) -> int:
     """Bytes of the file for `size` ranks."""
