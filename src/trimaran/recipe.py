@@ -11,6 +11,7 @@ from trimaran.cluster import Cluster
 from trimaran.layout import Layout
 from trimaran.noun import Noun
 from trimaran.stack import Stack
+from trimaran.variant import PLAIN, Variant
 from trimaran.workload import Workload
 
 _FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
@@ -83,6 +84,7 @@ class SweepSettings(Noun):
     fixed: dict[str, int | str | bool] = Field(default_factory=dict, description="layout fields held fixed")
     mem_margin: float = Field(default=0.05, ge=0, lt=1, description="share of memory the planner leaves free")
     margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
+    variants: tuple[Variant, ...] = Field(default=(), description="each layout is run under each; empty: plainly")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,6 +94,8 @@ class SweepSettings(Noun):
             raise ValueError(
                 f"min_trials {self.min_trials} exceeds max_trials {self.max_trials}: lower the one or raise the other"
             )
+        if len({variant.text() for variant in self.variants}) < len(self.variants):
+            raise ValueError("variants holds the same variant twice: drop one")
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} leaves none of steps {self.steps} to be timed: raise steps"
@@ -109,6 +113,11 @@ class Recipe(Noun):
     data: DataSettings = DataSettings()
     sweep: SweepSettings = SweepSettings()
     train: TrainSettings = TrainSettings()
+
+    @property
+    def variant(self) -> Variant:
+        """What tune and train run under: the only variant of the sweep, or none."""
+        return self.sweep.variants[0] if len(self.sweep.variants) == 1 else PLAIN
 
     @field_validator("name")
     @classmethod

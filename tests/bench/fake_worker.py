@@ -90,6 +90,11 @@ if behaviour == "exit-2":
     sys.exit(2)
 if behaviour == "silent":
     sleep_for_ever()
+if behaviour == "hang-first":
+    (out_dir / f"heartbeat.{rank}").write_text("import_torch")
+    time.sleep(0.3)
+    (out_dir / f"heartbeat.{rank}").write_text("step" if last or rank else "connect")
+    sleep_for_ever()
 if behaviour == "leave-children":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left-by-a-fake-rank"])
 
@@ -108,7 +113,11 @@ result = {
     "losses": [5.0 - n for n in range(steps)],
     "mem_gib_per_rank": [1.0 + n for n in range(world)],
     "startup_s": {"import": 0.1},
-    "ranks_saw": {name: os.environ.get(name) for name in ("MASTER_PORT", "OMP_NUM_THREADS", "A_VARIANT")},
+    "ranks_saw": {
+        **{name: os.environ.get(name) for name in ("MASTER_PORT", "OMP_NUM_THREADS", "A_VARIANT")},
+        "cores": len(os.sched_getaffinity(0)),
+        "python": sys.executable,
+    },
 }
 if behaviour == "diverge":
     result["losses"] = [5.0, 4.0, float("nan"), *([1.0] * (steps - 3))]

@@ -22,6 +22,7 @@ from trimaran.measurement import Measurement
 from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe
+from trimaran.variant import Variant
 
 Run = Callable[..., Measurement]
 
@@ -93,6 +94,16 @@ def test_a_trial_that_never_reaches_its_first_step_hangs_too(run_fake: Run) -> N
     assert "before its first step" in (row.evidence or "")
 
 
+def test_a_hang_in_the_first_step_is_told_by_the_start_up_and_not_by_its_limit(run_fake: Run) -> None:
+    row = run_fake("hang-first", "dp2,mbs1", start_s=25)
+    assert row.status == "hang"
+    assert row.evidence is not None
+    assert re.match(r"rank 1 gave no sign for [\d.]+ s in its first step", row.evidence)
+    assert row.evidence.count("in sleep_for_ever") == 2
+    assert row.wall_s is not None
+    assert row.wall_s < 20
+
+
 def test_slow_steps_are_no_hang_as_long_as_they_are_regular(run_fake: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_S", "0.4")
     assert run_fake("ok", hang_s=0.1).status == "ok"
@@ -128,13 +139,15 @@ def test_a_diverged_loss_is_kept_up_to_where_it_ends(run_fake: Run) -> None:
 
 
 def test_a_variant_reaches_the_ranks_and_the_row(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
-    variant = {"A_VARIANT": "a; rm -rf $HOME", "OMP_NUM_THREADS": "3"}
+    variant = Variant(environment={"A_VARIANT": "$(rm -rf $HOME) | `id`", "OMP_NUM_THREADS": "3"}, pin_cpus=True)
     layout = parse_layout("dp1,mbs1")
     trial = prepare_trial(recipe, cluster, layout, data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant)
     row = run_trial(trial, launcher_named("local"), LIMITS, worker=fake_worker("ok"))
     saw = json.loads((Path(trial.job.out_dir) / "result.json").read_text())["ranks_saw"]
-    assert (saw["A_VARIANT"], saw["OMP_NUM_THREADS"]) == ("a; rm -rf $HOME", "3")
-    assert row.variants["OMP_NUM_THREADS"] == "3"
+    assert (saw["A_VARIANT"], saw["OMP_NUM_THREADS"]) == ("$(rm -rf $HOME) | `id`", "3")
+    assert saw["cores"] == 1
+    assert row.variants == {"A_VARIANT": "$(rm -rf $HOME) | `id`", "OMP_NUM_THREADS": "3", "pin_cpus": "yes"}
+    assert row.environment["OMP_NUM_THREADS"] == "3"
     plain = prepare_trial(recipe, cluster, layout, data_dir=tmp_path, work_dir=tmp_path)
     assert plain.key != trial.key
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from trimaran.bench.limits import Limits
 
+_STEP = "step"
+_START_UP = ("import_torch", "connect", "build")
+
 
 class Pulse:
     """Watches `heartbeat.<rank>` files and the lines of `log.jsonl` in a trial's folder.
+
+    A rank writes the name of each phase of its start-up into its heartbeat file, and `step` when steps begin;
+    afterwards it sets the file's time, several times a step.
 
     Ages are measured on this process's monotonic clock from the moment a change was seen, so
     that neither a clock that is set nor a laptop that sleeps looks like a hang.
@@ -21,6 +28,8 @@ class Pulse:
         self._stamps: list[int] = [0] * ranks
         self._seen_at = [self._started] * ranks
         self._in_step = [False] * ranks
+        self._phase = [""] * ranks
+        self._start_up_s = 0.0
         self._longest_gap_s = 0.0
         self._first_step_s = 0.0
         self._log_offset = 0
@@ -33,12 +42,13 @@ class Pulse:
         if self.steps and not self._first_step_s:
             self._first_step_s = now - self._started
         for rank in range(len(self._stamps)):
-            try:
-                stamp = (self._out_dir / f"heartbeat.{rank}").stat().st_mtime_ns
-            except OSError:
+            seen = _look(self._out_dir / f"heartbeat.{rank}")
+            if seen is None or seen == (self._stamps[rank], self._phase[rank]):
                 continue
-            if stamp == self._stamps[rank]:
-                continue
+            stamp, phase = seen
+            if phase == _STEP and self._phase[rank] != _STEP:
+                self._start_up_s = max(self._start_up_s, now - self._started)
+            self._phase[rank] = phase
             # start-up and the first step's warm-up are no measure of a step
             if self._in_step[rank]:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._seen_at[rank])
@@ -47,23 +57,30 @@ class Pulse:
 
     def silent(self, running: list[int], limits: Limits) -> str | None:
         """A sentence naming the rank among `running` that has been silent too long, or None."""
-        if not running:
-            return None
-        quietest = min(running, key=lambda rank: self._seen_at[rank])
-        age = time.monotonic() - self._seen_at[quietest]
-        allowed = self._allowed_s(limits)
-        when = f"after step {self.steps}" if self.steps else "before its first step"
-        if age <= allowed:
-            return None
-        return f"rank {quietest} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed"
+        now = time.monotonic()
+        for rank in sorted(running, key=lambda rank: self._seen_at[rank]):
+            age, allowed = now - self._seen_at[rank], self._allowed_s(rank, limits)
+            if age > allowed:
+                when = f"after step {self.steps}" if self.steps else self._start_of(rank)
+                return f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed"
+        return None
 
-    def _allowed_s(self, limits: Limits) -> float:
+    def _allowed_s(self, rank: int, limits: Limits) -> float:
         # loading libraries and connecting is no step, and neither is leaving with a result written
-        if self.steps == 0 or (self._out_dir / "result.json").exists():
+        if (self._out_dir / "result.json").exists() or (self.steps == 0 and self._phase[rank] != _STEP):
             return limits.start_s
+        if self.steps == 0:
+            # the first step also makes kernels and connections ready, which goes with how long start-up took
+            return max(limits.hang_s, limits.hang_steps * max(limits.step_s, self._start_up_s))
         # with one step seen there may be no gap to go by yet; start-up and that step took longer than one
         longest = self._longest_gap_s if self.steps > 1 else max(self._longest_gap_s, self._first_step_s)
         return max(limits.hang_s, limits.hang_steps * longest)
+
+    def _start_of(self, rank: int) -> str:
+        phase = self._phase[rank]
+        if phase == _STEP:
+            return "in its first step"
+        return f"before its first step{f', since it began to {phase}' if phase in _START_UP else ''}"
 
     def ages_s(self) -> tuple[float, ...]:
         """Seconds since each rank's last sign."""
@@ -79,3 +96,15 @@ class Pulse:
             return
         self._log_offset += len(new)
         self.steps += new.count(b"\n")
+
+
+def _look(heartbeat: Path) -> tuple[int, str] | None:
+    """When the file last changed, in ns, and the phase it names; None where there is none.
+
+    Opening the file makes a network file system ask its server, which looking at its name alone does not.
+    """
+    try:
+        with heartbeat.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(32).decode(errors="replace")
+    except OSError:
+        return None

@@ -15,7 +15,8 @@ class Launch:
     """What to start: `command` once per rank, its output in `out_dir`.
 
     `environment` is added to the launcher's own. Ranks find each other through RANK,
-    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun.
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. `ranks_per_node` is how many
+    share a node (None: all), `memory_gib` what those of a node may hold together.
     """
 
     command: Sequence[str]
@@ -23,6 +24,10 @@ class Launch:
     out_dir: Path
     threads_per_rank: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
+    ranks_per_node: int | None = None
+    memory_gib: float | None = None
+    pin_cpus: bool = False
+    clock_ghz: float | None = None
 
     def stdout(self, rank: int) -> Path:
         """File of what `rank` prints."""
@@ -42,6 +47,10 @@ class Ranks(Protocol):
 
     def process_ids(self) -> tuple[int, ...]:
         """Processes of this machine that belong to the trial and live; empty where they are elsewhere."""
+        ...
+
+    def over_memory(self) -> bool:
+        """Whether the kernel has ended a process of the trial for holding more than `Launch.memory_gib`."""
         ...
 
     def ask_for_stacks(self) -> None:

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from trimaran.bench.cgroup import MemoryGroup, memory_group
+from trimaran.bench.clock import capped_clock
 from trimaran.bench.launcher import Launch
 from trimaran.bench.port import HeldPort
 from trimaran.noun import TrimaranError
@@ -29,8 +31,10 @@ class LocalLauncher:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
         ranks = LocalRanks(HeldPort())
         try:
+            ranks.hold(capped_clock(launch.clock_ghz))
+            ranks.memory = memory_group(launch.memory_gib)
             for rank in range(launch.ranks):
-                ranks.add(self._start_rank(launch, rank, ranks.port))
+                ranks.add(self._start_rank(launch, rank, ranks))
         except OSError as error:
             ranks.kill()
             raise TrimaranError(f"rank {len(ranks.processes)} of {launch.ranks} cannot be started: {error}") from None
@@ -40,7 +44,8 @@ class LocalLauncher:
         return ranks
 
     @staticmethod
-    def _start_rank(launch: Launch, rank: int, port: HeldPort) -> subprocess.Popen[bytes]:
+    def _start_rank(launch: Launch, rank: int, ranks: LocalRanks) -> subprocess.Popen[bytes]:
+        port = ranks.port
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(launch.threads_per_rank),
@@ -59,7 +64,12 @@ class LocalLauncher:
         if rank == 0:
             environment["TRIMARAN_RENDEZVOUS_FD"] = str(port.fileno())
             handed_over = (port.fileno(),)
-        command = [sys.executable, "-I", "-S", str(_BECOME_RANK), str(os.getpid()), *launch.command]
+        cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"
+        group = str(ranks.memory.processes_file) if ranks.memory else "-"
+        # without a group one rank alone can be held to the limit, and the watch looks at their sum
+        data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
+        settled = [str(os.getpid()), cores, group, data]
+        command = [sys.executable, "-I", "-S", str(_BECOME_RANK), *settled, *launch.command]
         with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
             return subprocess.Popen(
                 command,
@@ -69,6 +79,7 @@ class LocalLauncher:
                 stderr=stderr,
                 pass_fds=handed_over,
                 start_new_session=True,
+                cwd=launch.out_dir,  # a file that a library writes by a bare name stays in the trial's folder
             )
 
 
@@ -78,6 +89,13 @@ class LocalRanks:
     def __init__(self, port: HeldPort) -> None:
         self.port = port
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.memory: MemoryGroup | None = None
+        self._held = contextlib.ExitStack()
+        self._over_memory = False
+
+    def hold(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context that ends with the trial."""
+        self._held.enter_context(context)
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
         """Take a started rank into care."""
@@ -90,6 +108,11 @@ class LocalRanks:
     def process_ids(self) -> tuple[int, ...]:
         """Ids of the ranks that still run."""
         return tuple(process.pid for process in self.processes if process.poll() is None)
+
+    def over_memory(self) -> bool:
+        """Whether the kernel has ended a process of the trial for its memory limit."""
+        self._over_memory = self._over_memory or (self.memory is not None and self.memory.over_memory())
+        return self._over_memory
 
     def ask_for_stacks(self) -> None:
         """SIGUSR1 to every rank; a rank that has no handler for it ends, as it is about to anyway."""
@@ -106,7 +129,18 @@ class LocalRanks:
         deadline = time.monotonic() + _FREED_WITHIN_S
         while any(_group_lives(process.pid) for process in self.processes) and time.monotonic() < deadline:
             time.sleep(0.01)
+        self.over_memory()
+        if self.memory:
+            self.memory.close()
+        self._held.close()
         self.port.close()
+
+
+def cores_of(rank: int, launch: Launch) -> list[int]:
+    """The cores that a pinned rank computes on: its own where there are enough, else shared in turns."""
+    usable = sorted(os.sched_getaffinity(0))
+    threads = launch.threads_per_rank
+    return sorted({usable[(rank * threads + thread) % len(usable)] for thread in range(threads)})
 
 
 def _kill_group(leader: int) -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from trimaran.host import memory_gib, processor_name, usable_cores
+from trimaran.noun import TrimaranError
+from trimaran.variant import TUNING_PREFIXES
 
 _LIBRARIES = ("torch", "numpy", "pydantic")
-# Variables that change how fast or how large a rank is.
-_TELLING_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "CUDA_", "MALLOC_", "LD_")
+_LOOK = """
+import importlib.metadata, json, platform, sys
+versions = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(versions))
+"""
 
 
 @functools.cache
@@ -24,20 +35,26 @@ def machine() -> str:
 
 
 @functools.cache
-def libraries() -> dict[str, str]:
-    """Versions of Python and of the libraries that the figures hang on, without importing them."""
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+def libraries(python: str) -> dict[str, str]:
+    """Versions of Python and of the libraries that the figures hang on, as interpreter `python` has them.
+
+    Raises TrimaranError where it is no Python with Trimaran and PyTorch installed.
+    """
+    command = [python, "-P", "-c", _LOOK, "trimaran", *_LIBRARIES]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        versions = {str(name): str(version) for name, version in json.loads(done.stdout).items()}
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise TrimaranError(f"python {python!r} does not run ({error}): name an interpreter") from None
+    for needed in ("trimaran", "torch"):
+        if needed not in versions:
+            raise TrimaranError(f"python {python!r} has no {needed}: install it there, or name another interpreter")
+    return {name: version for name, version in versions.items() if name != "trimaran"}
 
 
 def telling_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables among `environment` that change speed or memory."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(_TELLING_PREFIXES)}
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(TUNING_PREFIXES)}
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from trimaran.measurement import Measurement, Status
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe
 from trimaran.store import Store
+from trimaran.variant import PLAIN, Variant
 
 Happening = Literal["kept", "started", "step", "finished", "waiting"]
 _ASK_AGAIN_S = 0.5
@@ -35,6 +36,7 @@ class Progress:
 
     happening: Happening
     layout: Layout
+    variant: str
     done: int
     total: int
     steps_done: int
@@ -62,19 +64,26 @@ def run_sweep(
     launcher: Launcher | None = None,
     limits: Limits | None = None,
     predictions: Mapping[Layout, Prediction] | None = None,
+    variants: Sequence[Variant] = (PLAIN,),
     retry: frozenset[Status] = frozenset(),
     on_progress: Callable[[Progress], None] = lambda progress: None,
     worker: tuple[str, ...] = WORKER,
 ) -> list[Measurement]:
-    """Measure every layout that the store does not hold yet; return all their rows in order.
+    """Measure every layout under every variant that the store does not hold yet; return all their rows.
+
+    Rows come in the order of the layouts, and of a layout in that of the variants.
 
     A trial is claimed, run, and stored in one transaction with the end of its claim, so that
     after a kill -9 at any moment every trial is either stored or open. Trials whose stored
     status is in `retry` are run once more. Raises TrimaranError for an invalid layout before
     anything runs.
     """
-    trials = [prepare_trial(recipe, cluster, layout, data_dir=data_dir, work_dir=work_dir) for layout in layouts]
-    predicted = {trial.key: (predictions or {}).get(layout) for trial, layout in zip(trials, layouts, strict=True)}
+    asked = [(layout, variant) for layout in layouts for variant in variants]
+    trials = [
+        prepare_trial(recipe, cluster, layout, data_dir=data_dir, work_dir=work_dir, variant=variant)
+        for layout, variant in asked
+    ]
+    predicted = {trial.key: (predictions or {}).get(layout) for trial, (layout, _) in zip(trials, asked, strict=True)}
     limits = limits or Limits(timeout_s=recipe.sweep.timeout_s, memory_gib=_memory_limit_gib(cluster))
     sweep = _Sweep(
         trials,
@@ -147,7 +156,7 @@ class _Sweep:
             row = run_trial(
                 trial,
                 self._launcher,
-                self._limits,
+                replace(self._limits, step_s=prediction.sec_per_it if prediction else 0.0),
                 on_step=lambda steps: self._tell("step", trial, steps_done=steps),
                 worker=self._worker,
             )
@@ -178,6 +187,7 @@ class _Sweep:
             Progress(
                 happening=happening,
                 layout=trial.layout,
+                variant=trial.variant.text(),
                 done=len(self._rows),
                 total=len(self._trials),
                 steps_done=steps_done,

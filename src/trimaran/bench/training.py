@@ -40,7 +40,7 @@ def run_training(
     """
     sweep = recipe.sweep.model_copy(update={"steps": recipe.train.steps})
     whole = recipe.model_copy(update={"sweep": sweep})
-    trial = prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent)
+    trial = prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent, variant=recipe.variant)
     job = trial.job.model_copy(update={"out_dir": str(out_dir.resolve())})
     _set_aside(out_dir)
     tail = LogTail(out_dir / "log.jsonl")

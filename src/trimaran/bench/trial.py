@@ -7,8 +7,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from trimaran.bench.evidence import collect
@@ -26,6 +26,7 @@ from trimaran.measurement import Measurement, Status
 from trimaran.noun import TrimaranError
 from trimaran.recipe import Recipe, TrainJob
 from trimaran.store import trial_key
+from trimaran.variant import PLAIN, Variant
 
 # -P: a file in the current folder must not stand in for a module of the trainer's
 WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "trimaran.train.worker")
@@ -33,13 +34,13 @@ WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "trimaran.train.worker")
 
 @dataclass(frozen=True)
 class Trial:
-    """A layout of a recipe on a cluster, ready to run. `variant` is added to the ranks' environment."""
+    """A layout of a recipe on a cluster under a variant, ready to run."""
 
     key: str
     recipe: Recipe
     cluster: Cluster
     job: TrainJob
-    variant: Mapping[str, str] = field(default_factory=dict)
+    variant: Variant = PLAIN
 
     @property
     def layout(self) -> Layout:
@@ -54,14 +55,15 @@ def prepare_trial(
     *,
     data_dir: Path,
     work_dir: Path,
-    variant: Mapping[str, str] | None = None,
+    variant: Variant = PLAIN,
 ) -> Trial:
-    """The trial of one layout. Raises TrimaranError where the layout breaks a rule."""
+    """The trial of one layout. Raises TrimaranError where the layout breaks a rule or the variant cannot be had."""
     check_layout(layout, recipe.workload, cluster, recipe.stack)
+    if variant.python is not None:
+        libraries(variant.python)  # an interpreter that cannot serve is told before anything runs
     split = resolve_split(layout, recipe.workload, recipe.stack)
     if len(split) > 1:
         layout = layout.model_copy(update={"stage_split": split})
-    variant = dict(variant or {})
     key = trial_key(
         recipe.workload,
         layout,
@@ -69,7 +71,7 @@ def prepare_trial(
         cluster,
         stage_split=split,
         steps=recipe.sweep.steps,
-        variant=_variant_text(variant),
+        variant=variant.text(),
     )
     job = TrainJob(
         workload=recipe.workload,
@@ -96,7 +98,8 @@ def run_trial(
 ) -> Measurement:
     """Run the trial's ranks to whatever end and return the row; failures are rows too.
 
-    `worker` is the command of a rank, to which the job file's name is added. Raises TrimaranError
+    `worker` is the command of a rank, to which the job file's name is added; a variant may put another
+    interpreter in its first place. Raises TrimaranError
     where nothing could be started (no room for its files, no such interpreter).
     """
     out_dir = Path(trial.job.out_dir)
@@ -104,11 +107,15 @@ def run_trial(
     job_file = out_dir / "job.json"
     write_atomically(job_file, trial.job.model_dump_json(indent=1))
     launch = Launch(
-        command=(*worker, str(job_file)),
+        command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
         ranks=trial.layout.devices,
         out_dir=out_dir,
         threads_per_rank=trial.job.threads_per_rank,
-        environment=trial.variant,
+        environment=trial.variant.environment,
+        ranks_per_node=trial.cluster.devices_per_node,
+        memory_gib=limits.memory_gib,
+        pin_cpus=trial.variant.pin_cpus,
+        clock_ghz=trial.variant.clock_ghz,
     )
     started = time.monotonic()
     ending = watch(launcher.start(launch), launch, limits, on_step)
@@ -151,7 +158,7 @@ def _stated(trial: Trial) -> dict[str, object]:
             include={"dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "recompute", "precision", "schedule"}
         ),
         "flops_formula": default_formula(layout),
-        "variant": _variant_text(trial.variant) or None,
+        "variant": trial.variant.text() or None,
         "trial_key": trial.key,
         "layout_label": layout.label(),
         "recipe": trial.recipe.name,
@@ -190,15 +197,10 @@ def _circumstances(trial: Trial) -> dict[str, object]:
         "comparable_group": f"{trial.recipe.name} {now:%Y-%m-%d}",
         "code_version": code_version(),
         "machine": machine(),
-        "libraries": libraries(),
-        "environment": telling_environment({**os.environ, **trial.variant}),
+        "libraries": libraries(trial.variant.python or sys.executable),
+        "environment": telling_environment({**os.environ, **trial.variant.environment}),
         "created_at": now.isoformat(timespec="seconds"),
     }
-
-
-def _variant_text(variant: Mapping[str, str]) -> str:
-    """The variant column: `NAME=value` joined by `;`."""
-    return ";".join(f"{name}={value}" for name, value in sorted(variant.items()))
 
 
 def _fresh_folder(out_dir: Path) -> None:

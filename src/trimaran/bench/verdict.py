@@ -47,6 +47,10 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
         return Verdict("fail", ending.sentence)
     if not ending.first_failed:
         return Verdict("ok", ending.sentence)
+    if ending.over_memory:
+        return Verdict(
+            "oom", f"the kernel ended a process for memory: the trial's limit is {launch.memory_gib:.2f} GiB"
+        )
     if sentence := _out_of_memory(ending, launch):
         return Verdict("oom", sentence)
     return _by_exit_code(ending, launch)

@@ -33,6 +33,7 @@ class Ending:
     steps: int
     silence_s: tuple[float, ...]
     kernel_oom: bool
+    over_memory: bool
 
 
 def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int], None]) -> Ending:
@@ -57,6 +58,7 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         steps=watcher.pulse.steps,
         silence_s=watcher.pulse.ages_s(),
         kernel_oom=kernel_oom_kills() > watcher.oom_kills_before,
+        over_memory=ranks.over_memory(),
     )
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import typer
 
-from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption
+from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption, TrustOption
 
 
 def bench(
     recipe: RecipeArgument,
     runs: RunsOption = Path("runs"),
     retry: RetryOption = None,
+    trust: TrustOption = False,
     form: FormatOption = OutputFormat.table,
 ) -> None:
     """Measure every layout that the recipe's sweep states; finished ones are kept, never repeated.
@@ -30,10 +31,12 @@ def bench(
     from trimaran.report.measured import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.store import Store
+    from trimaran.variant import PLAIN, require_trust
 
     again = retried(retry)
     study = load_recipe(str(recipe))
     require_own_trainer(study)
+    require_trust(study.sweep.variants, trust)
     layouts = list(dict.fromkeys(stated_layouts(study)))
     if not layouts:
         raise TrimaranError(
@@ -47,7 +50,8 @@ def bench(
     predictions = {
         layout: Prediction(sec_per_it=e.sec_per_it, mem_gib=e.reported_mem_gib) for layout, e in found.items()
     }
-    with Store(place.store) as store, TrialProgress(len(layouts)) as progress:
+    variants = study.sweep.variants or (PLAIN,)
+    with Store(place.store) as store, TrialProgress(len(layouts) * len(variants)) as progress:
         rows = run_sweep(
             study,
             cluster,
@@ -56,6 +60,7 @@ def bench(
             data_dir=data,
             work_dir=place.trials,
             predictions=predictions,
+            variants=variants,
             retry=again,
             on_progress=progress,
         )

@@ -32,4 +32,7 @@ RetryOption = Annotated[
     list[str] | None,
     typer.Option("--retry", help="Run trials of this status again (oom, hang, fail, ...). Repeatable."),
 ]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Let the recipe name interpreters and libraries that the ranks then run.")
+]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder under which each study has its own.")]

@@ -51,7 +51,8 @@ class TrialProgress:
         if self._walls and self._done < self._total:
             left_s = (self._total - self._done) * sum(self._walls) / len(self._walls)
             remains = f"{self._bound or 'about '}{left_s:.0f} s left"
-        text = f"{event.layout} step"
+        what_runs = f"{event.layout} {event.variant}".rstrip()
+        text = f"{what_runs} step"
         self._bar.update(self._task, description=text, total=event.steps, completed=event.steps_done, remains=remains)
         if row is None:
             return
@@ -60,7 +61,7 @@ class TrialProgress:
         what = f"{row.sec_per_it:.3f} s/it, {row.mem_gib or 0:.2f} GiB" if row.sec_per_it else failed
         kept = " (kept from before)" if event.happening == "kept" else ""
         left = f", {remains}" if remains else ""
-        say(f"trial {self._done} of {self._bound}{self._total}: {event.layout}: {what}{kept}{left}")
+        say(f"trial {self._done} of {self._bound}{self._total}: {what_runs}: {what}{kept}{left}")
 
     def verdict(self, verdict: Verdict) -> None:
         """Take one verdict of a tuning: how likely it is that another layout is faster."""

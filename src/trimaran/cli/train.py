@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import RecipeArgument, RunsOption
+from trimaran.cli.options import RecipeArgument, RunsOption, TrustOption
 
 if TYPE_CHECKING:
     from trimaran.bench.workspace import Workspace
@@ -21,6 +21,7 @@ def train(
         str | None, typer.Option(help="Layout, as dp2,tp2,pp2,mbs1. Default: the fastest measured one.")
     ] = None,
     runs: RunsOption = Path("runs"),
+    trust: TrustOption = False,
 ) -> None:
     """Train all steps of a recipe; log, losses and result are left under RUNS/NAME/train.
 
@@ -33,8 +34,10 @@ def train(
     from trimaran.layout import check_layout
     from trimaran.notation import parse_layout
     from trimaran.report.training import summary
+    from trimaran.variant import require_trust
 
     study = load_recipe(str(recipe))
+    require_trust(study.sweep.variants, trust)
     require_own_trainer(study)
     place = Workspace(runs / study.name)
     chosen = parse_layout(layout, dict(study.sweep.fixed)) if layout else _fastest(study, place, recipe)
@@ -64,7 +67,10 @@ def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
             rows = [
                 row
                 for row in store.measurements(recipe=study.name)
-                if row.status == "ok" and row.sec_per_it and cells == {name: getattr(row, name) for name in cells}
+                if row.status == "ok"
+                and row.sec_per_it
+                and (row.variant or "") == study.variant.text()
+                and cells == {name: getattr(row, name) for name in cells}
             ]
     if not rows:
         raise TrimaranError(

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption
+from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption, TrustOption
 
 
 def tune(
     recipe: RecipeArgument,
     runs: RunsOption = Path("runs"),
+    trust: TrustOption = False,
     retry: RetryOption = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Train with the winner afterwards.")] = True,
     form: FormatOption = OutputFormat.table,
@@ -32,9 +33,11 @@ def tune(
     from trimaran.report.tables import render
     from trimaran.report.training import summary
     from trimaran.tune.study import tune as tune_study
+    from trimaran.variant import require_trust
 
     again = retried(retry)
     study = load_recipe(str(recipe))
+    require_trust(study.sweep.variants, trust)
     place = Workspace(runs / study.name)
     with TrialProgress(study.sweep.max_trials, at_most=True) as progress:
         found = tune_study(study, place, retry=again, on_progress=progress, on_verdict=progress.verdict, say=say)

@@ -34,17 +34,23 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 
 
 class Phases:
-    """Seconds that each phase of the start-up took."""
+    """Seconds that each phase of the start-up took; the heartbeat file tells the harness which one it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat: Path) -> None:
         self.seconds: dict[str, float] = {}
+        self._heartbeat = heartbeat
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
         """Time the block under `name`."""
+        self.enter(name)
         begin = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - begin
+
+    def enter(self, name: str) -> None:
+        """Tell that phase `name` begins, which is a sign of life too."""
+        self._heartbeat.write_text(name)
 
 
 def read_job(path: Path) -> TrainJob:
@@ -87,7 +93,8 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
             f"layout {layout} needs {layout.devices} ranks, but WORLD_SIZE is {world_size}: start {layout.devices}"
         )
     sampler = open_data(job)
-    phases = Phases()
+    heartbeat = out_dir / f"heartbeat.{rank}"
+    phases = Phases(heartbeat)
     with phases.time("import_torch"):
         import torch
         import torch.distributed as dist
@@ -105,8 +112,6 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
         mesh = build_mesh(layout, rank, range(world_size), GroupFactory(device))
     assert mesh is not None, "every rank of the world is in the layout"
-    heartbeat = out_dir / f"heartbeat.{rank}"
-    heartbeat.touch()
     baseline_gib = resident_gib()
     with phases.time("build"):
         trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: os.utime(heartbeat))
@@ -114,6 +119,7 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
     log = Log(out_dir) if rank == 0 else None
     seconds: list[float] = []
     results: list[StepResult] = []
+    phases.enter("step")
     for _ in range(job.steps):
         begin = time.perf_counter()
         results.append(trainer.step())

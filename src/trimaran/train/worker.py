@@ -7,6 +7,8 @@ out of memory; 1 anything else.
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 
 from trimaran.train.allocator import restart_with_kept_memory
@@ -14,6 +16,7 @@ from trimaran.train.allocator import restart_with_kept_memory
 
 def main(arguments: list[str]) -> int:
     """Run one rank; returns the exit status."""
+    faulthandler.register(signal.SIGUSR1)  # a harness that finds this rank silent asks for its stacks
     restart_with_kept_memory()
     from trimaran.train.rank import run
 

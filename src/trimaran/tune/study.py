@@ -62,6 +62,11 @@ def tune(
     Raises TrimaranError when nothing can be planned or no layout runs.
     """
     require_own_trainer(recipe)
+    if len(recipe.sweep.variants) > 1:
+        raise TrimaranError(
+            f"sweep.variants has {len(recipe.sweep.variants)} entries, and tune compares layouts under one: "
+            f"bench measures all, then leave the best"
+        )
     if recipe.cluster is None and not workspace.cluster_file.exists():
         say("probing this machine (matmul, memory, collectives)")
     cluster = workspace.cluster(recipe)
@@ -88,6 +93,7 @@ def tune(
                 data_dir=data,
                 work_dir=workspace.trials,
                 predictions=predictions,
+                variants=(recipe.variant,),
                 retry=retry,
                 on_progress=on_progress,
             )

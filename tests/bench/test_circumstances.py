@@ -1,0 +1,106 @@
+"""Claims about what surrounds a trial: variants in a sweep, the clock, the kernel's memory limit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trial_helpers import LIMITS, fake_worker
+from trimaran.bench import run_sweep
+from trimaran.bench.cgroup import memory_group
+from trimaran.bench.clock import capped_clock
+from trimaran.bench.launcher import Launch
+from trimaran.bench.local import cores_of
+from trimaran.cluster import Cluster
+from trimaran.notation import parse_layout
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe
+from trimaran.store import Store
+from trimaran.variant import Variant
+
+
+def test_each_layout_is_measured_under_each_variant(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
+    variants = [Variant(), Variant(environment={"OMP_NUM_THREADS": "2"}), Variant(pin_cpus=True, python=sys.executable)]
+    layouts = [parse_layout("dp1,mbs1"), parse_layout("dp2,mbs1")]
+    with Store(tmp_path / "store.sqlite") as store:
+        options = {"data_dir": tmp_path, "work_dir": tmp_path / "runs", "limits": LIMITS, "worker": fake_worker("ok")}
+        rows = run_sweep(recipe, cluster, layouts, store, variants=variants, **options)
+        assert [(row.dp, row.variant or "") for row in rows] == [(n, v.text()) for n in (1, 2) for v in variants]
+        assert len({row.trial_key for row in rows}) == len(rows)
+        assert run_sweep(recipe, cluster, layouts, store, variants=variants, **options) == rows
+        assert len(store.measurements()) == 6
+    assert all(row.status == "ok" for row in rows)
+    assert all(row.libraries["torch"] for row in rows)
+
+
+def test_an_interpreter_that_cannot_serve_stops_the_sweep_before_it_begins(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text('#!/bin/sh\necho \'{"python": "3.11", "numpy": "2"}\'\n')
+    bare.chmod(0o755)
+    for python, says in (
+        ("/no/such/python", "does not run"),
+        ("/bin/true", "does not run"),
+        (str(bare), "no trimaran"),
+    ):
+        with Store(tmp_path / "store.sqlite") as store, pytest.raises(TrimaranError, match=says):
+            run_sweep(
+                recipe, cluster, [parse_layout("dp1,mbs1")], store,
+                data_dir=tmp_path, work_dir=tmp_path / "runs", variants=[Variant(), Variant(python=python)],
+            )  # fmt: skip
+        assert not (tmp_path / "runs").exists()
+
+
+def fake_cpufreq(folder: Path) -> list[Path]:
+    files = []
+    for core in range(2):
+        place = folder / f"cpu{core}" / "cpufreq"
+        place.mkdir(parents=True)
+        (place / "cpuinfo_min_freq").write_text("800000\n")
+        (place / "cpuinfo_max_freq").write_text("3200000\n")
+        (place / "scaling_max_freq").write_text("3200000\n")
+        files.append(place / "scaling_max_freq")
+    return files
+
+
+def test_the_clock_is_capped_for_the_trial_alone(tmp_path: Path) -> None:
+    files = fake_cpufreq(tmp_path)
+    with pytest.raises(KeyboardInterrupt), capped_clock(2.0, tmp_path):
+        assert [file.read_text() for file in files] == ["2000000"] * 2
+        raise KeyboardInterrupt
+    assert [file.read_text() for file in files] == ["3200000\n"] * 2
+    with (
+        pytest.raises(TrimaranError, match=r"clock_ghz 5 is not between this machine's 0.8 and 3.2"),
+        capped_clock(5.0, tmp_path),
+    ):
+        pass
+    with pytest.raises(TrimaranError, match="no control over its clock"), capped_clock(2.0, tmp_path / "none"):
+        pass
+
+
+def test_pinned_ranks_have_cores_of_their_own_while_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 4, 5})
+
+    def cores(ranks: int, threads: int) -> list[list[int]]:
+        launch = Launch(command=(), ranks=ranks, out_dir=Path(), threads_per_rank=threads)
+        return [cores_of(rank, launch) for rank in range(ranks)]
+
+    assert cores(4, 1) == [[0], [1], [4], [5]]
+    assert cores(2, 2) == [[0, 1], [4, 5]]
+    assert cores(6, 1) == [[0], [1], [4], [5], [0], [1]]
+    assert cores(1, 8) == [[0, 1, 4, 5]]
+
+
+def test_a_memory_group_leaves_nothing_behind() -> None:
+    group = memory_group(0.5)
+    if group is None:  # no right to make one here: then the watch alone keeps the limit, as test_trials shows
+        assert memory_group(None) is None
+        return
+    folder = group.processes_file.parent
+    assert folder.exists()
+    assert not group.over_memory()
+    group.close()
+    assert not folder.exists()
