@@ -16,6 +16,7 @@ class OutputFormat(StrEnum):
     json = "json"
     csv = "csv"
     markdown = "markdown"
+    latex = "latex"
 
 
 FormatOption = Annotated[OutputFormat, typer.Option("--format", help="How to print the answer.")]

@@ -1,15 +1,15 @@
-"""Tables: rows of plain values as console table, Markdown, CSV or JSON."""
+"""Tables: rows of plain values as console table, Markdown, LaTeX, CSV or JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Format = Literal["table", "json", "csv", "markdown"]
+Format = Literal["table", "json", "csv", "markdown", "latex"]
 Record = Mapping[str, Any]
 
 
@@ -42,7 +42,7 @@ class Field:
 
 
 def render(records: Sequence[Record], fields: Sequence[Field], form: Format) -> str:
-    """All records in one of the four formats; `fields` choose and order the columns of the printed ones.
+    """All records in one of the formats; `fields` choose and order the columns of the printed ones.
 
     JSON and CSV carry every key of the records; the printed forms only the fields with a value somewhere.
     """
@@ -51,7 +51,7 @@ def render(records: Sequence[Record], fields: Sequence[Field], form: Format) -> 
     if form == "csv":
         return _csv(records)
     shown = [field for field in fields if any(field.show(record) for record in records)]
-    return _markdown(records, shown) if form == "markdown" else _console(records, shown)
+    return {"markdown": _markdown, "latex": _latex, "table": _console}[form](records, shown)
 
 
 def _csv(records: Sequence[Record]) -> str:
@@ -75,6 +75,26 @@ def _markdown(records: Sequence[Record], fields: Sequence[Field]) -> str:
         cells = (_pad(text, w, f.left) for text, f, w in zip(row, fields, widths, strict=True))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
+
+
+def _latex(records: Sequence[Record], fields: Sequence[Field]) -> str:
+    """A tabular with the rules of the package booktabs."""
+
+    def line(cells: Iterable[str]) -> str:
+        # the backslash goes first, or those that the other characters get would be written out too
+        return " & ".join(
+            cell.replace("\\", "\0").translate(_LATEX).replace("\0", r"\textbackslash{}") for cell in cells
+        )
+
+    columns = "".join("l" if field.left else "r" for field in fields)
+    body = [line(field.show(record) for field in fields) + r" \\" for record in records]
+    titles = line(field.title for field in fields) + r" \\"
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", titles, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    )
 
 
 def _console(records: Sequence[Record], fields: Sequence[Field]) -> str:

@@ -1,0 +1,213 @@
+"""Figures for papers, by name: what the page draws, as PNG, SVG or PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trimaran.noun import TrimaranError
+from trimaran.report.page.content import Case, Content
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ENDINGS = (".png", ".svg", ".pdf")
+SIZE_INCHES = (6.4, 4.0)
+BARS = 12
+LABEL_LENGTH = 34
+
+
+def write_figure(name: str, content: Content, path: Path) -> None:
+    """Draw figure `name` into `path`, whole or not at all.
+
+    Raises TrimaranError for a name that is none, or where the content has nothing for it.
+    """
+    if name not in FIGURES:
+        raise TrimaranError(f"figure {name!r} does not exist: it is one of {', '.join(FIGURES)}")
+    works = {case.work for case in content.cases}
+    if name in ("front", "scaling") and len(works) > 1:
+        raise TrimaranError(
+            f"figure {name} compares times of one model on one cluster, and the rows are of {len(works)}: "
+            f"give a table of one"
+        )
+    figure, axes = new_figure()
+    if not FIGURES[name](axes, content):
+        raise TrimaranError(f"figure {name} has nothing to show here: {NEEDS[name]}")
+    save_figure(figure, path)
+
+
+def new_figure(size_inches: tuple[float, float] = SIZE_INCHES) -> tuple[Figure, Axes]:
+    """An empty figure that needs no screen. Raises TrimaranError where Matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise TrimaranError("figures need Matplotlib, which is not installed: pip install 'trimaran[report]'") from None
+    figure = Figure(figsize=size_inches, layout="constrained")
+    return figure, figure.subplots()
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure as what `path` ends in, whole or not at all."""
+    if path.suffix not in ENDINGS:
+        raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: a figure ends in {', '.join(ENDINGS)}")
+    partial = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(partial, dpi=200)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise TrimaranError(f"{path} cannot be written: {error.strerror or error}; choose another path") from None
+
+
+def pareto_front(cases: Sequence[Case]) -> list[Case]:
+    """The cases than which no other is both faster and smaller, the smallest first."""
+    front: list[Case] = []
+    for case in sorted(cases, key=lambda case: (case.mem_gib, case.sec_per_sample)):
+        if not front or case.sec_per_sample < front[-1].sec_per_sample:
+            front.append(case)
+    return front
+
+
+def _front(axes: Axes, content: Content) -> bool:
+    cases = [case for case in _timed(content) if case.mem_gib is not None]
+    for tp in sorted({case.tp for case in cases}):
+        mine = [case for case in cases if case.tp == tp]
+        axes.scatter(
+            [case.mem_gib or 0.0 for case in mine], [_seconds(case, content) for case in mine], s=14, label=f"TP {tp}"
+        )
+    front = pareto_front(cases)
+    axes.step(
+        [case.mem_gib or 0.0 for case in front],
+        [_seconds(case, content) for case in front],
+        "k-",
+        lw=1,
+        where="post",
+        label="Pareto front",
+    )
+    axes.set(xlabel="memory of the fullest rank, GiB", ylabel=_seconds_label(content))
+    axes.legend(frameon=False, fontsize=8)
+    return bool(cases)
+
+
+def _parts(axes: Axes, content: Content) -> bool:
+    cases = sorted((case for case in content.cases if case.time_s), key=lambda case: sum(case.time_s.values()))[:BARS]
+    names = [part for part in (cases[0].time_s if cases else ()) if any(case.time_s[part] > 0 for case in cases)]
+    left = [0.0] * len(cases)
+    for part in names:
+        seconds = [case.time_s[part] for case in cases]
+        axes.barh(range(len(cases)), seconds, left=left, label=part)
+        left = [a + b for a, b in zip(left, seconds, strict=True)]
+    axes.set_yticks(range(len(cases)), [_short(case.layout) for case in cases], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="predicted seconds an iteration")
+    if names:
+        axes.legend(frameon=False, fontsize=7, ncols=2)
+    return bool(cases)
+
+
+def _memory(axes: Axes, content: Content) -> bool:
+    case = next((case for case in content.cases if case.memory_gib), None)
+    if case is None:
+        return False
+    stages = range(len(case.memory_gib))
+    bottom = [0.0] * len(stages)
+    for part in (name for name in case.memory_gib[0] if name != "layers"):
+        gib = [stage[part] for stage in case.memory_gib]
+        if any(gib):
+            axes.bar(stages, gib, bottom=bottom, label=part)
+        bottom = [a + b for a, b in zip(bottom, gib, strict=True)]
+    if content.mem_limit_gib is not None:
+        axes.axhline(content.mem_limit_gib, color="firebrick", ls=":", lw=1)
+    axes.set(xlabel=f"pipeline stage of {_short(case.layout)}", ylabel="GiB")
+    axes.legend(frameon=False, fontsize=7, ncols=2)
+    return True
+
+
+def _predicted(axes: Axes, content: Content) -> bool:
+    both = [case for case in _timed(content) if case.predicted_sec_per_it is not None]
+    if not both:
+        return False
+    measured = [case.sec_per_it or 0.0 for case in both]
+    predicted = [case.predicted_sec_per_it or 0.0 for case in both]
+    ends = (min(measured + predicted) * 0.9, max(measured + predicted) * 1.1)
+    axes.plot(ends, ends, ":", color="gray", lw=1)
+    axes.scatter(measured, predicted, s=14)
+    error = sum(abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)) / len(both)
+    axes.set(
+        xlabel="measured, s/it",
+        ylabel="predicted, s/it",
+        xscale="log",
+        yscale="log",
+        title=f"{error:.1%} off on average",
+    )
+    return True
+
+
+def _scaling(axes: Axes, content: Content) -> bool:
+    drawn = False
+    for source in dict.fromkeys(case.source for case in content.cases):
+        best: dict[int, Case] = {}
+        for case in (case for case in _timed(content) if case.source == source):
+            if case.devices not in best or case.sec_per_sample < best[case.devices].sec_per_sample:
+                best[case.devices] = case
+        devices = sorted(best)
+        if len(devices) < 2:
+            continue
+        speed = [1 / best[count].sec_per_sample for count in devices]
+        axes.plot(devices, speed, "o-", ms=4, label=source)
+        axes.plot(devices, [speed[0] * count / devices[0] for count in devices], ":", color="gray", lw=1)
+        drawn = True
+    axes.set(xlabel="devices", ylabel="samples a second, best layout", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8) if drawn else None
+    return drawn
+
+
+def _losses(axes: Axes, content: Content) -> bool:
+    curves = [case for case in content.cases if len(case.losses) > 1][:BARS]
+    for case in curves:
+        axes.plot(range(1, len(case.losses) + 1), case.losses, lw=1, label=_short(case.layout))
+    axes.set(xlabel="step", ylabel="nats a token")
+    if curves:
+        axes.legend(frameon=False, fontsize=7)
+    return bool(curves)
+
+
+FIGURES: dict[str, Callable[[Axes, Content], bool]] = {
+    "front": _front,
+    "parts": _parts,
+    "memory": _memory,
+    "predicted": _predicted,
+    "scaling": _scaling,
+    "losses": _losses,
+}
+NEEDS = {
+    "front": "it needs runs with both time and memory",
+    "parts": "it needs rows whose cluster and stack can be looked up",
+    "memory": "it needs rows whose cluster and stack can be looked up",
+    "predicted": "it needs measured runs with a prediction",
+    "scaling": "it needs runs on two numbers of devices",
+    "losses": "it needs runs of this trainer, which record their loss",
+}
+
+
+def _timed(content: Content) -> list[Case]:
+    return [case for case in content.cases if case.sec_per_it is not None and case.status in ("ok", "predicted")]
+
+
+def _same_work(content: Content) -> bool:
+    return len({case.gbs for case in content.cases}) == 1
+
+
+def _seconds(case: Case, content: Content) -> float:
+    return case.sec_per_sample * (case.gbs if _same_work(content) else 1)
+
+
+def _seconds_label(content: Content) -> str:
+    return "seconds an iteration" if _same_work(content) else "seconds a sample"
+
+
+def _short(layout: str) -> str:
+    return layout if len(layout) <= LABEL_LENGTH else layout[: LABEL_LENGTH - 1] + "\u2026"

@@ -1,0 +1,255 @@
+"""What a page shows: cases (layouts planned or measured) and sentences, as plain data for its script."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from trimaran.cost.estimate import Estimate, estimate
+from trimaran.files import load_cluster
+from trimaran.measurement import Measurement
+from trimaran.notation import parse_layout
+from trimaran.noun import Noun, TrimaranError
+from trimaran.report.measured import size_label
+from trimaran.rows import nouns_of
+
+
+class Case(Noun):
+    """One line of the page's table: a layout, what was predicted of it and what was measured.
+
+    `time_s` holds predicted seconds by part, `memory_gib` predicted GiB by part of each stage. What is not
+    known is None or empty, and the page leaves out what no case has.
+    """
+
+    source: str
+    work: str = Field(description="model and cluster: times of different work are not drawn against each other")
+    layout: str
+    status: str
+    nodes: int | None
+    devices: int
+    dp: int
+    tp: int
+    pp: int
+    vpp: int
+    mbs: int
+    gbs: int
+    zero_stage: int
+    recompute: str
+    precision: str
+    schedule: str
+    variant: str | None = None
+    sec_per_it: float | None = None
+    sec_per_it_low: float | None = None
+    sec_per_it_high: float | None = None
+    predicted_sec_per_it: float | None = None
+    mem_gib: float | None = None
+    predicted_mem_gib: float | None = None
+    tflops: float | None = None
+    time_s: dict[str, float] = Field(default_factory=dict)
+    memory_gib: tuple[dict[str, float], ...] = ()
+    losses: tuple[float, ...] = ()
+    notes: str = ""
+
+    @property
+    def sec_per_sample(self) -> float:
+        """Seconds an iteration over its samples, by which runs of different global batches are compared."""
+        return (self.sec_per_it or math.inf) / self.gbs
+
+
+class Content(Noun):
+    """All that a page shows. `mem_limit_gib` is drawn as a line where memory is shown."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    sentences: tuple[str, ...]
+    cases: tuple[Case, ...]
+    mem_limit_gib: float | None = None
+
+
+def plan_content(plan: Mapping[str, Any]) -> Content:
+    """The page of a plan, from the JSON that `trimaran plan --format json` prints (docs/json.md).
+
+    Raises TrimaranError naming the key that is not there.
+    """
+    try:
+        return _plan_content(plan)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TrimaranError(
+            f"plan has no {error} where docs/json.md says: make it anew with `trimaran plan ... --format json`"
+        ) from None
+
+
+def _plan_content(plan: Mapping[str, Any]) -> Content:
+    entries: Sequence[Mapping[str, Any]] = plan["layouts"]
+    cases = tuple(
+        Case(
+            source="plan",
+            work=f"{plan['model']} on {plan['cluster']}",
+            status="predicted",
+            **{key: entry[key] for key in _SHARED},
+            sec_per_it=entry["sec_per_it"],
+            sec_per_it_low=entry["sec_per_it_low"],
+            sec_per_it_high=entry["sec_per_it_high"],
+            mem_gib=entry["mem_gib"],
+            tflops=entry["tflops"],
+            time_s=entry["time_s"],
+            memory_gib=tuple({k: v for k, v in stage.items() if k != "stage"} for stage in entry["memory_gib"]),
+            notes=entry["bottleneck"],
+        )
+        for entry in entries
+    )
+    best = entries[0]
+    sentences = [
+        f"Best: {best['layout']}, predicted {best['sec_per_it']:.3g} s/it "
+        f"({best['sec_per_it_low']:.3g} to {best['sec_per_it_high']:.3g}, {plan['calibrated_by']}) "
+        f"and {best['mem_gib']:.1f} GiB.",
+        f"Bottleneck: {best['bottleneck']}.",
+    ]
+    if len(plan["measure"]) > 1:
+        sentences.append(f"Cannot be told apart; measure these {len(plan['measure'])}: {'; '.join(plan['measure'])}.")
+    if plan["advice"]:
+        sentences.append(f"Advice: {plan['advice']['sentence']}.")
+    return Content(
+        title=f"{plan['model']} on {plan['cluster']}",
+        facts=(
+            ("Model", plan["model"]),
+            ("Cluster", plan["cluster"]),
+            ("Software", plan["stack"]),
+            ("Devices", f"{plan['devices']:,}"),
+            ("Layouts evaluated", f"{plan['evaluated']:,}"),
+            ("that fit", f"{plan['fitting']:,}"),
+        ),
+        sentences=tuple(sentences),
+        cases=cases,
+        mem_limit_gib=_limit_gib(plan["cluster"]),
+    )
+
+
+# Fields that a plan's JSON, a measured row and a case share by name.
+_SHARED = (
+    "layout", "nodes", "devices", "dp", "tp", "pp", "vpp", "mbs", "gbs", "zero_stage", "recompute", "precision",
+    "schedule",
+)  # fmt: skip
+
+
+def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
+    """The page of one store's rows, or of several side by side.
+
+    Raises TrimaranError where there is no row at all.
+    """
+    rows = [(name, row) for name, measurements in stores.items() for row in measurements]
+    if not rows:
+        raise TrimaranError(f"no measured rows in {', '.join(stores)}: run `trimaran bench` or `trimaran tune` first")
+    first = rows[0][1]
+    cases = tuple(_measured_case(name, row) for name, row in rows)
+    clusters = sorted({row.cluster for _, row in rows if row.cluster})
+    return Content(
+        title=" against ".join(stores) if len(stores) > 1 else (first.recipe or next(iter(stores))),
+        facts=(
+            ("Model", _models(row for _, row in rows)),
+            ("Cluster", ", ".join(clusters) or "not stated"),
+            ("Software", ", ".join(sorted({row.stack for _, row in rows if row.stack})) or "not stated"),
+            ("Runs", _count_by_status(row for _, row in rows)),
+        ),
+        sentences=tuple(
+            _said_of(name, works) for name, measurements in stores.items() for works in _by_work(measurements)
+        ),
+        cases=cases,
+        mem_limit_gib=_limit_gib(clusters[0]) if len(clusters) == 1 else None,
+    )
+
+
+def _measured_case(source: str, row: Measurement) -> Case:
+    found = _estimate_of(row)
+    dp = row.dp or 1
+    fields = {name: getattr(row, name) for name in _SHARED if name not in ("layout", "devices", "dp")}
+    parts: dict[str, Any] = {}
+    if found is not None:
+        stages = (stage.model_dump(exclude={"stage"}) for stage in found.memory)
+        parts = {"time_s": found.time.model_dump(), "memory_gib": tuple(stages)}
+    return Case(
+        source=source,
+        work=_work(row),
+        layout=_layout_of(row),
+        devices=row.devices or dp * row.tp * row.pp,
+        dp=dp,
+        **fields,
+        **parts,
+        status=row.status,
+        variant=row.variant,
+        sec_per_it=row.sec_per_it,
+        predicted_sec_per_it=row.predicted_sec_per_it or (found.sec_per_it if found else None),
+        mem_gib=row.mem_gib,
+        predicted_mem_gib=row.predicted_mem_gib or (found.reported_mem_gib if found else None),
+        tflops=row.tflops,
+        losses=row.losses,
+        notes=row.notes or "",
+    )
+
+
+def _layout_of(row: Measurement) -> str:
+    """The row's layout in short notation; one from a table has no label of its own."""
+    return row.layout_label or f"dp{row.dp or 1},tp{row.tp},pp{row.pp},mbs{row.mbs}"
+
+
+def _estimate_of(row: Measurement) -> Estimate | None:
+    """What the cost model says of a measured row; None where the row does not say enough for one."""
+    try:
+        nouns = nouns_of(row)
+        layout = parse_layout(row.layout_label) if row.layout_label else nouns.layout
+        return estimate(nouns.workload, nouns.cluster, nouns.stack, layout)
+    except TrimaranError:
+        return None
+
+
+def _work(row: Measurement) -> str:
+    return f"{size_label(row)} on {row.cluster or row.hardware or 'an unnamed cluster'}"
+
+
+def _by_work(rows: Sequence[Measurement]) -> list[list[Measurement]]:
+    groups: dict[str, list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault(_work(row), []).append(row)
+    return list(groups.values())
+
+
+def _said_of(name: str, rows: Sequence[Measurement]) -> str:
+    """One sentence on a store's rows: the fastest, and how far off the predictions were."""
+    timed = [row for row in rows if row.status == "ok" and row.sec_per_it]
+    if not timed:
+        return f"{name}, {_work(rows[0])}: none of {len(rows)} runs was timed."
+    # rows of different work are compared by the time of a sample
+    best = min(timed, key=lambda row: (row.sec_per_it or 0.0) / row.gbs)
+    said = f"{name}, {_work(rows[0])}: fastest of {len(timed)} timed runs is {_layout_of(best)}"
+    said += f", {best.sec_per_it:.3g} s/it"
+    errors = [
+        abs(row.predicted_sec_per_it / row.sec_per_it - 1)
+        for row in timed
+        if row.predicted_sec_per_it and row.sec_per_it
+    ]
+    return f"{said}; predictions were off by {sum(errors) / len(errors):.1%} on average." if errors else f"{said}."
+
+
+def _models(rows: Iterable[Measurement]) -> str:
+    shapes = {(size_label(row), row.layers, row.hidden, row.heads) for row in rows}
+    if len(shapes) == 1:
+        ((size, layers, hidden, heads),) = shapes
+        return f"{size}: {layers} layers, hidden {hidden}, {heads} heads"
+    return ", ".join(sorted({size for size, *_ in shapes}))
+
+
+def _count_by_status(rows: Iterable[Measurement]) -> str:
+    counts = Counter(row.status for row in rows)
+    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
+def _limit_gib(cluster: str) -> float | None:
+    """Memory of one device of a cluster that can be looked up by its name or file."""
+    try:
+        return load_cluster(cluster).device.mem_gib
+    except TrimaranError:
+        return None

@@ -1,0 +1,60 @@
+"""What a report is made of: stores, tables of the contract, or a plan's JSON, told apart by their endings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.report.page.content import Content, measured_content, plan_content
+from trimaran.rows import read_table
+from trimaran.store import Store
+
+PLAN_ENDING, TABLE_ENDING = ".json", ".csv"
+
+
+def measured_rows(path: Path, recipe: str | None = None) -> list[Measurement]:
+    """The rows of a store, or of a CSV of the table contract. Raises TrimaranError where it cannot be read."""
+    if path.suffix == TABLE_ENDING:
+        table = read_table(path)
+        if refused := next((row for row in table.rows if row.error), None):
+            raise TrimaranError(f"table {path}: {refused.error}")
+        return [row for row in table.measurements if recipe in (None, row.recipe)]
+    with Store(path, create=False) as store:
+        return store.measurements(recipe=recipe)
+
+
+def content_of(paths: Sequence[Path], recipe: str | None = None) -> Content:
+    """What a page or a figure shows of these files: one plan, or measured rows side by side.
+
+    Raises TrimaranError for a plan beside other files, or a file that cannot be read.
+    """
+    if any(path.suffix == PLAN_ENDING for path in paths):
+        if len(paths) > 1:
+            raise TrimaranError(f"{len(paths)} files are given and one is a plan: report a plan by itself")
+        return plan_content(_read_plan(paths[0]))
+    return measured_content(
+        {name: measured_rows(path, recipe) for name, path in zip(_names(paths), paths, strict=True)}
+    )
+
+
+def _read_plan(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrimaranError(f"plan {path} cannot be read: {error.strerror}; check the path") from None
+    except ValueError as error:
+        raise TrimaranError(
+            f"plan {path} is not JSON ({error}): write it with `trimaran plan ... --format json`"
+        ) from None
+    if not isinstance(found, dict):
+        raise TrimaranError(f"plan {path} holds no plan: write it with `trimaran plan ... --format json`")
+    return found
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """A short name for each file; `runs/laptop/store.sqlite` is called laptop, since every store is called store."""
+    short = [path.parent.name if path.stem == "store" and path.parent.name else path.stem for path in paths]
+    return [name if short.count(name) == 1 else str(path) for name, path in zip(short, paths, strict=True)]

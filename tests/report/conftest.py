@@ -1,0 +1,33 @@
+"""A real Chromium, as Debian packages it, driven by Playwright."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from watched_page import Watched
+
+CHROMIUM = Path("/usr/bin/chromium")
+# A browser that calls home at its start waits for a network that a test machine may not have.
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM.exists(), f"{CHROMIUM} is not installed: apt-get install chromium"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Watched]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    opened = Watched(context.new_page())
+    yield opened
+    context.close()
+    assert opened.complaints == []
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.requests)

@@ -1,0 +1,221 @@
+"""The page in a real browser: it opens from a file without a network, sorts, filters, follows the reader, prints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trimaran.api import plan
+from trimaran.cli.app import app
+from trimaran.measurement import Measurement
+from trimaran.noun import TrimaranError
+from trimaran.report.page.content import Content, measured_content, plan_content
+from trimaran.report.page.html import page
+from trimaran.report.planned import as_json
+from trimaran.rows import packaged_table, write_table
+from trimaran.store import Store
+from watched_page import Watched
+
+
+@pytest.fixture(scope="module")
+def bloom() -> dict[str, Any]:
+    return as_json(plan("bloom-176b", "jean-zay-a100-80gb", 2048, devices=384, top=30))
+
+
+@pytest.fixture
+def bloom_page(bloom: dict[str, Any], tmp_path: Path) -> Path:
+    return written(plan_content(bloom), tmp_path)
+
+
+def written(content: Content, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(page(content))
+    return path
+
+
+def column(opened: Any, key: str) -> list[str]:
+    place = opened.locator("thead th").evaluate_all("heads => heads.map(head => head.dataset.key)").index(key)
+    return list(opened.locator(f"tbody tr > :nth-child({place + 1})").all_inner_texts())
+
+
+def measured(**cells: Any) -> Measurement:
+    return Measurement.model_validate(
+        {"layers": 4, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 257, "mbs": 1, "gbs": 8, "dp": 1, "devices": 1,
+         "nodes": 1, "sec_per_it": 1.0, "mem_gib": 1.0} | cells
+    )  # fmt: skip
+
+
+def test_a_plan_opens_from_a_file_with_its_charts(watched: Watched, bloom_page: Path, bloom: dict[str, Any]) -> None:
+    opened = watched.open(bloom_page)
+    assert opened.locator("h1").inner_text() == "bloom-176b on jean-zay-a100-80gb"
+    assert column(opened, "layout") == [entry["layout"] for entry in bloom["layouts"]]
+    titles = opened.locator("figure:visible h2").all_inner_texts()
+    assert {"Time against memory", "Where the time goes", "Memory of each stage"} <= set(titles)
+    # nothing in a plan is measured
+    assert "Predicted against measured" not in titles
+    assert opened.locator("#parts .bars .point").count() > 0
+
+
+def test_columns_sort_both_ways_by_number_not_by_text(watched: Watched, bloom_page: Path) -> None:
+    opened = watched.open(bloom_page)
+    head = opened.locator('th[data-key="pp"]')
+    head.locator("button").click()
+    rising = [int(text) for text in column(opened, "pp")]
+    assert rising == sorted(rising)
+    assert head.get_attribute("aria-sort") == "ascending"
+    head.locator("button").press("Enter")
+    falling = [int(text) for text in column(opened, "pp")]
+    assert falling == sorted(rising, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+
+
+def test_a_filter_takes_words_and_conditions_and_says_what_is_left(
+    watched: Watched, bloom_page: Path, bloom: dict[str, Any]
+) -> None:
+    opened = watched.open(bloom_page)
+    opened.get_by_label("Filter").fill("tp=4 mem<60 mbs1")
+    wanted = [e["layout"] for e in bloom["layouts"] if e["tp"] == 4 and e["mem_gib"] < 60 and "mbs1" in e["layout"]]
+    assert 0 < len(wanted) < len(bloom["layouts"])
+    opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(wanted))
+    assert sorted(column(opened, "layout")) == sorted(wanted)
+    assert opened.locator("#count").inner_text() == f"{len(wanted)} of {len(bloom['layouts'])} layouts"
+    opened.get_by_role("button", name="Clear").click()
+    opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(bloom["layouts"]))
+
+
+def test_a_layout_chosen_by_keyboard_shows_its_memory(
+    watched: Watched, bloom_page: Path, bloom: dict[str, Any]
+) -> None:
+    opened = watched.open(bloom_page)
+    third = bloom["layouts"][2]
+    opened.locator("tbody tr").nth(2).locator("button").press("Enter")
+    assert opened.locator('tr[aria-current="true"] th').inner_text() == third["layout"]
+    said = opened.locator("#memory-said").inner_text()
+    assert said.startswith(third["layout"])
+    assert f"{third['mem_gib']:.2f} GiB predicted" in said
+
+
+def test_a_point_tells_its_layout_when_hovered(watched: Watched, bloom_page: Path) -> None:
+    opened = watched.open(bloom_page)
+    opened.locator("#front .scatterlayer .point").first.hover(force=True)
+    assert "s/it" in str(opened.locator("#front .hoverlayer").text_content())
+
+
+def test_the_pareto_front_is_the_one_of_the_data(watched: Watched, bloom_page: Path, bloom: dict[str, Any]) -> None:
+    entries = bloom["layouts"]
+    best = [
+        one for one in entries
+        if not any(o["mem_gib"] <= one["mem_gib"] and o["sec_per_it"] < one["sec_per_it"] for o in entries)
+    ]  # fmt: skip
+    said = watched.open(bloom_page).locator("#front-said").inner_text()
+    assert said.startswith(f"{len(best)} of {len(entries)} layouts are on the front")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_follow_the_system_and_the_button(watched: Watched, bloom_page: Path, scheme: str) -> None:
+    watched.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    opened = watched.open(bloom_page)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    before = opened.evaluate(paper)
+    assert (before == "rgb(255, 255, 255)") == (scheme == "light")
+    opened.locator("#theme").click()
+    assert opened.evaluate(paper) != before
+
+
+def test_nothing_is_wider_than_a_phone_but_the_table_in_its_frame(watched: Watched, bloom_page: Path) -> None:
+    watched.page.set_viewport_size({"width": 390, "height": 800})
+    opened = watched.open(bloom_page)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_it_prints(watched: Watched, bloom_page: Path) -> None:
+    opened = watched.open(bloom_page)
+    opened.emulate_media(media="print")
+    assert not opened.locator("#filters").is_visible()
+    assert opened.pdf()[:5] == b"%PDF-"
+
+
+def test_controls_have_names_and_charts_have_sentences(watched: Watched, bloom_page: Path) -> None:
+    opened = watched.open(bloom_page)
+    for name in ("Filter", "Status"):
+        assert opened.get_by_label(name, exact=True).count() == 1
+    for said in opened.locator("figure:visible figcaption").all_inner_texts():
+        assert len(said) > 20
+    assert opened.locator("thead th:not([scope=col])").count() == 0
+    assert opened.locator("html").get_attribute("lang") == "en"
+
+
+def test_ten_thousand_layouts(watched: Watched, tmp_path: Path) -> None:
+    rows = [
+        measured(dp=n, devices=n, sec_per_it=100.0 / n, mem_gib=1 + n % 77, layout_label=f"dp{n},mbs1")
+        for n in range(1, 10_001)
+    ]
+    opened = watched.open(written(measured_content({"many": rows}), tmp_path))
+    assert opened.locator("#count").inner_text().startswith("10,000 of 10,000")
+    assert column(opened, "layout")[0] == "dp10000,mbs1"
+    opened.locator("#more").click()
+    assert opened.locator("tbody tr").count() == 200
+    assert "2,000 of 10,000 are drawn" in opened.locator("#front-said").inner_text()
+
+
+def test_published_tables_are_compared_within_one_work(watched: Watched, tmp_path: Path) -> None:
+    rows = packaged_table("seeds").measurements
+    opened = watched.open(written(measured_content({"seeds": rows}), tmp_path))
+    # the most frequent model and cluster is shown first; all of them on request
+    chosen = opened.get_by_label("Work").input_value()
+    assert chosen and set(column(opened, "work")) == {chosen}
+    opened.get_by_label("Work").select_option("")
+    assert opened.locator("#count").inner_text().startswith(f"{len(rows)} of {len(rows)}")
+    assert not opened.locator("#front").is_visible()
+
+
+def test_text_of_others_is_text(watched: Watched, tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=alert(1)><b>{{data}}"
+    rows = [measured(notes=hostile, layout_label=hostile, recipe=hostile, sec_per_it=n, mem_gib=n) for n in (1.0, 2.0)]
+    opened = watched.open(written(measured_content({hostile: rows}), tmp_path))
+    assert opened.locator("h1").inner_text() == hostile
+    assert opened.locator("img").count() == 0
+    assert hostile in column(opened, "notes")
+
+
+def test_the_verb_writes_a_page_of_a_store_and_of_a_plan(
+    watched: Watched, tmp_path: Path, bloom: dict[str, Any]
+) -> None:
+    with Store(tmp_path / "store.sqlite") as store:
+        for row in (measured(losses=(5.0, 4.0)), measured(dp=2, devices=2, sec_per_it=0.6, trial_key="b")):
+            store.add(row)
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "store.sqlite"), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    opened = watched.open(out)
+    assert {"Scaling over devices", "Loss"} <= set(opened.locator("figure:visible h2").all_inner_texts())
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(bloom))
+    assert CliRunner().invoke(app, ["report", str(saved), "-o", str(out)]).exit_code == 0
+    assert watched.open(out).locator("h1").inner_text() == "bloom-176b on jean-zay-a100-80gb"
+
+
+def test_two_stores_stand_side_by_side(watched: Watched, tmp_path: Path) -> None:
+    for name, seconds in (("before", 1.0), ("after", 0.8)):
+        write_table(tmp_path / f"{name}.csv", [measured(dp=n, devices=n, sec_per_it=seconds / n) for n in (1, 2)])
+    out = tmp_path / "both.html"
+    arguments = ["report", str(tmp_path / "before.csv"), str(tmp_path / "after.csv"), "-o", str(out)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    opened = watched.open(out)
+    assert set(column(opened, "source")) == {"before", "after"}
+    assert {"before", "after"} <= set(opened.locator("#scaling").locator("..").locator(".legend li").all_inner_texts())
+
+
+@pytest.mark.parametrize(
+    ("plan_text", "said"),
+    [("{", "is not JSON"), ("[]", "holds no plan"), ("{}", "docs/json.md")],
+)
+def test_what_is_no_plan_is_told_in_one_line(tmp_path: Path, plan_text: str, said: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(plan_text)
+    done = CliRunner().invoke(app, ["report", str(path), "-o", str(tmp_path / "x.html")])
+    assert isinstance(done.exception, TrimaranError)
+    assert said in str(done.exception)
+    assert not (tmp_path / "x.html").exists()
