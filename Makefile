@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Programs that the tests use for real, by their Debian names.
+PACKAGES := chromium
 
-.PHONY: demo test proof lint bench clean
+.PHONY: demo packages test proof lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -20,10 +22,16 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# Where apt is not at hand the tests say what they miss.
+packages:
+	@missing=$$(for name in $(PACKAGES); do dpkg -s $$name >/dev/null 2>&1 || echo $$name; done); \
+	if [ -n "$$missing" ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing; fi
+
+test: packages lint
 	$(BIN)/python -m pytest -m "not proof"
 
-proof: $(STAMP)
+proof: packages $(STAMP)
 	$(BIN)/python -m pytest -m "proof"
 
 bench: $(STAMP)
