@@ -136,3 +136,71 @@ def model_from_config(config: Config, source: str) -> Model:
         raise TrimaranError(f"{source}: {error}: write a model TOML of the nearest shape to plan with") from None
     name = config.get("_name_or_path") or source
     return Model.model_validate({"name": str(name), **fields})
+
+
+def config_from_model(model: Model) -> dict[str, Any]:
+    """The `config.json` of the Hugging Face model that computes what `model` does.
+
+    Raises TrimaranError where there is none among GPT-2, BLOOM and Llama.
+    """
+    kind = kind_of(model)
+    shared = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied_embedding, "model_type": kind}
+    if kind == "gpt2":
+        return shared | {
+            "architectures": ["GPT2LMHeadModel"],
+            "n_layer": model.layers,
+            "n_embd": model.hidden,
+            "n_head": model.heads,
+            "n_inner": model.ffn_hidden,
+            "n_positions": model.max_positions,
+            "layer_norm_epsilon": model.norm_epsilon,
+            "activation_function": "gelu_new" if model.activation == "gelu_tanh" else "gelu",
+        }
+    if kind == "bloom":
+        return shared | {
+            "architectures": ["BloomForCausalLM"],
+            "n_layer": model.layers,
+            "hidden_size": model.hidden,
+            "n_head": model.heads,
+            "seq_length": model.max_positions,
+            "layer_norm_epsilon": model.norm_epsilon,
+        }
+    scaling = None
+    if model.rotary_scaling is not None:
+        scaling = model.rotary_scaling.model_dump()
+        scaling = {"rope_type": "llama3", "original_max_position_embeddings": scaling.pop("original_max_positions")} | (
+            scaling
+        )
+    return shared | {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.ffn_hidden,
+        "max_position_embeddings": model.max_positions,
+        "rms_norm_eps": model.norm_epsilon,
+        "hidden_act": "silu",
+        "rope_theta": model.rotary_theta,
+        "rope_scaling": scaling,
+    }
+
+
+def kind_of(model: Model) -> str:
+    """Which of gpt2, bloom and llama computes what `model` does. Raises TrimaranError where none does."""
+    plain = {"norm": "layernorm", "mlp": "gelu", "bias": True, "kv_heads": model.heads}
+    plain |= {"head_dim": model.hidden // model.heads}
+    needs: dict[str, dict[str, Any]] = {
+        "gpt2": plain | {"embedding_norm": False},
+        "bloom": plain | {"embedding_norm": True, "ffn_hidden": 4 * model.hidden, "activation": "gelu_tanh"},
+        "llama": {"norm": "rmsnorm", "mlp": "swiglu", "bias": False, "embedding_norm": False},
+    }
+    kind = {"learned": "gpt2", "alibi": "bloom", "rotary": "llama"}[model.positions]
+    for field, value in ({"head": "vocabulary"} | needs[kind]).items():
+        if getattr(model, field) != value:
+            raise TrimaranError(
+                f"model.{field} is {getattr(model, field)}, Hugging Face's {kind} has {value} "
+                f"(positions {model.positions} choose {kind}): there is no such Hugging Face model"
+            )
+    return kind

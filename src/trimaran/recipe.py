@@ -58,6 +58,9 @@ class TrainSettings(Noun):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
+    init_from: str | None = Field(
+        default=None, min_length=1, description="Hugging Face folder whose weights to begin with; None: drawn from seed"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,7 +17,7 @@ from trimaran.cluster import Precision
 from trimaran.layout import Layout
 from trimaran.train.mesh import Mesh
 from trimaran.train.units import Span, merged, own_span, plan_units, runs
-from trimaran.train.weight import Weight, WeightSpec, declared_weights, draw
+from trimaran.train.weight import Initial, Weight, WeightSpec, declared_weights, local_part
 
 COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -75,7 +75,7 @@ class FlatWeights:
     same coordinates. Whoever writes to `master` publishes it afterwards, for the weights to follow.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, mesh: Mesh, seed: int, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, mesh: Mesh, initial: Initial, device: torch.device) -> None:
         declared = declared_weights(module)
         specs = {name: spec for name, (_, _, spec) in declared.items()}
         sizes = {name: getattr(owner, attribute).numel() for name, (owner, attribute, _) in declared.items()}
@@ -97,7 +97,7 @@ class FlatWeights:
 
         self.places: dict[str, Place] = {}
         for name, (owner, attribute, spec) in declared.items():
-            values = draw(spec, name, seed, mesh.tp.index, mesh.tp.size)
+            values = local_part(initial(name, spec), spec, mesh.tp.index, mesh.tp.size)
             begin = plan.begins[name]
             span = Span(begin, begin + values.numel())
             for holder, master in zip(self.owned, self.master, strict=True):

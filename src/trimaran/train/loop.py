@@ -17,6 +17,7 @@ from trimaran.train.mesh import Mesh
 from trimaran.train.optimizer import AdamW
 from trimaran.train.pipeline import Engine
 from trimaran.train.sampler import Sampler
+from trimaran.train.weight import Initial, drawn
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class StepResult:
 
 
 class Trainer:
-    """Everything that one rank needs to train, and where in the data it stands."""
+    """Everything that one rank needs to train, and where in the data it stands.
+
+    The weights begin at `initial`, or as drawn from the seed.
+    """
 
     def __init__(
         self,
@@ -41,11 +45,12 @@ class Trainer:
         sampler: Sampler,
         device: torch.device,
         on_action: Callable[[Action], None] = lambda action: None,
+        initial: Initial | None = None,
     ) -> None:
         layout, workload = job.layout, job.workload
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
-        self.flat = FlatWeights(self.stage, layout, mesh, job.train.seed, device)
+        self.flat = FlatWeights(self.stage, layout, mesh, initial or drawn(job.train.seed), device)
         self.optimizer = AdamW(self.flat, job.train)
         shape = (layout.mbs, workload.seq_len, workload.model.hidden)
         dtype = COMPUTE_DTYPE[layout.precision]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from trimaran.train.weight import Initial
+
 EXIT_USER_ERROR = 2
 EXIT_OUT_OF_MEMORY = 41
 
@@ -114,7 +116,8 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
     with phases.time("build"):
-        trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: os.utime(heartbeat))
+        initial = first_weights(job)
+        trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: os.utime(heartbeat), initial=initial)
 
     log = Log(out_dir) if rank == 0 else None
     seconds: list[float] = []
@@ -184,6 +187,17 @@ def open_data(job: TrainJob) -> Sampler:
             f"({tokens.index.tokenizer}): raise vocab or tokenise anew"
         )
     return Sampler(tokens, job.workload.seq_len, job.train.seed)
+
+
+def first_weights(job: TrainJob) -> Initial | None:
+    """What the training begins with where the recipe names it. Raises TrimaranError where that is another model's."""
+    if job.train.init_from is None:
+        return None
+    from trimaran.train.source import check_same_model, initial_from, open_source
+
+    source = open_source(Path(job.train.init_from).expanduser())
+    check_same_model(source, job.workload.model, "train.init_from")
+    return initial_from(source)
 
 
 def choose_device(job: TrainJob) -> torch.device:

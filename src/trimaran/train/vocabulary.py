@@ -164,9 +164,17 @@ class Head(Declaring):
             drawn_as = EMBEDDING_NAME if tied else None
             self.declare("weight", embedding_spec(model, group.size, tied_copy=tied, drawn_as=drawn_as), group.size)
 
+    @property
+    def _matrix(self) -> Weight:
+        return self._borrowed[0].tokens if self._borrowed else self.weight
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(.., h) -> (.., vocabulary), on a TP of 1."""
+        assert self.group.size == 1, "the ranks of a TP never gather their logits"
+        return functional.linear(x, self._matrix[: self.vocab])
+
     def loss(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Cross-entropy of (b, s, h) against (b, s), summed over tokens and multiplied by `scale`."""
-        weight = self._borrowed[0].tokens if self._borrowed else self.weight
         flat = sum_backward(x, self.group).reshape(-1, x.shape[-1])
-        args = (flat, weight, targets.reshape(-1), scale, self.vocab, self.group)
+        args = (flat, self._matrix, targets.reshape(-1), scale, self.vocab, self.group)
         return apply(_HeadLoss, *args)

@@ -104,16 +104,23 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def draw(spec: WeightSpec, name: str, seed: int, tp_rank: int, tp: int) -> Tensor:
-    """Initial values of one TP rank's slice, in fp32 on the CPU.
+# Values of the parameter of a name and spec in the whole model, in fp32 on the CPU; padding of the vocabulary is zero.
+Initial = Callable[[str, WeightSpec], Tensor]
 
-    The full parameter is drawn from a generator seeded by (seed, name) and then cut, so the
-    model is the same on every layout. Padding of the vocabulary is not drawn.
-    """
-    full = torch.zeros(spec.shape) if spec.init != "ones" else torch.ones(spec.shape)
-    if spec.init == "normal":
-        real = full if spec.real_rows is None else full[: spec.real_rows]
-        real.normal_(0.0, spec.std, generator=_generator(seed, spec.drawn_as or name))
-    if spec.shard_dim is None:
+
+def drawn(seed: int) -> Initial:
+    """Values drawn from a generator seeded by (seed, name), so that the model is the same on every layout."""
+
+    def values(name: str, spec: WeightSpec) -> Tensor:
+        full = torch.zeros(spec.shape) if spec.init != "ones" else torch.ones(spec.shape)
+        if spec.init == "normal":
+            real = full if spec.real_rows is None else full[: spec.real_rows]
+            real.normal_(0.0, spec.std, generator=_generator(seed, spec.drawn_as or name))
         return full
-    return full.chunk(tp, dim=spec.shard_dim)[tp_rank]
+
+    return values
+
+
+def local_part(full: Tensor, spec: WeightSpec, tp_rank: int, tp: int) -> Tensor:
+    """One TP rank's slice of a whole parameter."""
+    return full if spec.shard_dim is None else full.chunk(tp, dim=spec.shard_dim)[tp_rank]

@@ -1,0 +1,90 @@
+"""Sources of weights: what a training begins with, what is sampled from and what is converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trimaran.layout import Layout
+from trimaran.model import Model
+from trimaran.noun import TrimaranError
+from trimaran.train.gpt import Stage
+from trimaran.train.hugging_face import CONFIG_NAME, HuggingFaceWeights
+from trimaran.train.mesh import GroupFactory, build_mesh
+from trimaran.train.weight import Initial, Weight, WeightSpec, declared_weights
+
+# Fields of a model that its weights and what it computes do not depend on.
+_IMMATERIAL = frozenset({"name", "dropout"})
+
+
+class Source(Protocol):
+    """Weights of a whole model by our names, read one at a time."""
+
+    folder: Path
+    model: Model
+
+    def read(self, name: str) -> Tensor:
+        """The weight `name`, vocabulary without padding. Raises TrimaranError where it is not there."""
+        ...
+
+
+def open_source(path: Path) -> Source:
+    """The weights in a Hugging Face folder. Raises TrimaranError where there are none."""
+    if not (path / CONFIG_NAME).exists():
+        raise TrimaranError(f"{path} is no Hugging Face folder: it has no {CONFIG_NAME}")
+    return HuggingFaceWeights(path)
+
+
+def check_same_model(source: Source, model: Model, asked_by: str) -> None:
+    """Raise TrimaranError where `source` holds weights of another model than `model`."""
+    immaterial = set(_IMMATERIAL)
+    if model.positions != "learned":
+        immaterial |= {"max_positions"}
+    if model.mlp != "gelu":
+        immaterial |= {"activation"}
+    for field in [field for field in Model.model_fields if field not in immaterial]:
+        theirs, ours = getattr(source.model, field), getattr(model, field)
+        if theirs != ours:
+            raise TrimaranError(
+                f"{asked_by}: the weights in {source.folder} have {field} {theirs}, model.{field} is {ours}: "
+                f"set the model to the weights' own"
+            )
+
+
+def initial_from(source: Source) -> Initial:
+    """A model's first values as `source` has them."""
+
+    def values(name: str, spec: WeightSpec) -> Tensor:
+        full = source.read(spec.drawn_as or name).float()
+        shape = spec.shape if spec.real_rows is None else (spec.real_rows, *spec.shape[1:])
+        if tuple(full.shape) != shape:
+            raise TrimaranError(
+                f"{source.folder}: weight {name} has shape {tuple(full.shape)}, the model's is {shape}: "
+                f"its files are not those of its configuration"
+            )
+        padding = spec.shape[0] - full.shape[0]
+        return functional.pad(full, (0, 0, 0, padding)) if padding else full
+
+    return values
+
+
+def whole_model(source: Source, device: torch.device, dtype: torch.dtype) -> Stage:
+    """The model of `source` on one device, for computing forward alone."""
+    mesh = build_mesh(Layout(), 0, range(1), GroupFactory(device))
+    assert mesh is not None, "rank 0 is in a layout of one"
+    stage = Stage(source.model, Layout(), (source.model.layers,), mesh)
+    initial = initial_from(source)
+    for name, (owner, attribute, spec) in declared_weights(stage).items():
+        values = initial(name, spec).to(device, dtype)
+        setattr(owner, attribute, Weight(values, requires_grad=False))
+    return stage
+
+
+def logits(stage: Stage, tokens: Tensor) -> Tensor:
+    """(b, s) tokens -> (b, s, vocabulary), by a model that is whole."""
+    assert stage.head is not None, "a whole model has its head"
+    return stage.head.logits(stage(tokens, 0))
