@@ -52,7 +52,7 @@ def plain_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-@pytest.mark.parametrize("layout", ["mbs24", "mbs4", "mbs8,recompute-full"])
+@pytest.mark.parametrize("layout", ["mbs24", "mbs4", "mbs8,recompute-full", "mbs8,recompute-selective"])
 def test_loss_and_gradients_are_those_of_plain_pytorch(make_job: Callable[..., TrainJob], layout: str) -> None:
     job = make_job(layout)
     trainer = make_trainer(job)
@@ -100,3 +100,18 @@ def test_a_loss_that_is_not_finite_skips_the_update(make_job: Callable[..., Trai
     assert result.skipped
     assert torch.equal(weights, before)
     assert not trainer.step().skipped
+
+
+def test_a_zero_bubble_backward_leaves_weight_gradients_for_later(make_job: Callable[..., TrainJob]) -> None:
+    trainer = make_trainer(make_job("mbs24"))
+    put_off: list[Callable[[], None]] = []
+    for weight in trainer.stage.weights():
+        weight.put_off = put_off
+    trainer.forward_backward()
+    matrices = [p.weight for name, p in trainer.flat.places.items() if "layers" in name and len(p.spec.shape) > 1]
+    assert len(put_off) == 4 * SMALL.layers
+    assert not any(matrix.main_grad.any() for matrix in matrices)
+    with torch.no_grad():
+        for add in put_off:
+            add()
+    assert all(matrix.main_grad.any() for matrix in matrices)

@@ -30,6 +30,10 @@ LAYOUTS = (
     "pp2,vpp4,mbs6",
     "pp3,vpp2,mbs4,split2-1-1-1-2-1",
     "pp4,mbs4,zero_bubble",
+    # slices of the sequence between the products of TP; attention made again
+    "tp4,mbs12,sp",
+    "tp2,pp2,vpp2,mbs6,sp,recompute-selective",
+    "dp2,tp2,pp2,mbs6,sp,zero_bubble,recompute-full2",
     # two axes
     "dp2,tp3,mbs12",
     "dp3,pp2,mbs4,gpipe",
@@ -106,7 +110,7 @@ def test_other_models_agree_with_one_process(
     assert_same(pool.run(make_job("tp3,pp2,mbs12", model=model)), reference.run(model))
 
 
-@pytest.mark.parametrize("layout", ["tp2,pp2,mbs12,recompute-full", "dp2,tp4,mbs6"])
+@pytest.mark.parametrize("layout", ["tp2,pp2,mbs12,recompute-full", "dp2,tp4,mbs6,sp,recompute-selective"])
 @pytest.mark.parametrize("model", [BLOOM, LLAMA], ids=["bloom", "llama"])
 def test_other_families_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str

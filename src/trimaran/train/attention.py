@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trimaran.model import Model
 from trimaran.train.mesh import Group
 from trimaran.train.positions import Positions
+from trimaran.train.recompute import recomputed
 from trimaran.train.tensor_parallel import ColumnLinear, RowLinear
 from trimaran.train.weight import INIT_STD, residual_std
 
 
 class Attention(nn.Module):
-    """Causal self-attention; each TP rank computes its own key-value heads with their queries."""
+    """Causal self-attention; each TP rank computes its own key-value heads with their queries.
 
-    def __init__(self, model: Model, group: Group, positions: Positions) -> None:
+    With `recompute` what lies between the projections is computed again in the backward (arXiv 2205.05198).
+    """
+
+    def __init__(self, model: Model, group: Group, positions: Positions, *, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         self.positions = positions
         self.queries_per_kv = model.heads // model.kv_heads
         self.kv_heads = model.kv_heads // group.size
@@ -30,13 +38,19 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """(b, s, h) -> (b, s, h). `documents` (b, s): tokens see none but their own."""
-        b, s, _ = x.shape
-        qkv = self.qkv(x).view(b, s, self.kv_heads, self.queries_per_kv + 2, self.head_dim)
-        q, k, v = qkv.split((self.queries_per_kv, 1, 1), dim=3)
+        core = partial(self.attend, documents=documents)
+        qkv = self.qkv(x)
+        return self.projection(recomputed(core, qkv) if self.recompute else core(qkv))  # type: ignore[no-any-return]
+
+    def attend(self, qkv: Tensor, documents: Tensor | None) -> Tensor:
+        """What the own heads of (b, s, own q, k and v) see, (b, s, own heads x head_dim)."""
+        b, s, _ = qkv.shape
+        qkv = qkv.view(b, s, self.kv_heads, self.queries_per_kv + 2, self.head_dim)
+        q, k, v = torch.split(qkv, [self.queries_per_kv, 1, 1], dim=3)
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
         q, k = self.positions.rotate(q, k)
         mask = self.positions.mask(q, documents)
         y = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.queries_per_kv > 1
         )
-        return self.projection(y.transpose(1, 2).reshape(b, s, -1))  # type: ignore[no-any-return]
+        return y.transpose(1, 2).reshape(b, s, -1)

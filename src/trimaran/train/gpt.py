@@ -23,10 +23,10 @@ from trimaran.train.weight import Weight
 class Layer(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, model: Model, group: Group, positions: Positions) -> None:
+    def __init__(self, model: Model, group: Group, positions: Positions, *, recompute_attention: bool) -> None:
         super().__init__()
         self.attention_norm = make_norm(model)
-        self.attention = Attention(model, group, positions)
+        self.attention = Attention(model, group, positions, recompute=recompute_attention)
         self.mlp_norm = make_norm(model)
         self.mlp = make_mlp(model, group)
 
@@ -53,7 +53,9 @@ class Stage(nn.Module):
         positions = Positions(model, mesh.tp)
         self.embedding = Embedding(model, mesh.tp) if mesh.is_first_stage else None
         self.embedding_norm = make_norm(model) if mesh.is_first_stage and model.embedding_norm else None
-        self.layers = nn.ModuleDict({str(number): Layer(model, mesh.tp, positions) for number in numbers})
+        selective = layout.recompute == "selective"
+        layers = {str(n): Layer(model, mesh.tp, positions, recompute_attention=selective) for n in numbers}
+        self.layers = nn.ModuleDict(layers)
         self.norm = make_norm(model) if mesh.is_last_stage else None
         self.head = Head(model, mesh.tp, embedding=self.embedding) if mesh.is_last_stage else None
         self.recompute_every = layout.recompute_every if layout.recompute == "full" else 0

@@ -13,7 +13,7 @@ from trimaran.schedule import Action
 from trimaran.train.flat import COMPUTE_DTYPE, FlatWeights
 from trimaran.train.gpt import Stage
 from trimaran.train.learning_rate import learning_rate
-from trimaran.train.mesh import Mesh
+from trimaran.train.mesh import Mesh, sum_together
 from trimaran.train.optimizer import AdamW
 from trimaran.train.pipeline import Engine
 from trimaran.train.sampler import Sampler
@@ -52,7 +52,8 @@ class Trainer:
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self.flat = FlatWeights(self.stage, layout, mesh, initial or drawn(job.train.seed), device)
         self.optimizer = AdamW(self.flat, job.train)
-        shape = (layout.mbs, workload.seq_len, workload.model.hidden)
+        slices = layout.tp if layout.sequence_parallel else 1
+        shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
         dtype = COMPUTE_DTYPE[layout.precision]
         self.engine = Engine(self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, on_action)
         self._sampler = sampler
@@ -84,6 +85,10 @@ class Trainer:
         return loss if mesh.tp.index == 0 else torch.zeros_like(loss)
 
     def _sum_gradients(self) -> None:
+        if self.mesh.tp.slices_sequence:
+            # each TP rank has seen its own slice of the sequence alone
+            repeated = [p.weight.main_grad for p in self.flat.places.values() if p.spec.shard_dim is None]
+            sum_together(self.mesh.tp, repeated)
         if self.mesh.tied.size > 1 and self.job.workload.model.tied_embedding:
             for place in self.flat.places.values():
                 if place.spec.tied_copy or place.spec.real_rows is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,17 @@ from trimaran.train.shared_memory import SharedMemory, share_memory
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that act together, in order; `index` is the own place among them."""
+    """Ranks that act together, in order; `index` is the own place among them.
+
+    `slices_sequence` says of a TP group that its ranks keep a slice of the sequence each, wherever they would
+    otherwise all do the same: sequence parallelism.
+    """
 
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None
     memory: SharedMemory | None = None
+    slices_sequence: bool = False
 
     @property
     def size(self) -> int:
@@ -64,6 +69,15 @@ class Group:
             dist.all_gather_into_tensor(whole.view(-1), own.view(-1), group=self.handle)
         else:
             whole.view(-1).copy_(own.view(-1))
+
+
+def sum_together(group: Group, tensors: Sequence[Tensor]) -> None:
+    """Sum each of many small tensors over the group, in place, by one collective."""
+    if group.size > 1 and tensors:
+        together = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        group.sum_(together)
+        for tensor, summed in zip(tensors, torch.split(together, [t.numel() for t in tensors]), strict=True):
+            tensor.copy_(summed.view_as(tensor))
 
 
 class GroupFactory:
@@ -151,4 +165,5 @@ def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFact
     if world is None or tp is None or dp is None or pp is None or pp_returning is None:
         return None
     alone = Group((me,), 0, None)
+    tp = replace(tp, slices_sequence=layout.sequence_parallel)
     return Mesh(world=world, tp=tp, dp=dp, pp=pp, pp_returning=pp_returning, tied=tied or alone)

@@ -15,8 +15,6 @@ def check_supported(job: TrainJob) -> None:
             layout.dp_kind != "all_reduce",
             f"data-parallel kind {layout.dp_kind} is asked for, the trainer does all_reduce",
         ),
-        (layout.sequence_parallel, "sequence parallelism is asked for, the trainer has none"),
-        (layout.recompute == "selective", "recompute selective is asked for, the trainer does none and full"),
         (layout.precision == "fp16", "precision fp16 is asked for, the trainer does fp32, bf16 and bf16_pure"),
         (model.head != "vocabulary", f"head {model.head} is asked for, the trainer does vocabulary"),
         (model.dropout > 0, f"dropout {model.dropout} is asked for, the trainer does 0"),
@@ -43,6 +41,11 @@ def check_supported(job: TrainJob) -> None:
                 f"global batch {batch} makes {layout.micro_batches(batch)} micro-batches, and the interleaved "
                 f"schedule needs a multiple of PP {layout.pp}: change one of them"
             )
+    if layout.sequence_parallel and (layout.tp == 1 or job.workload.seq_len % layout.tp):
+        raise TrimaranError(
+            f"sequence parallelism is asked for with seq_len {job.workload.seq_len} and TP {layout.tp}, which has to "
+            f"divide it and be 2 at least: change one of them"
+        )
     for name, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn_hidden", model.ffn_hidden)):
         if size % layout.tp:
             raise TrimaranError(f"{name} {size} is not a multiple of TP {layout.tp}: choose a TP that divides it")

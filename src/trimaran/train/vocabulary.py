@@ -12,7 +12,7 @@ from trimaran.model import Model, padded_vocab
 from trimaran.train.differentiable import apply
 from trimaran.train.mesh import Group
 from trimaran.train.positions import places_in
-from trimaran.train.tensor_parallel import add_product, sum_backward, sum_forward
+from trimaran.train.tensor_parallel import add_product, own_slice, sum_backward, sum_forward
 from trimaran.train.weight import Declaring, Weight, WeightSpec
 
 # Tokens whose logits exist at one time: enough for the products to run at full rate, few
@@ -76,13 +76,16 @@ class Embedding(Declaring):
             self.positions = None
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(b, s) token ids -> (b, s, h). Positions count from each document's beginning where those are given."""
+        """(b, s) token ids -> (b, s, h), or the own slice of it.
+
+        Positions count from each document's beginning where those are given.
+        """
         x = sum_forward(apply(_Lookup, tokens, self.tokens, self.group), self.group)
         if self.positions is None:
             return x
         if documents is None:
-            return x + self.positions[: tokens.shape[1]]
-        return x + functional.embedding(places_in(documents), self.positions)
+            return x + own_slice(self.positions[: tokens.shape[1]], self.group, 0)
+        return x + functional.embedding(own_slice(places_in(documents), self.group, 1), self.positions)
 
 
 def _loss_and_gradient(
