@@ -144,6 +144,9 @@ class TrainJob(Noun):
     out_dir: str = Field(description="folder for log.jsonl, log.txt, heartbeat files and result.json")
     steps: int = Field(gt=0, description="steps to run now, which may be fewer than train.steps")
     device: Literal["cpu", "cuda"] = "cpu"
+    record_timeline: bool = Field(
+        default=False, description="write what the first pipeline does in the last step to timeline.RANK.json"
+    )
     threads_per_rank: int = Field(default=1, gt=0)
     peak_tflops: float | None = Field(default=None, gt=0, description="measured matmul peak of one rank, for MFU")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trimaran import __version__
-from trimaran.cli import bench, export, fit, import_, plan, predict, probe, report, store, train, tune
+from trimaran.cli import bench, export, fit, import_, plan, predict, probe, report, store, timeline, train, tune
 
 app = typer.Typer(
     name="trimaran",
@@ -26,6 +26,7 @@ app.command()(bench.bench)
 app.command()(tune.tune)
 app.command()(train.train)
 app.command()(report.report)
+app.command()(timeline.timeline)
 app.command("import")(import_.import_)
 app.add_typer(store.store, name="store")
 

@@ -32,20 +32,23 @@ def write_figure(name: str, content: Content, path: Path) -> None:
             f"figure {name} compares times of one model on one cluster, and the rows are of {len(works)}: "
             f"give a table of one"
         )
-    figure, axes = new_figure()
+    figure, (axes,) = new_figure(SIZE_INCHES)
     if not FIGURES[name](axes, content):
         raise TrimaranError(f"figure {name} has nothing to show here: {NEEDS[name]}")
     save_figure(figure, path)
 
 
-def new_figure(size_inches: tuple[float, float] = SIZE_INCHES) -> tuple[Figure, Axes]:
-    """An empty figure that needs no screen. Raises TrimaranError where Matplotlib is not installed."""
+def new_figure(size_inches: tuple[float, float], panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure that needs no screen, and its panels, one below the other.
+
+    Raises TrimaranError where Matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise TrimaranError("figures need Matplotlib, which is not installed: pip install 'trimaran[report]'") from None
     figure = Figure(figsize=size_inches, layout="constrained")
-    return figure, figure.subplots()
+    return figure, list(figure.subplots(panels, squeeze=False)[:, 0])
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -16,6 +16,7 @@ from trimaran.train.learning_rate import learning_rate
 from trimaran.train.mesh import Mesh, sum_together
 from trimaran.train.optimizer import AdamW
 from trimaran.train.pipeline import Engine
+from trimaran.train.recorder import Recorder
 from trimaran.train.sampler import Sampler
 from trimaran.train.weight import Initial, drawn
 
@@ -55,7 +56,10 @@ class Trainer:
         slices = layout.tp if layout.sequence_parallel else 1
         shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
         dtype = COMPUTE_DTYPE[layout.precision]
-        self.engine = Engine(self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, on_action)
+        self.recorder = Recorder(mesh.pp.index, device)
+        self.engine = Engine(
+            self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, on_action, self.recorder
+        )
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0
@@ -82,6 +86,7 @@ class Trainer:
         scale = 1.0 / (batch * self.job.workload.seq_len)
         loss = self.engine.run(text[:, :, :-1], text[:, :, 1:], scale)
         self._sum_gradients()
+        self.recorder.lap("reduce")
         return loss if mesh.tp.index == 0 else torch.zeros_like(loss)
 
     def _sum_gradients(self) -> None:
@@ -106,6 +111,7 @@ class Trainer:
         sums = torch.stack((loss_share, self.flat.squared_norm() * share, torch.zeros_like(loss_share)))
         sums[2] = self.flat.zeros() * share
         self.mesh.world.sum_(sums)
+        self.recorder.lap("wait")
         loss, squared_norm, zeros = sums.tolist()
         grad_norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
@@ -113,6 +119,7 @@ class Trainer:
             self.optimizer.step(rate, grad_norm)
             self.flat.publish()
         self.flat.clear_grads()
+        self.recorder.lap("step")
         self.step_number += 1
         self.consumed_samples += batch
         return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped)

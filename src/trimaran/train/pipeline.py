@@ -18,6 +18,7 @@ from trimaran.layout import Schedule
 from trimaran.schedule import Action, actions, feeds
 from trimaran.train.gpt import Stage
 from trimaran.train.mesh import Group
+from trimaran.train.recorder import Recorder
 
 
 class Inbox:
@@ -124,11 +125,12 @@ class Engine:
         dtype: torch.dtype,
         device: torch.device,
         on_action: Callable[[Action], None],
+        recorder: Recorder,
     ) -> None:
         self._stage, self._schedule = stage, schedule
         self._index, self._ranks, self._stages = rising.index, rising.size, stage.stages
         self._mail = Mailbox(rising, falling, shape, dtype, device)
-        self._on_action = on_action
+        self._on_action, self._recorder = on_action, recorder
         # weight gradients that the backward at hand has put off
         self._put_off: list[Callable[[], None]] = []
         if schedule == "zero_bubble":
@@ -152,21 +154,23 @@ class Engine:
             fed = feeds(action, self._stages)
             forward = action._replace(kind="forward")
             if kind == "forward":
-                x = tokens[i] if stage == 0 else self._mail.receive(action).requires_grad_()
+                x = tokens[i] if stage == 0 else self._received(action).requires_grad_()
                 y = self._stage(x, stage)
                 if fed is None:
                     y = self._stage.loss(y, targets[i], scale)
                     total += y.detach()
-                else:
-                    self._mail.send(y.detach(), fed)
+                self._recorder.lap(kind, action)
+                if fed is not None:
+                    self._sent(y.detach(), fed, action)
                 inputs[action], outputs[action] = x, y
             elif kind == "backward":
-                dy = None if stage == last else self._mail.receive(action)
+                dy = None if stage == last else self._received(action)
                 torch.autograd.backward(outputs.pop(forward), dy)
                 x = inputs.pop(forward)
+                self._recorder.lap(kind, action)
                 if fed is not None:
                     assert x.grad is not None
-                    self._mail.send(x.grad, fed)
+                    self._sent(x.grad, fed, action)
                 if self._put_off:
                     waiting[forward] = self._put_off.copy()
                     self._put_off.clear()
@@ -174,6 +178,17 @@ class Engine:
                 with torch.no_grad():
                     for add in waiting.pop(forward):
                         add()
+                self._recorder.lap(kind, action)
             self._on_action(action)
         self._mail.flush()
+        self._recorder.lap("wait")
         return total
+
+    def _received(self, action: Action) -> Tensor:
+        x = self._mail.receive(action)
+        self._recorder.lap("wait", action)
+        return x
+
+    def _sent(self, tensor: Tensor, fed: Action, action: Action) -> None:
+        self._mail.send(tensor, fed)
+        self._recorder.lap("send", action)

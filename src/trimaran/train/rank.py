@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from trimaran.train.loop import StepResult, Trainer
     from trimaran.train.weight import Initial
 
 EXIT_USER_ERROR = 2
@@ -102,7 +103,7 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
         import torch.distributed as dist
 
         from trimaran.train.log import Log, iteration_of
-        from trimaran.train.loop import StepResult, Trainer
+        from trimaran.train.loop import Trainer
         from trimaran.train.memory import memory_record, resident_gib
         from trimaran.train.mesh import GroupFactory, build_mesh
 
@@ -123,12 +124,10 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
     seconds: list[float] = []
     results: list[StepResult] = []
     phases.enter("step")
-    for _ in range(job.steps):
-        begin = time.perf_counter()
-        results.append(trainer.step())
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
+    for number in range(job.steps):
+        step, taken = timed_step(trainer, record=job.record_timeline and number == job.steps - 1)
+        results.append(step)
+        seconds.append(taken)
         os.utime(heartbeat)
         if log is not None:
             peak_gib = memory_record(device, baseline_gib)["peak"]
@@ -155,6 +154,21 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
         write_json(out_dir / "result.json", result)
     if world_size > 1:
         dist.destroy_process_group()
+
+
+def timed_step(trainer: Trainer, *, record: bool) -> tuple[StepResult, float]:
+    """One iteration and its seconds. `record` leaves the timeline of the first replica's pipeline in a file a stage."""
+    mesh = trainer.mesh
+    if record:
+        trainer.recorder.start(mesh.world)
+    begin = time.perf_counter()
+    result = trainer.step()
+    trainer.recorder.synchronize()
+    seconds = time.perf_counter() - begin
+    if record and mesh.dp.index == mesh.tp.index == 0:
+        timeline = trainer.recorder.stop().model_dump(mode="json")
+        write_json(Path(trainer.job.out_dir) / f"timeline.{mesh.pp.index}.json", timeline)
+    return result, seconds
 
 
 def meeting_point(rank: int, world_size: int) -> Store | None:

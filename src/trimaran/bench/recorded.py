@@ -1,0 +1,30 @@
+"""A layout run for a few steps, the last of them recorded as a timeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from trimaran.bench.launcher import launcher_named
+from trimaran.bench.limits import Limits
+from trimaran.bench.trial import prepare_trial, run_trial
+from trimaran.cluster import Cluster
+from trimaran.layout import Layout
+from trimaran.noun import TrimaranError
+from trimaran.recipe import Recipe
+
+
+def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_dir: Path, work_dir: Path) -> list[Path]:
+    """Run the layout as a trial of the recipe's sweep; the files of its first pipeline's ranks, in order.
+
+    Raises TrimaranError, naming the evidence, when the run does not end well.
+    """
+    trial = prepare_trial(recipe, cluster, layout, data_dir=data_dir, work_dir=work_dir, variant=recipe.variant)
+    job = trial.job.model_copy(update={"record_timeline": True})
+    sweep = recipe.sweep
+    limits = Limits(timeout_s=sweep.timeout_s, memory_gib=cluster.host_mem_gib or None)
+    row = run_trial(replace(trial, job=job), launcher_named("local"), limits)
+    if row.status != "ok":
+        first = (row.evidence or "no evidence").strip().splitlines()[0]
+        raise TrimaranError(f"{layout} ended as {row.status}: {first}; see {job.out_dir}")
+    return [Path(job.out_dir) / f"timeline.{stage}.json" for stage in range(layout.pp)]
