@@ -27,7 +27,7 @@ max_positions = 32
 seq_len = 32
 global_batch = 4
 [data]
-paths = ["text.txt"]
+paths = ["{text}"]
 [sweep]
 steps = 3
 warmup_steps = 1
@@ -85,10 +85,11 @@ def test_a_picture_is_drawn(ending: str, tmp_path: Path) -> None:
 
 
 def test_two_real_ranks_record_what_they_do(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
+    text = tmp_path / "text.txt"
+    text.write_text("all work and no play makes jack a dull boy\n" * 200)
     (tmp_path / "machine.toml").write_text(MACHINE)
     recipe = tmp_path / "tiny.toml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(RECIPE.replace("{text}", str(text)))
     out, runs = tmp_path / "t.json", tmp_path / "runs"
     arguments = ["timeline", str(recipe), "--runs", str(runs), "--layout", "pp2,mbs1", "--measure", "-o", str(out)]
     done = CliRunner().invoke(app, arguments)
