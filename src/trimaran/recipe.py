@@ -45,7 +45,7 @@ class DataJob(Noun):
 
 
 class TrainSettings(Noun):
-    """How to train: steps, learning-rate schedule, AdamW, clipping, seed."""
+    """How to train: steps, learning-rate schedule, AdamW, clipping, seed, checkpoints."""
 
     steps: int = Field(default=60, gt=0, le=1_000_000_000)
     seed: int = Field(default=1234, ge=0, lt=2**63)
@@ -61,6 +61,10 @@ class TrainSettings(Noun):
     init_from: str | None = Field(
         default=None, min_length=1, description="Hugging Face folder whose weights to begin with; None: drawn from seed"
     )
+    checkpoint_every: int | None = Field(
+        default=None, ge=0, description="steps between checkpoints; None: one at the end; 0: none at all"
+    )
+    keep_checkpoints: int = Field(default=3, gt=0, description="the newest so many are kept")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -149,6 +153,9 @@ class TrainJob(Noun):
     )
     threads_per_rank: int = Field(default=1, gt=0)
     peak_tflops: float | None = Field(default=None, gt=0, description="measured matmul peak of one rank, for MFU")
+    checkpoint_dir: str | None = Field(default=None, description="folder of the training's checkpoints; None: none")
+    resume: bool = Field(default=False, description="go on from the newest checkpoint there")
+    earlier_log: str | None = Field(default=None, description="log.jsonl of the training that is gone on from")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ class RankResult:
     grad_norms: list[float]
     squared_grads: dict[str, float]
     sharded: dict[str, bool]
+    told: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,31 @@ class Run:
     losses: list[float]
     grad_norms: list[float]
     grad_norm_of: dict[str, float]
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Notices of one kind."""
+        return [notice for notice in self.told if notice["kind"] == kind]
 
 
 def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     import torch
 
+    from trimaran.train.checkpoint import saving_group
     from trimaran.train.loop import Trainer
     from trimaran.train.mesh import build_mesh
     from trimaran.train.sampler import Sampler
     from trimaran.train.tokens import Tokens
 
     mesh = build_mesh(job.layout, rank, range(job.layout.devices), factory)
+    if job.checkpoint_dir is not None:
+        saving_group(tuple(range(job.layout.devices)))
     if mesh is None:
         return None
     sampler = Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed)
     trainer = Trainer(job, mesh, sampler, torch.device("cpu"))
+    if job.checkpoint_dir is not None:
+        return _run_course(trainer)
     trainer.forward_backward()
     squared = {n: p.weight.main_grad.double().square().sum().item() for n, p in trainer.flat.places.items()}
     sharded = {n: p.spec.shard_dim is not None for n, p in trainer.flat.places.items()}
@@ -61,6 +72,33 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
         grad_norms=[step.grad_norm for step in steps],
         squared_grads=squared,
         sharded=sharded,
+    )
+
+
+def _run_course(trainer: Any) -> RankResult:
+    """Train with checkpoints; what is told of them comes back too."""
+    from trimaran.noun import TrimaranError
+    from trimaran.train.course import Course
+
+    told: list[dict[str, Any]] = []
+    steps = []
+    try:
+        course = Course(trainer, None, told.append, lambda: None)
+        while trainer.step_number < trainer.job.steps:
+            course.before()
+            steps.append(trainer.step())
+            course.after(steps[-1])
+        course.finish()
+    except TrimaranError as error:
+        told.append({"kind": "refused", "text": str(error)})
+    return RankResult(
+        dp=trainer.mesh.dp.index,
+        tp=trainer.mesh.tp.index,
+        losses=[step.loss for step in steps],
+        grad_norms=[step.grad_norm for step in steps],
+        squared_grads={},
+        sharded={},
+        told=told,
     )
 
 
@@ -120,7 +158,8 @@ class Pool:
                     squared[name] = squared.get(name, 0.0) + value
                 elif r.tp == 0:
                     squared[name] = value
-        return Run(ranks[0].losses, ranks[0].grad_norms, {name: value**0.5 for name, value in squared.items()})
+        grad_norm_of = {name: value**0.5 for name, value in squared.items()}
+        return Run(ranks[0].losses, ranks[0].grad_norms, grad_norm_of, ranks[0].told)
 
     def close(self) -> None:
         """End all ranks; they hold nothing that outlives them, and an orderly end takes seconds."""

@@ -18,10 +18,12 @@ _LIMIT_BYTES = 16 * 1024 * 1024
 class WorkerResult(BaseModel):
     """`result.json` as rank 0 writes it: per-step seconds and losses, memory by rank, start-up phases.
 
-    Fields that only people look at are ignored here.
+    `unknown_steps` were made before a resumption whose earlier log is lost. Fields that only people look at are
+    ignored here.
     """
 
     steps: int = Field(gt=0)
+    unknown_steps: int = Field(default=0, ge=0)
     sec_per_it: tuple[float, ...] = Field(min_length=1)
     losses: tuple[float | None, ...]
     mem_gib_per_rank: tuple[float, ...] = Field(min_length=1)
@@ -47,7 +49,7 @@ def read_result(out_dir: Path, steps: int) -> WorkerResult | str:
         return f"{path.name} is garbage: {first_error(error)}"
     except (ValueError, RecursionError) as error:
         return f"{path.name} is garbage: {error}"
-    if len(result.sec_per_it) != steps:
+    if len(result.sec_per_it) + result.unknown_steps != steps:
         return f"{path.name} holds {len(result.sec_per_it)} step times, but {steps} steps were asked for"
     if not all(math.isfinite(seconds) and seconds > 0 for seconds in result.sec_per_it):
         return f"{path.name} holds step times that are not positive numbers"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from trimaran.flops import default_formula, mfu, tflops_per_device
-from trimaran.recipe import TrainJob
-from trimaran.train.loop import StepResult
+from trimaran.train.loop import StepResult, Trainer
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,51 @@ class Iteration:
         return " " + " | ".join(fields) + " |"
 
 
-def iteration_of(
-    job: TrainJob, results: Sequence[StepResult], sec_per_it: float, consumed_samples: int, peak_mem_gib: float
-) -> Iteration:
-    """What the last of `results` showed, with the rates that follow from its time."""
-    layout, workload, last = job.layout, job.workload, results[-1]
+@dataclass
+class History:
+    """Figures of all iterations so far, those before a resumption included."""
+
+    sec_per_it: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    skipped: int = 0
+    last: StepResult | None = None
+
+    @classmethod
+    def of(cls, records: Sequence[dict[str, Any]]) -> Self:
+        """What the lines of an earlier log say."""
+
+        def number(record: dict[str, Any], name: str) -> float:
+            return math.nan if record[name] is None else record[name]
+
+        return cls(
+            [record["sec_per_it"] for record in records],
+            [number(record, "lm_loss") for record in records],
+            [number(record, "grad_norm") for record in records],
+            records[-1]["skipped_iterations"] if records else 0,
+        )
+
+    def add(self, result: StepResult, sec_per_it: float) -> None:
+        """Take one iteration."""
+        self.sec_per_it.append(sec_per_it)
+        self.losses.append(result.loss)
+        self.grad_norms.append(result.grad_norm)
+        self.skipped += result.skipped
+        self.last = result
+
+
+def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Iteration:
+    """What the last iteration showed, with the rates that follow from its time."""
+    job, last = trainer.job, history.last
+    assert last is not None, "there is an iteration to tell of"
+    layout, workload, sec_per_it = job.layout, job.workload, history.sec_per_it[-1]
     seen = workload.model_copy(update={"global_batch": last.global_batch, "ramp_up": None})
     peak = job.peak_tflops
-    skipped = sum(result.skipped for result in results)
     return Iteration(
-        iteration=len(results),
+        iteration=trainer.step_number,
         iterations=job.steps,
-        consumed_samples=consumed_samples,
-        consumed_tokens=consumed_samples * workload.seq_len,
+        consumed_samples=trainer.consumed_samples,
+        consumed_tokens=trainer.consumed_samples * workload.seq_len,
         sec_per_it=sec_per_it,
         learning_rate=last.learning_rate,
         global_batch=last.global_batch,
@@ -80,8 +112,8 @@ def iteration_of(
         loss_scale=1.0,
         grad_norm=last.grad_norm,
         num_zeros=last.zeros,
-        skipped_iterations=skipped,
-        nan_iterations=skipped,
+        skipped_iterations=history.skipped,
+        nan_iterations=history.skipped,
         samples_per_s=last.global_batch / sec_per_it,
         tflops=tflops_per_device(seen, layout.tp, layout.devices, sec_per_it, default_formula(layout)),
         tokens_per_s=seen.tokens_per_step / sec_per_it,
@@ -91,11 +123,30 @@ def iteration_of(
 
 
 class Log:
-    """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins."""
+    """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins.
 
-    def __init__(self, folder: Path) -> None:
+    A resumed training's log begins with the lines of the `earlier` one up to the step it goes on from, where that
+    has them all.
+    """
+
+    def __init__(self, folder: Path, earlier: str | None, step: int) -> None:
         self._text = (folder / "log.txt").open("w", buffering=1)
         self._json = (folder / "log.jsonl").open("w", buffering=1)
+        self.earlier: list[dict[str, Any]] = []
+        if earlier is not None and step:
+            self._begin_with(Path(earlier), step)
+
+    def _begin_with(self, earlier: Path, step: int) -> None:
+        try:
+            lines = earlier.read_text().splitlines()[:step]
+            text = earlier.with_name("log.txt").read_text().splitlines()[:step]
+            records = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return
+        if [record.get("iteration") for record in records] == list(range(1, step + 1)):
+            self.earlier = records
+            self._json.writelines(f"{line}\n" for line in lines)
+            self._text.writelines(f"{line}\n" for line in text)
 
     def write(self, iteration: Iteration) -> None:
         """Append one iteration to both files. JSON says null for a loss or norm that is not finite."""

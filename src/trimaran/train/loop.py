@@ -31,6 +31,7 @@ class StepResult:
     learning_rate: float
     global_batch: int
     skipped: bool
+    stop: bool = False
 
 
 class Trainer:
@@ -63,6 +64,8 @@ class Trainer:
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0
+        # set where this rank was told to leave; all ranks learn of it with the loss
+        self.stop_wanted = False
 
     @property
     def global_batch(self) -> int:
@@ -71,6 +74,16 @@ class Trainer:
         if workload.ramp_up is None:
             return workload.global_batch
         return workload.ramp_up.batch_at(self.consumed_samples, workload.global_batch)
+
+    def counts(self) -> dict[str, float]:
+        """What is needed beside the tensors to go on from here."""
+        return {"updates": self.optimizer.steps}
+
+    def go_on_from(self, step: int, consumed_samples: int, counts: dict[str, float]) -> None:
+        """Take up a training whose master weights and optimizer state were put in place."""
+        self.step_number, self.consumed_samples = step, consumed_samples
+        self.optimizer.steps = round(counts["updates"])
+        self.flat.publish()
 
     def forward_backward(self) -> torch.Tensor:
         """Gradients of the next global batch, summed over all ranks that share a weight.
@@ -108,11 +121,13 @@ class Trainer:
         loss_share = self.forward_backward()
         # data-parallel ranks hold the same sums, so each brings its part of them
         share = 1.0 / self.mesh.dp.size
-        sums = torch.stack((loss_share, self.flat.squared_norm() * share, torch.zeros_like(loss_share)))
+        zero = torch.zeros_like(loss_share)
+        sums = torch.stack((loss_share, self.flat.squared_norm() * share, zero, zero))
         sums[2] = self.flat.zeros() * share
+        sums[3] = float(self.stop_wanted)
         self.mesh.world.sum_(sums)
         self.recorder.lap("wait")
-        loss, squared_norm, zeros = sums.tolist()
+        loss, squared_norm, zeros, stops = sums.tolist()
         grad_norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if not skipped:
@@ -122,4 +137,4 @@ class Trainer:
         self.recorder.lap("step")
         self.step_number += 1
         self.consumed_samples += batch
-        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped)
+        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped, stop=stops > 0)

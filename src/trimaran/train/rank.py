@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 import time
@@ -11,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trimaran.noun import TrimaranError, first_error
 from trimaran.recipe import TrainJob
+from trimaran.train.jsonfile import write_json
 from trimaran.train.sampler import Sampler
 from trimaran.train.supported import check_supported
 from trimaran.train.tokens import Tokens
@@ -66,18 +65,6 @@ def read_job(path: Path) -> TrainJob:
         raise TrimaranError(f"job {path}: {first_error(error)}") from None
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file that is there whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False))
-    partial.replace(path)
-
-
-def finite(number: float) -> float | None:
-    """The number, or None for what JSON cannot say."""
-    return number if math.isfinite(number) else None
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host had no memory left."""
     text = str(error)
@@ -88,8 +75,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def train(job: TrainJob, rank: int, world_size: int) -> None:
-    """Train `job` as rank `rank`; rank 0 writes the log and the result."""
+def train(job: TrainJob, rank: int, world_size: int) -> int:
+    """Train `job` as rank `rank`; rank 0 writes the log and the result. Returns the exit status."""
     layout, out_dir = job.layout, Path(job.out_dir)
     if layout.devices != world_size:
         raise TrimaranError(
@@ -99,14 +86,17 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
     heartbeat = out_dir / f"heartbeat.{rank}"
     phases = Phases(heartbeat)
     with phases.time("import_torch"):
-        import torch
         import torch.distributed as dist
 
-        from trimaran.train.log import Log, iteration_of
+        from trimaran.train.course import EXIT_STOPPED, Course, StopSignals
+        from trimaran.train.log import History, Log, iteration_of
         from trimaran.train.loop import Trainer
         from trimaran.train.memory import memory_record, resident_gib
         from trimaran.train.mesh import GroupFactory, build_mesh
+        from trimaran.train.notices import Notices
+        from trimaran.train.outcome import write_result
 
+    stop = None if job.checkpoint_dir is None else StopSignals()
     device = choose_device(job)
     with phases.time("connect"):
         if world_size > 1:
@@ -120,40 +110,28 @@ def train(job: TrainJob, rank: int, world_size: int) -> None:
         initial = first_weights(job)
         trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: os.utime(heartbeat), initial=initial)
 
-    log = Log(out_dir) if rank == 0 else None
-    seconds: list[float] = []
-    results: list[StepResult] = []
+    with phases.time("resume"):
+        course = Course(trainer, stop, Notices(out_dir, rank).tell, alive=lambda: os.utime(heartbeat))
+    log = Log(out_dir, job.earlier_log, trainer.step_number) if rank == 0 else None
+    history = History() if log is None else History.of(log.earlier)
     phases.enter("step")
-    for number in range(job.steps):
-        step, taken = timed_step(trainer, record=job.record_timeline and number == job.steps - 1)
-        results.append(step)
-        seconds.append(taken)
+    while trainer.step_number < job.steps:
+        course.before()
+        last = trainer.step_number == job.steps - 1
+        result, seconds = timed_step(trainer, record=job.record_timeline and last)
+        history.add(result, seconds)
         os.utime(heartbeat)
         if log is not None:
             peak_gib = memory_record(device, baseline_gib)["peak"]
-            log.write(iteration_of(job, results, seconds[-1], trainer.consumed_samples, peak_gib))
+            log.write(iteration_of(trainer, history, peak_gib))
+        if course.after(result):
+            return EXIT_STOPPED
+    course.finish()
 
-    memory = memory_record(device, baseline_gib)
-    write_json(out_dir / f"memory.{rank}.json", memory)
-    summary = torch.zeros(world_size + 1, dtype=torch.float64, device=device)
-    summary[rank], summary[-1] = memory["peak"], trainer.flat.parameters / layout.dp
-    mesh.world.sum_(summary)
-    *peaks, parameters = summary.tolist()
-    if rank == 0:
-        result = {
-            "status": "ok",
-            "steps": job.steps,
-            "sec_per_it": seconds,
-            "losses": [finite(step.loss) for step in results],
-            "grad_norms": [finite(step.grad_norm) for step in results],
-            "skipped": sum(step.skipped for step in results),
-            "mem_gib_per_rank": peaks,
-            "startup_s": phases.seconds,
-            "parameters": round(parameters),
-        }
-        write_json(out_dir / "result.json", result)
+    write_result(trainer, history, phases.seconds, memory_record(device, baseline_gib))
     if world_size > 1:
         dist.destroy_process_group()
+    return 0
 
 
 def timed_step(trainer: Trainer, *, record: bool) -> tuple[StepResult, float]:
@@ -242,7 +220,7 @@ def run(arguments: list[str]) -> int:
         out_dir = Path(job.out_dir)
         out_dir.mkdir(parents=True, exist_ok=True)
         check_supported(job)
-        train(job, rank, world_size)
+        return train(job, rank, world_size)
     except TrimaranError as error:
         print(f"trimaran: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -254,4 +232,3 @@ def run(arguments: list[str]) -> int:
         if out_dir is not None:
             write_json(out_dir / f"error.{rank}.json", {"kind": "oom", "message": line})
         return EXIT_OUT_OF_MEMORY
-    return 0

@@ -1,0 +1,90 @@
+"""The course of a training: where it begins, when it saves, and when it leaves before its end."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from trimaran.noun import TrimaranError
+from trimaran.train.loop import StepResult, Trainer
+from trimaran.train.notices import Tell
+
+if TYPE_CHECKING:
+    from trimaran.train.checkpoint import Saver
+
+# sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
+EXIT_STOPPED = 75
+
+# What schedulers send before they take the machine away.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopSignals:
+    """Notes a scheduler's signal, for the training to leave after its step."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
+        # the watch of a training asks for stacks by the same signal
+        faulthandler.register(signal.SIGUSR1, chain=True)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.seen = True
+
+
+class Course:
+    """Begins a training anew or at its newest checkpoint, saves on the way, and leaves when it is told to."""
+
+    def __init__(self, trainer: Trainer, stop: StopSignals | None, tell: Tell, alive: Callable[[], None]) -> None:
+        job = trainer.job
+        self._trainer, self._stop, self._tell = trainer, stop, tell
+        self._every = job.train.checkpoint_every
+        self._saver: Saver | None = None
+        self._saved_at = -1
+        if job.checkpoint_dir is None or self._every == 0:
+            return
+        # a second of start-up that trials do not need
+        from trimaran.train.checkpoint import Saver, resume, saving_group
+
+        folder = Path(job.checkpoint_dir)
+        group = saving_group(trainer.mesh.world.ranks)
+        self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
+        if job.resume and resume(trainer, folder, tell):
+            self._saved_at = trainer.step_number
+            if trainer.step_number >= job.steps:
+                raise TrimaranError(
+                    f"train.steps {job.steps} is done: the checkpoint is of step {trainer.step_number}; "
+                    f"raise steps to go on"
+                )
+
+    def before(self) -> None:
+        """Say with the next step whether this rank was told to leave."""
+        self._trainer.stop_wanted = self._stop is not None and self._stop.seen
+
+    def after(self, result: StepResult) -> bool:
+        """Save where a checkpoint is due; True where the training is to leave now."""
+        step = self._trainer.step_number
+        if self._saver is not None and self._every and step % self._every == 0:
+            self._save(self._saver, step)
+        if not result.stop or step >= self._trainer.job.steps:
+            return False
+        self.finish()
+        self._tell({"kind": "stopped", "step": step})
+        return True
+
+    def finish(self) -> None:
+        """Save the last step and wait until all is written."""
+        if self._saver is None:
+            return
+        if self._saved_at < self._trainer.step_number:
+            self._save(self._saver, self._trainer.step_number)
+        self._saver.finish()
+
+    def _save(self, saver: Saver, step: int) -> None:
+        saver.save()
+        self._saved_at = step

@@ -1,0 +1,171 @@
+"""Checkpoints: go on anywhere, bit for bit where nothing changed, and never on damaged files."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL
+from pool import Pool, Run
+from trimaran.recipe import TrainJob
+from trimaran.train.manifest import read_manifest, saved_steps
+
+Maker = Callable[..., TrainJob]
+
+
+@pytest.fixture
+def train(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
+    """Train up to `steps` of 6, saving into one folder, or going on from it."""
+
+    def run(layout: str, steps: int, *, resume: bool = False, **changes: object) -> Run:
+        settings = {"steps": 6, "checkpoint_every": 2, "seed": changes.pop("seed", 1234)}
+        job = make_job(layout, **changes, **settings)
+        update = {"steps": steps, "checkpoint_dir": str(tmp_path), "resume": resume}
+        return pool.run(job.model_copy(update=update))
+
+    return run
+
+
+WRITTEN_ON = "dp2,tp2,pp2,mbs6"
+READ_ON = ("dp3,tp2,mbs8", "tp8,mbs24", "pp4,mbs8,split3-1-3-1")
+
+
+@pytest.mark.parametrize("layout", [*READ_ON, WRITTEN_ON])
+def test_a_checkpoint_goes_on_on_any_layout(
+    pool: Pool, make_job: Maker, train: Callable[..., Run], layout: str
+) -> None:
+    undisturbed = pool.run(make_job("dp1,mbs24", steps=6))
+    train(WRITTEN_ON, 4)
+    resumed = train(layout, 6, resume=True)
+    assert [notice["step"] for notice in resumed.of_kind("resumed")] == [4]
+    assert resumed.losses == pytest.approx(undisturbed.losses[4:], rel=1e-5)
+    assert resumed.grad_norms == pytest.approx(undisturbed.grad_norms[4:], rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6", "dp2,mbs6,bf16", "dp1,mbs24"])
+def test_the_same_layout_goes_on_bit_for_bit(
+    train: Callable[..., Run], pool: Pool, make_job: Maker, layout: str
+) -> None:
+    undisturbed = pool.run(make_job(layout, steps=6))
+    train(layout, 4)
+    assert train(layout, 6, resume=True).losses == undisturbed.losses[4:]
+
+
+def damage(path: Path, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["flipped tensor", "flipped header", "flipped manifest", "flipped sum", "cut", "gone"])
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_used(
+    train: Callable[..., Run], tmp_path: Path, how: str
+) -> None:
+    first = train("dp2,mbs12", 6)
+    newest = tmp_path / "step-00000006"
+    file = newest / "rank-00001.safetensors"
+    if how == "gone":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    else:
+        name, at = {
+            "flipped tensor": (file.name, 0.7),
+            "flipped header": (file.name, 0.0001),
+            "flipped manifest": ("manifest.json", 0.5),
+            "flipped sum": ("SHA256SUMS", 0.3),
+        }[how]
+        damage(newest / name, at)
+    resumed = train("dp2,mbs12", 6, resume=True)
+    (told,) = resumed.of_kind("damaged")
+    assert told["step"] == 6 and "is passed over" in told["text"]
+    assert resumed.of_kind("resumed")[0]["step"] == 4
+    assert resumed.losses == first.losses[4:]
+    assert saved_steps(tmp_path)[0] == 6 and train("dp2,mbs12", 8, resume=True).of_kind("resumed")[0]["step"] == 6
+
+
+def test_where_no_checkpoint_is_whole_the_training_is_refused(train: Callable[..., Run], tmp_path: Path) -> None:
+    train("dp1,mbs24", 2)
+    (tmp_path / "step-00000002" / "manifest.json").unlink()
+    (refused,) = train("dp1,mbs24", 4, resume=True).of_kind("refused")
+    assert "none of the 1 in" in refused["text"]
+
+
+def test_the_newest_are_kept_and_nothing_else_is_left(train: Callable[..., Run], tmp_path: Path) -> None:
+    train("dp2,tp2,mbs12", 8, model=SMALL)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000004", "step-00000006", "step-00000008"]
+    newest = tmp_path / "step-00000008"
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=newest, check=True)
+    manifest = read_manifest(newest)
+    assert (manifest.step, manifest.consumed_samples) == (8, 8 * 24)
+    assert manifest.tensors["weights/embedding.tokens"].shape == (SMALL.vocab, SMALL.hidden)
+    # every element once, spread over the ranks
+    saved = sum(c for t in manifest.tensors.values() for c in (elements(chunk.sizes) for chunk in t.chunks))
+    assert saved == 3 * SMALL.parameters - 3 * SMALL.hidden * (-SMALL.vocab % 128)
+    sizes = [(newest / name).stat().st_size for name in manifest.files]
+    assert len(sizes) == 4 and max(sizes) < 1.5 * min(sizes)
+
+
+def elements(sizes: tuple[int, ...]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seed": 7}, "train.seed is 7, the checkpoint has 1234"),
+        ({"model": SMALL.model_copy(update={"layers": 4})}, "workload.model.layers is 4, the checkpoint has 8"),
+    ],
+    ids=["seed", "model"],
+)
+def test_another_recipe_is_refused_with_both_values(
+    train: Callable[..., Run], changes: dict[str, object], sentence: str
+) -> None:
+    train("dp1,mbs24", 2)
+    (refused,) = train("dp1,mbs24", 4, resume=True, **changes).of_kind("refused")
+    assert sentence in refused["text"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_of_and_the_training_goes_on(
+    train: Callable[..., Run], tmp_path: Path
+) -> None:
+    # a file where the folder of step 4 is to be made stands for a disk that takes no more
+    (tmp_path / "saving-step-00000004").touch()
+    run = train("dp2,mbs12", 6)
+    assert len(run.losses) == 6
+    (told,) = run.of_kind("not_saved")
+    assert told["step"] == 4 and "the training goes on" in told["text"]
+    assert saved_steps(tmp_path) == [6, 2]
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.mark,))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank-00000.safetensors"])
+def test_a_hostile_checkpoint_runs_no_code(train: Callable[..., Run], tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "ran"
+    evil = pickle.dumps(Payload(mark))
+    pickle.loads(evil)
+    mark.unlink()  # only now
+    train("dp1,mbs24", 2)
+    newest = tmp_path / "step-00000002"
+    for written in (name, ".metadata"):
+        (newest / written).write_bytes(evil)
+    sums = ["sha256sum", "manifest.json", "rank-00000.safetensors"]
+    (newest / "SHA256SUMS").write_bytes(subprocess.run(sums, cwd=newest, check=True, capture_output=True).stdout)
+    assert train("dp1,mbs24", 4, resume=True).of_kind("refused")
+    assert not mark.exists()
