@@ -6,7 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimaran.noun import Noun
+from trimaran.noun import Noun, TrimaranError
+from trimaran.shaping import ShapedNetwork
 
 Precision = Literal["fp32", "fp16", "bf16", "bf16_pure"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "bf16_pure")
@@ -121,11 +122,55 @@ class Cluster(Noun):
     collectives: tuple[CollectiveTime, ...] = Field(default=(), description="measured by probe")
     attention: tuple[AttentionTime, ...] = Field(default=(), description="measured by probe")
     contention: tuple[Contention, ...] = Field(default=(), description="measured by probe; empty: see oversubscription")
+    shaped: ShapedNetwork | None = Field(default=None, description="the nodes are namespaces of one machine, joined so")
 
     @property
     def devices(self) -> int:
         """All devices of the cluster."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def devices_per_machine(self) -> int:
+        """Devices that share one machine's cores and memory: a node's, or all where the nodes are its namespaces."""
+        return self.devices_per_node if self.shaped is None else self.devices
+
+    def on(self, network: ShapedNetwork) -> Cluster:
+        """This machine's devices as nodes of their own, joined by a shaped network.
+
+        A way between two nodes that is slower than the rest paces the others in a pipeline and in a ring, so the
+        slowest stands for all. Raises TrimaranError where the machine has too few devices or is no CPU machine.
+        """
+        if self.device.kind != "cpu":
+            raise TrimaranError(
+                f"network {network.name!r} is for ranks that speak through sockets: device.kind is "
+                f"{self.device.kind!r}, whose ranks on one machine go around it; use a CPU cluster"
+            )
+        if self.nodes > 1:
+            raise TrimaranError(
+                f"network {network.name!r} is shaped inside one machine, but the cluster has {self.nodes} nodes: "
+                f"use a cluster of one"
+            )
+        if network.ranks_per_node > self.devices:
+            raise TrimaranError(
+                f"network {network.name!r} puts {network.ranks_per_node} ranks on a node, but the machine has "
+                f"{self.devices} devices: lower ranks_per_node"
+            )
+        nodes = self.devices // network.ranks_per_node
+        for pair in network.pairs:
+            if max(pair.nodes) >= nodes:
+                raise TrimaranError(
+                    f"network {network.name!r} states a pair of node {max(pair.nodes)}, but the machine has {nodes} "
+                    f"nodes of {network.ranks_per_node} ranks: 0 to {nodes - 1}; correct pairs or ranks_per_node"
+                )
+        delay_ms, gbps = network.slowest
+        return self.model_copy(
+            update={
+                "nodes": nodes,
+                "devices_per_node": network.ranks_per_node,
+                "inter": Link(bandwidth_gbps=gbps, latency_us=delay_ms * 1e3),
+                "shaped": network,
+            }
+        )
 
     def oversubscription(self, devices_used: int) -> float:
         """How many times more cores the used slots of a full node want than it has (1 or more).
@@ -135,5 +180,5 @@ class Cluster(Noun):
         """
         if not (self.cores_per_node and self.device.cores):
             return 1.0
-        slots = min(devices_used, self.devices_per_node)
+        slots = min(devices_used, self.devices_per_machine)
         return max(1.0, slots * self.device.cores / self.cores_per_node)

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
 from trimaran.noun import Noun
+from trimaran.shaping import ShapedNetwork
 from trimaran.stack import Stack
 from trimaran.variant import PLAIN, Variant
 from trimaran.workload import Workload
@@ -90,6 +91,9 @@ class SweepSettings(Noun):
     )
     fixed: dict[str, int | str | bool] = Field(default_factory=dict, description="layout fields held fixed")
     mem_margin: float = Field(default=0.05, ge=0, lt=1, description="share of memory the planner leaves free")
+    networks: tuple[ShapedNetwork, ...] = Field(
+        default=(), description="networks to measure every layout on, shaped inside this machine; empty: its own"
+    )
     margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
     variants: tuple[Variant, ...] = Field(default=(), description="each layout is run under each; empty: plainly")
 
@@ -103,6 +107,9 @@ class SweepSettings(Noun):
             )
         if len({variant.text() for variant in self.variants}) < len(self.variants):
             raise ValueError("variants holds the same variant twice: drop one")
+        names = [network.name for network in self.networks]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"networks has {twice!r} {names.count(twice)} times: give each a name of its own")
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} leaves none of steps {self.steps} to be timed: raise steps"

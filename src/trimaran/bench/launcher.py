@@ -10,6 +10,10 @@ from typing import Protocol
 from trimaran.noun import TrimaranError
 
 
+class TrialRefusedError(TrimaranError):
+    """A launcher will not start this trial, though it may start others: the trial's row says why."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """What to start: `command` once per rank, its output in `out_dir`.
@@ -66,7 +70,10 @@ class Launcher(Protocol):
     """A way to start ranks."""
 
     def start(self, launch: Launch) -> Ranks:
-        """Start all ranks and return at once. Raises TrimaranError where they cannot be started."""
+        """Start all ranks and return at once.
+
+        Raises TrialRefusedError where this trial must not be started, TrimaranError where none can be.
+        """
         ...
 
 

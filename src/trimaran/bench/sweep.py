@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from trimaran.bench.evidence import drop_large_files
-from trimaran.bench.launcher import Launcher, launcher_named
+from trimaran.bench.launcher import Launcher
 from trimaran.bench.limits import Limits
+from trimaran.bench.network import launcher_for
 from trimaran.bench.trial import WORKER, Trial, prepare_trial, run_trial
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
@@ -88,7 +89,7 @@ def run_sweep(
     sweep = _Sweep(
         trials,
         store=store,
-        launcher=launcher or launcher_named("local"),
+        launcher=launcher or launcher_for(cluster),
         limits=limits,
         on_progress=on_progress,
         worker=worker,
@@ -187,7 +188,7 @@ class _Sweep:
             Progress(
                 happening=happening,
                 layout=trial.layout,
-                variant=trial.variant.text(),
+                variant=trial.variant_text,
                 done=len(self._rows),
                 total=len(self._trials),
                 steps_done=steps_done,

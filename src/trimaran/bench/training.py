@@ -8,8 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trimaran.bench.launcher import Launcher, launcher_named
+from trimaran.bench.launcher import Launcher
 from trimaran.bench.limits import Limits
+from trimaran.bench.network import launcher_for
 from trimaran.bench.trial import prepare_trial, run_trial
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
@@ -51,7 +52,7 @@ def run_training(
 
     row = run_trial(
         type(trial)(key=trial.key, recipe=whole, cluster=cluster, job=job, variant=trial.variant),
-        launcher or launcher_named("local"),
+        launcher or launcher_for(cluster),
         Limits(timeout_s=NO_TIMEOUT_S, hang_s=PATIENCE_S, memory_gib=cluster.host_mem_gib or None),
         on_step=lambda step: tell(),
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimaran.bench.evidence import collect
-from trimaran.bench.launcher import Launch, Launcher
+from trimaran.bench.launcher import Launch, Launcher, TrialRefusedError
 from trimaran.bench.limits import Limits
 from trimaran.bench.machine import code_version, libraries, machine, telling_environment
+from trimaran.bench.network import network_note, network_variant
 from trimaran.bench.result import WorkerResult, median_and_spread, read_result
 from trimaran.bench.verdict import Verdict, verdict
 from trimaran.bench.watch import watch
@@ -46,6 +47,11 @@ class Trial:
     def layout(self) -> Layout:
         """The layout, its stage split resolved where there is more than one stage."""
         return self.job.layout
+
+    @property
+    def variant_text(self) -> str:
+        """The row's variant column: what the sweep tried beside the layout, the network too."""
+        return ";".join(filter(None, (self.variant.text(), network_variant(self.cluster.shaped))))
 
 
 def prepare_trial(
@@ -118,7 +124,11 @@ def run_trial(
         clock_ghz=trial.variant.clock_ghz,
     )
     started = time.monotonic()
-    ending = watch(launcher.start(launch), launch, limits, on_step)
+    try:
+        ranks = launcher.start(launch)
+    except TrialRefusedError as refusal:
+        return _row(trial, "not_run", str(refusal), str(refusal), time.monotonic() - started)
+    ending = watch(ranks, launch, limits, on_step)
     wall_s = time.monotonic() - started
     judged = verdict(ending, launch)
     result: WorkerResult | str = judged.sentence
@@ -133,8 +143,11 @@ def run_trial(
 
 
 def _row(trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float) -> Measurement:
+    measured = _measured(trial, result)
+    if note := network_note(Path(trial.job.out_dir)):
+        measured["notes"] = "; ".join(filter(None, (str(measured.get("notes") or ""), note)))
     return Measurement.model_validate(
-        {**_stated(trial), **_measured(trial, result), **_circumstances(trial)}
+        {**_stated(trial), **measured, **_circumstances(trial)}
         | {"status": status, "evidence": evidence, "wall_s": wall_s}
     )
 
@@ -158,7 +171,9 @@ def _stated(trial: Trial) -> dict[str, object]:
             include={"dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "recompute", "precision", "schedule"}
         ),
         "flops_formula": default_formula(layout),
-        "variant": trial.variant.text() or None,
+        "network_delay_ms": cluster.inter.latency_us * 1e-3 if cluster.shaped else None,
+        "network_gbps": cluster.inter.bandwidth_gbps if cluster.shaped else None,
+        "variant": trial.variant_text or None,
         "trial_key": trial.key,
         "layout_label": layout.label(),
         "recipe": trial.recipe.name,

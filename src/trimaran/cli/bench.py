@@ -27,6 +27,7 @@ def bench(
     from trimaran.cli.study import retried, some_ran
     from trimaran.cost.estimate import estimate
     from trimaran.files import load_recipe
+    from trimaran.measurement import Measurement
     from trimaran.noun import TrimaranError
     from trimaran.report.measured import FIELDS, records
     from trimaran.report.tables import render
@@ -44,25 +45,30 @@ def bench(
         )
     place = Workspace(runs / study.name)
     cluster = place.cluster(study)
-    check_stated_layouts(study, cluster)
+    clusters = [cluster.on(network) for network in study.sweep.networks] or [cluster]
+    for one in clusters:
+        check_stated_layouts(study, one)
     data = place.data(study)
-    found = {layout: estimate(study.workload, cluster, study.stack, layout) for layout in layouts}
-    predictions = {
-        layout: Prediction(sec_per_it=e.sec_per_it, mem_gib=e.reported_mem_gib) for layout, e in found.items()
-    }
     variants = study.sweep.variants or (PLAIN,)
-    with Store(place.store) as store, TrialProgress(len(layouts) * len(variants)) as progress:
-        rows = run_sweep(
-            study,
-            cluster,
-            layouts,
-            store,
-            data_dir=data,
-            work_dir=place.trials,
-            predictions=predictions,
-            variants=variants,
-            retry=again,
-            on_progress=progress,
-        )
+    rows: list[Measurement] = []
+    with Store(place.store) as store:
+        for one in clusters:
+            found = {layout: estimate(study.workload, one, study.stack, layout) for layout in layouts}
+            predictions = {
+                layout: Prediction(sec_per_it=e.sec_per_it, mem_gib=e.reported_mem_gib) for layout, e in found.items()
+            }
+            with TrialProgress(len(layouts) * len(variants)) as progress:
+                rows += run_sweep(
+                    study,
+                    one,
+                    layouts,
+                    store,
+                    data_dir=data,
+                    work_dir=place.trials,
+                    predictions=predictions,
+                    variants=variants,
+                    retry=again,
+                    on_progress=progress,
+                )
     typer.echo(render(records(rows), FIELDS, form.value))
     some_ran(rows)

@@ -81,7 +81,7 @@ def slowdowns(cluster: Cluster, devices: Ints) -> tuple[Floats, Floats, Floats]:
 
     As the probe measured it; else slots that want more cores than a node has take turns.
     """
-    slots = np.minimum(devices, cluster.devices_per_node).astype(np.float64)
+    slots = np.minimum(devices, cluster.devices_per_machine).astype(np.float64)
     if cluster.contention:
         known = sorted(cluster.contention, key=lambda c: c.ranks)
         ranks = np.log([1.0, *(c.ranks for c in known)])

@@ -177,5 +177,5 @@ def memory_limit_gib(cluster: Cluster, devices: Ints, margin: float = 0.0) -> Fl
     """
     limit = np.full(np.shape(devices), cluster.device.mem_gib)
     if cluster.host_mem_gib:
-        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_node))
+        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_machine))
     return np.asarray(limit * (1.0 - margin))

@@ -93,7 +93,7 @@ def _per_shape(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
 ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
     """Layer and head times, computed once for each distinct shape that the grid holds."""
-    slots = np.minimum(grid.devices, cluster.devices_per_node) if cluster.device.cores else np.ones_like(grid.tp)
+    slots = np.minimum(grid.devices, cluster.devices_per_machine) if cluster.device.cores else np.ones_like(grid.tp)
     first, inverse = _distinct(grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), slots)
     tp, mbs = grid.tp[first], grid.mbs[first]
     rate = rates(cluster, calibration, grid.precision[first], slots[first])

@@ -29,7 +29,7 @@ def trial_key(
     that is left to the stack and the same split written out are one trial.
     """
     device = cluster.device
-    stated = {
+    stated: dict[str, object] = {
         "workload": workload.model_dump(mode="json", exclude={"tokens": True, "model": {"name"}}),
         "layout": layout.model_copy(update={"stage_split": stage_split}).model_dump(mode="json"),
         "stack": stack.model_dump(mode="json", exclude={"source"}),
@@ -42,5 +42,7 @@ def trial_key(
         "steps": steps,
         "variant": variant,
     }
+    if cluster.shaped is not None:
+        stated["network"] = cluster.shaped.model_dump(mode="json", exclude={"name"})
     canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]

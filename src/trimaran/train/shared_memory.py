@@ -178,10 +178,14 @@ def bytes_needed(size: int) -> int:
 
 
 def _machine() -> int:
-    """A number that two processes share when they see the same memory: its file system and the boot it belongs to."""
+    """A number that two processes share when they are of one node: its memory's file system, boot and network.
+
+    Ranks in network namespaces of their own stand for nodes of their own, whose memory they must not share.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    where = SHM_DIR.stat()
-    return int.from_bytes(hashlib.sha256(f"{boot}{where.st_dev}/{where.st_ino}".encode()).digest()[:7], "little")
+    where, network = SHM_DIR.stat(), Path("/proc/self/ns/net").stat()
+    node = f"{boot}{where.st_dev}/{where.st_ino} {network.st_dev}/{network.st_ino}"
+    return int.from_bytes(hashlib.sha256(node.encode()).digest()[:7], "little")
 
 
 def _gather_numbers(numbers: list[int], size: int, group: dist.ProcessGroup | None) -> list[list[int]]:

@@ -69,7 +69,7 @@ def tune(
         )
     if recipe.cluster is None and not workspace.cluster_file.exists():
         say("probing this machine (matmul, memory, collectives)")
-    cluster = workspace.cluster(recipe)
+    cluster = _only_cluster(recipe, workspace.cluster(recipe))
     calibration = resolve_calibration(cluster, recipe.stack)
     candidates = candidates_of(recipe, cluster, calibration)
     require_torch("tune")
@@ -116,6 +116,17 @@ def tune(
         fitted = fit_observations(seen, [one.layout.label() for one in seen])
         save_calibration(fitted.calibration, workspace.calibration)
     return _tuned(candidates, found, rows, cluster, recipe)
+
+
+def _only_cluster(recipe: Recipe, cluster: Cluster) -> Cluster:
+    """The cluster on the recipe's network, where it states one: the fastest layout is another on every network."""
+    networks = recipe.sweep.networks
+    if len(networks) > 1:
+        raise TrimaranError(
+            f"sweep.networks has {len(networks)} networks, and each may have a fastest layout of its own: keep 1 to "
+            f"tune for it, or measure all with bench"
+        )
+    return cluster.on(networks[0]) if networks else cluster
 
 
 def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) -> list[Candidate]:
