@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from trimaran import __version__
-from trimaran.cli import bench, export, fit, import_, plan, predict, probe, report, store, timeline, train, tune
+from trimaran.cli import (
+    bench,
+    explore,
+    export,
+    fit,
+    import_,
+    plan,
+    predict,
+    probe,
+    report,
+    store,
+    timeline,
+    train,
+    tune,
+)
 
 app = typer.Typer(
     name="trimaran",
@@ -27,6 +41,7 @@ app.command()(tune.tune)
 app.command()(train.train)
 app.command()(report.report)
 app.command()(timeline.timeline)
+app.command()(explore.explore)
 app.command("import")(import_.import_)
 app.add_typer(store.store, name="store")
 

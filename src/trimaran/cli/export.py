@@ -35,14 +35,14 @@ def export(
 
     Example: trimaran export --to megatron-deepspeed --model bloom-176b --cluster jean-zay-a100-80gb --gbs 2048
     """
-    from trimaran.cli.study import TRAINER_STACKS, fixed_choices, study_of
+    from trimaran.cli.study import TRAINER_STACKS, study_of
     from trimaran.files import write_atomically
     from trimaran.layout import check_layout
     from trimaran.plan.explain import complete
     from trimaran.plan.export.registry import export as write
     from trimaran.plan.export.registry import first_exported
     from trimaran.plan.planner import on_devices, plan_with
-    from trimaran.plan.settings import settings_from
+    from trimaran.plan.settings import fixed_choices, settings_from
 
     # Without a stack (or a recipe's) the layout is planned for the software that will run it.
     chosen_stack = stack or (None if recipe else TRAINER_STACKS.get(to))

@@ -56,10 +56,10 @@ def plan(
     """
     import json
 
-    from trimaran.cli.study import fixed_choices, study_of
+    from trimaran.cli.study import study_of
     from trimaran.plan.planner import plan_with
     from trimaran.plan.ramp_up import ramp_up_schedule
-    from trimaran.plan.settings import settings_from
+    from trimaran.plan.settings import fixed_choices, settings_from
     from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
     from trimaran.report.tables import render
 

@@ -103,17 +103,6 @@ def some_ran(rows: Sequence[Measurement]) -> None:
     )
 
 
-def fixed_choices(words: list[str]) -> dict[str, object]:
-    """`NAME=VALUE` words as choices to hold; raises TrimaranError naming the word that is not one."""
-    fixed: dict[str, object] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals and value):
-            raise TrimaranError(f"--fix {word!r} is not NAME=VALUE: write for example --fix tp=8")
-        fixed[name.strip().replace("-", "_")] = value.strip()
-    return fixed
-
-
 def _cluster(base: Recipe | None, cluster: str | None, runs: Path) -> Cluster:
     if cluster is not None or base is None:
         return load_cluster(cluster or "")

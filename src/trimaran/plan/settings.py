@@ -34,3 +34,14 @@ def settings_from(**given: object) -> PlanSettings:
         return PlanSettings.model_validate({**given, "objective": objective})
     except ValidationError as error:
         raise TrimaranError(f"plan: {first_error(error)}") from None
+
+
+def fixed_choices(words: list[str]) -> dict[str, object]:
+    """`NAME=VALUE` words as choices to hold; raises TrimaranError naming the word that is not one."""
+    fixed: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise TrimaranError(f"fixed choice {word!r} is not NAME=VALUE: write for example tp=8")
+        fixed[name.strip().replace("-", "_")] = value.strip()
+    return fixed

@@ -1,0 +1,183 @@
+"""Explore: a local page on which a question to the planner is changed and its ranking follows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trimaran.api import DEFAULT_STACK, plan
+from trimaran.files import catalogue_names, load_cluster, load_model
+from trimaran.noun import TrimaranError
+from trimaran.plan.noun import Plan
+from trimaran.plan.settings import fixed_choices
+from trimaran.report.planned import FIELDS, explanation, records
+
+if TYPE_CHECKING:
+    from dash import Dash
+
+HOST = "127.0.0.1"
+TOP = 20
+# Plans kept, so that going back to an earlier question costs nothing.
+KEPT = 64
+
+
+class Question(NamedTuple):
+    """What the page asks the planner; hashable, so that an answer can be kept."""
+
+    model: str
+    cluster: str
+    stack: str
+    gbs: int
+    devices: int | None
+    seq: int | None
+    fix: str
+    mem_margin: float
+
+
+@lru_cache(maxsize=KEPT)
+def answer(question: Question) -> Plan:
+    """The plan for a question. Raises TrimaranError, one line, where there is none."""
+    return plan(
+        question.model,
+        question.cluster,
+        question.gbs,
+        devices=question.devices,
+        seq=question.seq,
+        stack=question.stack,
+        fix=fixed_choices(question.fix.split()),
+        mem_margin=question.mem_margin,
+        top=TOP,
+    )
+
+
+def explore_app(model: str, cluster: str, gbs: int) -> Dash:
+    """The page's server, opening with this model on this cluster. Raises TrimaranError where Dash is missing."""
+    try:
+        from dash import Dash, Input, Output
+    except ImportError:
+        raise TrimaranError("explore needs Dash, which is not installed: pip install 'trimaran[explore]'") from None
+    load_model(model)
+    load_cluster(cluster)
+    app = Dash("trimaran", title="Trimaran explore", update_title="", serve_locally=True)
+    style = files("trimaran.report").joinpath("explore.css").read_text(encoding="utf-8")
+    app.index_string = app.index_string.replace("{%css%}", f"{{%css%}}<style>{style}</style>").replace(
+        "<html>", '<html lang="en">'
+    )
+    _only_from_this_machine(app)
+    app.layout = _controls(model, cluster, gbs)
+    ids = Question._fields
+
+    @app.callback(Output("answer", "children"), Output("parts", "figure"), [Input(name, "value") for name in ids])  # type: ignore[untyped-decorator]
+    def follow(*values: Any) -> tuple[Any, Any]:
+        from dash import html
+
+        try:
+            question = question_of(dict(zip(ids, values, strict=True)))
+            found = answer(question)
+        except TrimaranError as error:
+            return html.P(str(error), role="alert", className="refused"), _empty()
+        return _answered(found), _parts(found)
+
+    return app
+
+
+def _only_from_this_machine(app: Dash) -> None:
+    """Refuse requests under another name: a page elsewhere may point its own name at the loopback."""
+    from flask import abort, request
+
+    @app.server.before_request  # type: ignore[untyped-decorator]
+    def check_host() -> None:
+        if request.host.rsplit(":", 1)[0] not in (HOST, "localhost"):
+            abort(403)
+
+
+def question_of(values: dict[str, Any]) -> Question:
+    """The question that the page's fields state. Raises TrimaranError for a field that is empty or no number."""
+    if not values.get("gbs"):
+        raise TrimaranError("global batch is empty: state how many sequences a step has")
+    try:
+        return Question(
+            model=values["model"],
+            cluster=values["cluster"],
+            stack=values["stack"],
+            gbs=int(values["gbs"]),
+            devices=int(values["devices"]) if values["devices"] else None,
+            seq=int(values["seq"]) if values["seq"] else None,
+            fix=values["fix"] or "",
+            mem_margin=float(values["mem_margin"] or 0) / 100,
+        )
+    except (TypeError, ValueError) as error:
+        raise TrimaranError(f"a field holds no number ({error}): correct it") from None
+
+
+def _controls(model: str, cluster: str, gbs: int) -> Any:
+    from dash import dcc, html
+
+    def choice(name: str, title: str, kind: str, chosen: str) -> Any:
+        names = sorted({*catalogue_names(kind), chosen})
+        field = dcc.Dropdown(names, chosen, id=name, clearable=False)
+        return html.Div([html.Label(title, htmlFor=name), field], className="field")
+
+    def entry(name: str, title: str, value: Any, **more: Any) -> Any:
+        field = dcc.Input(value=value, id=name, debounce=0.2, **more)
+        return html.Div([html.Label(title, htmlFor=name), field], className="field")
+
+    fields = [
+        choice("model", "Model", "models", model),
+        choice("cluster", "Cluster", "clusters", cluster),
+        choice("stack", "Software", "stacks", DEFAULT_STACK),
+        entry("gbs", "Global batch, sequences", gbs, type="number", min=1),
+        entry("devices", "Devices at most", None, type="number", min=1, placeholder="all"),
+        entry("seq", "Sequence length, tokens", None, type="number", min=1, placeholder="the model's"),
+        entry("fix", "Hold fixed", "", type="text", placeholder="tp=8 recompute=full"),
+        entry("mem_margin", "Memory left free, %", 5, type="number", min=0, max=90),
+    ]
+    return html.Div(
+        [
+            html.H1("Trimaran explore"),
+            html.Div(fields, className="fields"),
+            html.Main([html.Section(id="answer"), dcc.Graph(id="parts", config={"displaylogo": False})]),
+        ]
+    )
+
+
+def _answered(found: Plan) -> Any:
+    from dash import html
+
+    rows = records(found)
+    shown = [field for field in FIELDS if any(field.show(row) for row in rows)]
+    head = html.Thead(html.Tr([html.Th(field.title, scope="col") for field in shown]))
+    body = html.Tbody([html.Tr([html.Td(field.show(row)) for field in shown]) for row in rows])
+    return [
+        html.Div(html.Table([head, body]), className="scroll"),
+        html.Ul([html.Li(line) for line in explanation(found).splitlines()]),
+    ]
+
+
+def _parts(found: Plan) -> Any:
+    """Predicted seconds of the ranked layouts, by part."""
+    from plotly import graph_objects
+
+    labels = [f"{entry.rank}. {str(entry.layout)[:40]}" for entry in found.entries]
+    figure = _empty()
+    for part in type(found.best.estimate.time).model_fields:
+        seconds = [getattr(entry.estimate.time, part) for entry in found.entries]
+        if any(seconds):
+            figure.add_trace(graph_objects.Bar(name=part, y=labels, x=seconds, orientation="h"))
+    figure.update_layout(height=120 + 22 * len(labels))
+    return figure
+
+
+def _empty() -> Any:
+    from plotly import graph_objects
+
+    return graph_objects.Figure(
+        layout={
+            "barmode": "stack",
+            "title": "Where the time goes",
+            "xaxis": {"title": "predicted seconds an iteration"},
+            "yaxis": {"autorange": "reversed", "automargin": True},
+            "template": "plotly_white",
+        }
+    )
