@@ -68,7 +68,7 @@ def explore_app(model: str, cluster: str, gbs: int) -> Dash:
     app.layout = _controls(model, cluster, gbs)
     ids = Question._fields
 
-    @app.callback(Output("answer", "children"), Output("parts", "figure"), [Input(name, "value") for name in ids])  # type: ignore[untyped-decorator]
+    @app.callback(Output("answer", "children"), Output("parts", "figure"), [Input(name, "value") for name in ids])
     def follow(*values: Any) -> tuple[Any, Any]:
         from dash import html
 
