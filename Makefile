@@ -6,11 +6,11 @@ STAMP := $(VENV)/.installed
 # Programs that the tests use for real, by their Debian names.
 PACKAGES := chromium
 
-.PHONY: demo packages test proof lint bench clean
+.PHONY: demo packages test proof lint docs screenshots bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,explore,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,report,explore,docs,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -33,6 +33,13 @@ test: packages lint
 
 proof: packages $(STAMP)
 	$(BIN)/python -m pytest -m "proof"
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+screenshots: packages $(STAMP)
+	TRIMARAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/report -k "screenshot or follows"
+	$(BIN)/trimaran timeline recipes/laptop.toml --layout pp2,mbs1 --measure -o docs/images/timeline.png
 
 bench: $(STAMP)
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

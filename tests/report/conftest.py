@@ -1,6 +1,7 @@
 """A real Chromium, as Debian packages it, driven by Playwright."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,10 @@ def watched(browser: Browser) -> Iterator[Watched]:
     context.close()
     assert opened.complaints == []
     assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.requests)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Callable[[str], Path]:
+    """Where a picture by this name goes: to the docs, where `make screenshots` says so, else nowhere that stays."""
+    folder = Path(os.environ.get("TRIMARAN_SCREENSHOTS", tmp_path))
+    return lambda name: folder / f"{name}.png"

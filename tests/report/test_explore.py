@@ -4,7 +4,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
@@ -25,7 +26,7 @@ def address() -> Iterator[str]:
     server.shutdown()
 
 
-def test_the_ranking_follows_what_is_asked(browser: Browser, address: str) -> None:
+def test_the_ranking_follows_what_is_asked(browser: Browser, address: str, picture: Callable[[str], Path]) -> None:
     page = browser.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -42,6 +43,8 @@ def test_the_ranking_follows_what_is_asked(browser: Browser, address: str) -> No
         "text => document.querySelector('#answer li')?.innerText.includes(text)", arg=str(held.layout)
     )
     assert held.layout.tp == 2 and best.layout.tp != 2
+    page.set_viewport_size({"width": 1400, "height": 1100})
+    page.screenshot(path=picture("explore"), animations="disabled")
     page.locator("#fix").fill("tq=2")
     page.locator("#answer [role=alert]").wait_for()
     assert "tq" in page.locator("#answer [role=alert]").inner_text()

@@ -1,6 +1,7 @@
 """The page in a real browser: it opens from a file without a network, sorts, filters, follows the reader, prints."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_a_plan_opens_from_a_file_with_its_charts(watched: Watched, bloom_page: 
     # nothing in a plan is measured
     assert "Predicted against measured" not in titles
     assert opened.locator("#parts .bars .point").count() > 0
+
+
+def test_its_screenshot_shows_charts_and_table(
+    watched: Watched, bloom_page: Path, picture: Callable[[str], Path]
+) -> None:
+    watched.page.set_viewport_size({"width": 1400, "height": 1250})
+    watched.open(bloom_page).screenshot(path=picture("page"), animations="disabled")
+    # a page of one colour would be a few kilobytes
+    assert picture("page").stat().st_size > 50_000
 
 
 def test_columns_sort_both_ways_by_number_not_by_text(watched: Watched, bloom_page: Path) -> None:

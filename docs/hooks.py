@@ -1,0 +1,81 @@
+"""What MkDocs takes from elsewhere: the README as home page, every verb's --help, the table columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from typer.main import get_command
+
+from trimaran.cli.app import app
+from trimaran.columns import COLUMNS
+
+ROOT = Path(__file__).parents[1]
+VERBS, TABLE, README = "<!-- verbs -->", "<!-- columns -->", "<!-- readme -->"
+# Where the site has what the README points to in the repository.
+MOVED = {
+    "](docs/": "](",
+    "](CONTRIBUTING.md)": "](contributing.md)",
+    "](benchmarks/results)": "](fidelity.md)",
+}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill the marks of the home page and of the reference."""
+    if README in markdown:
+        markdown = (ROOT / "README.md").read_text(encoding="utf-8")
+        for there, here in MOVED.items():
+            markdown = markdown.replace(there, here)
+    if VERBS in markdown:
+        markdown = markdown.replace(VERBS, verbs())
+    if TABLE in markdown:
+        markdown = markdown.replace(TABLE, columns())
+    return markdown
+
+
+def verbs() -> str:
+    """A section a verb: its help text, its arguments and options."""
+    root = get_command(app)
+    assert isinstance(root, click.Group | typer.core.TyperGroup)
+    return "\n".join(_section(command, f"trimaran {name}", 2) for name, command in root.commands.items())
+
+
+def _section(command: Any, name: str, level: int) -> str:
+    context = click.Context(command, info_name=name)
+    lines = [f"{'#' * level} {name}", ""]
+    for part in (command.help or "").split("\n\n"):
+        text = " ".join(part.split())
+        example = text.removeprefix("Example: ")
+        lines += ["```sh", example, "```", ""] if example != text else [text, ""]
+    shown = [parameter for parameter in command.params if parameter.name != "help"]
+    if shown:
+        lines += ["| argument or option | meaning |", "| --- | --- |"]
+        lines += [_row(parameter, context) for parameter in shown]
+        lines.append("")
+    for child, below in getattr(command, "commands", {}).items():
+        lines.append(_section(below, f"{name} {child}", level + 1))
+    return "\n".join(lines)
+
+
+def _row(parameter: Any, context: click.Context) -> str:
+    is_option = parameter.param_type_name == "option"
+    name = (
+        ", ".join(f"`{word}`" for word in parameter.opts) if is_option else f"`{parameter.metavar or parameter.name}`"
+    )
+    help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
+    default = parameter.get_default(context)
+    told = is_option and not isinstance(default, bool) and isinstance(default, str | int | float | Path)
+    said = f" Default: `{getattr(default, 'value', default)}`." if told else ""
+    return f"| {name} | {help_text}{said} |"
+
+
+def columns() -> str:
+    """The table contract, from the one list that the program reads."""
+    lines = ["| column | type | unit | default | meaning |", "| --- | --- | --- | --- | --- |"]
+    for column in COLUMNS:
+        default = "required" if column.required else "" if column.default is None else f"`{column.default}`"
+        choices = f" One of {', '.join(column.choices)}." if column.choices else ""
+        lines.append(f"| `{column.name}` | {column.kind} | {column.unit} | {default} | {column.says}.{choices} |")
+    return "\n".join(lines)

@@ -1,0 +1,41 @@
+"""The documentation site builds without a warning, and its reference holds what the program has."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trimaran.columns import COLUMNS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=None, capture_output=True, text=True, check=False, timeout=200)
+    warnings = [line for line in done.stderr.splitlines() if re.match(r"(WARNING|ERROR)", line)]
+    assert done.returncode == 0 and not warnings, done.stderr
+    return out
+
+
+def test_every_verb_stands_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "cli" / "index.html").read_text()
+    for file in (ROOT / "src" / "trimaran" / "cli").glob("*.py"):
+        defines_verb = re.search(rf"^def {file.stem}\(", file.read_text(), flags=re.MULTILINE)
+        if defines_verb:
+            assert f"trimaran {file.stem.rstrip('_')}<" in text, file.stem
+
+
+def test_every_column_stands_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "columns" / "index.html").read_text()
+    assert all(f"<code>{column.name}</code>" in text for column in COLUMNS)
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text())
+        assert [url for url in loaded if "canonical" not in url] == [], page
