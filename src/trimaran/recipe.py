@@ -18,19 +18,42 @@ from trimaran.workload import Workload
 _FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
 
 
+_Paths = tuple[Annotated[str, Field(min_length=1)], ...]
+
+
+class BlendedText(Noun):
+    """One text of a blend, and the share of samples that come from it (weights need not add up to 1)."""
+
+    paths: _Paths = Field(min_length=1)
+    weight: float = Field(gt=0, le=1e9)
+
+
 class DataSettings(Noun):
     """Text to train on: files or folders, and how they are tokenised.
 
-    `paths` are .txt-like, .jsonl or .parquet files, folders of them, or the word
-    `python-stdlib` for the source of the running Python's standard library.
+    `paths` are .txt-like, .jsonl or .parquet files, folders of them, Megatron-LM's .bin and .idx
+    (used where they lie), or the word `python-stdlib` for the source of the running Python's
+    standard library. `blend` names several texts instead, each with a weight.
     `tokenizer` is `bytes`, `bpe` (trained on the text to the model's vocabulary) or a
     path to a `tokenizer.json`.
     """
 
-    paths: tuple[Annotated[str, Field(min_length=1)], ...] = ("python-stdlib",)
+    paths: _Paths = ("python-stdlib",)
+    blend: tuple[BlendedText, ...] = ()
     tokenizer: str = "bytes"
     text_field: str = "text"
-    max_mib: float | None = Field(default=None, gt=0, description="stop reading after so much text")
+    max_mib: float | None = Field(default=None, gt=0, description="stop reading a text after so much of it")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.blend and "paths" in self.model_fields_set:
+            raise ValueError("paths and blend are both stated: name every text in blend, or none")
+        return self
+
+    @property
+    def texts(self) -> tuple[BlendedText, ...]:
+        """The texts of the blend, or the one text that there is."""
+        return self.blend or (BlendedText(paths=self.paths, weight=1.0),)
 
 
 class DataJob(Noun):
@@ -59,6 +82,10 @@ class TrainSettings(Noun):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
+    document_mask: bool = Field(default=False, description="attention stays within a document, positions begin with it")
+    validation: float = Field(default=0.0, ge=0, lt=1, description="share of every text held out, at its end")
+    eval_every: int | None = Field(default=None, gt=0, description="steps between validations; None: none")
+    eval_steps: int = Field(default=8, gt=0, description="global batches of one validation")
     init_from: str | None = Field(
         default=None, min_length=1, description="Hugging Face folder whose weights to begin with; None: drawn from seed"
     )
@@ -73,6 +100,11 @@ class TrainSettings(Noun):
             raise ValueError(
                 f"min_learning_rate {self.min_learning_rate:g} exceeds learning_rate {self.learning_rate:g}: "
                 f"the rate decays to it, so lower it"
+            )
+        if self.eval_every and not self.validation:
+            raise ValueError(
+                f"eval_every {self.eval_every} validates on held-out text, and validation is 0: "
+                f"set validation to a share such as 0.01"
             )
         return self
 

@@ -47,6 +47,12 @@ def actions(schedule: Schedule, rank: int, ranks: int, stages: int, micro_batche
     return _zero_bubble(one_by_one, rank) if schedule == "zero_bubble" else one_by_one
 
 
+@cache
+def forwards(rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
+    """What `rank` does where nothing goes back: its virtual stages one after the other, each with all micro-batches."""
+    return tuple(Action("forward", m, stage) for stage in range(rank, stages, ranks) for m in range(micro_batches))
+
+
 def _one_f_one_b(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     """Warm-up forwards, then one forward and one backward in turn, then the backwards that are left.
 

@@ -7,7 +7,6 @@ import os
 import socket
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from trimaran.recipe import TrainJob
@@ -26,6 +25,7 @@ class RankResult:
     squared_grads: dict[str, float]
     sharded: dict[str, bool]
     told: list[dict[str, Any]] = field(default_factory=list)
+    validation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Run:
     grad_norms: list[float]
     grad_norm_of: dict[str, float]
     told: list[dict[str, Any]] = field(default_factory=list)
+    validation: float | None = None
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Notices of one kind."""
@@ -48,15 +49,14 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     from trimaran.train.checkpoint import saving_group
     from trimaran.train.loop import Trainer
     from trimaran.train.mesh import build_mesh
-    from trimaran.train.sampler import Sampler
-    from trimaran.train.tokens import Tokens
+    from trimaran.train.rank import open_data
 
     mesh = build_mesh(job.layout, rank, range(job.layout.devices), factory)
     if job.checkpoint_dir is not None:
         saving_group(tuple(range(job.layout.devices)))
     if mesh is None:
         return None
-    sampler = Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed)
+    sampler, held_out = open_data(job)
     trainer = Trainer(job, mesh, sampler, torch.device("cpu"))
     if job.checkpoint_dir is not None:
         return _run_course(trainer)
@@ -72,6 +72,7 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
         grad_norms=[step.grad_norm for step in steps],
         squared_grads=squared,
         sharded=sharded,
+        validation=None if held_out is None else trainer.evaluate(held_out),
     )
 
 
@@ -148,7 +149,7 @@ class Pool:
         ranks = [answer for answer in answers if answer is not None]
         assert len(ranks) == job.layout.devices
         for other in ranks[1:]:
-            assert other.losses == ranks[0].losses
+            assert (other.losses, other.validation) == (ranks[0].losses, ranks[0].validation)
         squared: dict[str, float] = {}
         for r in ranks:
             if r.dp:
@@ -159,7 +160,7 @@ class Pool:
                 elif r.tp == 0:
                     squared[name] = value
         grad_norm_of = {name: value**0.5 for name, value in squared.items()}
-        return Run(ranks[0].losses, ranks[0].grad_norms, grad_norm_of, ranks[0].told)
+        return Run(ranks[0].losses, ranks[0].grad_norms, grad_norm_of, ranks[0].told, ranks[0].validation)
 
     def close(self) -> None:
         """End all ranks; they hold nothing that outlives them, and an orderly end takes seconds."""

@@ -83,10 +83,10 @@ def test_max_mib_stops_reading(tmp_path: Path) -> None:
 def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text(POEM)
-    (tmp_path / "text" / "b.bin").write_bytes(b"\xff\xfe\x00\x80" * 10)
+    (tmp_path / "text" / "b.dat").write_bytes(b"\xff\xfe\x00\x80" * 10)
     assert read_index(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")]))).documents == 1
-    with pytest.raises(TrimaranError, match=r"b\.bin is not UTF-8 text"):
-        prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.bin")]))
+    with pytest.raises(TrimaranError, match=r"b\.dat is not UTF-8 text"):
+        prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.dat")]))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conftest import SMALL
+from conftest import BLOOM, LLAMA, SMALL
+from trimaran.model import Model
 from trimaran.recipe import TrainJob
 from trimaran.train.loop import Trainer
 from trimaran.train.mesh import GroupFactory, build_mesh
+from trimaran.train.positions import documents_of
 from trimaran.train.sampler import Sampler
 from trimaran.train.tokens import Tokens
 
@@ -115,3 +117,24 @@ def test_a_zero_bubble_backward_leaves_weight_gradients_for_later(make_job: Call
         for add in put_off:
             add()
     assert all(matrix.main_grad.any() for matrix in matrices)
+
+
+@pytest.mark.parametrize("model", [SMALL, BLOOM, LLAMA], ids=["gpt", "bloom", "llama"])
+@torch.no_grad()
+def test_a_document_is_read_as_if_it_stood_alone(make_job: Callable[..., TrainJob], model: Model) -> None:
+    stage = make_trainer(make_job("mbs24", model=model)).stage
+    generator = torch.Generator().manual_seed(5)
+    documents = [torch.randint(256, (1, length), generator=generator) for length in (5, 1, 10)]
+    ended = [functional.pad(document, (0, 1), value=256) for document in documents]
+    row = torch.cat(ended, dim=1)[:, :16]
+    together = stage(row, 0, documents_of(row, 256))
+    mixed = stage(row, 0)
+    begin = 0
+    for document in ended:
+        alone = stage(document, 0)[:, : 16 - begin]
+        end = begin + alone.shape[1]
+        torch.testing.assert_close(together[:, begin:end], alone, rtol=1e-4, atol=1e-5)
+        if begin:
+            assert (mixed[:, begin:end] - alone).abs().max() > 1e-2
+        begin = end
+    assert begin == 16

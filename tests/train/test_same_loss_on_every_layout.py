@@ -129,6 +129,26 @@ def test_other_families_agree_on_every_layout(
     assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (SMALL, "tp2,pp2,vpp2,mbs6,sp,recompute-selective"),
+        (BLOOM, "dp2,tp2,pp2,mbs6,recompute-full"),
+        (LLAMA, "tp2,pp2,mbs6,zero_bubble,sp"),
+    ],
+    ids=["gpt", "bloom", "llama"],
+)
+def test_documents_apart_and_validation_agree_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], model: Model, layout: str
+) -> None:
+    settings = {"steps": 5, "document_mask": True, "validation": 0.2, "eval_every": 5, "eval_steps": 2}
+    expected = pool.run(make_job(ONE_PROCESS, model=model, **settings))
+    run = pool.run(make_job(layout, model=model, **settings))
+    assert run.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert run.validation == pytest.approx(expected.validation, rel=1e-5)
+    assert expected.validation != pytest.approx(expected.losses[-1], rel=1e-4)
+
+
 def test_training_learns(reference: Reference) -> None:
     losses = reference.run().losses
     assert losses[0] == pytest.approx(5.7, abs=0.15)  # ln 300: it knows nothing yet

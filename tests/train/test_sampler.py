@@ -18,25 +18,25 @@ def tokens(data_dir: Path) -> Tokens:
 def test_an_epoch_shows_every_window_once_and_the_next_epoch_in_another_order(tokens: Tokens) -> None:
     sampler = Sampler(tokens, 64, seed=3)
     n = sampler.samples_per_epoch
-    first = [sampler.window_of(k) for k in range(n)]
-    second = [sampler.window_of(k) for k in range(n, 2 * n)]
-    assert sorted(first) == sorted(second) == list(range(n))
+    first = [sampler.start_of(k) for k in range(n)]
+    second = [sampler.start_of(k) for k in range(n, 2 * n)]
+    assert sorted(first) == sorted(second) == list(range(0, n * 64, 64))
     assert first != second
 
 
 def test_order_depends_on_the_seed_alone(tokens: Tokens) -> None:
-    forwards = [Sampler(tokens, 64, seed=3).window_of(k) for k in (0, 5, 900)]
+    forwards = [Sampler(tokens, 64, seed=3).start_of(k) for k in (0, 5, 900)]
     sampler = Sampler(tokens, 64, seed=3)
-    backwards = [sampler.window_of(k) for k in (900, 5, 0)]
+    backwards = [sampler.start_of(k) for k in (900, 5, 0)]
     assert forwards == backwards[::-1]
-    assert [Sampler(tokens, 64, seed=4).window_of(k) for k in (0, 5, 900)] != forwards
+    assert [Sampler(tokens, 64, seed=4).start_of(k) for k in (0, 5, 900)] != forwards
 
 
 def test_a_batch_is_the_text_of_its_windows(tokens: Tokens) -> None:
     sampler = Sampler(tokens, 64, seed=3)
     batch = sampler.batch(10, 4)
     assert batch.shape == (4, 65)
-    np.testing.assert_array_equal(batch[2], tokens.read(sampler.window_of(12) * 64, 65))
+    np.testing.assert_array_equal(batch[2], tokens.read(sampler.start_of(12), 65))
 
 
 def test_too_little_text_is_refused_with_both_numbers(tokens: Tokens) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL
-from trimaran.recipe import TrainJob
+from trimaran.recipe import TrainJob, TrainSettings
 
 BLOOM_FIELDS = (
     "iteration",
@@ -111,12 +112,32 @@ def test_two_ranks_leave_a_log_a_result_and_signs_of_life(make_job: Callable[...
         assert memory["peak"] > memory["baseline"] > 0
 
 
+def test_validation_is_in_log_and_result(make_job: Callable[..., TrainJob]) -> None:
+    job = make_job("dp2,mbs12", steps=5, validation=0.1, eval_every=2, eval_steps=2)
+    assert [r.returncode for r in run_ranks(job, 2)] == [0, 0]
+    out = Path(job.out_dir)
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    validated = {r["iteration"]: r["validation_loss"] for r in records if r["validation_loss"] is not None}
+    assert list(validated) == [2, 4, 5]
+    assert 4 < validated[5] < validated[2] < 6
+    assert records[4]["validation_perplexity"] == pytest.approx(math.exp(validated[5]))
+    figures = json.loads((out / "result.json").read_text())["validations"]
+    assert {each["step"]: each["loss"] for each in figures} == validated
+    assert f"validation loss: {validated[4]:.6E} |" in (out / "log.txt").read_text().splitlines()[3]
+
+
 @pytest.mark.parametrize(
     ("layout", "world_size", "changes", "message"),
     [
         ("dp2,mbs12", 1, {}, "needs 2 ranks, but WORLD_SIZE is 1"),
         ("dp1,mbs24", 1, {"data_dir": "/nowhere"}, "prepare it first"),
         ("dp1,mbs24,fp16", 1, {}, "precision fp16 is asked for"),
+        (
+            "dp1,mbs24",
+            1,
+            {"train": TrainSettings(steps=20, validation=0.01, eval_every=9, eval_steps=9999)},
+            "train.eval_steps 9999 x global_batch 24 = 239976 samples are more than",
+        ),
         ("dp1,mbs24", 1, {"device": "cuda"}, "device cuda is asked for"),
         ("dp1,mbs7", 1, {}, "global batch 24 is not a multiple of DP 1 x micro-batch 7 = 7"),
     ],

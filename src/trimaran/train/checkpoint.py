@@ -222,9 +222,16 @@ def manifest_head(trainer: Trainer) -> Manifest:
 
 
 # What may not change between a checkpoint and the training that goes on from it: the loss would mean something else.
-_FIXED = ("workload.model", "workload.seq_len", "workload.optimizer", "train.seed", "data.tokens")
+_FIXED = ("workload.model", "workload.seq_len", "workload.optimizer", "train.seed", "train.validation", "data.tokens")
 # What may change without a word: it has no part in the loss.
-_FREE = ("train.steps", "train.checkpoint_every", "train.keep_checkpoints")
+_FREE = (
+    "train.steps",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.eval_every",
+    "train.eval_steps",
+    "train.init_from",
+)
 
 
 @dataclass(frozen=True)

@@ -11,34 +11,50 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from trimaran.noun import TrimaranError, first_error
-from trimaran.recipe import DataJob, DataSettings
+from trimaran.recipe import BlendedText, DataJob, DataSettings
+from trimaran.train.megatron_data import MegatronIndex, is_megatron, read_megatron
 from trimaran.train.text import MIB, documents, text_files
-from trimaran.train.tokenizer import Bytes, HuggingFace, Tokenizer, batches, load_tokenizer, train_bpe
+from trimaran.train.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.tokens import INDEX_NAME, TokenFile, TokenIndex, read_index
 
 # Raised when the meaning of the files changes: older folders are then made anew.
-FORMAT = 1
+FORMAT = 2
 FILE_TOKENS = 1 << 28
 DOCUMENTS_AT_ONCE = 256
 
 
 def fingerprint(job: DataJob) -> str:
-    """A hash of all that decides the tokens: the text itself, the tokenizer, and the vocabulary of a BPE."""
+    """A hash of all that decides the tokens: the text itself, the tokenizer, and the vocabulary of a BPE.
+
+    Token files of others, which may be large, count by path, size and time.
+    """
     data = job.data
     seen = hashlib.blake2b(digest_size=12)
     seen.update(repr((FORMAT, data.tokenizer, data.text_field, data.max_mib)).encode())
     if data.tokenizer == "bpe":
         seen.update(str(job.vocab).encode())
-    files = text_files(data)
     if data.tokenizer not in ("bytes", "bpe"):
-        files.append(Path(data.tokenizer).expanduser())
-    left = float("inf") if data.max_mib is None else data.max_mib * MIB
+        _add_files(seen, [Path(data.tokenizer).expanduser()], None)
+    for text in data.texts:
+        for index in _megatron_indices(text):
+            for path in (index.path, index.bin_path):
+                status = path.stat()
+                seen.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
+        _add_files(seen, text_files(text), data.max_mib)
+        if data.blend:
+            seen.update(repr(text.weight).encode())
+    return seen.hexdigest()
+
+
+def _add_files(seen: hashlib.blake2b, files: list[Path], max_mib: float | None) -> None:
+    left = float("inf") if max_mib is None else max_mib * MIB
     for file in files:
         try:
             with file.open("rb") as opened:
@@ -50,7 +66,12 @@ def fingerprint(job: DataJob) -> str:
         if left <= 0 and file.suffix not in (".parquet", ".json"):
             # what lies beyond `max_mib` of plain text is not read, so it does not count
             break
-    return seen.hexdigest()
+
+
+def _megatron_indices(text: BlendedText) -> list[MegatronIndex]:
+    """The Megatron-LM files that a text names, each once however it is named."""
+    paths = [Path(path).expanduser().with_suffix(".idx") for path in text.paths if is_megatron(path)]
+    return [read_megatron(path) for path in dict.fromkeys(paths)]
 
 
 def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
@@ -59,7 +80,12 @@ def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
     if data.tokenizer == "bytes":
         tokenizer = Bytes()
     elif data.tokenizer == "bpe":
-        tokenizer = train_bpe(documents(data), vocab)
+        if any(is_megatron(path) for text in data.texts for path in text.paths):
+            raise TrimaranError(
+                "data.tokenizer bpe is trained on text, and data.paths name token files: "
+                "name the tokenizer.json that they were made with"
+            )
+        tokenizer = train_bpe([documents(text, data) for text in data.texts], vocab)
     else:
         tokenizer = load_tokenizer(Path(data.tokenizer).expanduser())
     if tokenizer.vocab > vocab:
@@ -93,19 +119,25 @@ def prepare(job: DataJob) -> Path:
 
 def _write(job: DataJob, folder: Path) -> None:
     tokenizer = make_tokenizer(job.data, job.vocab)
+    tokenizer.save(folder / "tokenizer.json")
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
-    writer = _Writer(folder, dtype)
+    files: list[TokenFile] = []
     count = text_bytes = 0
-    for batch in batches(documents(job.data), DOCUMENTS_AT_ONCE):
-        for tokens in tokenizer.encode(batch):
-            writer.write(np.append(tokens, np.uint32(tokenizer.end_of_document)))
-        count += len(batch)
-        text_bytes += sum(len(document.encode(errors="replace")) for document in batch)
-    if isinstance(tokenizer, HuggingFace):
-        tokenizer.inner.save(str(folder / "tokenizer.json"))
+    for part, text in enumerate(job.data.texts):
+        for pair in _megatron_indices(text):
+            path = str(pair.bin_path.resolve())
+            files.append(TokenFile(name=path, dtype=pair.dtype, tokens=pair.tokens, part=part))
+            count += pair.documents
+        writer = _Writer(folder, dtype, part)
+        for batch in batches(documents(text, job.data), DOCUMENTS_AT_ONCE):
+            for tokens in tokenizer.encode(batch):
+                writer.write(np.append(tokens, np.uint32(tokenizer.end_of_document)))
+            count += len(batch)
+            text_bytes += sum(len(document.encode(errors="replace")) for document in batch)
+        files += writer.close()
     index = TokenIndex(
-        dtype=dtype,
-        files=writer.close(),
+        files=tuple(files),
+        weights=tuple(text.weight for text in job.data.texts),
         vocab=tokenizer.vocab,
         end_of_document=tokenizer.end_of_document,
         tokenizer=job.data.tokenizer,
@@ -116,32 +148,30 @@ def _write(job: DataJob, folder: Path) -> None:
 
 
 class _Writer:
-    """Appends tokens to files of at most FILE_TOKENS, cut at documents."""
+    """Appends tokens of one text to files of at most FILE_TOKENS, cut at documents."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._folder = folder
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+    def __init__(self, folder: Path, dtype: str, part: int) -> None:
+        self._folder, self._dtype, self._part = folder, dtype, part
         self._files: list[TokenFile] = []
-        self._open_next()
-
-    def _open_next(self) -> None:
-        self._name = f"tokens-{len(self._files):05d}.bin"
-        self._file = (self._folder / self._name).open("wb")
+        self._file: BinaryIO | None = None
         self._tokens = 0
 
     def write(self, tokens: NDArray[np.uint32]) -> None:
         """Append one document."""
-        if self._tokens and self._tokens + len(tokens) > FILE_TOKENS:
+        if self._file is None or (self._tokens and self._tokens + len(tokens) > FILE_TOKENS):
             self.close()
-            self._open_next()
-        tokens.astype(self._dtype).tofile(self._file)
+            self._name = f"tokens-{self._part:03d}-{len(self._files):05d}.bin"
+            self._file = (self._folder / self._name).open("wb")
+        tokens.astype(np.dtype(self._dtype).newbyteorder("<")).tofile(self._file)
         self._tokens += len(tokens)
 
-    def close(self) -> tuple[TokenFile, ...]:
+    def close(self) -> list[TokenFile]:
         """Finish the file at hand; all files so far."""
-        self._file.close()
-        self._files.append(TokenFile(name=self._name, tokens=self._tokens))
-        return tuple(self._files)
+        if self._file is not None:
+            self._file.close()
+            self._files.append(TokenFile(name=self._name, dtype=self._dtype, tokens=self._tokens, part=self._part))
+            self._file, self._tokens = None, 0
+        return self._files
 
 
 def main(arguments: list[str]) -> int:

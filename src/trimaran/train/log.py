@@ -35,6 +35,12 @@ class Iteration:
     tokens_per_s: float
     mfu: float | None
     peak_mem_gib: float
+    validation_loss: float | None = None
+
+    @property
+    def validation_perplexity(self) -> float | None:
+        """Between how many equally likely tokens the model as good as chooses."""
+        return None if self.validation_loss is None else perplexity(self.validation_loss)
 
     def line(self) -> str:
         """The line for people; its first fields are named and ordered as BLOOM's logs have them."""
@@ -57,7 +63,18 @@ class Iteration:
             f"MFU: {'unknown' if self.mfu is None else f'{100 * self.mfu:.1f}%'}",
             f"peak memory (GiB): {self.peak_mem_gib:.3f}",
         ]
+        if self.validation_loss is not None:
+            fields.append(f"validation loss: {self.validation_loss:.6E}")
+            fields.append(f"validation perplexity: {self.validation_perplexity:.6E}")
         return " " + " | ".join(fields) + " |"
+
+
+def perplexity(loss: float) -> float:
+    """Exponential of a mean loss in nats."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass
@@ -69,6 +86,7 @@ class History:
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0
     last: StepResult | None = None
+    validations: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Sequence[dict[str, Any]]) -> Self:
@@ -82,6 +100,7 @@ class History:
             [number(record, "lm_loss") for record in records],
             [number(record, "grad_norm") for record in records],
             records[-1]["skipped_iterations"] if records else 0,
+            validations={r["iteration"]: r["validation_loss"] for r in records if r.get("validation_loss") is not None},
         )
 
     def add(self, result: StepResult, sec_per_it: float) -> None:
@@ -91,6 +110,10 @@ class History:
         self.grad_norms.append(result.grad_norm)
         self.skipped += result.skipped
         self.last = result
+
+    def add_validation(self, step: int, loss: float) -> None:
+        """Take a validation after `step` iterations."""
+        self.validations[step] = loss
 
 
 def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Iteration:
@@ -119,6 +142,7 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
         tokens_per_s=seen.tokens_per_step / sec_per_it,
         mfu=None if peak is None else mfu(seen, layout.tp, layout.devices, sec_per_it, peak),
         peak_mem_gib=peak_mem_gib,
+        validation_loss=history.validations.get(trainer.step_number),
     )
 
 
@@ -151,6 +175,6 @@ class Log:
     def write(self, iteration: Iteration) -> None:
         """Append one iteration to both files. JSON says null for a loss or norm that is not finite."""
         self._text.write(iteration.line() + "\n")
-        fields = asdict(iteration)
+        fields = asdict(iteration) | {"validation_perplexity": iteration.validation_perplexity}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
         self._json.write(json.dumps(finite, allow_nan=False) + "\n")

@@ -16,6 +16,7 @@ from trimaran.train.learning_rate import learning_rate
 from trimaran.train.mesh import Mesh, sum_together
 from trimaran.train.optimizer import AdamW
 from trimaran.train.pipeline import Engine
+from trimaran.train.positions import documents_of
 from trimaran.train.recorder import Recorder
 from trimaran.train.sampler import Sampler
 from trimaran.train.weight import Initial, drawn
@@ -90,17 +91,40 @@ class Trainer:
 
         Returns this rank's share of the mean loss; the shares of all ranks add up to it.
         """
-        layout, mesh = self.job.layout, self.mesh
         batch = self.global_batch
-        own = batch // layout.dp
-        micro_batches = own // layout.mbs
-        samples = self._sampler.batch(self.consumed_samples + mesh.dp.index * own, own)
-        text = torch.from_numpy(samples).to(self.device).view(micro_batches, layout.mbs, -1)
+        tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
         scale = 1.0 / (batch * self.job.workload.seq_len)
-        loss = self.engine.run(text[:, :, :-1], text[:, :, 1:], scale)
+        loss = self.engine.run(tokens, targets, scale, documents)
         self._sum_gradients()
         self.recorder.lap("reduce")
-        return loss if mesh.tp.index == 0 else torch.zeros_like(loss)
+        return loss if self.mesh.tp.index == 0 else torch.zeros_like(loss)
+
+    def _batch(
+        self, sampler: Sampler, first: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """This replica's part of `count` samples, (micro-batches, micro-batch, s): tokens, targets, documents."""
+        layout = self.job.layout
+        own = count // layout.dp
+        samples = sampler.batch(first + self.mesh.dp.index * own, own)
+        text = torch.from_numpy(samples).to(self.device)
+        tokens, targets = text[:, :-1], text[:, 1:]
+        documents = documents_of(tokens, sampler.end_of_document) if self.job.train.document_mask else None
+        shape = (own // layout.mbs, layout.mbs, -1)
+        return tokens.reshape(shape), targets.reshape(shape), None if documents is None else documents.reshape(shape)
+
+    def evaluate(self, held_out: Sampler) -> float:
+        """Mean loss over the first `eval_steps` global batches of held-out text, the same on every rank."""
+        steps, batch = self.job.train.eval_steps, self.job.workload.global_batch
+        scale = 1.0 / (steps * batch * self.job.workload.seq_len)
+        losses = [
+            self.engine.evaluate(tokens, targets, scale, documents)
+            for tokens, targets, documents in (self._batch(held_out, step * batch, batch) for step in range(steps))
+        ]
+        share = torch.stack(losses).sum()
+        if self.mesh.tp.index:
+            share.zero_()
+        self.mesh.world.sum_(share)
+        return share.item()
 
     def _sum_gradients(self) -> None:
         if self.mesh.tp.slices_sequence:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from trimaran.train.jsonfile import finite, write_json
-from trimaran.train.log import History
+from trimaran.train.log import History, perplexity
 from trimaran.train.loop import Trainer
 
 
@@ -29,6 +29,10 @@ def write_result(trainer: Trainer, history: History, startup_s: dict[str, float]
         "sec_per_it": history.sec_per_it,
         "losses": [finite(loss) for loss in history.losses],
         "grad_norms": [finite(norm) for norm in history.grad_norms],
+        "validations": [
+            {"step": step, "loss": finite(loss), "perplexity": finite(perplexity(loss))}
+            for step, loss in history.validations.items()
+        ],
         "skipped": history.skipped,
         "mem_gib_per_rank": peaks,
         "startup_s": startup_s,

@@ -8,14 +8,14 @@ of start-up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trimaran.layout import Schedule
-from trimaran.schedule import Action, actions, feeds
+from trimaran.schedule import Action, actions, feeds, forwards
 from trimaran.train.gpt import Stage
 from trimaran.train.mesh import Group
 from trimaran.train.recorder import Recorder
@@ -80,10 +80,10 @@ class Mailbox:
             for source in neighbours
         }
 
-    def expect(self, schedule: Schedule, stages: int, micro_batches: int) -> None:
+    def expect(self, actions_of: Callable[[int], Sequence[Action]], stages: int) -> None:
         """Read from the neighbours' own lists of actions what they will send here."""
         for source, inbox in self._inboxes.items():
-            sent = (feeds(action, stages) for action in actions(schedule, source, self._ranks, stages, micro_batches))
+            sent = (feeds(action, stages) for action in actions_of(source))
             inbox.expect([fed for fed in sent if fed is not None and fed.stage % self._ranks == self._index])
 
     def receive(self, action: Action) -> Tensor:
@@ -137,25 +137,30 @@ class Engine:
             for weight in stage.weights():
                 weight.put_off = self._put_off
 
-    def run(self, tokens: Tensor, targets: Tensor, scale: float) -> Tensor:
+    def run(self, tokens: Tensor, targets: Tensor, scale: float, documents: Tensor | None = None) -> Tensor:
         """Forward and backward of all micro-batches; gradients are left in the weights' main_grad.
 
-        `tokens` and `targets` are (micro-batches, micro-batch, sequence). Returns the loss summed
-        over this replica's micro-batches, on the last stage; zero elsewhere.
+        `tokens`, `targets` and, where attention is to stay within them, `documents` are (micro-batches,
+        micro-batch, sequence). Returns the loss summed over this replica's micro-batches, on the last stage;
+        zero elsewhere.
         """
         last = self._stages - 1
-        self._mail.expect(self._schedule, self._stages, len(tokens))
+
+        def actions_of(rank: int) -> Sequence[Action]:
+            return actions(self._schedule, rank, self._ranks, self._stages, len(tokens))
+
+        self._mail.expect(actions_of, self._stages)
         inputs: dict[Action, Tensor] = {}
         outputs: dict[Action, Tensor] = {}
         waiting: dict[Action, list[Callable[[], None]]] = {}
         total = torch.zeros((), dtype=torch.float64, device=tokens.device)
-        for action in actions(self._schedule, self._index, self._ranks, self._stages, len(tokens)):
+        for action in actions_of(self._index):
             kind, i, stage = action
             fed = feeds(action, self._stages)
             forward = action._replace(kind="forward")
             if kind == "forward":
                 x = tokens[i] if stage == 0 else self._received(action).requires_grad_()
-                y = self._stage(x, stage)
+                y = self._stage(x, stage, None if documents is None else documents[i])
                 if fed is None:
                     y = self._stage.loss(y, targets[i], scale)
                     total += y.detach()
@@ -182,6 +187,28 @@ class Engine:
             self._on_action(action)
         self._mail.flush()
         self._recorder.lap("wait")
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor, scale: float, documents: Tensor | None = None) -> Tensor:
+        """The loss as `run` gives it, forward alone; no gradient is touched."""
+
+        def actions_of(rank: int) -> Sequence[Action]:
+            return forwards(rank, self._ranks, self._stages, len(tokens))
+
+        self._mail.expect(actions_of, self._stages)
+        total = torch.zeros((), dtype=torch.float64, device=tokens.device)
+        for action in actions_of(self._index):
+            _, i, stage = action
+            x = tokens[i] if stage == 0 else self._mail.receive(action)
+            y = self._stage(x, stage, None if documents is None else documents[i])
+            fed = feeds(action, self._stages)
+            if fed is None:
+                total += self._stage.loss(y, targets[i], scale)
+            else:
+                self._mail.send(y, fed)
+            self._on_action(action)
+        self._mail.flush()
         return total
 
     def _received(self, action: Action) -> Tensor:

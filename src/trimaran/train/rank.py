@@ -82,7 +82,7 @@ def train(job: TrainJob, rank: int, world_size: int) -> int:
         raise TrimaranError(
             f"layout {layout} needs {layout.devices} ranks, but WORLD_SIZE is {world_size}: start {layout.devices}"
         )
-    sampler = open_data(job)
+    sampler, held_out = open_data(job)
     heartbeat = out_dir / f"heartbeat.{rank}"
     phases = Phases(heartbeat)
     with phases.time("import_torch"):
@@ -121,6 +121,8 @@ def train(job: TrainJob, rank: int, world_size: int) -> int:
         result, seconds = timed_step(trainer, record=job.record_timeline and last)
         history.add(result, seconds)
         os.utime(heartbeat)
+        if held_out is not None and validation_is_due(job, trainer.step_number):
+            history.add_validation(trainer.step_number, trainer.evaluate(held_out))
         if log is not None:
             peak_gib = memory_record(device, baseline_gib)["peak"]
             log.write(iteration_of(trainer, history, peak_gib))
@@ -170,15 +172,36 @@ def meeting_point(rank: int, world_size: int) -> Store | None:
     )
 
 
-def open_data(job: TrainJob) -> Sampler:
-    """The job's token files in the job's order. Raises TrimaranError where they do not fit the model."""
+def open_data(job: TrainJob) -> tuple[Sampler, Sampler | None]:
+    """The job's text in the job's order, and what is held out of it where the training is to be validated.
+
+    A trial, which has fewer steps than the training, is not.
+    Raises TrimaranError where it does not fit the model, or is too little.
+    """
     tokens, vocab = Tokens(Path(job.data_dir)), job.workload.model.vocab
     if tokens.index.vocab > vocab:
         raise TrimaranError(
             f"model.vocab {vocab} is smaller than the {tokens.index.vocab} of the data's tokenizer "
             f"({tokens.index.tokenizer}): raise vocab or tokenise anew"
         )
-    return Sampler(tokens, job.workload.seq_len, job.train.seed)
+    settings, seq_len = job.train, job.workload.seq_len
+    training = Sampler(tokens, seq_len, settings.seed, validation=settings.validation)
+    if settings.eval_every is None or job.steps < settings.steps:
+        return training, None
+    held_out = Sampler(tokens, seq_len, settings.seed, validation=settings.validation, held_out=True)
+    wanted = settings.eval_steps * job.workload.global_batch
+    if held_out.samples_per_epoch < wanted:
+        raise TrimaranError(
+            f"train.eval_steps {settings.eval_steps} x global_batch {job.workload.global_batch} = {wanted} samples are "
+            f"more than the {held_out.samples_per_epoch} held out: lower eval_steps or raise train.validation"
+        )
+    return training, held_out
+
+
+def validation_is_due(job: TrainJob, step: int) -> bool:
+    """Whether the training is validated after `step` steps: every so many, and at the end."""
+    every = job.train.eval_every
+    return every is not None and (step % every == 0 or step == job.train.steps)
 
 
 def first_weights(job: TrainJob) -> Initial | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trimaran.noun import TrimaranError
-from trimaran.recipe import DataSettings
+from trimaran.recipe import BlendedText, DataSettings
+from trimaran.train.megatron_data import is_megatron
 
 STDLIB = "python-stdlib"
 MIB = 1 << 20
@@ -17,10 +18,13 @@ MIB = 1 << 20
 PARQUET_ROWS = 1024
 
 
-def text_files(settings: DataSettings) -> list[Path]:
-    """All files that `paths` name, sorted within each folder. Raises TrimaranError for a path that is not there."""
+def text_files(text: BlendedText) -> list[Path]:
+    """All files that `paths` name but token files, sorted within each folder.
+
+    Raises TrimaranError for a path that is not there.
+    """
     files: list[Path] = []
-    for given in settings.paths:
+    for given in text_paths(text):
         path = Path(sysconfig.get_paths()["stdlib"]) if given == STDLIB else Path(given).expanduser()
         if path.is_file():
             files.append(path)
@@ -29,9 +33,14 @@ def text_files(settings: DataSettings) -> list[Path]:
             files += [p for p in inside if p.is_file()]
         else:
             raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
-    if not files:
-        raise TrimaranError(f"data.paths: {', '.join(settings.paths)} hold no files: name a folder that does")
+    if not files and text_paths(text):
+        raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no files: name a folder that does")
     return files
+
+
+def text_paths(text: BlendedText) -> list[str]:
+    """The paths of a text that are not token files."""
+    return [path for path in text.paths if not is_megatron(path)]
 
 
 def _wanted(inside: Path) -> bool:
@@ -39,15 +48,15 @@ def _wanted(inside: Path) -> bool:
     return not any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in inside.parts)
 
 
-def documents(settings: DataSettings) -> Iterator[str]:
-    """Every document of every file, until `max_mib` of text were seen.
+def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
+    """Every document of every file of a text, until `max_mib` of it were seen.
 
     A file that is named has to be readable text; in a folder, files that are not are passed over.
     """
-    named = {Path(path).expanduser() for path in settings.paths}
+    named = {Path(path).expanduser() for path in text.paths}
     left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
     seen = False
-    for file in text_files(settings):
+    for file in text_files(text):
         try:
             for document in _read(file, settings.text_field):
                 if not document:
@@ -64,8 +73,8 @@ def documents(settings: DataSettings) -> Iterator[str]:
                 raise TrimaranError(
                     f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
                 ) from None
-    if not seen:
-        raise TrimaranError(f"data.paths: {', '.join(settings.paths)} hold no text: name files that do")
+    if not seen and text_paths(text):
+        raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no text: name files that do")
 
 
 def _read(file: Path, field: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +33,10 @@ class Tokenizer(Protocol):
         """Tokens of each document."""
         ...
 
+    def save(self, path: Path) -> None:
+        """Write it as a `tokenizer.json`."""
+        ...
+
 
 class Bytes:
     """UTF-8 bytes 0 to 255, and 256 between documents."""
@@ -43,6 +47,23 @@ class Bytes:
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Bytes of each document."""
         return [np.frombuffer(d.encode(errors="replace"), dtype=np.uint8).astype(np.uint32) for d in documents]
+
+    def save(self, path: Path) -> None:
+        """Write it as a BPE without merges, whose tokens are bytes."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        inner = Tokenizer(models.BPE(vocab=dict(zip(_byte_characters(), range(256), strict=True)), merges=[]))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.decoder = decoders.ByteLevel()
+        inner.add_special_tokens([AddedToken(END_OF_DOCUMENT, special=True)])
+        inner.save(str(path))
+
+
+def _byte_characters() -> list[str]:
+    """The character that byte-level tokenizers write for each byte: itself where it prints, else one from 256 on."""
+    prints = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
 
 
 class HuggingFace:
@@ -64,8 +85,12 @@ class HuggingFace:
         encoded = self.inner.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array(e.ids, dtype=np.uint32) for e in encoded]
 
+    def save(self, path: Path) -> None:
+        """Write it as it is."""
+        self.inner.save(str(path))
 
-def train_bpe(documents: Iterable[str], vocab: int) -> HuggingFace:
+
+def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
     """A byte-level BPE (as GPT-2's) of exactly `vocab` tokens or, of little text, fewer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -82,7 +107,8 @@ def train_bpe(documents: Iterable[str], vocab: int) -> HuggingFace:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(_up_to(documents, TRAINING_CHARACTERS), trainer=trainer)
+    share = TRAINING_CHARACTERS // len(texts)
+    inner.train_from_iterator(chain.from_iterable(_up_to(text, share) for text in texts), trainer=trainer)
     return HuggingFace(inner, "bpe")
 
 

@@ -17,17 +17,22 @@ INDEX_NAME = "index.json"
 
 
 class TokenFile(Noun):
-    """One file of little-endian integers."""
+    """One file of little-endian integers: in the folder, or elsewhere by its absolute path."""
 
-    name: str = Field(pattern=r"^[\w.-]+$")
+    name: str = Field(min_length=1)
+    dtype: str = Field(pattern="^(u?int(8|16|32)|int64)$")
     tokens: int = Field(ge=0)
+    part: int = Field(default=0, ge=0, description="which text of a blend it belongs to")
 
 
 class TokenIndex(Noun):
-    """What `index.json` says. `vocab` is one more than the largest token that can occur."""
+    """What `index.json` says. `vocab` is one more than the largest token that can occur.
 
-    dtype: str = Field(pattern="^uint(16|32)$")
+    Files of one part follow one another; each part is a text of a blend and has a weight.
+    """
+
     files: tuple[TokenFile, ...]
+    weights: tuple[float, ...] = (1.0,)
     vocab: int = Field(gt=0)
     end_of_document: int = Field(ge=0)
     tokenizer: str
@@ -56,7 +61,10 @@ def read_index(folder: Path) -> TokenIndex:
 
 
 class Tokens:
-    """All token files of a folder as one long sequence, read through the page cache."""
+    """All token files of a folder as one long sequence, read through the page cache.
+
+    `parts` are the first token and one past the last of each text of a blend.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.index = read_index(folder)
@@ -64,8 +72,10 @@ class Tokens:
         self._starts = [0]
         for file in self.index.files:
             path = folder / file.name
+            if not file.tokens:
+                continue  # there is no map of an empty file
             try:
-                mapped = np.memmap(path, dtype=np.dtype(self.index.dtype).newbyteorder("<"), mode="r")
+                mapped = np.memmap(path, dtype=np.dtype(file.dtype).newbyteorder("<"), mode="r")
             except (OSError, ValueError) as error:
                 raise TrimaranError(f"token file {path} cannot be read ({error}): prepare the data again") from None
             if len(mapped) != file.tokens:
@@ -75,6 +85,12 @@ class Tokens:
                 )
             self._maps.append(mapped)
             self._starts.append(self._starts[-1] + file.tokens)
+        self.parts: list[tuple[int, int]] = []
+        begin = 0
+        for part in range(len(self.index.weights)):
+            end = begin + sum(file.tokens for file in self.index.files if file.part == part)
+            self.parts.append((begin, end))
+            begin = end
 
     def __len__(self) -> int:
         return self._starts[-1]
