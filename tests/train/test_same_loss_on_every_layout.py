@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle, product
 
 import pytest
 
@@ -21,6 +22,7 @@ LAYOUTS = (
     "dp8,mbs3",
     "tp2,mbs24",
     "tp8,mbs24",
+    "tp6,mbs24",
     "pp2,mbs6",
     "pp8,mbs8",
     # every micro-batch at once; uneven stages
@@ -47,16 +49,22 @@ LAYOUTS = (
 )
 
 
-# Every DP x TP x PP of 1, 2, 4 and 8 ranks, each pipeline under both schedules, with and without recompute.
-EVERY_MIX = tuple(
-    f"dp{dp},tp{tp},pp{pp},mbs{24 // dp // (3 if pp > 1 else 1)}{schedule}{recompute}"
-    for dp in (1, 2, 4, 8)
-    for tp in (1, 2, 4, 8)
-    for pp in (1, 2, 4, 8)
-    if dp * tp * pp <= 8
-    for schedule in ((",1f1b", ",gpipe") if pp > 1 else ("",))
-    for recompute in ("", ",recompute-full")
-)
+def every_mix() -> Iterator[str]:
+    """Every DP x TP x PP of 1, 2, 4 and 8 ranks under every schedule, with the other choices in turns."""
+    recomputes = cycle(("", ",recompute-full", ",recompute-selective", ",recompute-full3"))
+    slices = cycle((",sp", "", ""))
+    for dp, tp, pp in product((1, 2, 4, 8), repeat=3):
+        own = 24 // dp
+        # zero-bubble needs as many micro-batches as stages, interleaving a multiple
+        mbs = own // (1 if pp == 1 else pp if own % (2 * pp) else 2 * pp)
+        pipelines = ("1f1b", "gpipe", "zero_bubble", "vpp2") if pp > 1 else ("none",)
+        for pipeline, _ in product(pipelines, range(2)):
+            if dp * tp * pp <= 8 and (pipeline != "vpp2" or pp < 8):
+                sp = next(slices) if tp > 1 else ""
+                yield f"dp{dp},tp{tp},pp{pp},mbs{mbs},{pipeline}{sp}{next(recomputes)}"
+
+
+EVERY_MIX = tuple(every_mix())
 
 
 @dataclass

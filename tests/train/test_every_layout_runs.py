@@ -1,0 +1,101 @@
+"""Every layout that layout.py allows the trimaran stack is trained, whatever it mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import BLOOM, LLAMA, SMALL
+from pool import Pool, Run
+from trimaran.cluster import Cluster, Device, Link
+from trimaran.files import load_stack
+from trimaran.layout import Layout, violations
+from trimaran.model import Model
+from trimaran.recipe import TrainJob
+from trimaran.train.supported import check_supported
+from trimaran.workload import Workload
+
+STACK = load_stack("trimaran")
+RANKS, BATCH = 8, 24
+DEVICE = Device(name="slot", kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4.0, mem_bandwidth_gb_s=20.0)
+LINK = Link(bandwidth_gbps=10, latency_us=100)
+CLUSTER = Cluster(name="c", device=DEVICE, nodes=1, devices_per_node=RANKS, intra=LINK, inter=LINK)
+DEGREES = [
+    (dp, tp, pp)
+    for dp in range(1, RANKS + 1)
+    for tp in range(1, RANKS + 1)
+    for pp in range(1, RANKS + 1)
+    if dp * tp * pp <= RANKS
+]  # fmt: skip
+MODELS = st.sampled_from([SMALL, BLOOM, LLAMA, SMALL.model_copy(update={"tied_embedding": False, "bias": False})])
+
+
+@st.composite
+def splits(draw: st.DrawFn, layers: int, stages: int) -> tuple[int, ...]:
+    """Some split of the layers over the stages, or the stack's own choice."""
+    if stages > layers or draw(st.booleans()):
+        return ()
+    cuts = draw(st.sets(st.integers(1, layers - 1), min_size=stages - 1, max_size=stages - 1)) if stages > 1 else set()
+    bounds = [0, *sorted(cuts), layers]
+    return tuple(end - begin for begin, end in pairwise(bounds))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, model: Model) -> Layout:
+    """A layout of at most eight ranks that the rules allow."""
+    dp, tp, pp = draw(st.sampled_from([d for d in DEGREES if not model.kv_heads % d[1] and not BATCH % d[0]]))
+    schedule = draw(st.sampled_from(STACK.schedules)) if pp > 1 else "none"
+    vpp = draw(st.integers(2, max(2, model.layers // pp))) if schedule == "interleaved" else 1
+    kind = draw(st.sampled_from(STACK.dp_kinds))
+    return Layout.model_validate(
+        {
+            "dp": dp, "tp": tp, "pp": pp, "vpp": vpp, "schedule": schedule, "dp_kind": kind,
+            "mbs": draw(st.sampled_from([m for m in range(1, BATCH + 1) if BATCH // dp % m == 0])),
+            "zero_stage": 3 if kind == "fully_sharded" else draw(st.sampled_from(STACK.zero_stages)),
+            "sequence_parallel": draw(st.booleans()) if tp > 1 else False,
+            "recompute": draw(st.sampled_from(STACK.recomputes)),
+            "recompute_every": draw(st.integers(1, 3)),
+            "stage_split": draw(splits(model.layers, pp * vpp)),
+            "placement": tuple(draw(st.permutations(("tp", "dp", "pp")))),
+        }
+    )  # fmt: skip
+
+
+def allowed(layout: Layout, model: Model) -> bool:
+    workload = Workload(model=model, seq_len=16, global_batch=BATCH)
+    return not any(violations(layout, workload, CLUSTER, STACK))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), model=MODELS)
+def test_the_trainer_refuses_nothing_that_the_rules_allow(
+    make_job: Callable[..., TrainJob], data: st.DataObject, model: Model
+) -> None:
+    layout = data.draw(layouts(model).filter(lambda found: allowed(found, model)))
+    check_supported(make_job(layout.label(), model=model))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1500)
+def test_layouts_drawn_at_random_agree_with_one_process(pool: Pool, make_job: Callable[..., TrainJob]) -> None:
+    """Two steps each: the first shows losses and gradients, the second what the optimizer made of them."""
+
+    @cache
+    def reference(model: Model) -> Run:
+        return pool.run(make_job(f"dp1,mbs{BATCH}", model=model, steps=2))
+
+    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @given(data=st.data(), model=MODELS)
+    def agrees(data: st.DataObject, model: Model) -> None:
+        layout = data.draw(layouts(model).filter(lambda found: allowed(found, model)))
+        run = pool.run(make_job(layout.label(), model=model, steps=2))
+        expected = reference(model)
+        assert run.losses == pytest.approx(expected.losses, rel=1e-5)
+        assert run.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4)
+
+    agrees()
