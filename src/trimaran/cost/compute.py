@@ -22,6 +22,8 @@ from trimaran.stack import Stack
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62))
 # Elements of K that the prologue and the epilogue of a tile cost: on tensor cores, and without.
 TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
+# Operators that one layer runs forward, and what its scores add where Megatron's fused softmax does not take them.
+LAYER_OPERATORS, UNFUSED_SOFTMAX_OPERATORS = 20.0, 5.0
 # Operators that autograd runs for one of the forward pass.
 BACKWARD_OPERATORS = 1.4
 # Tensor cores want sizes in multiples of 16 bytes.
@@ -30,11 +32,16 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer on one rank for one micro-batch, without communication; arrays."""
+    """Seconds of one layer on one rank for one micro-batch, without communication; arrays.
+
+    `idle_forward` and `idle_backward` are the parts in which a GPU waits for its host to launch more.
+    """
 
     forward: Floats
     backward: Floats
     attention_forward: Floats
+    idle_forward: Floats
+    idle_backward: Floats
 
 
 @dataclass(frozen=True)
@@ -167,13 +174,16 @@ class LayerModel:
         memory_forward, memory_backward = self._memory_bound(t, b, sequence_parallel, rate)
         forward = forward + attention_forward + memory_forward
         backward = backward + attention_backward + memory_backward
-        host_forward, host_backward = self._host(tp, rate)
-        if self.cluster.device.kind == "gpu":
-            # The host launches ahead of the device: the slower of the two is what counts.
-            forward, backward = np.maximum(forward, host_forward), np.maximum(backward, host_backward)
-        else:
-            forward, backward = forward + host_forward, backward + host_backward
-        return LayerTime(forward, backward, attention_forward)
+        host_forward, host_backward = self._host(t, b, rate)
+        if self.cluster.device.kind != "gpu":
+            zero = np.zeros(tp.shape)
+            return LayerTime(forward + host_forward, backward + host_backward, attention_forward, zero, zero)
+        # The host launches ahead of the device: the slower of the two is what counts.
+        idle_forward = np.maximum(host_forward - forward, 0.0)
+        idle_backward = np.maximum(host_backward - backward, 0.0)
+        return LayerTime(
+            forward + idle_forward, backward + idle_backward, attention_forward, idle_forward, idle_backward
+        )
 
     def head(self, vocab: Floats, tp: Ints, mbs: Ints, rate: Rates) -> tuple[Floats, Floats]:
         """Logits and cross-entropy, (forward, backward); nothing for a classifier."""
@@ -257,8 +267,13 @@ class LayerModel:
         turns = rate.memory_slowdown / rate.bandwidth
         return forward * turns, backward * turns
 
-    def _host(self, tp: Ints, rate: Rates) -> tuple[Floats, Floats]:
-        """Host time of a layer: operators forward and backward times `op_us`; TP adds its collectives'."""
-        operators = np.where(tp > 1, 26.0, 20.0)
+    def _host(self, t: Floats, b: Floats, rate: Rates) -> tuple[Floats, Floats]:
+        """Host time of a layer: its operators, forward and backward, times `op_us`.
+
+        TP adds its two collectives; scores that no fused kernel takes add scale, mask, and two casts or copies.
+        """
+        operators = LAYER_OPERATORS + np.where(t > 1, 2.0, 0.0)
+        if self.stack.fused_softmax and not self.stack.flash_attention:
+            operators = operators + np.where(self.fused_softmax(t, b), 0.0, UNFUSED_SOFTMAX_OPERATORS)
         forward = operators * self.calibration.op_us * 1e-6 * rate.overhead_slowdown
         return forward, BACKWARD_OPERATORS * forward

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.compute import LayerModel, Rates, rates
+from trimaran.cost.compute import LayerModel, LayerTime, Rates, rates
 from trimaran.cost.grid import RECOMPUTES, Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory import ELEMENT_BYTES
 from trimaran.cost.network import Network, group
@@ -41,17 +41,18 @@ def stage_work(
     """What the first, the middle and the last stage do in one micro-batch."""
     model = workload.model
     rate = rates(cluster, calibration, grid.precision, grid.devices)
-    forward, backward, attention, head_forward, head_backward, embedding = _per_shape(
-        workload, cluster, stack, grid, calibration
-    )
+    layer, head_forward, head_backward, embedding = _per_shape(workload, cluster, stack, grid, calibration)
+    forward, backward, attention = layer.forward, layer.backward, layer.attention_forward
     recompute = np.where(grid.recompute == RECOMPUTES.index("full"), forward / grid.recompute_every, 0.0)
     recompute = np.where(grid.recompute == RECOMPUTES.index("selective"), attention, recompute)
     network = Network(cluster, calibration)
     message = grid.mbs * float(workload.seq_len) * model.hidden * ELEMENT_BYTES[grid.precision]
     where = group(grid.tp, grid.stride("tp"), grid.devices, cluster)
     reduce = network.all_reduce(message, where)
-    again = np.where(grid.recompute == RECOMPUTES.index("full"), 2.0 / grid.recompute_every, 0.0)
-    tp_forward, tp_backward = 2.0 * reduce, (2.0 + again) * reduce
+    # A device that waits for its host does so while the collectives run, so only what is longer shows.
+    again = np.where(grid.recompute == RECOMPUTES.index("full"), 1.0 / grid.recompute_every, 0.0)
+    tp_forward = np.maximum(2.0 * reduce - layer.idle_forward, 0.0)
+    tp_backward = np.maximum(2.0 * reduce - layer.idle_backward, 0.0) + again * tp_forward
     embedding_share = 1.0 / 3.0
     ends_forward = (embedding * embedding_share, np.zeros(len(grid)), head_forward)
     ends_backward = (embedding * (1 - embedding_share), np.zeros(len(grid)), head_backward)
@@ -91,7 +92,7 @@ def stage_work(
 
 def _per_shape(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
-) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+) -> tuple[LayerTime, Floats, Floats, Floats]:
     """Layer and head times, computed once for each distinct shape that the grid holds."""
     slots = np.minimum(grid.devices, cluster.devices_per_machine) if cluster.device.cores else np.ones_like(grid.tp)
     first, inverse = _distinct(grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), slots)
@@ -101,9 +102,8 @@ def _per_shape(
     layer = kernels.layer(tp, mbs, grid.sequence_parallel[first], rate)
     head_forward, head_backward = kernels.head(padded_vocab_of(workload.model, stack, tp), tp, mbs, rate)
     embedding = kernels.embedding(mbs, rate)
-    found = (layer.forward, layer.backward, layer.attention_forward, head_forward, head_backward, embedding)
-    a, b, c, d, e, f = (values[inverse] for values in found)
-    return a, b, c, d, e, f
+    whole = LayerTime(**{part.name: getattr(layer, part.name)[inverse] for part in fields(LayerTime)})
+    return whole, head_forward[inverse], head_backward[inverse], embedding[inverse]
 
 
 def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
