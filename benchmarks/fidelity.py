@@ -89,6 +89,7 @@ class Result:
     goal: str
     form: str = "{:.1%}"
     note: str = field(default="")
+    runs: Sequence[Run] = ()
 
     def __str__(self) -> str:
         value = "-" if self.value is None else self.form.format(self.value)
@@ -169,7 +170,7 @@ def errors(runs: Sequence[Run]) -> list[Run]:
 def time_mape(what: str, runs: Sequence[Run], goal: str) -> Result:
     scored = errors(runs)
     value = mape([r.predicted or 0.0 for r in scored], [r.row.sec_per_it or 0.0 for r in scored]) if scored else None
-    return Result(what, len(scored), value, goal)
+    return Result(what, len(scored), value, goal, runs=scored)
 
 
 def memory_mape(what: str, runs: Sequence[Run], goal: str) -> Result:
@@ -226,7 +227,7 @@ def grouped_tau(what: str, runs: Sequence[Run], goal: str) -> Result:
     return Result(what, sum(map(len, groups.values())), total / weight if weight else None, goal, "{:.2f}")
 
 
-def bloom() -> tuple[list[Result], list[Run]]:
+def bloom() -> list[Result]:
     runs = load("seeds", lambda row: (row.source or "").startswith(A100_PREQUEL))
     hold_out_tables(runs)
     final = [r for r in runs if r.group == "prequel-0225-L72-H14336"]
@@ -237,20 +238,20 @@ def bloom() -> tuple[list[Result], list[Run]]:
         *rank_results("BLOOM 02-21 MBS sweep", sweep),
         memory_mape("BLOOM memory MAPE", runs, "6%"),
         *out_of_memory("BLOOM", runs),
-    ], runs
+    ]
 
 
-def bigscience() -> tuple[list[Result], list[Run]]:
+def bigscience() -> list[Result]:
     runs = load("seeds", lambda row: (row.source or "").startswith(BIGSCIENCE))
     hold_out_tables(runs)
     return [
         time_mape("BigScience 1.3B (002), sec/it MAPE", runs, "4%"),
         memory_mape("BigScience memory MAPE", runs, "8%"),
         *out_of_memory("BigScience", runs),
-    ], runs
+    ]
 
 
-def gpt3_xl() -> tuple[list[Result], list[Run]]:
+def gpt3_xl() -> list[Result]:
     """GPipe and each precision of Megatron by itself; PyTorch pipe by what Megatron in fp32 taught."""
     runs = load("seeds", lambda row: (row.source or "").startswith(GPT3_XL))
     pipe = [r for r in runs if r.row.stack == "torch-pipe"]
@@ -272,29 +273,29 @@ def gpt3_xl() -> tuple[list[Result], list[Run]]:
         time_mape("GPT-3 XL, Megatron fp32", fp32, "8%"),
         time_mape("GPT-3 XL, Megatron fp16", fp16, "16%"),
         *out_of_memory("GPT-3 XL", [*gpipe, *megatron, *pipe]),
-    ], [*gpipe, *megatron, *pipe]
+    ]
 
 
-def fugaku() -> tuple[list[Result], list[Run]]:
+def fugaku() -> list[Result]:
     runs = load("seeds", lambda row: (row.source or "").startswith(FUGAKU))
     hold_out_tables(runs)
     return [
         time_mape("Fugaku 1.3B and 30B (000, 001), sec/it MAPE", runs, "9%"),
         memory_mape("Fugaku memory MAPE", runs, "-"),
-    ], runs
+    ]
 
 
-def uncalibrated() -> tuple[list[Result], list[Run]]:
+def uncalibrated() -> list[Result]:
     runs = load("seeds")
     priors(runs)
     gpus = [r for r in runs if not (r.row.source or "").startswith(FUGAKU)]
     return [
         time_mape("No calibration: A100 and V100 documents", gpus, "20%"),
         grouped_tau("No calibration: all documents, tau", runs, "0.6"),
-    ], []
+    ]
 
 
-def others() -> tuple[list[Result], list[Run]]:
+def others() -> list[Result]:
     results, everything = [], []
     for table in ("dlperf_v100", "llm_foundry_a100_40gb", "vtrain_single_node", "fugaku_124m"):
         runs = load(table)
@@ -305,16 +306,16 @@ def others() -> tuple[list[Result], list[Run]]:
             if any(r.observation().mem_gib for r in part):
                 results.append(memory_mape(f"{table}, {stack}: memory", part, "-"))
             everything += part
-    return [*results, time_mape("calibration/ tables together", everything, "8%")], everything
+    return [*results, time_mape("calibration/ tables together", everything, "8%")]
 
 
 def show_worst(runs: Sequence[Run], count: int) -> None:
-    """The rows that are furthest off, with what their time is made of."""
+    """The rows of one goal that are furthest off, with what their time is made of."""
 
     def off(run: Run) -> float:
         return (run.predicted or 0.0) / (run.row.sec_per_it or 1.0) - 1.0
 
-    for run in sorted(errors(runs), key=lambda r: -abs(off(r)))[:count]:
+    for run in sorted(runs, key=lambda r: -abs(off(r)))[:count]:
         n, row = run.nouns, run.row
         found = estimate(n.workload, n.cluster, n.stack, n.layout, run.calibration)
         parts = ", ".join(
@@ -352,18 +353,17 @@ def main() -> None:
 
 
 def report(count: int) -> None:
-    """Print the table, and `count` of the furthest rows of each document."""
+    """Print the table, and `count` of the furthest rows of each goal in time."""
     print("| what | rows | found | goal | |\n| --- | --: | --: | --: | --- |")
-    worst = []
+    shown = []
     for part in (bloom, bigscience, gpt3_xl, fugaku, uncalibrated, others):
-        results, runs = part()
-        for result in results:
+        for result in part():
             print(result, flush=True)
-        worst.append((results[0].what, runs))
-    for what, runs in worst:
-        if runs:
-            print(f"\nFurthest off, {what}:")
-            show_worst(runs, count)
+            shown.append(result)
+    for result in shown:
+        if result.runs:
+            print(f"\nFurthest off, {result.what}:")
+            show_worst(result.runs, count)
 
 
 if __name__ == "__main__":

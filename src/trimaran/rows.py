@@ -22,6 +22,8 @@ from trimaran.stack import Stack
 from trimaran.workload import Workload
 
 SEEDS = "seeds"
+# Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
+KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
         shaped = _shaped(_load_cluster(cluster_name), measurement)
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
-    return Nouns(workload, shaped, _load_stack(stack_name), layout, measurement.variants)
+    return Nouns(workload, shaped, _preloaded(_load_stack(stack_name), measurement), layout, measurement.variants)
 
 
 _load_cluster = cache(load_cluster)
@@ -260,6 +262,14 @@ def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
         device = device.model_copy(update={"clock_ghz": device.clock_ghz * factor, "peak_tflops": peaks})
     per_node = min(row.devices_per_node or cluster.devices_per_node, cluster.devices_per_node)
     return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
+
+
+def _preloaded(stack: Stack, row: Measurement) -> Stack:
+    """The stack as the row ran it: an allocator of LD_PRELOAD keeps what is freed."""
+    preload = row.variants.get("LD_PRELOAD", "")
+    if any(name in preload for name in KEEPING_ALLOCATORS):
+        return stack.model_copy(update={"keeps_freed_memory": True})
+    return stack
 
 
 def layout_cells(layout: Layout) -> Iterator[tuple[str, str | int]]:

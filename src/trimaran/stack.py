@@ -25,6 +25,7 @@ class Stack(Noun):
     fused_softmax_max_seq: int = Field(default=2048, gt=0)
     fused_gelu: bool = False
     dropout: bool = Field(default=False, description="runs its dropout kernels, as the Megatrons do by default")
+    keeps_freed_memory: bool = Field(default=True, description="CPU: as tcmalloc does, and glibc's malloc does not")
     fused_layernorm: bool = False
     fused_optimizer: bool = False
     fp32_softmax: bool = False

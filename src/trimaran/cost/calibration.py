@@ -13,8 +13,6 @@ from trimaran.files import CATALOG, dump_toml
 from trimaran.noun import Noun, TrimaranError, first_error
 from trimaran.stack import Stack
 
-# What torch.distributed moves between two CPU processes, whatever the link could carry.
-CPU_COPY_BYTES_PER_S = 1e9
 SLOW_LINK_GBPS = 50.0
 
 
@@ -40,6 +38,8 @@ class Calibration(Noun):
     unaligned: float = Field(default=0.06, gt=0, description="16-bit products whose sizes are no multiple of 8")
     memory: float = Field(default=0.75, gt=0, description="memory-bound kernels over memory bandwidth")
     op_us: float = Field(default=12.0, gt=0, description="host time of one operator")
+    random_cycles: float = Field(default=4.0, gt=0, description="CPU: drawing one element of a dropout, in one thread")
+    fresh_gb_s: float = Field(default=20.0, gt=0, description="CPU: filling fresh pages where freed memory is not kept")
     intra_bandwidth: float = Field(default=0.70, gt=0, description="collectives inside a node over their ceiling")
     inter_bandwidth: float = Field(default=0.50, gt=0, description="collectives across nodes over the nodes' link")
     send_bandwidth: float = Field(default=0.50, gt=0, description="sends between stages over the link")
@@ -69,11 +69,8 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
         # Beside a node's processes its system is counted; a probed context holds all that a process has.
         stated["buffer_gib"] = 0.05 if cluster.device.context_gib else 2.0
         if not cluster.matmul:
-            # A datasheet's peak is far above what CPU libraries reach; MPI and gloo copy through memory.
-            stated.update(gemm=0.6)
-            for name, link in (("intra_bandwidth", cluster.intra), ("inter_bandwidth", cluster.inter)):
-                stated[name] = min(0.7, CPU_COPY_BYTES_PER_S / link.bytes_per_s)
-            stated["send_bandwidth"] = stated["inter_bandwidth"]
+            # A datasheet's peak is far above what CPU libraries reach.
+            stated.update(gemm=0.6, intra_bandwidth=0.7, inter_bandwidth=0.7, send_bandwidth=0.7)
         else:
             stated.update(gemm=1.0)
     return Calibration(cluster=cluster.name, stack=stack.name).model_copy(update=stated)

@@ -26,6 +26,8 @@ TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
 LAYER_OPERATORS, UNFUSED_SOFTMAX_OPERATORS = 20.0, 5.0
 # Operators that autograd runs for one of the forward pass.
 BACKWARD_OPERATORS = 1.4
+# Clock of a CPU whose cluster file states none.
+USUAL_CLOCK_GHZ = 2.5
 # Tensor cores want sizes in multiples of 16 bytes.
 ALIGNMENT = 8
 
@@ -172,7 +174,7 @@ class LayerModel:
             backward = backward + self.product(tokens, k, n, 1.0, rate) + self.product(k, n, tokens, 1.0, rate)
         attention_forward, attention_backward = self._attention(t, b, rate)
         memory_forward, memory_backward = self._memory_bound(t, b, sequence_parallel, rate)
-        forward = forward + attention_forward + memory_forward
+        forward = forward + attention_forward + memory_forward + self._drawing(t, b, rate)
         backward = backward + attention_backward + memory_backward
         host_forward, host_backward = self._host(t, b, rate)
         if self.cluster.device.kind != "gpu":
@@ -194,15 +196,35 @@ class LayerModel:
         forward = self.product(tokens, v, h, 1.0, rate)
         backward = self.product(tokens, h, v, 1.0, rate) + self.product(h, v, tokens, 1.0, rate)
         # Cast to fp32, maximum, exponential, sum; the gradient is written once and cast back.
-        turns = rate.memory_slowdown / rate.bandwidth
-        return forward + tokens * v * (rate.element + 16.0) * turns, backward + tokens * v * (
-            rate.element + 8.0
-        ) * turns
+        elements = tokens * v * self._per_byte(rate)
+        return forward + elements * (rate.element + 16.0), backward + elements * (rate.element + 8.0)
 
     def embedding(self, mbs: Ints, rate: Rates) -> Floats:
         """Lookup, positions and dropout forward, and the scatter of the gradient backward."""
         moved = mbs * float(self.seq_len) * self.model.hidden * (6.0 * rate.element + 8.0)
-        return moved / rate.bandwidth * rate.memory_slowdown
+        return moved * self._per_byte(rate)
+
+    def _per_byte(self, rate: Rates) -> Floats:
+        """Seconds a byte of the memory-bound passes takes.
+
+        On a CPU whose allocator gives freed memory back to the system, every tensor written (half of what
+        moves) is made of fresh pages, which the kernel zeroes at `fresh_gb_s`.
+        """
+        seconds = 1.0 / rate.bandwidth
+        if self.cluster.device.kind == "cpu" and not self.stack.keeps_freed_memory:
+            seconds += 0.5e-9 / self.calibration.fresh_gb_s
+        return np.asarray(seconds * rate.memory_slowdown)
+
+    def _drawing(self, t: Floats, b: Floats, rate: Rates) -> Floats | float:
+        """Random numbers of a layer's dropouts on a CPU, where PyTorch draws them in one thread."""
+        if not (self.stack.dropout and self.cluster.device.kind == "cpu"):
+            return 0.0
+        s = float(self.seq_len)
+        drawn = 2.0 * b * s * self.model.hidden
+        if not self.stack.flash_attention:
+            drawn = drawn + b * self.model.heads / t * s * s
+        seconds = self.calibration.random_cycles / ((self.cluster.device.clock_ghz or USUAL_CLOCK_GHZ) * 1e9)
+        return drawn * seconds * rate.overhead_slowdown
 
     def _attention(self, t: Floats, b: Floats, rate: Rates) -> tuple[Floats, Floats]:
         """Scores and context: 4 b s^2 a d / t operations forward, twice that backward."""
@@ -264,8 +286,8 @@ class LayerModel:
             dropout = 2.5 if stack.dropout else 0.0
             forward = forward + scores * (np.where(fused, 2.0, 6.0 + casts) + dropout)
             backward = backward + scores * (np.where(fused, 3.0, 6.5 + casts) + dropout)
-        turns = rate.memory_slowdown / rate.bandwidth
-        return forward * turns, backward * turns
+        per_byte = self._per_byte(rate)
+        return forward * per_byte, backward * per_byte
 
     def _host(self, t: Floats, b: Floats, rate: Rates) -> tuple[Floats, Floats]:
         """Host time of a layer: its operators, forward and backward, times `op_us`.

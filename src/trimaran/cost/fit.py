@@ -48,6 +48,8 @@ CPU_WIDTHS: dict[str, float] = {
     "intra_bandwidth": 1.0,
     "inter_bandwidth": 1.0,
     "send_bandwidth": 1.0,
+    "random_cycles": 0.5,
+    "fresh_gb_s": 0.7,
 }
 MEMORY_WIDTHS: dict[str, float] = {"activation_scale": 0.05, "buffer_gib": 1.0}
 # Eager kernels on a CPU keep more than their inputs, and the system of the node is counted with them.

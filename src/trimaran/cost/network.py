@@ -15,6 +15,9 @@ from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.measured import CollectiveTable
 
+# What gloo and MPI move out of one CPU process, which copies through memory, whatever the link could carry.
+CPU_COPY_BYTES_PER_S = 1e9
+
 
 @dataclass(frozen=True)
 class Group:
@@ -45,6 +48,7 @@ class Network:
         self.cluster, self.calibration = cluster, calibration
         self._all_reduce = CollectiveTable(cluster.collectives, "all_reduce")
         self._send = CollectiveTable(cluster.collectives, "send")
+        self._copying = CPU_COPY_BYTES_PER_S if cluster.device.kind == "cpu" else np.inf
 
     def all_reduce(self, size: Floats, where: Group) -> Floats:
         """Seconds of one all-reduce of `size` bytes; 0 in a group of one."""
@@ -57,9 +61,9 @@ class Network:
     def _collective(self, passes: float, size: Floats, where: Group) -> Floats:
         """Start-up and a ring; inside a node from measured times where the cluster has them."""
         n, cluster, calibration = where.ranks, self.cluster, self.calibration
-        intra = cluster.intra.bytes_per_s * calibration.intra_bandwidth
+        intra = self._inside(calibration.intra_bandwidth)
         # The ring enters and leaves every node once; rivals on the same node share its link.
-        inter = np.minimum(cluster.inter.bytes_per_s * calibration.inter_bandwidth / where.rivals, intra)
+        inter = self._across(calibration.inter_bandwidth, where.rivals, intra)
         bandwidth = np.where(where.crosses, inter, intra)
         hops = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         start = calibration.collective_us * 1e-6 + hops * 2.0 * np.ceil(np.log2(np.maximum(n, 2.0)))
@@ -69,6 +73,15 @@ class Network:
             known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
             time = np.where(where.crosses, time, known)
         return np.where(n > 1, time, 0.0)
+
+    def _inside(self, efficiency: float) -> float:
+        """Bytes/s of one rank inside a node."""
+        return min(self.cluster.intra.bytes_per_s * efficiency, self._copying)
+
+    def _across(self, efficiency: float, rivals: Floats, intra: float) -> Floats:
+        """Bytes/s of one rank between nodes: its share of the node's link, through the link inside if there is one."""
+        share = np.minimum(self.cluster.inter.bytes_per_s * efficiency / rivals, self._copying)
+        return np.asarray(np.minimum(share, intra) if self.cluster.devices_per_node > 1 else share)
 
     def send(self, size: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
         """One send to the next stage: (seconds that the link is held, seconds until it arrives).
@@ -80,8 +93,8 @@ class Network:
         if self._send:
             measured = self._send.time(size, np.full(np.shape(size), 2.0))
             return measured, measured
-        intra = cluster.intra.bytes_per_s * calibration.send_bandwidth
-        inter = np.minimum(cluster.inter.bytes_per_s * calibration.send_bandwidth / rivals, intra)
+        intra = self._inside(calibration.send_bandwidth)
+        inter = self._across(calibration.send_bandwidth, rivals, intra)
         delay = np.where(crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         held = size / np.where(crosses, inter, intra) + calibration.send_delays * delay
         return held, held + calibration.collective_us * 1e-6
@@ -94,8 +107,8 @@ class Network:
         four rates). gloo broadcasts along a binomial tree.
         """
         cluster, calibration = self.cluster, self.calibration
-        intra = cluster.intra.bytes_per_s * calibration.send_bandwidth
-        inter = np.minimum(cluster.inter.bytes_per_s * calibration.send_bandwidth / where.rivals, intra)
+        intra = self._inside(calibration.send_bandwidth)
+        inter = self._across(calibration.send_bandwidth, where.rivals, intra)
         rounds = np.ceil(np.log2(np.maximum(where.ranks, 2.0))) if cluster.device.kind == "cpu" else 1.0
         delay = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         time = (1.0 + rounds) * size / np.where(where.crosses, inter, intra) + 2.0 * (where.ranks - 1.0) * delay
