@@ -66,6 +66,25 @@ class DataJob(Noun):
     data: DataSettings
     vocab: int = Field(gt=1)
     cache_dir: str
+    megatron: str | None = Field(default=None, description="prefix of Megatron-LM files to write besides")
+
+
+class SampleJob(Noun):
+    """What `python -m trimaran.train.sample JOB.json` is asked to do: a prompt in, its continuation out."""
+
+    source: str = Field(description="a checkpoint, a folder of them, or a Hugging Face folder")
+    prompt: str = ""
+    tokens: int = Field(default=200, gt=0)
+    temperature: float = Field(default=0.8, ge=0, description="0: the likeliest token")
+    top_k: int | None = Field(default=None, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+
+class ConvertJob(Noun):
+    """What `python -m trimaran.train.convert JOB.json` is asked to do: a checkpoint in, a Hugging Face folder out."""
+
+    source: str
+    output: str
 
 
 class TrainSettings(Noun):
@@ -87,7 +106,7 @@ class TrainSettings(Noun):
     eval_every: int | None = Field(default=None, gt=0, description="steps between validations; None: none")
     eval_steps: int = Field(default=8, gt=0, description="global batches of one validation")
     init_from: str | None = Field(
-        default=None, min_length=1, description="Hugging Face folder whose weights to begin with; None: drawn from seed"
+        default=None, min_length=1, description="checkpoint or Hugging Face folder to begin with; None: drawn"
     )
     checkpoint_every: int | None = Field(
         default=None, ge=0, description="steps between checkpoints; None: one at the end; 0: none at all"

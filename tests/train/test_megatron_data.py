@@ -10,8 +10,8 @@ import pytest
 
 from trimaran.noun import TrimaranError
 from trimaran.recipe import DataJob, DataSettings
-from trimaran.train.data import prepare
-from trimaran.train.megatron_data import read_megatron, write_megatron
+from trimaran.train.data import main, prepare
+from trimaran.train.megatron_data import read_megatron
 from trimaran.train.tokens import Tokens, read_index
 
 # Two documents, "hi" and "you", as bytes with 256 behind each: written out by hand from the format's description.
@@ -42,9 +42,11 @@ def pair(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_byte_for_byte_the_format(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "hi"}\n{"text": "you"}\n')
-    tokens = Tokens(prepare(job_of(tmp_path, paths=[str(tmp_path / "text.jsonl")])))
+    job = job_of(tmp_path, paths=[str(tmp_path / "text.jsonl")])
+    (tmp_path / "job.json").write_text(job.model_copy(update={"megatron": str(tmp_path / "out")}).model_dump_json())
+    assert main([str(tmp_path / "job.json")]) == 0
+    tokens = Tokens(prepare(job))
     assert tokens.read(0, len(tokens)).tolist() == TOKENS
-    write_megatron(tokens, tmp_path / "out")
     assert (tmp_path / "out.bin").read_bytes() == BIN
     assert (tmp_path / "out.idx").read_bytes() == IDX
 

@@ -6,9 +6,12 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from trimaran.cluster import Cluster
 from trimaran.files import load_cluster, write_atomically
@@ -77,12 +80,14 @@ class Workspace:
             arguments += ["--mbs", str(mbs)]
         return arguments
 
-    def data(self, recipe: Recipe) -> Path:
-        """Folder of the recipe's token files, made on the first call.
+    def data(self, recipe: Recipe, megatron: Path | None = None) -> Path:
+        """Folder of the recipe's token files, made on the first call; `megatron` is a prefix to write them to as well.
 
         Raises TrimaranError when a text cannot be read or the disk is full.
         """
         job = DataJob(data=recipe.data, vocab=recipe.workload.model.vocab, cache_dir=str(self.folder / "data"))
+        if megatron is not None:
+            job = job.model_copy(update={"megatron": str(megatron)})
         path = self.folder / "data.json"
         write_atomically(path, job.model_dump_json(indent=1))
         return Path(run_program("trimaran.train.data", [str(path)], "data", capture=True).strip().splitlines()[-1])
@@ -129,3 +134,11 @@ def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bo
         reason = lines[-1].removeprefix("trimaran: ") if lines else f"it ended with status {done.returncode}"
         raise TrimaranError(reason)
     return done.stdout or ""
+
+
+def run_program_on(job: BaseModel, module: str, what: str) -> None:
+    """Run one of Trimaran's torch programs on a job file, which is gone afterwards. Raises as `run_program` does."""
+    with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(job.model_dump_json())
+        run_program(module, [str(path)], what)

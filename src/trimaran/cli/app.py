@@ -9,6 +9,8 @@ import typer
 from trimaran import __version__
 from trimaran.cli import (
     bench,
+    convert,
+    data,
     explore,
     export,
     fit,
@@ -17,6 +19,7 @@ from trimaran.cli import (
     predict,
     probe,
     report,
+    sample,
     store,
     timeline,
     train,
@@ -38,7 +41,10 @@ app.command()(predict.predict)
 app.command()(fit.fit)
 app.command()(bench.bench)
 app.command()(tune.tune)
+app.command()(data.data)
 app.command()(train.train)
+app.command()(sample.sample)
+app.command()(convert.convert)
 app.command()(report.report)
 app.command()(timeline.timeline)
 app.command()(explore.explore)

@@ -124,6 +124,8 @@ class Saver:
         self._trainer, self._folder, self._keep, self._group, self._tell = trainer, folder, keep, group, tell
         self._alive = alive
         self._rank = trainer.mesh.world.index
+        # what was learned can be read again only with the tokenizer
+        self._beside = [path for path in [Path(trainer.job.data_dir) / "tokenizer.json"] if path.exists()]
         self._staged: list[Piece] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -176,7 +178,7 @@ class Saver:
         try:
             save(
                 {},
-                storage_writer=FolderWriter(checkpoint, head, self._rank),
+                storage_writer=FolderWriter(checkpoint, head, self._rank, self._beside),
                 planner=PieceSavePlanner(pieces),
                 process_group=self._group,
                 no_dist=self._group is None,

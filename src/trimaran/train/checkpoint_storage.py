@@ -99,11 +99,11 @@ def _write_item(index: MetadataIndex, piece: Piece) -> WriteItem:
 class FolderWriter(StorageWriter):
     """Writes a checkpoint beside its place, and puts it there whole: files, manifest, checksums, then the name.
 
-    `head` is the manifest without files and tensors.
+    `head` is the manifest without files and tensors; `beside` are other files to keep a copy of.
     """
 
-    def __init__(self, checkpoint: Path, head: Manifest, rank: int) -> None:
-        self._checkpoint, self._head, self._rank = checkpoint, head, rank
+    def __init__(self, checkpoint: Path, head: Manifest, rank: int, beside: Sequence[Path] = ()) -> None:
+        self._checkpoint, self._head, self._rank, self._beside = checkpoint, head, rank, beside
         self._partial = partial_folder(checkpoint)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -140,6 +140,7 @@ class FolderWriter(StorageWriter):
         manifest = self._head.model_copy(update={"files": tuple(files), "tensors": _saved_tensors(metadata, file_of)})
         sums = {name: digest for name, (_, digest) in files.items()}
         sums[MANIFEST_NAME] = write_durably(self._partial / MANIFEST_NAME, manifest.model_dump_json().encode())
+        sums |= {path.name: write_durably(self._partial / path.name, path.read_bytes()) for path in self._beside}
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
         write_durably(self._partial / SUMS_NAME, lines.encode())
         sync_folder(self._partial)

@@ -15,14 +15,14 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from trimaran.noun import TrimaranError, first_error
+from trimaran.noun import TrimaranError
 from trimaran.recipe import BlendedText, DataJob, DataSettings
-from trimaran.train.megatron_data import MegatronIndex, is_megatron, read_megatron
+from trimaran.train.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
+from trimaran.train.program import run_job
 from trimaran.train.text import MIB, documents, text_files
 from trimaran.train.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
-from trimaran.train.tokens import INDEX_NAME, TokenFile, TokenIndex, read_index
+from trimaran.train.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
 # Raised when the meaning of the files changes: older folders are then made anew.
 FORMAT = 2
@@ -174,24 +174,20 @@ class _Writer:
         return self._files
 
 
+def do(job: DataJob) -> None:
+    """Prepare the data and print its folder."""
+    folder = prepare(job)
+    if job.megatron is not None:
+        try:
+            write_megatron(Tokens(folder), Path(job.megatron))
+        except OSError as error:
+            raise TrimaranError(f"{job.megatron}.bin cannot be written: {error.strerror}") from None
+    print(folder)
+
+
 def main(arguments: list[str]) -> int:
-    """Prepare the data of a job file and print its folder; returns the exit status."""
-    if len(arguments) != 1:
-        print("usage: python -m trimaran.train.data JOB.json", file=sys.stderr)
-        return 2
-    try:
-        job = DataJob.model_validate_json(Path(arguments[0]).read_text())
-        print(prepare(job))
-    except OSError as error:
-        print(f"trimaran: job {arguments[0]} cannot be read: {error.strerror}", file=sys.stderr)
-        return 2
-    except ValidationError as error:
-        print(f"trimaran: job {arguments[0]}: {first_error(error)}", file=sys.stderr)
-        return 2
-    except TrimaranError as error:
-        print(f"trimaran: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Do the job of a job file; returns the exit status."""
+    return run_job(DataJob, do, arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,11 @@ from trimaran.noun import TrimaranError
 from trimaran.train.gpt import Stage
 from trimaran.train.hugging_face import CONFIG_NAME, HuggingFaceWeights
 from trimaran.train.mesh import GroupFactory, build_mesh
+from trimaran.train.saved_weights import CheckpointWeights, find_checkpoint
 from trimaran.train.weight import Initial, Weight, WeightSpec, declared_weights
+
+# Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
+TOKENIZER_NAME = "tokenizer.json"
 
 # Fields of a model that its weights and what it computes do not depend on.
 _IMMATERIAL = frozenset({"name", "dropout"})
@@ -33,10 +37,16 @@ class Source(Protocol):
 
 
 def open_source(path: Path) -> Source:
-    """The weights in a Hugging Face folder. Raises TrimaranError where there are none."""
-    if not (path / CONFIG_NAME).exists():
-        raise TrimaranError(f"{path} is no Hugging Face folder: it has no {CONFIG_NAME}")
-    return HuggingFaceWeights(path)
+    """The weights of a checkpoint, of the newest one in a folder of them, or of a Hugging Face folder.
+
+    Raises TrimaranError where there are none.
+    """
+    if (path / CONFIG_NAME).exists():
+        return HuggingFaceWeights(path)
+    checkpoint = find_checkpoint(path)
+    if checkpoint is None:
+        raise TrimaranError(f"{path} has no weights: name a checkpoint, a study's folder or a Hugging Face folder")
+    return CheckpointWeights(checkpoint)
 
 
 def check_same_model(source: Source, model: Model, asked_by: str) -> None:
@@ -84,7 +94,8 @@ def whole_model(source: Source, device: torch.device, dtype: torch.dtype) -> Sta
     return stage
 
 
-def logits(stage: Stage, tokens: Tensor) -> Tensor:
-    """(b, s) tokens -> (b, s, vocabulary), by a model that is whole."""
+def logits(stage: Stage, tokens: Tensor, *, last: bool = False) -> Tensor:
+    """(b, s) tokens -> (b, s, vocabulary), or (b, 1, vocabulary) of the `last` alone, by a model that is whole."""
     assert stage.head is not None, "a whole model has its head"
-    return stage.head.logits(stage(tokens, 0))
+    x = stage(tokens, 0)
+    return stage.head.logits(x[:, -1:] if last else x)

@@ -1,0 +1,25 @@
+"""A checkpoint to a Hugging Face folder: `python -m trimaran.train.convert JOB.json`.
+
+JOB.json is a `trimaran.recipe.ConvertJob`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trimaran.recipe import ConvertJob
+from trimaran.train.hugging_face import write_folder
+from trimaran.train.program import run_job
+from trimaran.train.source import TOKENIZER_NAME, open_source
+
+
+def convert(job: ConvertJob) -> None:
+    """Write the Hugging Face folder; weights keep the precision they are stored in."""
+    source = open_source(Path(job.source).expanduser())
+    tokenizer = source.folder / TOKENIZER_NAME
+    write_folder(source.model, source.read, Path(job.output), tokenizer if tokenizer.exists() else None)
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(ConvertJob, convert, sys.argv[1:]))
