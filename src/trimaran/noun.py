@@ -9,8 +9,10 @@ class TrimaranError(Exception):
     """A mistake of the user's or of the world's, told in one line.
 
     The message names the field, both numbers and the way out. The command line prints it
-    and leaves with status 2; a library caller may catch it.
+    and leaves with `exit_status`; a library caller may catch it.
     """
+
+    exit_status = 2
 
 
 class Noun(BaseModel):

@@ -25,7 +25,7 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except TrimaranError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_status)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except _Terminated:

@@ -20,10 +20,15 @@ def train(
     layout: Annotated[
         str | None, typer.Option(help="Layout, as dp2,tp2,pp2,mbs1. Default: the fastest measured one.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, on this layout or another.")
+    ] = False,
     runs: RunsOption = Path("runs"),
     trust: TrustOption = False,
 ) -> None:
-    """Train all steps of a recipe; log, losses and result are left under RUNS/NAME/train.
+    """Train all steps of a recipe; log, losses and result are left under RUNS/NAME/train, checkpoints beside it.
+
+    SIGTERM and SIGUSR1 end it with status 75 after a checkpoint.
 
     Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
     """
@@ -46,7 +51,10 @@ def train(
     data = place.data(study)
     say(f"training {study.train.steps} steps with {chosen}; log in {place.training}")
     with TrainingProgress(study.train.steps) as progress:
-        row = run_training(study, cluster, chosen, data_dir=data, out_dir=place.training, on_step=progress)
+        row = run_training(
+            study, cluster, chosen, data_dir=data, out_dir=place.training,
+            resume=resume, on_step=progress, on_notice=say,
+        )  # fmt: skip
     typer.echo(summary(row))
 
 

@@ -266,7 +266,7 @@ def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
 
 def _differing(path: str, before: Any, now: Any) -> Iterator[_Difference]:
     if isinstance(before, dict) and isinstance(now, dict):
-        for name in before.keys() & now.keys():
+        for name in (name for name in now if name in before):
             yield from _differing(f"{path}.{name}", before[name], now[name])
     elif before != now:
         yield _Difference(path, before, now)
