@@ -293,6 +293,11 @@ def _zero(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) ->
             f"data-parallel kind {layout.dp_kind} with ZeRO stage {layout.zero_stage}: fully sharded means "
             f"ZeRO stage 3, and ZeRO stage 3 means fully sharded"
         )
+    if layout.zero_stage >= 2 and layout.schedule == "zero_bubble":
+        return (
+            f"the zero-bubble schedule puts weight gradients off and keeps them whole, but ZeRO stage "
+            f"{layout.zero_stage} shards them: choose ZeRO stage 1 or the schedule 1f1b"
+        )
     if layout.dp_kind == "parameter_server" and layout.zero_stage:
         return f"the parameter server keeps the whole optimizer, but ZeRO stage is {layout.zero_stage}: set it to 0"
     return None
@@ -353,7 +358,7 @@ RULES: tuple[Rule, ...] = (
     Rule("stages", ("pp", "vpp", "stage_split"), _stages),
     Rule("schedule", ("pp", "vpp", "schedule"), _schedule),
     Rule("micro_batches", ("dp*mbs", "pp", "schedule"), _micro_batches),
-    Rule("zero_stage", ("zero_stage", "dp_kind"), _zero),
+    Rule("zero_stage", ("zero_stage", "dp_kind", "schedule"), _zero),
     Rule("stack", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
     Rule("sequence_parallel", ("tp", "sequence_parallel"), _sequence_parallel),
     Rule("precision", ("precision",), _precision),

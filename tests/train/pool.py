@@ -7,7 +7,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 from trimaran.recipe import TrainJob
 
@@ -61,9 +61,18 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     if job.checkpoint_dir is not None:
         return _run_course(trainer)
     trainer.forward_backward()
-    squared = {n: p.weight.main_grad.double().square().sum().item() for n, p in trainer.flat.places.items()}
-    sharded = {n: p.spec.shard_dim is not None for n, p in trainer.flat.places.items()}
-    trainer.flat.clear_grads()
+    flat = trainer.flat
+    squared = {
+        name: trainer.replicas.share
+        * sum(
+            grads[place.span.within(span).slice_in(span)].double().square().sum().item()
+            for span, grads in zip(flat.owned, flat.grads, strict=True)
+            if len(place.span.within(span))
+        )
+        for name, place in flat.places.items()
+    }
+    sharded = {n: p.spec.shard_dim is not None for n, p in flat.places.items()}
+    flat.clear_grads()
     steps = [trainer.step() for _ in range(job.steps)]
     return RankResult(
         dp=mesh.dp.index,
@@ -118,9 +127,11 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    factory = GroupFactory(torch.device("cpu"))
+    # groups that share no memory are what ranks of several machines have
+    factories = {"one": GroupFactory(torch.device("cpu")), "several": GroupFactory(torch.device("cuda"))}
     while True:
-        pipe.send(_run_job(pipe.recv(), factory, rank))
+        job, machines = pipe.recv()
+        pipe.send(_run_job(job, factories[machines], rank))
 
 
 class Pool:
@@ -141,10 +152,10 @@ class Pool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, job: TrainJob) -> Run:
-        """Train the job on its ranks."""
+    def run(self, job: TrainJob, machines: Literal["one", "several"] = "one") -> Run:
+        """Train the job on its ranks, which speak to each other as on one machine or as on several."""
         for pipe in self._pipes:
-            pipe.send(job)
+            pipe.send((job, machines))
         answers = [pipe.recv() for pipe in self._pipes]
         ranks = [answer for answer in answers if answer is not None]
         assert len(ranks) == job.layout.devices
@@ -152,13 +163,9 @@ class Pool:
             assert (other.losses, other.validation) == (ranks[0].losses, ranks[0].validation)
         squared: dict[str, float] = {}
         for r in ranks:
-            if r.dp:
-                continue
             for name, value in r.squared_grads.items():
-                if r.sharded[name]:
+                if r.sharded[name] or r.tp == 0:
                     squared[name] = squared.get(name, 0.0) + value
-                elif r.tp == 0:
-                    squared[name] = value
         grad_norm_of = {name: value**0.5 for name, value in squared.items()}
         return Run(ranks[0].losses, ranks[0].grad_norms, grad_norm_of, ranks[0].told, ranks[0].validation)
 

@@ -46,6 +46,38 @@ LAYOUTS = (
     "dp2,tp2,pp2,mbs12,recompute-full",
     "dp2,tp2,pp2,mbs6,gpipe,recompute-full2",
     "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
+    # optimizer state, gradients and weights sharded over replicas, or held by the first of them
+    "dp2,mbs3,zero1",
+    "dp2,tp2,pp2,mbs6,zero1,gpipe",
+    "dp4,tp2,mbs3,zero2,recompute-full",
+    "dp4,mbs3,fsdp",
+    "dp2,tp2,pp2,mbs6,fsdp,recompute-full2",
+    "dp2,tp2,pp2,mbs6,zero1,sp",
+    "dp2,tp2,mbs6,fsdp,sp,recompute-selective",
+    "dp3,pp2,vpp2,mbs4,fsdp",
+    "dp2,pp3,mbs4,ps",
+)
+
+SHARDED_DEGREES = (
+    "dp2,mbs4",
+    "dp4,mbs3",
+    "dp8,mbs3",
+    "dp2,tp2,mbs6",
+    "dp4,tp2,mbs3",
+    "dp2,pp2,mbs4,gpipe",
+    "dp4,pp2,mbs3,gpipe",
+    "dp2,pp2,mbs4,1f1b",
+    "dp4,pp2,mbs3,1f1b",
+    "dp2,tp2,pp2,mbs3,1f1b",
+    "dp2,pp2,vpp2,mbs3",
+    "dp4,pp2,vpp4,mbs3",
+    "dp2,tp2,pp2,mbs3,sp",
+)
+EVERY_SHARDING = tuple(
+    f"{degrees},{kind}{recompute}"
+    for kind in ("zero1", "zero2", "fsdp", "ps")
+    for degrees in SHARDED_DEGREES
+    for recompute in ("", ",recompute-full", ",recompute-full3")
 )
 
 
@@ -102,8 +134,24 @@ def test_fp32_agrees_with_one_process(
     assert_same(pool.run(make_job(layout)), reference.run())
 
 
+@pytest.mark.parametrize(
+    "layout", ["dp2,mbs6", "dp4,tp2,mbs3,zero1", "dp2,pp2,mbs6,zero2", "dp4,mbs3,fsdp", "dp3,mbs8,ps"]
+)
+def test_ranks_that_share_no_memory_agree_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout), machines="several"), reference.run())
+
+
+def test_a_parameter_server_makes_the_step_that_all_replicas_make(
+    pool: Pool, make_job: Callable[..., TrainJob]
+) -> None:
+    served, agreed = (pool.run(make_job(f"dp3,mbs4,{kind}")) for kind in ("ps", "zero0"))
+    assert served.losses == pytest.approx(agreed.losses, rel=1e-6)
+
+
 @pytest.mark.proof
-@pytest.mark.parametrize("layout", EVERY_MIX)
+@pytest.mark.parametrize("layout", EVERY_MIX + EVERY_SHARDING)
 def test_every_mix_of_degrees_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:

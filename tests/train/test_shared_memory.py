@@ -29,7 +29,7 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     memory = share_memory(rank, RANKS, None)
     assert memory is not None
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         for size in SIZES:
             generators = [torch.Generator().manual_seed(r) for r in range(RANKS)]
             parts = [torch.randn(size, generator=g).to(dtype) for g in generators]
@@ -38,6 +38,11 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
                 own = parts[rank].clone()
                 memory.sum_(own)
                 assert torch.equal(own, total)
+            served = parts[rank].clone()
+            memory.sum_to_first_(served)
+            assert torch.equal(served, parts[rank] if rank else total)
+            memory.broadcast_first_(served)
+            assert torch.equal(served, total)
             if dtype != torch.float64:
                 whole = torch.stack([p.roll(rank) for p in parts])
                 wanted = sum(parts[rank].roll(r) for r in (rank, *(r for r in range(RANKS) if r != rank)))

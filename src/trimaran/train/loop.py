@@ -10,10 +10,11 @@ import torch
 
 from trimaran.recipe import TrainJob
 from trimaran.schedule import Action
+from trimaran.train.data_parallel import DataParallel
 from trimaran.train.flat import COMPUTE_DTYPE, FlatWeights
 from trimaran.train.gpt import Stage
 from trimaran.train.learning_rate import learning_rate
-from trimaran.train.mesh import Mesh, sum_together
+from trimaran.train.mesh import Mesh
 from trimaran.train.optimizer import AdamW
 from trimaran.train.pipeline import Engine
 from trimaran.train.positions import documents_of
@@ -54,13 +55,19 @@ class Trainer:
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self.flat = FlatWeights(self.stage, layout, mesh, initial or drawn(job.train.seed), device)
+        self.replicas = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
         self.optimizer = AdamW(self.flat, job.train)
         slices = layout.tp if layout.sequence_parallel else 1
         shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
         dtype = COMPUTE_DTYPE[layout.precision]
         self.recorder = Recorder(mesh.pp.index, device)
+
+        def after(action: Action) -> None:
+            self.replicas.after(action)
+            on_action(action)
+
         self.engine = Engine(
-            self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, on_action, self.recorder
+            self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, after, self.recorder
         )
         self._sampler = sampler
         self.step_number = 0
@@ -84,7 +91,7 @@ class Trainer:
         """Take up a training whose master weights and optimizer state were put in place."""
         self.step_number, self.consumed_samples = step, consumed_samples
         self.optimizer.steps = round(counts["updates"])
-        self.flat.publish()
+        self.replicas.publish()
 
     def forward_backward(self) -> torch.Tensor:
         """Gradients of the next global batch, summed over all ranks that share a weight.
@@ -94,8 +101,9 @@ class Trainer:
         batch = self.global_batch
         tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
         scale = 1.0 / (batch * self.job.workload.seq_len)
+        self.replicas.begin(len(tokens))
         loss = self.engine.run(tokens, targets, scale, documents)
-        self._sum_gradients()
+        self.replicas.finish()
         self.recorder.lap("reduce")
         return loss if self.mesh.tp.index == 0 else torch.zeros_like(loss)
 
@@ -126,25 +134,12 @@ class Trainer:
         self.mesh.world.sum_(share)
         return share.item()
 
-    def _sum_gradients(self) -> None:
-        if self.mesh.tp.slices_sequence:
-            # each TP rank has seen its own slice of the sequence alone
-            repeated = [p.weight.main_grad for p in self.flat.places.values() if p.spec.shard_dim is None]
-            sum_together(self.mesh.tp, repeated)
-        if self.mesh.tied.size > 1 and self.job.workload.model.tied_embedding:
-            for place in self.flat.places.values():
-                if place.spec.tied_copy or place.spec.real_rows is not None:
-                    self.mesh.tied.sum_(place.weight.main_grad)
-        for unit in self.flat.units:
-            self.mesh.dp.sum_(unit.grads)
-
     def step(self) -> StepResult:
         """One iteration. A loss or gradient that is not finite skips the update."""
         batch = self.global_batch
         rate = learning_rate(self.job.train, self.step_number)
         loss_share = self.forward_backward()
-        # data-parallel ranks hold the same sums, so each brings its part of them
-        share = 1.0 / self.mesh.dp.size
+        share = self.replicas.share
         zero = torch.zeros_like(loss_share)
         sums = torch.stack((loss_share, self.flat.squared_norm() * share, zero, zero))
         sums[2] = self.flat.zeros() * share
@@ -156,7 +151,7 @@ class Trainer:
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if not skipped:
             self.optimizer.step(rate, grad_norm)
-            self.flat.publish()
+            self.replicas.publish()
         self.flat.clear_grads()
         self.recorder.lap("step")
         self.step_number += 1

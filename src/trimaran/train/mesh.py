@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trimaran.layout import Axis, Layout
+from trimaran.train.exchange import Finish, begin_gather, begin_scatter_sum, done, finish_all
 from trimaran.train.shared_memory import SharedMemory, share_memory
 
 
@@ -39,6 +40,32 @@ class Group:
         elif self.size > 1:
             dist.all_reduce(tensor, group=self.handle)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether what is begun goes on beside computing. Through shared memory it is done at once."""
+        return self.size > 1 and self.memory is None
+
+    def begin_sum(self, tensor: Tensor) -> Finish:
+        """Begin to sum `tensor` over the group, in place."""
+        if self.overlaps:
+            return finish_all([dist.all_reduce(tensor, group=self.handle, async_op=True)])
+        self.sum_(tensor)
+        return done
+
+    def sum_to_first_(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the group, in place on its first rank; the others' holds nothing of use then."""
+        if self.memory is not None:
+            self.memory.sum_to_first_(tensor)
+        elif self.size > 1:
+            dist.reduce(tensor, self.ranks[0], group=self.handle)
+
+    def broadcast_first_(self, tensor: Tensor) -> None:
+        """Give every rank the `tensor` of the first."""
+        if self.memory is not None:
+            self.memory.broadcast_first_(tensor)
+        elif self.size > 1:
+            dist.broadcast(tensor, self.ranks[0], group=self.handle)
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's `tensor`, in the order of the group."""
         if self.size == 1:
@@ -54,21 +81,31 @@ class Group:
 
         `whole` is `size` parts of own's length, in the order of the group. `own` may be its part of `whole`.
         """
+        self.begin_scatter_sum(own, whole)()
+
+    def begin_scatter_sum(self, own: Tensor, whole: Tensor) -> Finish:
+        """Begin `scatter_sum`. Until it is finished `whole` has to stay as it is."""
+        if self.overlaps:
+            return begin_scatter_sum(own.view(-1), whole.view(-1), self.ranks, self.index, self.handle)
         if self.memory is not None:
             self.memory.scatter_sum(own, whole)
-        elif self.size > 1:
-            dist.reduce_scatter_tensor(own.view(-1), whole.view(-1), group=self.handle)
         else:
             own.view(-1).copy_(whole.view(-1))
+        return done
 
     def gather_into(self, whole: Tensor, own: Tensor) -> None:
         """Whole = every rank's `own`, in the order of the group: all-gather. `own` may be its part of `whole`."""
+        self.begin_gather_into(whole, own)()
+
+    def begin_gather_into(self, whole: Tensor, own: Tensor) -> Finish:
+        """Begin `gather_into`. Until it is finished `own` has to stay as it is."""
+        if self.overlaps:
+            return begin_gather(whole.view(-1), own.view(-1), self.ranks, self.index, self.handle)
         if self.memory is not None:
             self.memory.gather_into(whole, own)
-        elif self.size > 1:
-            dist.all_gather_into_tensor(whole.view(-1), own.view(-1), group=self.handle)
         else:
             whole.view(-1).copy_(own.view(-1))
+        return done
 
 
 def sum_together(group: Group, tensors: Sequence[Tensor]) -> None:

@@ -75,12 +75,15 @@ class SharedMemory:
         begin = self._slots_at + (2 * rank + self._turn) * SLOT_BYTES
         return self._bytes[begin : begin + like.numel() * like.element_size()].view(like.dtype)
 
+    def _others(self) -> list[int]:
+        """The other ranks, from the next one on."""
+        return [(self._index + step) % self._size for step in range(1, self._size)]
+
     def _meet(self) -> None:
         """Return once every rank has come here."""
-        others = [rank for rank in range(self._size) if rank != self._index]
-        for other in others:
+        for other in self._others():
             self._libc.sem_post(self._semaphore(self._index, other))
-        for other in others:
+        for other in self._others():
             self._wait(self._semaphore(other, self._index), other)
 
     def _wait(self, semaphore: ctypes.c_void_p, other: int) -> None:
@@ -128,6 +131,33 @@ class SharedMemory:
         torch.add(slots[0], slots[1], out=out)
         for slot in slots[2:]:
             out.add_(slot)
+
+    def sum_to_first_(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks, in place on rank 0; the others' stays as it is."""
+        flat = tensor.view(-1)
+        step = SLOT_BYTES // tensor.element_size()
+        for begin in range(0, flat.numel(), step):
+            own = flat[begin : begin + step]
+            if self._index:
+                self._slot(self._index, own).copy_(own)
+            self._meet()
+            if not self._index:
+                for rank in self._others():
+                    own.add_(self._slot(rank, own))
+            self._turn = 1 - self._turn
+
+    def broadcast_first_(self, tensor: Tensor) -> None:
+        """Give every rank the `tensor` of rank 0."""
+        flat = tensor.view(-1)
+        step = SLOT_BYTES // tensor.element_size()
+        for begin in range(0, flat.numel(), step):
+            own = flat[begin : begin + step]
+            if not self._index:
+                self._slot(0, own).copy_(own)
+            self._meet()
+            if self._index:
+                own.copy_(self._slot(0, own))
+            self._turn = 1 - self._turn
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's `tensor`, which fits into one slot."""

@@ -10,11 +10,6 @@ def check_supported(job: TrainJob) -> None:
     """Raise TrimaranError with one sentence for the first thing that the trainer does not do."""
     model, layout = job.workload.model, job.layout
     refusals = (
-        (layout.zero_stage > 0, f"ZeRO stage {layout.zero_stage} is asked for, the trainer does stage 0"),
-        (
-            layout.dp_kind != "all_reduce",
-            f"data-parallel kind {layout.dp_kind} is asked for, the trainer does all_reduce",
-        ),
         (layout.precision == "fp16", "precision fp16 is asked for, the trainer does fp32, bf16 and bf16_pure"),
         (model.head != "vocabulary", f"head {model.head} is asked for, the trainer does vocabulary"),
         (model.dropout > 0, f"dropout {model.dropout} is asked for, the trainer does 0"),

@@ -102,7 +102,8 @@ def plan_units(sizes: Mapping[str, int], specs: Mapping[str, WeightSpec], tp_ran
     extents, kinds, at = [], list[tuple[Span, Kind]](), 0
     for unit, names in members.items():
         first = at
-        for name in sorted(names, key=lambda n: (kind(n).decays, kind(n).counted), reverse=True):
+        # in one order on all TP ranks, so that what they repeat lies in the same shard on each of them
+        for name in sorted(names, key=lambda n: (specs[n].decays, specs[n].shard_dim is not None), reverse=True):
             begins[name] = at
             end = at + padded(sizes[name], LINE)
             kinds.append((Span(at, end), kind(name)))

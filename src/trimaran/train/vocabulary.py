@@ -171,12 +171,17 @@ class Head(Declaring):
     def _matrix(self) -> Weight:
         return self._borrowed[0].tokens if self._borrowed else self.weight
 
+    @property
+    def borrows(self) -> bool:
+        """Whether the matrix is the embedding's."""
+        return bool(self._borrowed)
+
     def logits(self, x: Tensor) -> Tensor:
         """(.., h) -> (.., vocabulary), on a TP of 1."""
         assert self.group.size == 1, "the ranks of a TP never gather their logits"
         return functional.linear(x, self._matrix[: self.vocab])
 
-    def loss(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Cross-entropy of (b, s, h) against (b, s), summed over tokens and multiplied by `scale`."""
         flat = sum_backward(x, self.group).reshape(-1, x.shape[-1])
         args = (flat, self._matrix, targets.reshape(-1), scale, self.vocab, self.group)
