@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from trimaran.cost.calibration import resolve_calibration
@@ -115,3 +117,24 @@ def test_closed_form_and_simulation_agree_within_3_percent(label: str, stack_nam
     grid = LayoutGrid.from_layouts([layout], workload, stack)
     closed = pipeline_time(grid, stage_work(workload, cluster, stack, grid, calibration).times).total[0]
     assert closed == pytest.approx(simulated_time(pipeline_run(workload, cluster, stack, layout)), rel=0.03)
+
+
+@pytest.mark.parametrize("micro_batches", [4, 16, 256])
+def test_stages_that_share_cores_take_their_work_or_their_waiting_whichever_is_longer(micro_batches: int) -> None:
+    workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=micro_batches)
+    cluster, stack = load_cluster("dgx-h100"), load_stack("trimaran")
+    grid = LayoutGrid.from_layouts([parse_layout("pp4,mbs1,gpipe")], workload, stack)
+    times = stage_work(workload, cluster, stack, grid, resolve_calibration(cluster, stack)).times
+    own_cores = pipeline_time(grid, times)
+    shared = pipeline_time(grid, replace(times, crowding=np.array([2.0])))  # what is there counts the crowd already
+    halved = replace(
+        times,
+        forward=(times.forward[0] / 2, times.forward[1] / 2, times.forward[2] / 2),
+        backward=(times.backward[0] / 2, times.backward[1] / 2, times.backward[2] / 2),
+    )
+    uncrowded = pipeline_time(grid, halved)
+    assert shared.total[0] == max(shared.busy[0], uncrowded.total[0])
+    assert shared.total[0] < own_cores.total[0]
+    slow_link = np.array([10.0 * times.backward[0][0]])
+    waiting = replace(times, crowding=np.array([2.0]), send_held=slow_link, send_arrives=slow_link)
+    assert pipeline_time(grid, waiting).total[0] > 2 * (micro_batches - 1) * slow_link[0]

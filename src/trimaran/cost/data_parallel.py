@@ -54,4 +54,5 @@ def _tied_embedding(grid: LayoutGrid, stack: Stack, network: Network, tied_param
         return np.zeros(len(grid))
     pair = np.where(grid.pp > 1, 2, 1)
     where = group(pair, grid.stride("pp") * (grid.pp - 1), grid.devices, network.cluster)
-    return network.all_reduce(tied_parameters * gradient_bytes(grid, stack), where)
+    reduced = network.all_reduce(tied_parameters * gradient_bytes(grid, stack), where)
+    return np.where(tied_parameters > 0, reduced, 0.0)

@@ -24,7 +24,7 @@ from trimaran.cost.memory import (
     parameters,
     stage_memory,
 )
-from trimaran.cost.network import Network
+from trimaran.cost.network import Network, group
 from trimaran.cost.optimizer import step_time
 from trimaran.cost.pipeline import pipeline_time
 from trimaran.cost.stage_work import stage_work
@@ -237,9 +237,20 @@ def _time_parts(
         "bubble": run.bubble,
         "dp": dp,
         "optimizer": step_time(grid, stack, workload.optimizer, largest, work.rate),
-        "overhead": m * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3,
+        "overhead": m * calibration.micro_batch_ms * 1e-3
+        + calibration.iteration_ms * 1e-3
+        + _agreement(grid, stack, network),
     }
     return {name: value * calibration.time_scale for name, value in parts.items()}
+
+
+def _agreement(grid: LayoutGrid, stack: Stack, network: Network) -> Floats:
+    """Seconds in which the ranks agree on loss and gradient norm, where that crosses a shaped network."""
+    if network.cluster.shaped is None or stack.framework != "trimaran":
+        return np.zeros(len(grid))
+    everyone = group(grid.devices, np.ones_like(grid.devices), grid.devices, network.cluster)
+    few_numbers = np.full(len(grid), 32.0)
+    return np.where(everyone.crosses, network.all_reduce(few_numbers, everyone), 0.0)
 
 
 def _end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:

@@ -67,7 +67,9 @@ class Network:
         bandwidth = np.where(where.crosses, inter, intra)
         hops = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         start = calibration.collective_us * 1e-6 + hops * 2.0 * np.ceil(np.log2(np.maximum(n, 2.0)))
-        time = start + passes * (n - 1) / n * size / bandwidth
+        time: Floats = start + passes * (n - 1) / n * size / bandwidth
+        if cluster.shaped is not None:
+            time = self._gloo_ring(passes, size, where)
         if self._all_reduce:
             measured = self._all_reduce.time(size, np.maximum(n, 2.0)) / calibration.intra_bandwidth
             known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
@@ -83,6 +85,18 @@ class Network:
         share = np.minimum(self.cluster.inter.bytes_per_s * efficiency / rivals, self._copying)
         return np.asarray(np.minimum(share, intra) if self.cluster.devices_per_node > 1 else share)
 
+    def _gloo_ring(self, passes: float, size: Floats, where: Group) -> Floats:
+        """A ring between nodes under gloo: every hop waits until its receiver has said that it is ready.
+
+        So a hop costs two delays and its bytes.
+        """
+        n, inter = where.ranks, self.cluster.inter
+        hops = passes * (n - 1)
+        bandwidth = inter.bytes_per_s / where.rivals
+        start = self.calibration.collective_us * 1e-6
+        time: Floats = start + hops * 2.0 * inter.latency_us * 1e-6 + hops / n * size / bandwidth
+        return time
+
     def send(self, size: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
         """One send to the next stage: (seconds that the link is held, seconds until it arrives).
 
@@ -92,7 +106,12 @@ class Network:
         cluster, calibration = self.cluster, self.calibration
         if self._send:
             measured = self._send.time(size, np.full(np.shape(size), 2.0))
-            return measured, measured
+            if cluster.shaped is None:
+                return measured, measured
+            # The receiver asks for the next message when it has taken this one: a round trip, and then the bytes.
+            one_way, wire = cluster.inter.latency_us * 1e-6, size * rivals / cluster.inter.bytes_per_s
+            paced = np.where(crosses, np.maximum(wire, measured) + 2.0 * one_way, measured)
+            return paced, np.where(crosses, measured + wire + one_way, measured)
         intra = self._inside(calibration.send_bandwidth)
         inter = self._across(calibration.send_bandwidth, rivals, intra)
         delay = np.where(crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6

@@ -5,7 +5,7 @@ trimaran.cost.simulate plays the same schedules event by event; tests hold the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,8 @@ class StageTimes:
     The middle is the largest of the middle stages; `middle_share` is what their mean is of it.
     Forward and backward (recomputation included) hold everything a rank is busy with, TP collectives too.
     `weight` is the part of a backward that zero-bubble schedules may put off. `blocks` says that a rank waits
-    while it sends, as Megatron-LM's synchronous exchanges do.
+    while it sends, as Megatron-LM's synchronous exchanges do. `crowding` says how many times
+    longer these take because other stages work at once on the same cores; 1 where each stage has its own.
     """
 
     forward: tuple[Floats, Floats, Floats]
@@ -30,6 +31,7 @@ class StageTimes:
     send_held: Floats
     send_arrives: Floats
     blocks: bool
+    crowding: Floats
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,29 @@ def pipeline_time(grid: LayoutGrid, times: StageTimes) -> PipelineTime:
     slowest = np.where(grid.pp > 1, np.maximum(np.maximum(first, middle), last), last)
     busy = m * slowest
     zero = np.zeros(len(grid))
-    with_sends = _total(grid, times, m, times.send_held, times.send_arrives)
-    without = _total(grid, times, m, zero, zero)
+    with_sends = _shared_total(grid, times, m, busy, times.send_held, times.send_arrives)
+    without = _shared_total(grid, times, m, busy, zero, zero)
     total = np.where(grid.pp > 1, with_sends, busy)
     without = np.where(grid.pp > 1, without, busy)
     return PipelineTime(total=total, busy=busy, sends=total - without, bubble=without - busy)
+
+
+def _shared_total(
+    grid: LayoutGrid, times: StageTimes, m: Floats, busy: Floats, held: Floats, arrives: Floats
+) -> Floats:
+    """The pipeline's time where stages may share cores: the larger of two bounds.
+
+    The cores never rest: all stages' work at their crowded pace. Or the stages wait for each other and for the
+    network, and whoever works then has the cores to itself.
+    """
+    if np.all(times.crowding <= 1.0):
+        return _total(grid, times, m, held, arrives)
+
+    def alone(of: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats, Floats]:
+        return of[0] / times.crowding, of[1] / times.crowding, of[2] / times.crowding
+
+    waiting = replace(times, forward=alone(times.forward), backward=alone(times.backward), weight=alone(times.weight))
+    return np.maximum(busy, _total(grid, waiting, m, held, arrives))
 
 
 def _total(grid: LayoutGrid, times: StageTimes, m: Floats, held: Floats, arrives: Floats) -> Floats:

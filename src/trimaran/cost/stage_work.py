@@ -8,7 +8,7 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.compute import LayerModel, LayerTime, Rates, rates
+from trimaran.cost.compute import LayerModel, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.grid import RECOMPUTES, Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory import ELEMENT_BYTES
 from trimaran.cost.network import Network, group
@@ -77,6 +77,7 @@ def stage_work(
         held,
         arrives,
         blocks=not stack.overlap_pp,
+        crowding=_crowding(cluster, grid, rate),
     )
     totals = np.stack([f + b for f, b in zip(stage_forward, stage_backward, strict=True)])
     totals[0] = np.where(single, -1.0, totals[0])
@@ -114,6 +115,14 @@ def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
         key = key * len(values) + index
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     return first, inverse
+
+
+def _crowding(cluster: Cluster, grid: LayoutGrid, rate: Rates) -> Floats:
+    """How many times slower products are when all stages work at once than when one stage has the cores."""
+    if not cluster.device.cores:
+        return np.ones(len(grid))
+    one_stage, _, _ = slowdowns(cluster, grid.devices // grid.pp)
+    return np.maximum(1.0, rate.matmul_slowdown / one_stage)
 
 
 def _middle_share(grid: LayoutGrid, layers: int) -> Floats:
