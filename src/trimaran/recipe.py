@@ -18,6 +18,7 @@ from trimaran.workload import Workload
 _FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
 
 
+_STDLIB = ("python-stdlib",)
 _Paths = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
@@ -38,7 +39,7 @@ class DataSettings(Noun):
     path to a `tokenizer.json`.
     """
 
-    paths: _Paths = ("python-stdlib",)
+    paths: _Paths = _STDLIB
     blend: tuple[BlendedText, ...] = ()
     tokenizer: str = "bytes"
     text_field: str = "text"
@@ -46,7 +47,7 @@ class DataSettings(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.blend and "paths" in self.model_fields_set:
+        if self.blend and self.paths != _STDLIB:
             raise ValueError("paths and blend are both stated: name every text in blend, or none")
         return self
 

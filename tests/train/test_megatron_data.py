@@ -71,7 +71,8 @@ def test_an_index_of_32_bit_tokens_is_read(tmp_path: Path) -> None:
 def test_a_pair_and_text_make_a_blend(tmp_path: Path, pair: Path) -> None:
     (tmp_path / "text.txt").write_text("abc")
     blend = [{"paths": [str(pair)], "weight": 1}, {"paths": [str(tmp_path / "text.txt")], "weight": 3}]
-    tokens = Tokens(prepare(job_of(tmp_path, blend=blend)))
+    job = job_of(tmp_path, blend=blend)
+    tokens = Tokens(prepare(DataJob.model_validate_json(job.model_dump_json())))
     assert tokens.parts == [(0, 7), (7, 11)]
     assert tokens.read(5, 4).tolist() == [117, 256, 97, 98]
     assert tokens.index.weights == (1.0, 3.0)
@@ -96,6 +97,11 @@ def test_a_damaged_pair_is_told_in_one_line(tmp_path: Path, idx: bytes, content:
     with pytest.raises(TrimaranError, match=says) as caught:
         read_megatron(tmp_path / "c.idx")
     assert "\n" not in str(caught.value)
+
+
+def test_texts_are_named_in_one_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="paths and blend are both stated"):
+        job_of(tmp_path, paths=["a.txt"], blend=[{"paths": ["b.txt"], "weight": 1}])
 
 
 def test_a_bpe_cannot_be_trained_on_tokens(tmp_path: Path, pair: Path) -> None:
