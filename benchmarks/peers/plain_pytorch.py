@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trimaran.model import Model, padded_vocab
 from trimaran.recipe import TrainJob
-from trimaran.train.learning_rate import learning_rate
+from trimaran.train.learning_rate import Position, learning_rate
 from trimaran.train.sampler import Sampler
 from trimaran.train.tokens import Tokens
 
@@ -88,7 +88,7 @@ def main() -> None:
     for step in range(job.steps):
         begin = time.perf_counter()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(job.train, step)
+            group["lr"] = learning_rate(job.train, Position(step, 0, 0, 0))
         text = torch.from_numpy(sampler.batch(step * batch + rank * own, own)).view(own // mbs, mbs, -1)
         total = 0.0
         for i, part in enumerate(text):

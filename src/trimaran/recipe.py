@@ -88,6 +88,10 @@ class ConvertJob(Noun):
     output: str
 
 
+# What a learning-rate schedule may be stated in.
+SCHEDULE_UNITS = ("steps", "samples", "tokens")
+
+
 class TrainSettings(Noun):
     """How to train: steps, learning-rate schedule, AdamW, clipping, seed, checkpoints."""
 
@@ -97,6 +101,10 @@ class TrainSettings(Noun):
     min_learning_rate: float = Field(default=1e-4, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
     decay_steps: int | None = Field(default=None, gt=0, description="None: all steps")
+    warmup_samples: int = Field(default=0, ge=0)
+    decay_samples: int | None = Field(default=None, gt=0, description="the schedule is by samples, not steps")
+    warmup_tokens: int = Field(default=0, ge=0)
+    decay_tokens: int | None = Field(default=None, gt=0, description="the schedule is by tokens, not steps")
     weight_decay: float = Field(default=0.1, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -121,6 +129,12 @@ class TrainSettings(Noun):
                 f"min_learning_rate {self.min_learning_rate:g} exceeds learning_rate {self.learning_rate:g}: "
                 f"the rate decays to it, so lower it"
             )
+        spans = {unit: (getattr(self, f"warmup_{unit}"), getattr(self, f"decay_{unit}")) for unit in SCHEDULE_UNITS}
+        if len(stated := [unit for unit in SCHEDULE_UNITS if any(spans[unit])]) > 1:
+            raise ValueError(f"warmup_ and decay_ are stated in {' and '.join(stated)}: use one unit")
+        for unit, (warmup, decay) in spans.items():
+            if warmup and unit != "steps" and (decay is None or decay <= warmup):
+                raise ValueError(f"warmup_{unit} {warmup} needs a larger decay_{unit} than {decay}: state one")
         if self.eval_every and not self.validation:
             raise ValueError(
                 f"eval_every {self.eval_every} validates on held-out text, and validation is 0: "

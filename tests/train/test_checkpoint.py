@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from conftest import SMALL
 from pool import Pool, Run
 from trimaran.recipe import TrainJob
-from trimaran.train.manifest import read_manifest, saved_steps
+from trimaran.train.manifest import folder_name, read_manifest, saved_steps
+from trimaran.workload import RampUp
 
 Maker = Callable[..., TrainJob]
 
@@ -30,29 +32,59 @@ def train(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
     return run
 
 
-WRITTEN_ON = "dp2,tp2,pp2,mbs6"
-READ_ON = ("dp3,tp2,mbs8", "tp8,mbs24", "pp4,mbs8,split3-1-3-1")
+PAIRS = (
+    ("dp2,tp2,pp2,mbs6", "dp3,tp2,mbs8,zero2"),
+    ("dp2,tp2,pp2,mbs6,zero1", "pp4,mbs8,split3-1-3-1"),
+    ("dp4,tp2,mbs6,zero3", "tp8,mbs24"),
+    ("tp8,mbs24", "dp4,tp2,mbs6,zero3"),
+)
+MORE_PAIRS = (
+    ("dp8,mbs3", "dp1,mbs24"),
+    ("dp3,mbs8,zero3", "dp2,pp3,mbs4"),
+    ("tp2,pp4,mbs8,gpipe", "dp2,tp4,mbs12,zero1"),
+    ("pp2,vpp2,mbs4", "dp2,tp2,pp2,mbs6,ps"),
+    ("dp2,tp2,pp2,mbs6,ps", "dp2,tp2,pp2,mbs6"),
+    ("dp2,tp3,mbs12,zero2", "pp2,vpp2,dp2,mbs3"),
+    ("dp8,mbs3,fsdp", "tp2,mbs24,sp"),
+    ("dp1,mbs24", "dp6,mbs2,zero3"),
+)
 
 
-@pytest.mark.parametrize("layout", [*READ_ON, WRITTEN_ON])
+@pytest.mark.parametrize(
+    ("written_on", "read_on"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.proof) for pair in MORE_PAIRS)]
+)
 def test_a_checkpoint_goes_on_on_any_layout(
-    pool: Pool, make_job: Maker, train: Callable[..., Run], layout: str
+    pool: Pool, make_job: Maker, train: Callable[..., Run], written_on: str, read_on: str
 ) -> None:
     undisturbed = pool.run(make_job("dp1,mbs24", steps=6))
-    train(WRITTEN_ON, 4)
-    resumed = train(layout, 6, resume=True)
+    train(written_on, 4)
+    resumed = train(read_on, 6, resume=True)
     assert [notice["step"] for notice in resumed.of_kind("resumed")] == [4]
     assert resumed.losses == pytest.approx(undisturbed.losses[4:], rel=1e-5)
     assert resumed.grad_norms == pytest.approx(undisturbed.grad_norms[4:], rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6", "dp2,mbs6,bf16", "dp1,mbs24"])
+@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6,zero1", "dp2,mbs6,bf16,zero3", "dp1,mbs24"])
 def test_the_same_layout_goes_on_bit_for_bit(
     train: Callable[..., Run], pool: Pool, make_job: Maker, layout: str
 ) -> None:
     undisturbed = pool.run(make_job(layout, steps=6))
     train(layout, 4)
     assert train(layout, 6, resume=True).losses == undisturbed.losses[4:]
+
+
+def test_a_ramp_up_goes_on_where_it_was(pool: Pool, make_job: Maker, tmp_path: Path) -> None:
+    """Batches of 12, 12, 12, 24, ...: the checkpoints lie at steps 2 and 4, before and after the batch has grown."""
+    job = make_job("dp2,mbs6", steps=6, checkpoint_every=2)
+    ramp = RampUp(start=12, increment=12, samples=36)
+    workload = job.workload.model_copy(update={"ramp_up": ramp})
+    job = job.model_copy(update={"workload": workload, "checkpoint_dir": str(tmp_path), "resume": True})
+    undisturbed = pool.run(job).losses
+    assert read_manifest(tmp_path / "step-00000004").consumed_samples == 3 * 12 + 24
+    for step in (4, 2):
+        for later in range(step + 2, 8, 2):
+            shutil.rmtree(tmp_path / folder_name(later))
+        assert pool.run(job).losses == undisturbed[step:]
 
 
 def damage(path: Path, at: float) -> None:

@@ -13,7 +13,7 @@ from trimaran.schedule import Action
 from trimaran.train.data_parallel import DataParallel
 from trimaran.train.flat import COMPUTE_DTYPE, FlatWeights
 from trimaran.train.gpt import Stage
-from trimaran.train.learning_rate import learning_rate
+from trimaran.train.learning_rate import Position, learning_rate
 from trimaran.train.mesh import Mesh
 from trimaran.train.optimizer import AdamW
 from trimaran.train.pipeline import Engine
@@ -137,7 +137,8 @@ class Trainer:
     def step(self) -> StepResult:
         """One iteration. A loss or gradient that is not finite skips the update."""
         batch = self.global_batch
-        rate = learning_rate(self.job.train, self.step_number)
+        at = Position(self.step_number, self.consumed_samples, batch, self.job.workload.seq_len)
+        rate = learning_rate(self.job.train, at)
         loss_share = self.forward_backward()
         share = self.replicas.share
         zero = torch.zeros_like(loss_share)
