@@ -1,11 +1,11 @@
-"""Document 003's network table, scaled down to this machine: predicted beside measured.
+"""Document 003's network tables, scaled down to this machine: predicted beside measured.
 
     python benchmarks/network.py [--runs FOLDER]
 
 Needs root on Linux (network namespaces), and a machine that does nothing else. Probes the machine, predicts every
-trial of recipes/network-laptop.toml by what the probe alone says (no fit), then measures it on a network that is
-shaped, and measured itself, before each trial. Also measures what the switch carries of the same networks without
-scaling. Writes benchmarks/results/network.md.
+trial of recipes/network-laptop.toml (GPipe) and recipes/network-ps-laptop.toml (parameter server) by what the probe
+alone says (no fit), then measures it on a network that is shaped, and measured itself, before each trial. Also
+measures what the switch carries of the same networks without scaling. Writes benchmarks/results/network.md.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
 from trimaran.files import load_recipe
 from trimaran.measurement import Measurement
+from trimaran.recipe import Recipe
 from trimaran.rows import packaged_table
 from trimaran.shaping import ShapedNetwork
 from trimaran.store import Store
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "network-laptop.toml"
+RECIPES = tuple(
+    Path(__file__).parents[1] / "recipes" / name for name in ("network-laptop.toml", "network-ps-laptop.toml")
+)
 RESULTS = Path(__file__).parent / "results" / "network.md"
 GOAL = 0.10
 MEASURED_LINK = re.compile(r"link measured ([\d.e+-]+) ms, ([\d.e+-]+) Gbit/s")
@@ -48,9 +51,8 @@ def published(network: ShapedNetwork, row: Measurement) -> float | None:
     return None
 
 
-def measure(workspace: Workspace) -> list[tuple[ShapedNetwork, Measurement]]:
+def measure(recipe: Recipe, workspace: Workspace) -> list[tuple[ShapedNetwork, Measurement]]:
     """Every layout of the recipe on every network of it."""
-    recipe = load_recipe(str(RECIPE))
     cluster = workspace.cluster(recipe)
     data = workspace.data(recipe)
     layouts = stated_layouts(recipe)
@@ -99,10 +101,10 @@ def link_of(row: Measurement) -> str:
 def report(found: list[tuple[ShapedNetwork, Measurement]]) -> str:
     """The table and its mean error, as Markdown."""
     lines = [
-        "# Document 003's network table, scaled down to one machine",
+        "# Document 003's network tables, scaled down to one machine",
         "",
-        f"{machine()}. Recipe {RECIPE.name}, after a probe, no fit. Rates and payload are the document's divided by",
-        f"{found[0][0].scale:g}; delays are the document's.",
+        f"{machine()}. Recipes {' and '.join(path.name for path in RECIPES)}, after a probe, no fit.",
+        f"Rates and payload are the document's divided by {found[0][0].scale:g}; delays are the document's.",
         "",
         "| network | layout | link asked for | link measured | predicted | measured | off | document 003 |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",
@@ -134,8 +136,11 @@ def main() -> None:
         print("network namespaces need root on Linux and /dev/net/tun: nothing was measured")
         return
     with tempfile.TemporaryDirectory() as fresh:
-        carried = unscaled(load_recipe(str(RECIPE)).sweep.networks)
-        text = report(measure(Workspace(folder or Path(fresh)))) + carried
+        recipes = [load_recipe(str(path)) for path in RECIPES]
+        found = [
+            pair for recipe in recipes for pair in measure(recipe, Workspace((folder or Path(fresh)) / recipe.name))
+        ]
+        text = report(found) + unscaled(recipes[0].sweep.networks)
     RESULTS.write_text(text)
     print(text)
 

@@ -97,6 +97,17 @@ class Network:
         time: Floats = start + hops * 2.0 * inter.latency_us * 1e-6 + hops / n * size / bandwidth
         return time
 
+    def _gloo_serve(self, size: Floats, where: Group, rounds: Floats | float) -> Floats:
+        """Between nodes under gloo: a ring that reduces and a gather to the first rank, then the tree of a broadcast.
+
+        Hops cost two delays, as in `_gloo_ring`: n of them in the reduce, one for each level of the tree.
+        """
+        n, inter = where.ranks, self.cluster.inter
+        one_way, bandwidth = inter.latency_us * 1e-6, inter.bytes_per_s / where.rivals
+        reduce = 2.0 * n * one_way + 2.0 * (n - 1) / n * size / bandwidth
+        broadcast = rounds * (2.0 * one_way + size / bandwidth)
+        return np.where(where.crosses, reduce + broadcast, (1.0 + rounds) * size / self._inside(1.0))
+
     def send(self, size: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
         """One send to the next stage: (seconds that the link is held, seconds until it arrives).
 
@@ -129,6 +140,9 @@ class Network:
         intra = self._inside(calibration.send_bandwidth)
         inter = self._across(calibration.send_bandwidth, where.rivals, intra)
         rounds = np.ceil(np.log2(np.maximum(where.ranks, 2.0))) if cluster.device.kind == "cpu" else 1.0
+        if cluster.shaped is not None:
+            time = self._gloo_serve(size, where, rounds)
+            return np.where(where.ranks > 1, time, 0.0)
         delay = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         time = (1.0 + rounds) * size / np.where(where.crosses, inter, intra) + 2.0 * (where.ranks - 1.0) * delay
         return np.where(where.ranks > 1, time, 0.0)
