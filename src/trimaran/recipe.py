@@ -11,6 +11,7 @@ from trimaran.cluster import Cluster
 from trimaran.layout import Layout
 from trimaran.noun import Noun
 from trimaran.shaping import ShapedNetwork
+from trimaran.slurm import SlurmSettings
 from trimaran.stack import Stack
 from trimaran.variant import PLAIN, Variant
 from trimaran.workload import Workload
@@ -161,6 +162,7 @@ class SweepSettings(Noun):
         default=(), description="networks to measure every layout on, shaped inside this machine; empty: its own"
     )
     margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
+    slurm: SlurmSettings | None = Field(default=None, description="None: the ranks are processes of this machine")
     variants: tuple[Variant, ...] = Field(default=(), description="each layout is run under each; empty: plainly")
 
     @model_validator(mode="after")

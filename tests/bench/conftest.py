@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker
-from trimaran.bench import Limits, launcher_named, prepare_trial, run_trial
+from trimaran.bench import Limits, prepare_trial, run_trial
+from trimaran.bench.local import LocalLauncher
 from trimaran.cluster import Cluster, Device, Link
 from trimaran.measurement import Measurement
 from trimaran.model import Model
@@ -43,7 +44,7 @@ def run_fake(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> Callable[..., 
         trial = prepare_trial(recipe, cluster, parse_layout(layout), data_dir=tmp_path, work_dir=tmp_path / "runs")
         return run_trial(
             trial,
-            launcher_named("local"),
+            LocalLauncher(),
             Limits(**{**vars(LIMITS), **limits}),
             worker=fake_worker(behaviour),
         )

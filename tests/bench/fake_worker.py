@@ -21,6 +21,9 @@ if behaviour.startswith("{"):  # one behaviour for each layout
     behaviour = json.loads(behaviour)[f"dp{layout['dp']},tp{layout['tp']},pp{layout['pp']},mbs{layout['mbs']}"]
 
 
+SEEN = ("MASTER_", "LOCAL_", "OMP_", "GLOO_", "A_VARIANT")
+
+
 def beat() -> None:
     (out_dir / f"heartbeat.{rank}").touch()
     if rank == 0:
@@ -99,7 +102,7 @@ if behaviour == "leave-children":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left-by-a-fake-rank"])
 
 for step in range(steps):
-    time.sleep(float(os.environ.get("FAKE_STEP_S", "0.02")))
+    time.sleep(0.5 if behaviour == "ok-slowly" else float(os.environ.get("FAKE_STEP_S", "0.02")))
     beat()
     if step == 1 and behaviour in LAST:
         (LAST[behaviour] if last else sleep_for_ever)()
@@ -114,7 +117,7 @@ result = {
     "mem_gib_per_rank": [1.0 + n for n in range(world)],
     "startup_s": {"import": 0.1},
     "ranks_saw": {
-        **{name: os.environ.get(name) for name in ("MASTER_PORT", "OMP_NUM_THREADS", "A_VARIANT")},
+        **{name: value for name, value in os.environ.items() if name.startswith(SEEN)},
         "cores": len(os.sched_getaffinity(0)),
         "python": sys.executable,
     },

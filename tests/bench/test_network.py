@@ -17,7 +17,7 @@ import pytest
 
 from trial_helpers import fake_worker, processes_that_name
 from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
-from trimaran.bench.network import launcher_for
+from trimaran.bench.network import ShapedLauncher
 from trimaran.bench.network.measure import TOLERANCE, LinkCheck, Way, measure_links
 from trimaran.bench.network.switched import SwitchedNetwork
 from trimaran.bench.workspace import Workspace
@@ -139,7 +139,7 @@ def run_fake_on(
 ) -> Measurement:
     trial = prepare_trial(recipe, shaped, parse_layout("dp2,mbs1"), data_dir=folder, work_dir=folder / "runs")
     return run_trial(
-        trial, launcher_for(shaped), Limits(timeout_s=30), worker=fake_worker(behaviour), on_step=on_step
+        trial, ShapedLauncher(shaped.shaped), Limits(timeout_s=30), worker=fake_worker(behaviour), on_step=on_step
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS
-from trimaran.bench import Limits, launcher_named, prepare_trial, run_sweep, run_trial
+from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
+from trimaran.bench.local import LocalLauncher
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
 from trimaran.notation import parse_layout
@@ -75,7 +76,7 @@ def test_ranks_listen_on_the_loopback_alone(real: Recipe, cluster: Cluster, tmp_
     seen: set[str] = set()
     row = run_trial(
         trial,
-        launcher_named("local"),
+        LocalLauncher(),
         Limits(timeout_s=60),
         on_step=lambda step: seen.update(listening_addresses(str(tmp_path))),
     )
@@ -87,7 +88,7 @@ def test_what_the_trainer_refuses_is_a_failure_with_its_own_words(
     real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     trial = prepare_trial(real, cluster, parse_layout("dp1,mbs4"), data_dir=tmp_path / "no", work_dir=tmp_path)
-    row = run_trial(trial, launcher_named("local"), LIMITS)
+    row = run_trial(trial, LocalLauncher(), LIMITS)
     assert row.status == "fail"
     assert "rank 0 refused: trimaran: " in (row.evidence or "").splitlines()[0]
 
@@ -99,6 +100,6 @@ def test_a_real_trial_over_its_memory_limit_is_out_of_memory(real: Recipe, clust
     trial = prepare_trial(
         recipe, cluster, parse_layout("dp1,mbs4"), data_dir=workspace.data(real), work_dir=workspace.trials
     )
-    row = run_trial(trial, launcher_named("local"), Limits(timeout_s=60, memory_gib=0.4))
+    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=60, memory_gib=0.4))
     assert row.status == "oom", row.evidence
     assert "the trial's limit is 0.40 GiB" in (row.evidence or "")

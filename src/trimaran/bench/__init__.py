@@ -1,6 +1,6 @@
 """Trials: layouts run for real as processes, watched, and measured into the store."""
 
-from trimaran.bench.launcher import Launcher, Ranks, launcher_named
+from trimaran.bench.launcher import Launcher, Ranks, launcher_of
 from trimaran.bench.limits import Limits
 from trimaran.bench.sweep import Progress, run_sweep
 from trimaran.bench.trial import Trial, prepare_trial, run_trial
@@ -11,7 +11,7 @@ __all__ = [
     "Progress",
     "Ranks",
     "Trial",
-    "launcher_named",
+    "launcher_of",
     "prepare_trial",
     "run_sweep",
     "run_trial",

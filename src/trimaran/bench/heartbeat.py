@@ -9,7 +9,7 @@ from pathlib import Path
 from trimaran.bench.limits import Limits
 
 _STEP = "step"
-_START_UP = ("import_torch", "connect", "build")
+_START_UP = ("import_torch", "connect", "build", "resume")
 
 
 class Pulse:
@@ -67,7 +67,8 @@ class Pulse:
 
     def _allowed_s(self, rank: int, limits: Limits) -> float:
         # loading libraries and connecting is no step, and neither is leaving with a result written
-        if (self._out_dir / "result.json").exists() or (self.steps == 0 and self._phase[rank] != _STEP):
+        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != _STEP)
+        if starting or (self._out_dir / "result.json").exists():
             return limits.start_s
         if self.steps == 0:
             # the first step also makes kernels and connections ready, which goes with how long start-up took

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from trimaran.cluster import Cluster
 from trimaran.noun import TrimaranError
+from trimaran.recipe import SweepSettings
+
+Say = Callable[[str], None]
 
 
 class TrialRefusedError(TrimaranError):
@@ -32,6 +37,7 @@ class Launch:
     memory_gib: float | None = None
     pin_cpus: bool = False
     clock_ghz: float | None = None
+    gpus: bool = False
 
     def stdout(self, rank: int) -> Path:
         """File of what `rank` prints."""
@@ -57,8 +63,16 @@ class Ranks(Protocol):
         """Whether the kernel has ended a process of the trial for holding more than `Launch.memory_gib`."""
         ...
 
+    def taken_away(self) -> str | None:
+        """A sentence where the ranks were ended from outside, by no fault of theirs or of the trial's limits."""
+        ...
+
     def ask_for_stacks(self) -> None:
         """Have every living rank write its Python stacks to its stderr."""
+        ...
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every living rank: save and leave."""
         ...
 
     def kill(self) -> None:
@@ -67,27 +81,56 @@ class Ranks(Protocol):
 
 
 class Launcher(Protocol):
-    """A way to start ranks."""
+    """A way to start ranks.
+
+    `at_once` is how many trials may run side by side, `restarts` how often one is run again whose ranks were
+    taken away.
+    """
+
+    at_once: int
+    restarts: int
 
     def start(self, launch: Launch) -> Ranks:
-        """Start all ranks and return at once.
+        """Start all ranks and return once they run.
 
         Raises TrialRefusedError where this trial must not be started, TrimaranError where none can be.
         """
         ...
 
+    def close(self) -> None:
+        """Give back what is held between trials, and end what still runs."""
+        ...
 
-def _local() -> Launcher:
+
+def _shaped(sweep: SweepSettings, cluster: Cluster, say: Say) -> Launcher | None:
+    from trimaran.bench.network import ShapedLauncher
+
+    return ShapedLauncher(cluster.shaped) if cluster.shaped else None
+
+
+def _slurm(sweep: SweepSettings, cluster: Cluster, say: Say) -> Launcher | None:
+    from trimaran.bench.slurm import SlurmLauncher
+
+    return SlurmLauncher(sweep.slurm, say) if sweep.slurm else None
+
+
+def _local(sweep: SweepSettings, cluster: Cluster, say: Say) -> Launcher | None:
     from trimaran.bench.local import LocalLauncher
 
     return LocalLauncher()
 
 
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"local": _local}
+# The first that a sweep or its cluster asks for starts the ranks.
+LAUNCHERS: tuple[Callable[[SweepSettings, Cluster, Say], Launcher | None], ...] = (_shaped, _slurm, _local)
 
 
-def launcher_named(name: str) -> Launcher:
-    """The launcher called `name`."""
-    if name not in LAUNCHERS:
-        raise TrimaranError(f"launcher {name!r} is not known: choose one of {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[name]()
+@contextmanager
+def launcher_of(sweep: SweepSettings, cluster: Cluster, say: Say = lambda text: None) -> Iterator[Launcher]:
+    """The launcher that a sweep's settings and its cluster ask for, closed at the end of the block."""
+    if cluster.shaped and sweep.slurm:
+        raise TrimaranError("networks are shaped inside one machine, and sweep.slurm asks for others: drop one of them")
+    launcher = next(found for make in LAUNCHERS if (found := make(sweep, cluster, say)) is not None)
+    try:
+        yield launcher
+    finally:
+        launcher.close()

@@ -27,6 +27,12 @@ class LocalLauncher:
     from the thread that then watches the trial.
     """
 
+    at_once = 1  # trials side by side would disturb each other's times
+    restarts = 0
+
+    def close(self) -> None:
+        """Nothing is held between trials."""
+
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
         ranks = LocalRanks(HeldPort())
@@ -114,11 +120,21 @@ class LocalRanks:
         self._over_memory = self._over_memory or (self.memory is not None and self.memory.over_memory())
         return self._over_memory
 
+    def taken_away(self) -> str | None:
+        """Nobody but the trial itself and its watch ends processes here."""
+        return None
+
     def ask_for_stacks(self) -> None:
         """SIGUSR1 to every rank; a rank that has no handler for it ends, as it is about to anyway."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every living rank."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to every rank's process group, children that outlived their rank included."""

@@ -23,6 +23,8 @@ def resident_gib(process_ids: Iterable[int]) -> float:
 
 def memory_exceeded(process_ids: Iterable[int], limit_gib: float | None) -> str | None:
     """A sentence where the processes hold more than `limit_gib`, or leave the machine almost none."""
+    if not (process_ids := tuple(process_ids)):
+        return None
     held = resident_gib(process_ids)
     if limit_gib is not None and held > limit_gib:
         return f"the ranks hold {held:.2f} GiB together, the trial's limit is {limit_gib:.2f} GiB"

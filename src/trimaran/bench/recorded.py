@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from trimaran.bench.launcher import launcher_named
+from trimaran.bench.launcher import launcher_of
 from trimaran.bench.limits import Limits
 from trimaran.bench.trial import prepare_trial, run_trial
 from trimaran.cluster import Cluster
@@ -23,7 +23,8 @@ def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_di
     job = trial.job.model_copy(update={"record_timeline": True})
     sweep = recipe.sweep
     limits = Limits(timeout_s=sweep.timeout_s, memory_gib=cluster.host_mem_gib or None)
-    row = run_trial(replace(trial, job=job), launcher_named("local"), limits)
+    with launcher_of(sweep, cluster) as launcher:
+        row = run_trial(replace(trial, job=job), launcher, limits)
     if row.status != "ok":
         first = (row.evidence or "no evidence").strip().splitlines()[0]
         raise TrimaranError(f"{layout} ended as {row.status}: {first}; see {job.out_dir}")

@@ -7,13 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from trimaran.bench.crew import Crew
 from trimaran.bench.evidence import drop_large_files
-from trimaran.bench.launcher import Launcher
+from trimaran.bench.launcher import Launcher, launcher_of
 from trimaran.bench.limits import Limits
-from trimaran.bench.network import launcher_for
 from trimaran.bench.trial import WORKER, Trial, prepare_trial, run_trial
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
@@ -86,15 +87,11 @@ def run_sweep(
     ]
     predicted = {trial.key: (predictions or {}).get(layout) for trial, (layout, _) in zip(trials, asked, strict=True)}
     limits = limits or Limits(timeout_s=recipe.sweep.timeout_s, memory_gib=_memory_limit_gib(cluster))
-    sweep = _Sweep(
-        trials,
-        store=store,
-        launcher=launcher or launcher_for(cluster),
-        limits=limits,
-        on_progress=on_progress,
-        worker=worker,
-    )
-    return sweep.run(predicted, retry)
+    with launcher_of(recipe.sweep, cluster) if launcher is None else contextlib.nullcontext(launcher) as starts:
+        sweep = _Sweep(
+            trials, store=store, launcher=starts, limits=limits, on_progress=on_progress, worker=worker
+        )  # fmt: skip
+        return sweep.run(predicted, retry)
 
 
 def _memory_limit_gib(cluster: Cluster) -> float | None:
@@ -119,27 +116,59 @@ class _Sweep:
         self._on_progress, self._worker = on_progress, worker
         self._rows: dict[str, Measurement] = {}
         self._walls: list[float] = []
+        self._claimed: set[str] = set()
+        self._crew = Crew(launcher.at_once)
 
     def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
         wanted = {key: self._attempts_wanted(key, retry) for key in self._trials}
-        open_keys = list(self._trials)
-        while open_keys:
-            taken_by_others = []
-            for key in open_keys:
-                trial = self._trials[key]
-                if self._store.attempts(key) >= wanted[key]:
-                    self._keep(trial)
-                elif self._store.claim(
-                    key, attempts_seen=wanted[key] - 1, lease_s=self._limits.timeout_s + self._limits.start_s
-                ):
-                    self._run_claimed(trial, predicted[key])
-                else:
-                    taken_by_others.append(key)
-            if taken_by_others == open_keys:
-                self._tell("waiting", self._trials[open_keys[0]])
-                time.sleep(_ASK_AGAIN_S)
-            open_keys = taken_by_others
+        try:
+            self._run_all(predicted, wanted)
+        except BaseException:
+            if self._claimed and self._launcher.at_once > 1:
+                self._launcher.close()  # trials in other threads end with what they stand on
+            for key in self._claimed:
+                # a claim that cannot be given back lapses with this process
+                with contextlib.suppress(TrimaranError):
+                    self._store.release(key)
+            raise
+        finally:
+            self._crew.close()
         return [self._rows[key] for key in self._order]
+
+    def _run_all(self, predicted: Mapping[str, Prediction | None], wanted: Mapping[str, int]) -> None:
+        open_keys = list(self._trials)
+        while open_keys or not self._crew.idle:
+            left = []
+            for key in open_keys:
+                if self._store.attempts(key) >= wanted[key]:
+                    self._keep(self._trials[key])
+                elif not self._crew.full and self._claim(key, wanted[key]):
+                    self._tell("started", self._trials[key])
+                    self._crew.begin(key, partial(self._measured, self._trials[key], predicted[key]))
+                    self._store_finished()
+                else:
+                    left.append(key)
+            if left == open_keys:
+                if self._crew.idle:
+                    self._tell("waiting", self._trials[left[0]])
+                    time.sleep(_ASK_AGAIN_S)
+                else:
+                    self._crew.wait(_ASK_AGAIN_S)
+                    self._store_finished()
+            open_keys = left
+
+    def _claim(self, key: str, wanted: int) -> bool:
+        lease_s = self._limits.timeout_s + self._limits.start_s
+        claimed = self._store.claim(key, attempts_seen=wanted - 1, lease_s=lease_s)
+        if claimed:
+            self._claimed.add(key)
+        return claimed
+
+    def _store_finished(self) -> None:
+        for key, row in self._crew.finished():
+            self._store.add(row)
+            self._claimed.discard(key)
+            self._finish(self._trials[key], row, "finished")
 
     def _attempts_wanted(self, key: str, retry: frozenset[Status]) -> int:
         stored = self._store.trial(key)
@@ -151,30 +180,23 @@ class _Sweep:
             raise TrimaranError(f"store {self._store.path}: trial {trial.key} vanished while the sweep ran")
         self._finish(trial, row, "kept")
 
-    def _run_claimed(self, trial: Trial, prediction: Prediction | None) -> None:
-        try:
-            self._tell("started", trial)
-            row = run_trial(
-                trial,
-                self._launcher,
-                replace(self._limits, step_s=prediction.sec_per_it if prediction else 0.0),
-                on_step=lambda steps: self._tell("step", trial, steps_done=steps),
-                worker=self._worker,
-            )
-            dropped = drop_large_files(Path(trial.job.out_dir), self._limits.log_mib)
-            if dropped and row.evidence:
-                row = row.model_copy(update={"evidence": "\n".join((row.evidence, *dropped))})
-            if prediction is not None:
-                row = row.model_copy(
-                    update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}
-                )
-            self._store.add(row)
-        except BaseException:
-            # a claim that cannot be given back lapses with this process
-            with contextlib.suppress(TrimaranError):
-                self._store.release(trial.key)
-            raise
-        self._finish(trial, row, "finished")
+    def _measured(self, trial: Trial, prediction: Prediction | None) -> Measurement:
+        """Run one trial; its row."""
+        row = run_trial(
+            trial,
+            self._launcher,
+            replace(self._limits, step_s=prediction.sec_per_it if prediction else 0.0),
+            on_step=lambda steps: self._tell("step", trial, steps_done=steps),
+            worker=self._worker,
+        )
+        dropped = drop_large_files(Path(trial.job.out_dir), self._limits.log_mib)
+        if dropped and row.evidence:
+            row = row.model_copy(update={"evidence": "\n".join((row.evidence, *dropped))})
+        if prediction is None:
+            return row
+        return row.model_copy(
+            update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}
+        )
 
     def _finish(self, trial: Trial, row: Measurement, happening: Happening) -> None:
         self._rows[trial.key] = row

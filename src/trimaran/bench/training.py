@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trimaran.bench.launcher import Launch, Launcher, Ranks
+from trimaran.bench.launcher import Launch, Launcher, Ranks, launcher_of
 from trimaran.bench.limits import Limits
-from trimaran.bench.network import launcher_for
 from trimaran.bench.trial import prepare_trial, run_trial
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
@@ -48,7 +46,6 @@ def run_training(
     data_dir: Path,
     out_dir: Path,
     resume: bool = False,
-    launcher: Launcher | None = None,
     on_step: Callable[[dict[str, Any]], None] = lambda line: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> Measurement:
@@ -73,14 +70,15 @@ def run_training(
     if resume and (earlier := _newest_log(out_dir)):
         update["earlier_log"] = str(earlier.resolve())
     teller = Teller(out_dir, on_step, on_notice)
-    stoppable = StoppableLauncher(launcher or launcher_for(cluster))
-    with stoppable.passing_on_signals():
-        row = run_trial(
-            replace(trial, recipe=whole, job=trial.job.model_copy(update=update)),
-            stoppable,
-            Limits(timeout_s=NO_TIMEOUT_S, hang_s=PATIENCE_S, memory_gib=cluster.host_mem_gib or None),
-            on_step=lambda step: teller.tell(),
-        )
+    with launcher_of(recipe.sweep, cluster, on_notice) as launcher:
+        stoppable = StoppableLauncher(launcher)
+        with stoppable.passing_on_signals():
+            row = run_trial(
+                replace(trial, recipe=whole, job=trial.job.model_copy(update=update)),
+                stoppable,
+                Limits(timeout_s=NO_TIMEOUT_S, hang_s=PATIENCE_S, memory_gib=cluster.host_mem_gib or None),
+                on_step=lambda step: teller.tell(),
+            )
     teller.tell()
     if teller.stopped_at is not None:
         raise TrainingStoppedError(f"stopped at step {teller.stopped_at} and saved; {_GO_ON}")
@@ -126,7 +124,10 @@ def _newest_log(out_dir: Path) -> Path | None:
 
 
 class StoppableLauncher:
-    """A launcher whose ranks are asked to leave when this process is."""
+    """A launcher whose ranks are asked to leave when this process is; what goes on, goes on from a checkpoint."""
+
+    at_once = 1
+    restarts = 0
 
     def __init__(self, inner: Launcher) -> None:
         self._inner = inner
@@ -137,6 +138,10 @@ class StoppableLauncher:
         """Start the ranks, and remember them."""
         self._ranks = self._inner.start(launch)
         return self._ranks
+
+    def close(self) -> None:
+        """Give back what the launcher holds."""
+        self._inner.close()
 
     @contextlib.contextmanager
     def passing_on_signals(self) -> Iterator[None]:
@@ -150,9 +155,8 @@ class StoppableLauncher:
         def pass_on(_number: int, _frame: FrameType | None) -> None:
             restore()
             self.stopping = True
-            for process in self._ranks.process_ids() if self._ranks else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGTERM)
+            if self._ranks:
+                self._ranks.ask_to_leave()
 
         if threading.current_thread() is threading.main_thread():
             before.update({number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGUSR1)})

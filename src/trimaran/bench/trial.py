@@ -105,9 +105,20 @@ def run_trial(
     """Run the trial's ranks to whatever end and return the row; failures are rows too.
 
     `worker` is the command of a rank, to which the job file's name is added; a variant may put another
-    interpreter in its first place. Raises TrimaranError
-    where nothing could be started (no room for its files, no such interpreter).
+    interpreter in its first place. A trial whose ranks were taken away is begun anew as often as the launcher
+    allows. Raises TrimaranError where nothing could be started (no room for its files, no such interpreter).
     """
+    for _ in range(launcher.restarts):
+        lost, row = _run_once(trial, launcher, limits, on_step, worker)
+        if not lost:
+            return row
+    return _run_once(trial, launcher, limits, on_step, worker)[1]
+
+
+def _run_once(
+    trial: Trial, launcher: Launcher, limits: Limits, on_step: Callable[[int], None], worker: tuple[str, ...]
+) -> tuple[bool, Measurement]:
+    """Whether the ranks were taken away, and the row."""
     out_dir = Path(trial.job.out_dir)
     _fresh_folder(out_dir)
     job_file = out_dir / "job.json"
@@ -122,12 +133,13 @@ def run_trial(
         memory_gib=limits.memory_gib,
         pin_cpus=trial.variant.pin_cpus,
         clock_ghz=trial.variant.clock_ghz,
+        gpus=trial.job.device == "cuda",
     )
-    started = time.monotonic()
     try:
         ranks = launcher.start(launch)
     except TrialRefusedError as refusal:
-        return _row(trial, "not_run", str(refusal), str(refusal), time.monotonic() - started)
+        return False, _row(trial, "not_run", str(refusal), str(refusal), 0.0)
+    started = time.monotonic()
     ending = watch(ranks, launch, limits, on_step)
     wall_s = time.monotonic() - started
     judged = verdict(ending, launch)
@@ -139,7 +151,7 @@ def run_trial(
     evidence = None
     if judged.status != "ok":
         evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s)
-    return _row(trial, judged.status, result, evidence, wall_s)
+    return ending.cause == "lost", _row(trial, judged.status, result, evidence, wall_s)
 
 
 def _row(trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float) -> Measurement:

@@ -43,14 +43,13 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
         return Verdict("hang" if ending.cause == "hang" else "timeout", ending.sentence)
     if ending.cause == "memory":
         return Verdict("oom", ending.sentence)
-    if ending.cause == "flood":
+    if ending.cause in ("flood", "lost"):
         return Verdict("fail", ending.sentence)
     if not ending.first_failed:
         return Verdict("ok", ending.sentence)
     if ending.over_memory:
-        return Verdict(
-            "oom", f"the kernel ended a process for memory: the trial's limit is {launch.memory_gib:.2f} GiB"
-        )
+        limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its node has"
+        return Verdict("oom", f"the kernel ended a process for memory: the trial's limit is {limit}")
     if sentence := _out_of_memory(ending, launch):
         return Verdict("oom", sentence)
     return _by_exit_code(ending, launch)

@@ -12,7 +12,7 @@ from trimaran.bench.launcher import Launch, Ranks
 from trimaran.bench.limits import Limits
 from trimaran.bench.memory import kernel_oom_kills, memory_exceeded
 
-Cause = Literal["exited", "hang", "timeout", "memory", "flood"]
+Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
 _LOOK_EVERY_S = 0.05
 _LOOK_CLOSER_EVERY_S = 0.5
 _STACKS_WITHIN_S = 1.0
@@ -77,7 +77,8 @@ class _Watch:
             codes = self._ranks.exit_codes()
             self._note_failures(codes)
             if None not in codes:
-                return "exited", "all ranks ended"
+                taken = self._ranks.taken_away() if self.first_failed else None
+                return ("lost", taken) if taken else ("exited", "all ranks ended")
             self._observe()
             now = time.monotonic()
             if self.first_failed:
@@ -114,6 +115,8 @@ class _Watch:
         return None
 
     def _broken_resource(self) -> tuple[Cause, str] | None:
+        if taken := self._ranks.taken_away():
+            return "lost", taken
         if exceeded := memory_exceeded(self._ranks.process_ids(), self._limits.memory_gib):
             return "memory", exceeded
         for rank in range(self._launch.ranks):

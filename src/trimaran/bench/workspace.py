@@ -64,6 +64,11 @@ class Workspace:
         """
         if recipe.cluster is not None:
             return recipe.cluster
+        if recipe.sweep.slurm is not None:
+            raise TrimaranError(
+                f"recipe {recipe.name}: cluster is missing, and a probe of this machine says nothing of Slurm's nodes: "
+                f'name one, as cluster = "dgx-h100", or a file that `trimaran probe` wrote there'
+            )
         if not self.cluster_file.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             run_program("trimaran.probe", [*self._probe_arguments(recipe), "-o", str(self.cluster_file)], "probe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ def bench(
     recipe: RecipeArgument,
     runs: RunsOption = Path("runs"),
     retry: RetryOption = None,
+    soak: Annotated[
+        int, typer.Option(min=0, help="Steps that each trial makes beyond the recipe's, for memory that runs out late.")
+    ] = 0,
     trust: TrustOption = False,
     form: FormatOption = OutputFormat.table,
 ) -> None:
@@ -20,10 +24,10 @@ def bench(
 
     Example: trimaran bench recipes/laptop.toml
     """
-    from trimaran.bench import run_sweep
+    from trimaran.bench import launcher_of, run_sweep
     from trimaran.bench.sweep import Prediction
     from trimaran.bench.workspace import Workspace, check_stated_layouts, require_own_trainer, stated_layouts
-    from trimaran.cli.progress import TrialProgress
+    from trimaran.cli.progress import TrialProgress, say
     from trimaran.cli.study import retried, some_ran
     from trimaran.cost.estimate import estimate
     from trimaran.files import load_recipe
@@ -37,6 +41,7 @@ def bench(
     again = retried(retry)
     study = load_recipe(str(recipe))
     require_own_trainer(study)
+    study = study.model_copy(update={"sweep": study.sweep.model_copy(update={"steps": study.sweep.steps + soak})})
     require_trust(study.sweep.variants, trust)
     layouts = list(dict.fromkeys(stated_layouts(study)))
     if not layouts:
@@ -57,7 +62,10 @@ def bench(
             predictions = {
                 layout: Prediction(sec_per_it=e.sec_per_it, mem_gib=e.reported_mem_gib) for layout, e in found.items()
             }
-            with TrialProgress(len(layouts) * len(variants)) as progress:
+            with (
+                launcher_of(study.sweep, one, say) as launcher,
+                TrialProgress(len(layouts) * len(variants)) as progress,
+            ):
                 rows += run_sweep(
                     study,
                     one,
@@ -65,6 +73,7 @@ def bench(
                     store,
                     data_dir=data,
                     work_dir=place.trials,
+                    launcher=launcher,
                     predictions=predictions,
                     variants=variants,
                     retry=again,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trimaran.bench.launcher import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.bench.workspace import (
     Workspace,
@@ -82,7 +83,7 @@ def tune(
     }
     rows: dict[int, Measurement] = {}
 
-    with Store(workspace.store) as store:
+    with Store(workspace.store) as store, launcher_of(recipe.sweep, cluster, say) as launcher:
 
         def measure(index: int) -> float | None:
             (row,) = run_sweep(
@@ -92,6 +93,7 @@ def tune(
                 store,
                 data_dir=data,
                 work_dir=workspace.trials,
+                launcher=launcher,
                 predictions=predictions,
                 variants=(recipe.variant,),
                 retry=retry,

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from trimaran.bench.launcher import Launcher, launcher_named
 from trimaran.bench.network.launcher import ShapedLauncher, network_note
-from trimaran.cluster import Cluster
 from trimaran.shaping import ShapedNetwork
 
-__all__ = ["ShapedLauncher", "launcher_for", "network_note", "network_variant"]
-
-
-def launcher_for(cluster: Cluster) -> Launcher:
-    """The launcher that runs trials on `cluster`: the local one, on its shaped network where it has one."""
-    return launcher_named("local") if cluster.shaped is None else ShapedLauncher(cluster.shaped)
+__all__ = ["ShapedLauncher", "network_note", "network_variant"]
 
 
 def network_variant(network: ShapedNetwork | None) -> str:

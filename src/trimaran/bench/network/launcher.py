@@ -26,8 +26,14 @@ _CHECKS = 3
 class ShapedLauncher:
     """Starts a trial's ranks on the nodes of a virtual switch, once its links are measured to be as asked."""
 
+    at_once = 1
+    restarts = 0
+
     def __init__(self, network: ShapedNetwork) -> None:
         self.network = network
+
+    def close(self) -> None:
+        """A network ends with its trial."""
 
     def start(self, launch: Launch) -> ShapedRanks:
         """Make the network, check it, start the ranks in it.
@@ -89,9 +95,17 @@ class ShapedRanks:
         """Whether the kernel ended the ranks for what they held."""
         return self._ranks.over_memory()
 
+    def taken_away(self) -> str | None:
+        """Nobody but the trial itself and its watch ends processes here."""
+        return None
+
     def ask_for_stacks(self) -> None:
         """Have every living rank write its stacks."""
         self._ranks.ask_for_stacks()
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every living rank."""
+        self._ranks.ask_to_leave()
 
     def kill(self) -> None:
         """End the ranks, note what the switch did for them, and end it too."""

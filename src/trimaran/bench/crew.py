@@ -1,0 +1,54 @@
+"""Trials under way: one in the sweep's own thread, or several side by side, each in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from trimaran.measurement import Measurement
+
+Work = Callable[[], Measurement]
+
+
+class Crew:
+    """Runs up to `at_once` works. With one, `begin` returns when it is done: no thread comes between it and Ctrl-C."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._pool = ThreadPoolExecutor(at_once) if at_once > 1 else None
+        self._under_way: dict[str, Future[Measurement]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether another work would have to wait."""
+        return len(self._under_way) >= self._at_once
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way and nothing finished was left."""
+        return not self._under_way
+
+    def begin(self, key: str, work: Work) -> None:
+        """Start a work. Raises what the work raises where there is one at a time."""
+        if self._pool:
+            self._under_way[key] = self._pool.submit(work)
+        else:
+            done: Future[Measurement] = Future()
+            done.set_result(work())
+            self._under_way[key] = done
+
+    def finished(self) -> list[tuple[str, Measurement]]:
+        """Results not given before. Raises what a work raised."""
+        done = [(key, future) for key, future in self._under_way.items() if future.done()]
+        for key, _ in done:
+            del self._under_way[key]
+        return [(key, future.result()) for key, future in done]
+
+    def wait(self, at_most_s: float) -> None:
+        """Wait until one more is finished."""
+        wait(self._under_way.values(), timeout=at_most_s, return_when=FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """Wait for all that is under way."""
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,272 @@
+"""Claims about sweeps on a real Slurm of two nodes: what Slurm runs ends as what runs here, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from trial_helpers import fake_worker, processes_that_name
+from trimaran.bench import Limits, launcher_of, prepare_trial, run_sweep, run_trial
+from trimaran.bench.slurm import SlurmLauncher
+from trimaran.bench.workspace import Workspace
+from trimaran.cluster import Cluster
+from trimaran.measurement import Measurement
+from trimaran.notation import parse_layout
+from trimaran.noun import TrimaranError
+from trimaran.recipe import DataSettings, Recipe
+from trimaran.slurm import SlurmSettings
+from trimaran.store import Store
+
+Run = Callable[..., Measurement]
+LIMITS = Limits(timeout_s=60, start_s=30, hang_s=3, peers_s=1)
+SUBMITS = pytest.mark.parametrize("submit", ["allocation", "job"])
+
+
+def squeue() -> list[str]:
+    done = subprocess.run(["squeue", "--noheader", "--format=%i %T"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(in_slurm: None, tmp_path: Path) -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 20
+    while (squeue() or processes_that_name(str(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert squeue() == []
+    assert processes_that_name(str(tmp_path)) == []
+    assert processes_that_name("left-by-a-fake-rank") == []
+
+
+@pytest.fixture
+def run_on_slurm(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> Run:
+    """One trial of the fake worker on four ranks of two nodes."""
+
+    def run(behaviour: str, submit: str = "allocation", layout: str = "dp4,mbs1", **limits: float) -> Measurement:
+        trial = prepare_trial(recipe, two_nodes, parse_layout(layout), data_dir=tmp_path, work_dir=tmp_path / "runs")
+        sweep = recipe.sweep.model_copy(update={"slurm": SlurmSettings(submit=submit)})
+        with launcher_of(sweep, two_nodes) as launcher:
+            return run_trial(trial, launcher, Limits(**{**vars(LIMITS), **limits}), worker=fake_worker(behaviour))
+
+    return run
+
+
+@SUBMITS
+def test_two_nodes_train_for_real_through_sbatch(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 2000)
+    model = recipe.workload.model.model_copy(update={"vocab": 384})
+    real = recipe.model_copy(
+        update={
+            "data": DataSettings(paths=(str(text),), tokenizer="bytes"),
+            "workload": recipe.workload.model_copy(update={"model": model}),
+            "sweep": recipe.sweep.model_copy(update={"slurm": SlurmSettings(submit=submit, time_limit_min=10)}),
+        }
+    )
+    workspace = Workspace(tmp_path)
+    layouts = [parse_layout("dp2,pp2,mbs2"), parse_layout("dp1,mbs4")]
+    with Store(workspace.store) as store, launcher_of(real.sweep, two_nodes) as launcher:
+        rows = run_sweep(
+            real, two_nodes, layouts, store, data_dir=workspace.data(real), work_dir=workspace.trials,
+            launcher=launcher, limits=Limits(timeout_s=100),
+        )  # fmt: skip
+    for row in rows:
+        assert row.status == "ok", row.evidence
+        assert len(row.step_times_s) == 6
+    assert [row.nodes for row in rows] == [2, 1]
+    assert rows[0].losses == pytest.approx(rows[1].losses, rel=1e-4), "the loss is the same on every layout"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "submit", "status", "says"),
+    [
+        ("ok", "allocation", "ok", None),
+        ("oom", "job", "oom", "rank 3 ran out of memory: DefaultCPUAllocator: can't allocate memory"),
+        ("segfault", "allocation", "crash", "rank 3 was killed by SIGSEGV"),
+        ("fail", "job", "fail", "rank 3 left with status 1: ValueError: the data has run out"),
+        ("hang", "allocation", "hang", r"rank \d gave no sign for [\d.]+ s after step 2"),
+        pytest.param("hang", "job", "hang", r"rank \d gave no sign for [\d.]+ s after step 2", marks=pytest.mark.proof),
+        ("leave-children", "allocation", "ok", None),
+    ],
+)
+def test_every_end_on_slurm_has_its_status_and_its_reason(
+    run_on_slurm: Run, behaviour: str, submit: str, status: str, says: str | None
+) -> None:
+    row = run_on_slurm(behaviour, submit)
+    assert row.status == status, row.evidence
+    if says is not None:
+        assert re.search(says, (row.evidence or "").splitlines()[0])
+    if status == "hang":
+        assert (row.evidence or "").count("in sleep_for_ever") == 4, row.evidence
+
+
+def test_ranks_are_laid_on_nodes_in_blocks(run_on_slurm: Run, tmp_path: Path) -> None:
+    row = run_on_slurm("ok", layout="dp2,tp1,pp2,mbs1")
+    (result,) = (tmp_path / "runs").glob("*/result.json")
+    saw = json.loads(result.read_text())["ranks_saw"]
+    assert (row.status, row.nodes) == ("ok", 2), row.evidence
+    assert (saw["LOCAL_RANK"], saw["LOCAL_WORLD_SIZE"], saw["MASTER_ADDR"]) == ("0", "2", "127.0.0.1")
+    assert saw["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.proof
+def test_trials_run_side_by_side_on_an_array(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> None:
+    layouts = [parse_layout(text) for text in ("dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1")]
+    settings = SlurmSettings(at_once=2, partition="main", time_limit_min=5)
+    seen: list[str] = []
+    with Store(tmp_path / "store.sqlite") as store, SlurmLauncher(settings) as launcher:
+        rows = run_sweep(
+            recipe, two_nodes, layouts, store, data_dir=tmp_path, work_dir=tmp_path / "runs", launcher=launcher,
+            limits=LIMITS, worker=fake_worker("ok"), on_progress=lambda progress: seen.extend(squeue()),
+        )  # fmt: skip
+        assert store.measurements() == sorted(rows, key=lambda row: store.measurements().index(row))
+    assert [row.status for row in rows] == ["ok"] * 4, [row.evidence for row in rows]
+    assert {line.split()[0].split("_")[1] for line in seen if "RUNNING" in line} == {"0", "1"}
+
+
+@pytest.mark.proof
+def test_a_sweep_inside_a_job_uses_that_job(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "sweep.py"
+    (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
+    (tmp_path / "cluster.json").write_text(two_nodes.model_dump_json())
+    script.write_text(
+        "#!/usr/bin/env python3\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from pathlib import Path\n"
+        "from trial_helpers import LIMITS, fake_worker\n"
+        "from trimaran.bench import run_sweep\n"
+        "from trimaran.bench.slurm import SlurmLauncher\n"
+        "from trimaran.cluster import Cluster\nfrom trimaran.notation import parse_layout\n"
+        "from trimaran.recipe import Recipe\n"
+        "from trimaran.slurm import SlurmSettings\nfrom trimaran.store import Store\n"
+        "folder = Path(sys.argv[1])\n"
+        "with SlurmLauncher(SlurmSettings(at_once=3)) as launcher:\n"
+        "    rows = run_sweep(Recipe.model_validate_json((folder / 'recipe.json').read_text()),\n"
+        "        Cluster.model_validate_json((folder / 'cluster.json').read_text()),\n"
+        "        [parse_layout('dp4,mbs1'), parse_layout('dp2,mbs1')], Store(folder / 'store.sqlite'),\n"
+        "        data_dir=folder, work_dir=folder / 'runs', launcher=launcher, limits=LIMITS,\n"
+        "        worker=fake_worker('ok'))\n"
+        "print([row.status for row in rows], [row.evidence for row in rows])\n"
+    )
+    done = subprocess.run(
+        ["sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={tmp_path}/out", "--wrap",
+         f"{sys.executable} {script} {tmp_path}"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, (tmp_path / "out").read_text()
+    assert (tmp_path / "out").read_text() == "['ok', 'ok'] [None, None]\n"
+
+
+def test_a_job_that_is_too_small_is_told_so(run_on_slurm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    with pytest.raises(TrimaranError, match="4 ranks need 2 nodes, this Slurm job has 1: ask sbatch for --nodes=2"):
+        run_on_slurm("ok")
+
+
+@SUBMITS
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"partition": "nosuch"}, "nosuch|partition"), ({"constraint": "nosuch"}, "feature|BadConstraints"),
+     ({"time_limit_min": 600}, "can never start|time limit")],
+)  # fmt: skip
+def test_what_slurm_can_never_give_is_told_in_one_line(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str, settings: dict[str, object], says: str
+) -> None:
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    with (
+        SlurmLauncher(SlurmSettings(submit=submit, **settings)) as launcher,
+        pytest.raises(TrimaranError, match=rf"(?i)({says}).*\[sweep.slurm\]"),
+    ):
+        run_trial(trial, launcher, LIMITS, worker=fake_worker("ok"))
+
+
+@pytest.mark.proof
+@SUBMITS
+def test_a_job_that_is_taken_away_is_run_again_where_asked(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
+) -> None:
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    starts = tmp_path / "starts"
+    starts.touch()
+
+    def cancel_the_first(step: int) -> None:
+        if starts.stat().st_size == 0:
+            starts.write_text("one")
+            (number,) = {line.split()[0] for line in squeue() if "RUNNING" in line}
+            subprocess.run(["scancel", number], check=True)
+
+    for requeue, status in ((False, "fail"), (True, "ok")):
+        starts.write_text("")
+        with SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue)) as launcher:
+            row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=cancel_the_first)
+        assert row.status == status, row.evidence
+        if status == "fail":
+            assert "Slurm ended job" in (row.evidence or "")
+
+
+@pytest.mark.proof
+@SUBMITS
+def test_what_a_killed_sweep_left_on_the_nodes_ends_by_itself(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
+) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\nfrom trial_helpers import fake_worker\n"
+        "from trimaran.bench.launcher import Launch\nfrom trimaran.bench.slurm import SlurmLauncher\n"
+        "from trimaran.slurm import SlurmSettings\n"
+        "out = Path(sys.argv[2]) / 'trial'; out.mkdir()\n"
+        "(out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
+        "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 4, out, ranks_per_node=2)\n"
+        "ranks = SlurmLauncher(SlurmSettings(submit=sys.argv[3])).start(launch)\n"
+        "print('started', flush=True); input()\n"
+    )
+    environment = {**os.environ, "TRIMARAN_LOST_AFTER_S": "3"}
+    sweep = subprocess.Popen(
+        [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(tmp_path), submit],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    assert sweep.stdout is not None
+    assert sweep.stdout.readline() == "started\n"
+    deadline = time.monotonic() + 20
+    while len(processes_that_name("fake_worker.py silent")) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    sweep.kill()
+    sweep.communicate()
+    deadline = time.monotonic() + 30
+    while (squeue() or processes_that_name(str(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.2)  # the fixture asserts that nothing is left
+
+
+@pytest.mark.proof
+def test_an_interrupted_sweep_gives_everything_back(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> None:
+    timer = threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with Store(tmp_path / "store.sqlite") as store:
+        with SlurmLauncher(SlurmSettings(at_once=2)) as launcher, pytest.raises(KeyboardInterrupt):
+            run_sweep(
+                recipe, two_nodes, [parse_layout("dp1,mbs1"), parse_layout("dp2,mbs1")], store, data_dir=tmp_path,
+                work_dir=tmp_path / "runs", launcher=launcher, limits=Limits(start_s=100), worker=fake_worker("silent"),
+            )  # fmt: skip
+        assert store.measurements() == []
+    timer.join()
+
+
+@pytest.mark.parametrize("word", ["main --wrap=id", "$(id)", "main;id", "-p other", "a\nb", ""])
+def test_hostile_words_of_a_sweep_file_are_refused(word: str) -> None:
+    for field in ("partition", "account", "constraint"):
+        with pytest.raises(ValidationError):
+            SlurmSettings(**{field: word})

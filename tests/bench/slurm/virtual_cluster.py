@@ -1,0 +1,121 @@
+"""A real Slurm of one controller and two nodes on this machine, in a folder of its own, on the loopback alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
+CORES_PER_NODE = 8
+_READY_WITHIN_S = 60.0
+
+_CONF = """
+ClusterName=trimaran-test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+ReturnToService=2
+JobRequeue=0
+KillWait=2
+MinJobAge=30
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} RealMemory=4000 Features=fast
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} RealMemory=4000 Features=slow
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PartitionName=other Nodes=n2 MaxTime=60 State=UP
+"""
+
+
+def missing() -> list[str]:
+    """What this machine lacks to run a Slurm of its own."""
+    lacks = [program for program in PROGRAMS if shutil.which(program, path=_search_path()) is None]
+    return [*lacks, "root"] if os.geteuid() != 0 else lacks
+
+
+def _search_path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+@contextmanager
+def virtual_cluster(folder: Path) -> Iterator[Path]:
+    """Start munge, the controller and both nodes; give the path of slurm.conf; end them all afterwards."""
+    for name in ("munge", "state"):
+        (folder / name).mkdir(parents=True)
+    conf = folder / "slurm.conf"
+    host = socket.gethostname().split(".")[0]
+    conf.write_text(_CONF.format(host=host, folder=folder, ports=_free_ports(3), cores=CORES_PER_NODE))
+    key = folder / "munge" / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    munge = {name: f"{folder}/munge/{name}" for name in ("socket", "pid", "log", "seed")}
+    commands = [
+        ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge['socket']}",
+         f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"],
+        ["slurmctld", "-D", "-c", "-f", str(conf)],
+        ["slurmd", "-D", "-N", "n1", "-f", str(conf)],
+        ["slurmd", "-D", "-N", "n2", "-f", str(conf)],
+    ]  # fmt: skip
+    environment = {**os.environ, "SLURM_CONF": str(conf), "PATH": _search_path()}
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, command in enumerate(commands):
+            with (folder / f"daemon-{number}.log").open("wb") as log:
+                daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            if number == 0:
+                _wait_for(Path(munge["socket"]).exists, "munged's socket", folder)
+        _wait_for(lambda: _idle_nodes(environment) == 2, "two idle nodes", folder)
+        yield conf
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in reversed(daemons):
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _idle_nodes(environment: dict[str, str]) -> int:
+    command = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.split().count("idle")
+
+
+def _wait_for(ready, what: str, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while not ready():
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"== {log.name}\n{log.read_text()[-1500:]}" for log in sorted(folder.glob("*.log")))
+            raise RuntimeError(f"no {what} within {_READY_WITHIN_S:.0f} s\n{logs}")
+        time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
