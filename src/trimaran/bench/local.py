@@ -16,7 +16,7 @@ from trimaran.bench.launcher import Launch
 from trimaran.bench.port import HeldPort
 from trimaran.noun import TrimaranError
 
-_BECOME_RANK = Path(__file__).with_name("rank.py")
+BECOME_RANK = Path(__file__).with_name("rank.py")
 _FREED_WITHIN_S = 10.0
 
 
@@ -75,7 +75,7 @@ class LocalLauncher:
         # without a group one rank alone can be held to the limit, and the watch looks at their sum
         data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
         settled = [str(os.getpid()), cores, group, data]
-        command = [sys.executable, "-I", "-S", str(_BECOME_RANK), *settled, *launch.command]
+        command = [sys.executable, "-I", "-S", str(BECOME_RANK), *settled, *launch.command]
         with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
             return subprocess.Popen(
                 command,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,24 +31,33 @@ def train(
 ) -> None:
     """Train all steps of a recipe; log, losses and result are left under RUNS/NAME/train, checkpoints beside it.
 
-    SIGTERM and SIGUSR1 end it with status 75 after a checkpoint.
+    SIGTERM and SIGUSR1 end it with status 75 after a checkpoint. Under torchrun or srun its processes are the ranks.
 
     Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
     """
+    from trimaran.bench.joined import joined
     from trimaran.bench.training import run_training
     from trimaran.bench.workspace import Workspace, require_own_trainer
     from trimaran.cli.progress import TrainingProgress, say
     from trimaran.files import load_recipe
     from trimaran.layout import check_layout
     from trimaran.notation import parse_layout
+    from trimaran.noun import TrimaranError
     from trimaran.report.training import summary
     from trimaran.variant import require_trust
 
+    among = joined(os.environ)
+    if among and among.rank:
+        sys.stderr = io.StringIO()  # rank 0 says the same
     study = load_recipe(str(recipe))
     require_trust(study.sweep.variants, trust)
     require_own_trainer(study)
     place = Workspace(runs / study.name)
     chosen = parse_layout(layout, dict(study.sweep.fixed)) if layout else _fastest(study, place, recipe)
+    if among and among.world_size != chosen.devices:
+        raise TrimaranError(f"layout {chosen} needs {chosen.devices} ranks, but {among.world_size} were started")
+    if among and among.rank:
+        among.follow()
     cluster = place.cluster(study)
     check_layout(chosen, study.workload, cluster, study.stack)
     data = place.data(study)
@@ -53,7 +65,7 @@ def train(
     with TrainingProgress(study.train.steps) as progress:
         row = run_training(
             study, cluster, chosen, data_dir=data, out_dir=place.training,
-            resume=resume, on_step=progress, on_notice=say,
+            resume=resume, launcher=among.lead() if among else None, on_step=progress, on_notice=say,
         )  # fmt: skip
     typer.echo(summary(row))
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from trimaran.train.weight import Initial
 
 EXIT_USER_ERROR = 2
+# The ranks were started by torchrun or Slurm, and rank 0 alone was given the job.
+JOINED = "--joined"
 EXIT_OUT_OF_MEMORY = 41
 
 # A rank that waits longer than this for the others has lost them. The harness that started the
@@ -75,7 +77,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def train(job: TrainJob, rank: int, world_size: int) -> int:
+def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int:
     """Train `job` as rank `rank`; rank 0 writes the log and the result. Returns the exit status."""
     layout, out_dir = job.layout, Path(job.out_dir)
     if layout.devices != world_size:
@@ -101,7 +103,7 @@ def train(job: TrainJob, rank: int, world_size: int) -> int:
     with phases.time("connect"):
         if world_size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            store = meeting_point(rank, world_size)
+            store = store or meeting_point(rank, world_size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
         mesh = build_mesh(layout, rank, range(world_size), GroupFactory(device))
     assert mesh is not None, "every rank of the world is in the layout"
@@ -172,6 +174,31 @@ def meeting_point(rank: int, world_size: int) -> Store | None:
     )
 
 
+def joined_store(rank: int, world_size: int) -> Store:
+    """The store of ranks that torchrun or Slurm started: torchrun's own, or one at which rank 0 listens."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    found = meeting_point(rank, world_size)
+    if found is None:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        found = TCPStore(address, port, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
+    return PrefixStore(f"trimaran/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
+
+
+def shared_job(arguments: list[str], rank: int, store: Store) -> TrainJob:
+    """The job that rank 0 was given, handed to all ranks. What the others complain of goes to the job's folder."""
+    if rank == 0:
+        job = read_job(Path(arguments[0]))
+        store.set("job", job.model_dump_json())
+        return job
+    job = TrainJob.model_validate_json(store.get("job"))
+    Path(job.out_dir).mkdir(parents=True, exist_ok=True)
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        with (Path(job.out_dir) / f"{name}.{rank}").open("wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    return job
+
+
 def open_data(job: TrainJob) -> tuple[Sampler, Sampler | None]:
     """The job's text in the job's order, and what is held out of it where the training is to be validated.
 
@@ -233,17 +260,20 @@ def choose_device(job: TrainJob) -> torch.device:
 
 def run(arguments: list[str]) -> int:
     """Run one rank; returns the exit status."""
-    if len(arguments) != 1:
-        print("usage: python -m trimaran.train.worker JOB.json", file=sys.stderr)
+    joined = arguments[-1:] == [JOINED]
+    paths = arguments[:-1] if joined else arguments
+    if len(paths) != 1 and not (joined and not paths):
+        print(f"usage: python -m trimaran.train.worker JOB.json, or [JOB.json] {JOINED}", file=sys.stderr)
         return EXIT_USER_ERROR
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     out_dir: Path | None = None
     try:
-        job = read_job(Path(arguments[0]))
+        store = joined_store(rank, world_size) if joined and world_size > 1 else None
+        job = shared_job(paths, rank, store) if store else read_job(Path(paths[0]))
         out_dir = Path(job.out_dir)
         out_dir.mkdir(parents=True, exist_ok=True)
         check_supported(job)
-        return train(job, rank, world_size)
+        return train(job, rank, world_size, store)
     except TrimaranError as error:
         print(f"trimaran: {error}", file=sys.stderr)
         return EXIT_USER_ERROR

@@ -1,8 +1,10 @@
 """One rank of a training: `python -m trimaran.train.worker JOB.json`, started once per rank.
 
+With `--joined` the ranks were started by torchrun or Slurm: rank 0 alone is given the job, and hands it on.
+
 JOB.json is a `trimaran.recipe.TrainJob`. Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
 MASTER_PORT as torchrun sets them. Exit status: 0 trained; 2 the user's mistake, told in one line; 41
-out of memory; 1 anything else.
+out of memory; 75 saved and left as SIGTERM or SIGUSR1 asked; 1 anything else.
 """
 
 from __future__ import annotations
