@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Programs that the tests use for real, by their Debian names.
 PACKAGES := chromium
 
-.PHONY: demo packages test proof lint docs screenshots bench clean
+.PHONY: demo packages test proof lint docs screenshots recipes bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ docs: $(STAMP)
 screenshots: packages $(STAMP)
 	TRIMARAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/report -k "screenshot or follows"
 	$(BIN)/trimaran timeline recipes/laptop.toml --layout pp2,mbs1 --measure -o docs/images/timeline.png
+
+recipes: $(STAMP)
+	$(BIN)/python recipes/run_all.py
 
 bench: $(STAMP)
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

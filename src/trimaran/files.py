@@ -72,7 +72,7 @@ def load_recipe(path: str) -> Recipe:
     """
     table, source = _read_table(Path(path), f"recipe {path}")
     folder = Path(path).parent
-    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train"}
+    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
     if unknown := sorted(set(table) - known):
         raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
     for section in ("model", "workload"):
@@ -88,7 +88,7 @@ def load_recipe(path: str) -> Recipe:
         "stack": _stack_of(table.get("stack", "trimaran"), source, folder),
         "cluster": _cluster_of(table.get("cluster"), source, folder),
     }
-    recipe |= {section: table[section] for section in ("data", "sweep", "train") if section in table}
+    recipe |= {section: table[section] for section in ("data", "sweep", "train", "tables") if section in table}
     return _validate(Recipe, recipe, source)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from trimaran.cluster import Cluster
+from trimaran.columns import BY_NAME
 from trimaran.layout import Layout
 from trimaran.noun import Noun
 from trimaran.shaping import ShapedNetwork
@@ -185,8 +186,29 @@ class SweepSettings(Noun):
         return self
 
 
+class StudyTable(Noun):
+    """One published table of a study: which rows of a packaged table it is, and the question that it asks.
+
+    `where` chooses rows by columns (`{source = "004_c1a2cf81af8065a2", table = "T11"}`); a list of values takes any
+    of them. `compares` are the columns by whose values the answer is told.
+    """
+
+    name: str = Field(pattern=r"^[\w.-]{1,60}$")
+    question: str = Field(min_length=1)
+    compares: tuple[str, ...] = Field(min_length=1)
+    packaged: str = "seeds"
+    where: dict[str, str | tuple[str, ...]]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in (*self.compares, *self.where):
+            if name not in BY_NAME:
+                raise ValueError(f"{name!r} is no column of the table contract: see trimaran.columns")
+        return self
+
+
 class Recipe(Noun):
-    """A study: model and workload, cluster, stack, sweep, data, training."""
+    """A study: model and workload, cluster, stack, sweep, data, training, and the published tables it is about."""
 
     name: str = Field(description="also the folder of the study")
     workload: Workload
@@ -195,6 +217,7 @@ class Recipe(Noun):
     data: DataSettings = DataSettings()
     sweep: SweepSettings = SweepSettings()
     train: TrainSettings = TrainSettings()
+    tables: tuple[StudyTable, ...] = Field(default=(), description="published tables that the study repeats")
 
     @property
     def variant(self) -> Variant:

@@ -18,6 +18,7 @@ from trimaran.layout import Layout
 from trimaran.measurement import Measurement
 from trimaran.model import Model, padded_vocab
 from trimaran.noun import TrimaranError, first_error
+from trimaran.recipe import StudyTable
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
@@ -87,6 +88,16 @@ def packaged_table(name: str = SEEDS) -> Table:
     if not entry.is_file():
         raise TrimaranError(f"packaged table {name!r} does not exist: it is one of {', '.join(packaged_tables())}")
     return parse_table(entry.read_text(encoding="utf-8"), name)
+
+
+def study_table(table: StudyTable) -> Table:
+    """The packaged rows of a study's table, in their order. Raises TrimaranError where there are none."""
+    wanted = {name: {value} if isinstance(value, str) else set(value) for name, value in table.where.items()}
+    whole = packaged_table(table.packaged)
+    rows = tuple(row for row in whole.rows if all(row.cells.get(name, "") in values for name, values in wanted.items()))
+    if not rows:
+        raise TrimaranError(f"tables.{table.name}: no row of {table.packaged} has {table.where}: correct tables.where")
+    return Table(whole.header, rows, f"{table.packaged}, {table.name}")
 
 
 @cache

@@ -9,8 +9,9 @@ from pathlib import Path
 TRIMARAN = str(Path(sys.executable).with_name("trimaran"))
 
 
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TRIMARAN, *arguments], capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+def run(*arguments: str, cwd: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [TRIMARAN, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=timeout_s)
 
 
 def tiny_recipe(folder: Path, layouts: list[str] | None = None, data: str = 'paths = ["text.txt"]') -> Path:

@@ -11,9 +11,11 @@ from command import run
 
 
 @pytest.mark.parametrize("verb", ["plan", "predict", "export"])
-def test_the_example_of_a_help_text_works(tmp_path: Path, verb: str) -> None:
+def test_the_examples_of_a_help_text_work(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "recipes").symlink_to(Path(__file__).parents[2] / "recipes")
     told = " ".join(run(verb, "--help").stdout.split())
-    example = re.search(rf"Example: trimaran ({verb} [^╭|]*)", told)
-    assert example, told
-    done = run(*example.group(1).split(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    examples = re.findall(rf"Example: trimaran ({verb} .*?)(?= Example:| ╭|$)", told)
+    assert examples, told
+    for example in examples:
+        done = run(*example.split(), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption, TrustOption
+
+if TYPE_CHECKING:
+    from trimaran.report.tables import Format
+
+
+class Scale(StrEnum):
+    """Sizes that a published study can be mapped down to."""
+
+    laptop = "laptop"
 
 
 def bench(
@@ -18,12 +28,23 @@ def bench(
         int, typer.Option(min=0, help="Steps that each trial makes beyond the recipe's, for memory that runs out late.")
     ] = 0,
     trust: TrustOption = False,
+    scale: Annotated[
+        Scale | None, typer.Option(help="laptop: the study's published tables, mapped down to this machine.")
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(help="With --scale: only this table of the study. May be repeated.")
+    ] = None,
     form: FormatOption = OutputFormat.table,
 ) -> None:
     """Measure every layout that the recipe's sweep states; finished ones are kept, never repeated.
 
     Example: trimaran bench recipes/laptop.toml
+
+    Example: trimaran bench recipes/bloom-176b.toml --scale laptop --table tp
     """
+    if scale is not None:
+        _small(recipe, table or [], runs, form)
+        return
     from trimaran.bench import launcher_of, run_sweep
     from trimaran.bench.sweep import Prediction
     from trimaran.bench.workspace import Workspace, check_stated_layouts, require_own_trainer, stated_layouts
@@ -81,3 +102,33 @@ def bench(
                 )
     typer.echo(render(records(rows), FIELDS, form.value))
     some_ran(rows)
+
+
+def _small(recipe: Path, names: list[str], runs: Path, form: OutputFormat) -> None:
+    """Measure the study's tables mapped down, and answer each one's question."""
+    import json
+
+    from trimaran.bench.studied import chosen_tables, measure_small, published_rows
+    from trimaran.bench.workspace import Workspace
+    from trimaran.cli.progress import TrialProgress, say
+    from trimaran.files import load_recipe
+    from trimaran.report.studied import FIELDS, answer, records
+    from trimaran.report.tables import render
+
+    printed: Format = form.value
+    study = load_recipe(str(recipe))
+    tables = chosen_tables(study, names)
+    with TrialProgress(sum(len(published_rows(table)) for table in tables)) as progress:
+        place = Workspace(runs / f"{study.name}-laptop")
+        found = measure_small(study, tables, place, on_progress=progress, say=say)
+    if form is OutputFormat.json:
+        told = [
+            {"table": table.name, "answer": answer(table, found[table.name]), "rows": records(found[table.name])}
+            for table in tables
+        ]
+        typer.echo(json.dumps(told, indent=2, allow_nan=False))
+        return
+    for table in tables:
+        title = f"### {table.name}" if form is OutputFormat.markdown else table.name
+        typer.echo(f"\n{title}\n\n{render(records(found[table.name]), FIELDS, printed)}\n")
+        typer.echo(answer(table, found[table.name]))

@@ -13,11 +13,14 @@ from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption,
 
 if TYPE_CHECKING:
     from trimaran.cost.predict import GroupScore, PredictedRow
-    from trimaran.report.tables import Field
+    from trimaran.report.tables import Field, Format
 
 
 def predict(
-    table: Annotated[str, typer.Argument(help="CSV of the table contract, or the name of a packaged table (seeds).")],
+    table: Annotated[
+        str,
+        typer.Argument(help="CSV of the table contract, name of a packaged table (seeds), or a study's RECIPE.toml."),
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV to write, predictions added.")] = None,
     cluster: ClusterOption = None,
     stack: StackOption = None,
@@ -27,6 +30,8 @@ def predict(
     """Predict every row of a table; where it holds measurements, score the predictions.
 
     Example: trimaran predict seeds -o predicted.csv
+
+    Example: trimaran predict recipes/bloom-176b.toml
     """
     from trimaran.cost.calibration import load_calibration
     from trimaran.cost.predict import predict_table, score_groups
@@ -39,6 +44,9 @@ def predict(
         load_cluster(cluster)
     if stack is not None:
         load_stack(stack)
+    if table.endswith(".toml"):
+        _study(table, output, calibration, form)
+        return
     rows = packaged_table(table) if table in packaged_tables() else read_table(table)
     if not rows.rows:
         raise TrimaranError(f"table {table} has a header but no rows: add a line for each run")
@@ -59,6 +67,42 @@ def predict(
         typer.echo(_csv(rows.header, found).rstrip("\n"))
     if len(refused) == len(found):
         raise TrimaranError(f"none of {len(found)} rows of {table} could be answered: mend what is said of each")
+
+
+def _study(recipe: str, output: Path | None, calibration: str | None, form: OutputFormat) -> None:
+    """Predict a study's published tables row by row, each beside what was published, and score them."""
+    import json
+
+    from trimaran.bench.studied import chosen_tables
+    from trimaran.cost.calibration import load_calibration
+    from trimaran.cost.predict import predict_table, score_groups
+    from trimaran.files import load_recipe, write_atomically
+    from trimaran.report.predicted import FIELDS, records
+    from trimaran.report.tables import render
+    from trimaran.rows import study_table
+
+    printed: Format = form.value
+    given = load_calibration(calibration) if calibration not in (None, "none") else None
+    answered = []
+    for asked in chosen_tables(load_recipe(recipe), []):
+        rows = study_table(asked)
+        found = predict_table(rows, calibration=given, priors_only=calibration == "none")
+        answered.append((asked, rows, found, score_groups(found)))
+    if output is not None:
+        header = answered[0][1].header
+        write_atomically(output, _csv(header, [row for _, _, found, _ in answered for row in found]))
+    if form is OutputFormat.json:
+        told = [
+            {"table": t.name, "rows": records(f), "scores": [_record(s) for s in scores]}
+            for t, _, f, scores in answered
+        ]
+        typer.echo(json.dumps(told, indent=2, allow_nan=False))
+        return
+    for asked, _, found, _ in answered:
+        title = f"### {asked.name}" if form is OutputFormat.markdown else asked.name
+        typer.echo(f"{title}\n\n{render(records(found), FIELDS, printed)}\n")
+    summed = [_record(scores[-1]) | {"group": asked.name} for asked, _, _, scores in answered if scores]
+    typer.echo(render(summed, _fields(), printed))
 
 
 def _csv(header: tuple[str, ...], found: list[PredictedRow]) -> str:

@@ -1,0 +1,95 @@
+"""Every table of the five published studies: predicted at full size, measured on this machine mapped down.
+
+Writes recipes/README.md. Finished trials are kept under runs/, so that a run that was stopped goes on.
+
+    make recipes
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from trimaran.bench.machine import machine
+from trimaran.bench.studied import measure_small
+from trimaran.bench.workspace import Workspace
+from trimaran.cli.progress import TrialProgress, say
+from trimaran.cost.predict import predict_table, score_groups
+from trimaran.files import load_recipe, write_atomically
+from trimaran.report.studied import answer
+from trimaran.report.tables import Field, render
+from trimaran.rows import study_table
+
+ROOT = Path(__file__).parents[1]
+STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
+FIELDS = (
+    Field("table", "Table", left=True),
+    Field("rows", "Rows"),
+    Field("timed", "Timed"),
+    Field("mape", "Sec/it MAPE", ".1%"),
+    Field("tau", "Rank tau", ".2f"),
+    Field("regret", "Top-1 regret", ".1%"),
+    Field("here", "Measured here"),
+    Field("answer", "Answer", left=True),
+)
+HEADER = """# The five studies as recipes
+
+Every table of the five published documents is a `[[tables]]` of one of these recipes. Each runs in three ways:
+
+```sh
+trimaran predict recipes/bloom-176b.toml
+trimaran bench recipes/bloom-176b.toml --scale laptop --table tp
+trimaran bench recipes/bloom-176b.toml
+```
+
+The first predicts every row at full size beside what was published. The second maps the layouts down to this machine
+by the rule that `src/trimaran/bench/scale.py` states, measures them for real, cells that the authors left blank
+included, and answers the table's question from the data. The third is the study's own sweep, for a cluster of its size.
+
+What follows is written by `make recipes`. MAPE, tau and regret are of the shipped calibrations, which were made from
+these tables; what holds for rows that a fit has not seen stands in `benchmarks/results/fidelity.md`.
+"""
+
+
+def study(name: str, runs: Path) -> str:
+    """One study's section of the page."""
+    recipe = load_recipe(str(ROOT / "recipes" / f"{name}.toml"))
+    with TrialProgress(sum(len(study_table(table).rows) for table in recipe.tables)) as progress:
+        place = Workspace(runs / f"{name}-laptop")
+        measured = measure_small(recipe, recipe.tables, place, on_progress=progress, say=say)
+    records = []
+    for table in recipe.tables:
+        rows = study_table(table)
+        scores = score_groups(predict_table(rows))
+        score = scores[-1].time if scores else None
+        small = measured[table.name]
+        records.append(
+            {
+                "table": table.name,
+                "rows": len(rows.rows),
+                "timed": score.rows if score else 0,
+                "mape": score.mape if score else None,
+                "tau": score.tau if score else None,
+                "regret": score.regret if score else None,
+                "here": f"{sum(row is not None and row.status == 'ok' for _, row in small)} of {len(small)}",
+                "answer": answer(table, small),
+            }
+        )
+    return f"## {name}\n\n{render(records, FIELDS, 'markdown')}\n"
+
+
+def main() -> None:
+    """Run all studies and write the page."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--runs", type=Path, default=ROOT / "runs")
+    runs = arguments.parse_args().runs
+    begin = time.monotonic()
+    sections = [study(name, runs) for name in STUDIES]
+    minutes = (time.monotonic() - begin) / 60
+    told = f"Measured on {machine().split(', Linux')[0]}, in {minutes:.0f} minutes.\n"
+    write_atomically(ROOT / "recipes" / "README.md", "\n".join([HEADER, told, *sections]))
+
+
+if __name__ == "__main__":
+    main()

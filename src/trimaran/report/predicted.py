@@ -1,0 +1,62 @@
+"""Published rows in the columns of their own documents, predicted beside published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trimaran.cost.predict import PredictedRow
+from trimaran.flops import aggregate_pflops
+from trimaran.report.measured import size_label
+from trimaran.report.tables import Field
+
+FIELDS = (
+    Field("nodes", "Nodes"),
+    Field("size", "Size"),
+    Field("dp", "DP"),
+    Field("tp", "TP"),
+    Field("pp", "PP"),
+    Field("heads", "NHEADS"),
+    Field("mbs", "MBS"),
+    Field("gbs", "GBS"),
+    Field("network", "Network", left=True),
+    Field("mem_gib", "Mem", ".1f", "GiB"),
+    Field("predicted_mem_gib", "predicted", ".1f", "GiB"),
+    Field("sec_per_it", "Sec/it", ".4g"),
+    Field("predicted_sec_per_it", "predicted", ".4g"),
+    Field("error", "off by", "+.1%"),
+    Field("tflops", "TFLOPs", ".4g"),
+    Field("predicted_tflops", "predicted", ".4g"),
+    Field("pflops", "Est. Aggr. PetaFLOPs", ".3g"),
+    Field("status", "Status", left=True),
+    Field("notes", "Notes", left=True),
+)
+
+
+def records(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
+    """One record a row; what was not published, or could not be predicted, is None."""
+    return [_record(row) for row in rows]
+
+
+def _record(row: PredictedRow) -> dict[str, Any]:
+    published, found = row.row.measurement, row.estimate
+    if published is None:
+        return {"notes": row.error}
+    delay, rate = published.network_delay_ms, published.network_gbps
+    network = (None if delay is None else f"{delay:g} ms", None if rate is None else f"{rate:g} Gbps")
+    both = found is not None and published.sec_per_it is not None
+    would = None if found is None else "" if found.fits else "does not fit"
+    return {
+        **{name: getattr(published, name) for name in ("nodes", "dp", "tp", "pp", "heads", "mbs", "gbs", "mem_gib")},
+        "size": size_label(published),
+        "network": ", ".join(filter(None, network)),
+        "predicted_mem_gib": found.reported_mem_gib if found else None,
+        "sec_per_it": published.sec_per_it,
+        "predicted_sec_per_it": found.sec_per_it if found else None,
+        "error": found.sec_per_it / published.sec_per_it - 1 if both and found and published.sec_per_it else None,
+        "tflops": published.tflops,
+        "predicted_tflops": row.tflops,
+        "pflops": aggregate_pflops(row.tflops, published.devices) if row.tflops and published.devices else None,
+        "status": published.status,
+        "notes": row.error or would,
+    }

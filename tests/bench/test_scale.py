@@ -1,0 +1,71 @@
+"""Published tables mapped down to a small machine keep their order of battle."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimaran.bench.scale import MOST_LAYERS, MOST_MBS, MOST_RANKS, SmallRow, best_divisors, divided, small_rows
+from trimaran.bench.studied import published_rows
+from trimaran.files import load_recipe
+from trimaran.recipe import Recipe
+
+STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
+DEGREE = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 48, 256])
+
+
+def study(name: str) -> Recipe:
+    return load_recipe(f"recipes/{name}.toml")
+
+
+@given(st.lists(st.tuples(DEGREE, DEGREE, DEGREE), min_size=1, max_size=5))
+def test_every_row_fits_and_order_along_an_axis_stays(degrees: list[tuple[int, int, int]]) -> None:
+    divisors = best_divisors([(min(dp, 16), min(tp, 16), min(pp, 16)) for dp, tp, pp in degrees])
+    small = [divided((min(dp, 16), min(tp, 16), min(pp, 16)), divisors) for dp, tp, pp in degrees]
+    assert all(math.prod(one) <= MOST_RANKS for one in small)
+    for axis in range(3):
+        pairs = sorted((large[axis], one[axis]) for large, one in zip(degrees, small, strict=True))
+        assert [one for _, one in pairs] == sorted(one for _, one in pairs)
+
+
+def test_what_fits_is_left_as_it_is() -> None:
+    assert best_divisors([(2, 2, 2), (1, 4, 2)]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_table_of_every_study_maps_to_layouts_that_divide(name: str) -> None:
+    for table in study(name).tables:
+        for small in small_rows(published_rows(table)):
+            layout, workload = small.layout, small.workload
+            model = workload.model
+            assert layout.devices <= MOST_RANKS and layout.mbs <= MOST_MBS
+            assert layout.pp <= model.layers <= MOST_LAYERS
+            assert workload.global_batch % (layout.dp * layout.mbs) == 0
+            assert model.heads % layout.tp == 0 and model.hidden % model.heads == 0
+            assert layout.recompute == ("none" if small.published.recompute == "unknown" else small.published.recompute)
+
+
+def test_rows_that_differ_in_the_question_differ_here() -> None:
+    """TP 4, TP 2 and TP 1 of BLOOM's last table are three degrees here too, the larger the larger."""
+    table = next(table for table in study("bloom-176b").tables if table.name == "tp")
+    degrees: dict[int, set[int]] = {}
+    for small in small_rows(published_rows(table)):
+        degrees.setdefault(small.published.tp, set()).add(small.layout.tp)
+    assert [len(found) for found in degrees.values()] == [1, 1, 1]
+    assert max(degrees[1]) < max(degrees[2]) < max(degrees[4])
+
+
+def test_a_slow_network_is_slowed_as_the_activations_are() -> None:
+    table = next(table for table in study("gpt3-xl-p3").tables if table.name == "gpipe-networks")
+    for small in small_rows(published_rows(table)):
+        assert small.network is not None
+        assert small.network.latency_ms == small.published.network_delay_ms
+        sent = _sent(small)
+        assert small.network.port_gbps == pytest.approx(small.published.network_gbps * sent, rel=0.01)
+
+
+def _sent(small: SmallRow) -> float:
+    row, model = small.published, small.workload.model
+    here = small.layout.mbs * small.workload.seq_len * model.hidden
+    return here / (row.mbs * row.seq_len * row.hidden)

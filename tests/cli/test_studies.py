@@ -1,0 +1,54 @@
+"""One small table of each published study: predicted at full size, and measured here for real."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command import run
+
+ROOT = Path(__file__).parents[2]
+# The tables of fewest trials, so that every study is run in continuous integration.
+SMALL = {
+    "fugaku-gpt-1b3": "allocator",
+    "fugaku-gpt-30b": "tensor-parallel",
+    "bigscience-1b3-v100": "v100-32gb",
+    "gpt3-xl-p3": "torch-pipe",
+    "bloom-176b": "final-14336",
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_predicted_row_by_row_beside_what_was_published(name: str) -> None:
+    done = run("predict", f"recipes/{name}.toml", "--format", "json", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    tables = json.loads(done.stdout)
+    assert len(tables) > 1
+    rows = [row for table in tables for row in table["rows"]]
+    both = [row for row in rows if row["sec_per_it"] and row["predicted_sec_per_it"]]
+    assert len(both) > len(rows) / 4
+    for row in both:
+        assert row["error"] == pytest.approx(row["predicted_sec_per_it"] / row["sec_per_it"] - 1)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("name", "table"), SMALL.items())
+def test_a_table_is_measured_here_and_its_question_answered(name: str, table: str, tmp_path: Path) -> None:
+    arguments = ("bench", f"recipes/{name}.toml", "--scale", "laptop", "--table", table, "--runs", str(tmp_path))
+    done = run(*arguments, "--format", "json", cwd=ROOT, timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)
+    assert told["table"] == table
+    measured = [row for row in told["rows"] if row["small_status"] == "ok"]
+    assert len(measured) == len(told["rows"]), [row["small_status"] for row in told["rows"]]
+    assert all(row["small_s"] > 0 and row["small_predicted_s"] > 0 for row in measured)
+    assert "Here: " in told["answer"] and "Published: " in told["answer"]
+    # a second call measures nothing anew
+    again = run(*arguments, "--format", "json", cwd=ROOT, timeout_s=100)
+    assert json.loads(again.stdout) == [told]
+
+
+def test_a_wrong_table_is_told() -> None:
+    done = run("bench", "recipes/bloom-176b.toml", "--scale", "laptop", "--table", "tq", cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "'tq'" in done.stderr and "heads-14336" in done.stderr
