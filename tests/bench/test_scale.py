@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.bench.scale import MOST_LAYERS, MOST_MBS, MOST_RANKS, SmallRow, best_divisors, divided, small_rows
@@ -19,6 +19,7 @@ def study(name: str) -> Recipe:
     return load_recipe(f"recipes/{name}.toml")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(DEGREE, DEGREE, DEGREE), min_size=1, max_size=5))
 def test_every_row_fits_and_order_along_an_axis_stays(degrees: list[tuple[int, int, int]]) -> None:
     divisors = best_divisors([(min(dp, 16), min(tp, 16), min(pp, 16)) for dp, tp, pp in degrees])
