@@ -36,10 +36,6 @@ class Joined:
     world_size: int
     environment: Mapping[str, str]
 
-    def lead(self) -> JoinedLauncher:
-        """What starts the trainer of rank 0."""
-        return JoinedLauncher(self)
-
     def follow(self) -> None:
         """Become a trainer that waits for rank 0's job. Does not return."""
         os.environ.update(self.environment)
@@ -90,6 +86,9 @@ def _number(environment: Mapping[str, str], name: str, default: str) -> int:
 class JoinedLauncher:
     """Starts the trainer of rank 0 alone; the other ranks are started already."""
 
+    at_once = 1
+    restarts = 0
+
     def __init__(self, place: Joined) -> None:
         self._place = place
 
@@ -133,3 +132,6 @@ class JoinedLauncher:
                 ranks.kill()
                 raise TrimaranError(f"rank 0 cannot be started: {error}") from None
         return ranks
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trimaran.bench.joined import Joined, JoinedLauncher
 from trimaran.bench.launcher import Launch, Launcher, Ranks, launcher_of
 from trimaran.bench.limits import Limits
 from trimaran.bench.trial import prepare_trial, run_trial
@@ -46,6 +47,7 @@ def run_training(
     data_dir: Path,
     out_dir: Path,
     resume: bool = False,
+    among: Joined | None = None,
     on_step: Callable[[dict[str, Any]], None] = lambda line: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> Measurement:
@@ -53,7 +55,8 @@ def run_training(
 
     Checkpoints lie in the folder `checkpoints` beside `out_dir`; `resume` goes on from the newest, where there is
     one. `on_step` gets each new line of the trainer's log.jsonl, `on_notice` sentences for the user. The log of an
-    earlier training, and its checkpoints unless they are gone on from, are kept in folders beside these. Raises
+    earlier training, and its checkpoints unless they are gone on from, are kept in folders beside these. `among`
+    says that other ranks are started already, and that this process leads them. Raises
     TrimaranError, naming the evidence, when the training does not end well, and TrainingStoppedError where SIGTERM
     or SIGUSR1 ended it.
     """
@@ -70,7 +73,10 @@ def run_training(
     if resume and (earlier := _newest_log(out_dir)):
         update["earlier_log"] = str(earlier.resolve())
     teller = Teller(out_dir, on_step, on_notice)
-    with launcher_of(recipe.sweep, cluster, on_notice) as launcher:
+    with contextlib.ExitStack() as stack:
+        launcher: Launcher = (
+            JoinedLauncher(among) if among else stack.enter_context(launcher_of(recipe.sweep, cluster, on_notice))
+        )
         stoppable = StoppableLauncher(launcher)
         with stoppable.passing_on_signals():
             row = run_trial(

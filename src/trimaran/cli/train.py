@@ -65,7 +65,7 @@ def train(
     with TrainingProgress(study.train.steps) as progress:
         row = run_training(
             study, cluster, chosen, data_dir=data, out_dir=place.training,
-            resume=resume, launcher=among.lead() if among else None, on_step=progress, on_notice=say,
+            resume=resume, among=among, on_step=progress, on_notice=say,
         )  # fmt: skip
     typer.echo(summary(row))
 
