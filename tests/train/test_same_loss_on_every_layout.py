@@ -107,10 +107,10 @@ class Reference:
     make_job: Callable[..., TrainJob]
     runs: dict[str, Run]
 
-    def run(self, model: Model = SMALL) -> Run:
-        key = repr(model)
+    def run(self, model: Model = SMALL, **train: object) -> Run:
+        key = repr((model, train))
         if key not in self.runs:
-            self.runs[key] = self.pool.run(self.make_job(ONE_PROCESS, model=model))
+            self.runs[key] = self.pool.run(self.make_job(ONE_PROCESS, model=model, **train))
         return self.runs[key]
 
 
@@ -190,15 +190,16 @@ def test_other_families_agree_on_every_layout(
     [
         (SMALL, "tp2,pp2,vpp2,mbs6,sp,recompute-selective"),
         (BLOOM, "dp2,tp2,pp2,mbs6,recompute-full"),
+        (BLOOM, "dp2,tp2,pp2,mbs6,fsdp,sp"),
         (LLAMA, "tp2,pp2,mbs6,zero_bubble,sp"),
     ],
-    ids=["gpt", "bloom", "llama"],
+    ids=["gpt", "bloom", "bloom sharded", "llama"],
 )
 def test_documents_apart_and_validation_agree_with_one_process(
-    pool: Pool, make_job: Callable[..., TrainJob], model: Model, layout: str
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
     settings = {"steps": 5, "document_mask": True, "validation": 0.2, "eval_every": 5, "eval_steps": 2}
-    expected = pool.run(make_job(ONE_PROCESS, model=model, **settings))
+    expected = reference.run(model, **settings)
     run = pool.run(make_job(layout, model=model, **settings))
     assert run.losses == pytest.approx(expected.losses, rel=1e-5)
     assert run.validation == pytest.approx(expected.validation, rel=1e-5)

@@ -49,6 +49,7 @@ def test_a_checkpoint_converted_writes_the_same_text_as_transformers(study: Path
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     tokens = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     ours = whole_model(open_source(study / "checkpoints" / "step-00000040"), torch.device("cpu"), torch.float32)
+    assert theirs.config.eos_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>") == 256
     with torch.no_grad():
         torch.testing.assert_close(logits(ours, tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
 

@@ -92,6 +92,8 @@ class TrainingProgress:
         step, loss, seconds = line["iteration"], line["lm_loss"], line["sec_per_it"]
         shown = "not finite" if loss is None else f"{loss:.4f}"
         self._bar.update(self._task, completed=step, loss=f"loss {shown}")
-        if step == 1 or step % self._every == 0 or step == self._steps:
+        validation = line.get("validation_loss")
+        if step == 1 or step % self._every == 0 or step == self._steps or validation is not None:
             left = (self._steps - step) * seconds
+            shown += "" if validation is None else f", validation {validation:.4f}"
             say(f"step {step} of {self._steps}: loss {shown}, {seconds:.3f} s/it, about {left:.0f} s left")

@@ -12,13 +12,18 @@ from trimaran.recipe import ConvertJob
 from trimaran.train.hugging_face import write_folder
 from trimaran.train.program import run_job
 from trimaran.train.source import TOKENIZER_NAME, open_source
+from trimaran.train.tokenizer import load_tokenizer
 
 
 def convert(job: ConvertJob) -> None:
     """Write the Hugging Face folder; weights keep the precision they are stored in."""
     source = open_source(Path(job.source).expanduser())
     tokenizer = source.folder / TOKENIZER_NAME
-    write_folder(source.model, source.read, Path(job.output), tokenizer if tokenizer.exists() else None)
+    output = Path(job.output).expanduser()
+    if tokenizer.exists():
+        write_folder(source.model, source.read, output, tokenizer, load_tokenizer(tokenizer).end_of_document)
+    else:
+        write_folder(source.model, source.read, output)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class _Mark(torch.autograd.Function):
 class Home:
     """A module of the stage and the units that it computes with; `own` are those it finishes the gradients of.
 
-    `number` orders modules that follow each other in a forward pass: that of a layer in the whole model, -1 of
-    the embedding, and on from the last layer.
+    `number` orders modules that follow each other in a forward pass: that of a layer in the whole model, below 0
+    of the embedding and its norm, and on from the last layer.
     """
 
     module: nn.Module
@@ -65,9 +65,13 @@ def homes_of(stage: Stage, flat: FlatWeights) -> tuple[Home, ...]:
         return tuple(unit for unit in flat.units if unit.name == prefix or unit.name.startswith(prefix + "."))
 
     homes: list[Home] = []
+    before_layers = -2 if stage.embedding_norm is not None else -1
     if stage.embedding is not None:
         # tokens have no gradient, so its backward has no end that a hook would see
-        homes.append(Home(stage.embedding, -1, units("embedding"), ()))
+        homes.append(Home(stage.embedding, before_layers, units("embedding"), ()))
+    if stage.embedding_norm is not None:
+        own = units("embedding_norm")
+        homes.append(Home(stage.embedding_norm, -1, own, own))
     for number, layer in stage.layers.items():
         own = units(f"layers.{number}")
         homes.append(Home(layer, int(number), own, own))

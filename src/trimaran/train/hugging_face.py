@@ -198,14 +198,22 @@ def _files_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def write_folder(model: Model, read: Callable[[str], Tensor], folder: Path, tokenizer: Path | None = None) -> None:
+def write_folder(
+    model: Model,
+    read: Callable[[str], Tensor],
+    folder: Path,
+    tokenizer: Path | None = None,
+    end_of_document: int | None = None,
+) -> None:
     """Write weights that `read` gives by our names as a Hugging Face folder, which is there whole or not at all.
+
+    `tokenizer` is a tokenizer.json to put beside them, whose documents end with `end_of_document`.
 
     Raises TrimaranError where `folder` exists, cannot be written, or no kind of theirs computes `model`.
     """
     if folder.exists():
         raise TrimaranError(f"{folder} exists: choose another folder or remove it")
-    config = config_from_model(model)
+    config = config_from_model(model) | {"bos_token_id": end_of_document, "eos_token_id": end_of_document}
     partial = folder.with_name(f".{folder.name}.partial.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -235,7 +243,9 @@ def _write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> torch.
     dtype = torch.float32
 
     def close() -> None:
-        save_file(shard, folder / f"{len(shards)}.part", metadata={"format": "pt"})
+        path = folder / f"{len(shards)}.part"
+        save_file(shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors lets nobody else read it
         shards.append(list(shard))
         shard.clear()
 
