@@ -6,8 +6,6 @@ import signal
 import sys
 from types import FrameType
 
-from trimaran.noun import TrimaranError
-
 INTERRUPTED = 130
 TERMINATED = 143
 _GO_ON = "what was finished is kept, the same command goes on with the rest"
@@ -24,8 +22,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         status = app(standalone_mode=False)
-    except TrimaranError as error:
-        _fail(str(error), error.exit_status)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except _Terminated:
@@ -37,6 +33,11 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}; check the path, its permissions and free space")
     except Exception as error:
+        # not at the top of this file: pydantic comes with it, and would double the time that --help takes
+        from trimaran.noun import TrimaranError
+
+        if isinstance(error, TrimaranError):
+            _fail(str(error), error.exit_status)
         # Typer carries its own copy of Click's usage errors, which it does not export
         if not hasattr(error, "format_message"):
             raise
