@@ -213,25 +213,28 @@ def test_a_killed_sweep_leaves_no_process_and_no_namespace(tmp_path: Path) -> No
 
 UNPRIVILEGED = f"""
 import ctypes, sys
-from trimaran.bench.launcher import Launch
-from trimaran.bench.network import ShapedLauncher
-from trimaran.noun import TrimaranError
-from trimaran.shaping import ShapedNetwork
+from trimaran.cli import main
 
 ctypes.CDLL(None).prctl({PR_CAPBSET_DROP}, {CAP_SYS_ADMIN}, 0, 0, 0)  # what a program is started with, root or not
-try:
-    ShapedLauncher(ShapedNetwork(name="near", latency_ms=4, bandwidth_gbps=0.2)).start(Launch((), 2, None))
-except TrimaranError as error:
-    print(error)
+sys.argv[1:] = ["bench", sys.argv[1], "--runs", sys.argv[2]]
+main()
 """
 
 
-def test_without_the_right_to_make_namespaces_the_refusal_is_one_clear_line() -> None:
-    done = subprocess.run([sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("network 'near' cannot be shaped here: ")
-    assert "run as root on Linux with network namespaces" in done.stdout
-    assert done.stdout.count("\n") == 1
-    assert not done.stderr
+def test_without_the_right_to_make_namespaces_the_refusal_is_one_clear_line_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "network-laptop.toml"
+    runs = tmp_path / "runs"
+    done = subprocess.run(
+        [sys.executable, "-c", UNPRIVILEGED, str(recipe), str(runs)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "network 'default' cannot be shaped here: " in done.stderr
+    assert "run as root on Linux with network namespaces" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+    assert not runs.exists()
 
 
 def test_a_network_that_the_machine_cannot_seat_is_refused(cluster: Cluster) -> None:

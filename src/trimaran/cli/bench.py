@@ -46,6 +46,7 @@ def bench(
         _small(recipe, table or [], runs, form)
         return
     from trimaran.bench import launcher_of, run_sweep
+    from trimaran.bench.network import require_shaping
     from trimaran.bench.sweep import Prediction
     from trimaran.bench.workspace import Workspace, check_stated_layouts, require_own_trainer, stated_layouts
     from trimaran.cli.progress import TrialProgress, say
@@ -64,6 +65,7 @@ def bench(
     require_own_trainer(study)
     study = study.model_copy(update={"sweep": study.sweep.model_copy(update={"steps": study.sweep.steps + soak})})
     require_trust(study.sweep.variants, trust)
+    require_shaping(study.sweep.networks)
     layouts = list(dict.fromkeys(stated_layouts(study)))
     if not layouts:
         raise TrimaranError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trimaran.bench.launcher import launcher_of
+from trimaran.bench.network import require_shaping
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.bench.workspace import (
     Workspace,
@@ -25,6 +26,7 @@ from trimaran.noun import TrimaranError
 from trimaran.plan.planner import plan_with
 from trimaran.plan.settings import PlanSettings
 from trimaran.recipe import Recipe
+from trimaran.shaping import ShapedNetwork
 from trimaran.store import Store
 from trimaran.tune.choose import Candidate, Verdict
 from trimaran.tune.search import Found, Outlook, search
@@ -68,9 +70,12 @@ def tune(
             f"sweep.variants has {len(recipe.sweep.variants)} entries, and tune compares layouts under one: "
             f"bench measures all, then leave the best"
         )
+    network = _only_network(recipe)
     if recipe.cluster is None and not workspace.cluster_file.exists():
         say("probing this machine (matmul, memory, collectives)")
-    cluster = _only_cluster(recipe, workspace.cluster(recipe))
+    cluster = workspace.cluster(recipe)
+    if network is not None:
+        cluster = cluster.on(network)
     calibration = resolve_calibration(cluster, recipe.stack)
     candidates = candidates_of(recipe, cluster, calibration)
     require_torch("tune")
@@ -120,15 +125,16 @@ def tune(
     return _tuned(candidates, found, rows, cluster, recipe)
 
 
-def _only_cluster(recipe: Recipe, cluster: Cluster) -> Cluster:
-    """The cluster on the recipe's network, where it states one: the fastest layout is another on every network."""
+def _only_network(recipe: Recipe) -> ShapedNetwork | None:
+    """The recipe's network, where it states one: the fastest layout is another on every network."""
     networks = recipe.sweep.networks
     if len(networks) > 1:
         raise TrimaranError(
             f"sweep.networks has {len(networks)} networks, and each may have a fastest layout of its own: keep 1 to "
             f"tune for it, or measure all with bench"
         )
-    return cluster.on(networks[0]) if networks else cluster
+    require_shaping(networks)
+    return networks[0] if networks else None
 
 
 def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) -> list[Candidate]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trimaran.bench.network.launcher import ShapedLauncher, network_note
+from trimaran.bench.network.switched import SwitchedNetwork
 from trimaran.shaping import ShapedNetwork
 
-__all__ = ["ShapedLauncher", "network_note", "network_variant"]
+__all__ = ["ShapedLauncher", "network_note", "network_variant", "require_shaping"]
+
+
+def require_shaping(networks: Sequence[ShapedNetwork]) -> None:
+    """Raise TrimaranError where a sweep names networks and this machine or user can make none."""
+    if networks:
+        SwitchedNetwork(networks[0], 1).close()
 
 
 def network_variant(network: ShapedNetwork | None) -> str:
