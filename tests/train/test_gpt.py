@@ -138,3 +138,8 @@ def test_a_document_is_read_as_if_it_stood_alone(make_job: Callable[..., TrainJo
             assert (mixed[:, begin:end] - alone).abs().max() > 1e-2
         begin = end
     assert begin == 16
+
+
+@pytest.mark.parametrize("model", [SMALL, BLOOM, LLAMA], ids=["gpt", "bloom", "llama"])
+def test_a_model_has_as_many_parameters_as_the_planner_counts(make_job: Callable[..., TrainJob], model: Model) -> None:
+    assert make_trainer(make_job("mbs24", model=model)).flat.parameters == model.parameters

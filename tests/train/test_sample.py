@@ -58,8 +58,6 @@ def test_a_checkpoint_converted_writes_the_same_text_as_transformers(study: Path
     sampled = trimaran("sample", str(study), "--prompt", PROMPT, "--tokens", "10", "--temperature", "0")
     assert sampled.returncode == 0, sampled.stderr
     assert sampled.stdout == expected + "\n"
-    again = trimaran("sample", str(tmp_path / "out"), "--prompt", PROMPT, "--tokens", "10", "--temperature", "0")
-    assert again.stdout == sampled.stdout
     told_again = trimaran("convert", str(study), "-o", str(tmp_path / "out"))
     assert told_again.returncode == 2 and "exists: choose another folder" in told_again.stderr
 

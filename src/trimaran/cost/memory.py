@@ -119,6 +119,14 @@ def layer_activations(
     return rest + scores, rest, tokens * h * e / whole
 
 
+def alibi_bytes(model: Model, seq_len: int, stack: Stack, grid: LayoutGrid) -> Floats:
+    """Trimaran adds ALiBi to the scores as one (heads / TP, s, s) tensor that all layers of a rank share."""
+    if stack.framework != "trimaran" or model.positions != "alibi":
+        return np.zeros(len(grid))
+    size: Floats = model.heads / grid.tp * float(seq_len) ** 2 * ELEMENT_BYTES[grid.precision]
+    return size
+
+
 def stage_memory(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration, shape: StageShape
 ) -> StageMemory:
@@ -159,11 +167,12 @@ def stage_memory(
     activations = shape.in_flight * shape.layers * stored + np.maximum(at_work - logits, 0.0)
     buckets = np.minimum(count, float(stack.bucket_elements)) * 2.0 * gradient
     ones = np.ones(np.broadcast_shapes(count.shape, activations.shape))
+    alibi = alibi_bytes(model, workload.seq_len, stack, grid)
     return StageMemory(
         weights=(count / weight_share * element + gathered) * ones,
         gradients=count / gradient_share * gradient * ones,
         optimizer=count / optimizer_share * (states + master) * ones,
-        activations=activations * calibration.activation_scale * ones,
+        activations=(activations * calibration.activation_scale + alibi) * ones,
         logits=logits * ones,
         buffers=(calibration.buffer_gib * GIB + buckets) * ones,
         context=cluster.device.context_gib * GIB * ones,

@@ -88,6 +88,12 @@ def _model_kind(workload: Workload) -> list[str]:
         flags.append(f"--kv-channels {model.head_dim}")
     if model.norm == "rmsnorm":
         flags.append("--normalization RMSNorm")
+    if model.norm_epsilon != 1e-5:
+        flags.append(f"--norm-epsilon {model.norm_epsilon:g}")
+    if model.positions == "rotary":
+        flags.append(f"--rotary-base {model.rotary_theta:.0f}")
+    if model.rotary_scaling is not None:
+        flags += ["--use-rope-scaling", f"--rope-scaling-factor {model.rotary_scaling.factor:g}"]
     if model.mlp == "swiglu":
         flags.append("--swiglu")
     if not model.bias:
