@@ -90,6 +90,8 @@ class ConvertJob(Noun):
     output: str
 
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
 # What a learning-rate schedule may be stated in.
 SCHEDULE_UNITS = ("steps", "samples", "tokens")
 
@@ -123,6 +125,7 @@ class TrainSettings(Noun):
         default=None, ge=0, description="steps between checkpoints; None: one at the end; 0: none at all"
     )
     keep_checkpoints: int = Field(default=3, gt=0, description="the newest so many are kept")
+    track: tuple[TrackerName, ...] = Field(default=("tensorboard",), description="what else is told of every step")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -253,6 +256,8 @@ class TrainJob(Noun):
     peak_tflops: float | None = Field(default=None, gt=0, description="measured matmul peak of one rank, for MFU")
     checkpoint_dir: str | None = Field(default=None, description="folder of the training's checkpoints; None: none")
     resume: bool = Field(default=False, description="go on from the newest checkpoint there")
+    track: bool = Field(default=False, description="tell the trackers of train.track of every step")
+    trace_steps: int = Field(default=0, ge=0, description="steps to profile into trace.RANK.json")
     earlier_log: str | None = Field(default=None, description="log.jsonl of the training that is gone on from")
 
     @model_validator(mode="after")

@@ -48,6 +48,7 @@ def run_training(
     out_dir: Path,
     resume: bool = False,
     among: Joined | None = None,
+    trace_steps: int = 0,
     on_step: Callable[[dict[str, Any]], None] = lambda line: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> Measurement:
@@ -56,7 +57,7 @@ def run_training(
     Checkpoints lie in the folder `checkpoints` beside `out_dir`; `resume` goes on from the newest, where there is
     one. `on_step` gets each new line of the trainer's log.jsonl, `on_notice` sentences for the user. The log of an
     earlier training, and its checkpoints unless they are gone on from, are kept in folders beside these. `among`
-    says that other ranks are started already, and that this process leads them. Raises
+    says that other ranks are started already, and that this process leads them. `trace_steps` are profiled. Raises
     TrimaranError, naming the evidence, when the training does not end well, and TrainingStoppedError where SIGTERM
     or SIGUSR1 ended it.
     """
@@ -67,7 +68,8 @@ def run_training(
     kept = _set_aside([out_dir] if resume else [out_dir, checkpoints])
     if checkpoints in kept:
         on_notice(f"checkpoints of an earlier training are kept in {kept[checkpoints]}; --resume would have gone on")
-    update: dict[str, Any] = {"out_dir": str(out_dir.resolve()), "resume": resume}
+    update: dict[str, Any] = {"out_dir": str(out_dir.resolve()), "resume": resume, "track": True}
+    update["trace_steps"] = trace_steps
     if recipe.train.checkpoint_every != 0:
         update["checkpoint_dir"] = str(checkpoints.resolve())
     if resume and (earlier := _newest_log(out_dir)):
@@ -209,6 +211,15 @@ class Teller:
             self.stopped_at = step
         else:
             self._on_notice(notice["text"])
+
+
+def largest_rank(out_dir: Path, ranks: int) -> tuple[int, dict[str, float]] | None:
+    """The rank whose memory peaked highest, and that memory in its parts (GiB), as the ranks wrote it down."""
+    found = {}
+    for rank in range(ranks):
+        with contextlib.suppress(OSError, ValueError):
+            found[rank] = json.loads((out_dir / f"memory.{rank}.json").read_text())
+    return max(found.items(), key=lambda item: item[1]["peak"], default=None)
 
 
 class LogTail:

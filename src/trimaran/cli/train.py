@@ -26,6 +26,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, on this layout or another.")
     ] = False,
+    trace: Annotated[
+        int, typer.Option(min=0, help="Profile so many steps, from the third on, into train/trace.RANK.json.")
+    ] = 0,
     runs: RunsOption = Path("runs"),
     trust: TrustOption = False,
 ) -> None:
@@ -65,9 +68,9 @@ def train(
     with TrainingProgress(study.train.steps) as progress:
         row = run_training(
             study, cluster, chosen, data_dir=data, out_dir=place.training,
-            resume=resume, among=among, on_step=progress, on_notice=say,
+            resume=resume, among=among, trace_steps=trace, on_step=progress, on_notice=say,
         )  # fmt: skip
-    typer.echo(summary(row))
+    typer.echo(summary(row, study, cluster, chosen, place.training))
 
 
 def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:

@@ -57,5 +57,7 @@ def tune(
     say(f"training {study.train.steps} steps with {found.winner}; log in {place.training}")
     data = place.data(study)
     with TrainingProgress(study.train.steps) as shown:
-        trained = run_training(study, found.cluster, found.winner, data_dir=data, out_dir=place.training, on_step=shown)
-    typer.echo(summary(trained), err=form is not OutputFormat.table)
+        trained = run_training(
+            study, found.cluster, found.winner, data_dir=data, out_dir=place.training, on_step=shown, on_notice=say
+        )
+    typer.echo(summary(trained, study, found.cluster, found.winner, place.training), err=form is not OutputFormat.table)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+from trimaran.bench.training import largest_rank
+from trimaran.cluster import Cluster
+from trimaran.cost.estimate import estimate
+from trimaran.layout import Layout
 from trimaran.measurement import Measurement
+from trimaran.recipe import Recipe
 
 
-def summary(row: Measurement) -> str:
-    """First and last loss in nats against ln(vocabulary), speed and memory."""
+def summary(row: Measurement, recipe: Recipe, cluster: Cluster, layout: Layout, out_dir: Path) -> str:
+    """First and last loss in nats against ln(vocabulary), speed, and memory beside what was predicted.
+
+    `out_dir` is the folder of the training, where its ranks wrote down their memory.
+    """
     uniform = math.log(row.vocab)
     seconds, tflops = row.sec_per_it or math.nan, row.tflops or math.nan
     tokens_per_s = (row.tokens_per_s_per_gpu or 0.0) * (row.devices or 1)
@@ -24,5 +33,32 @@ def summary(row: Measurement) -> str:
             f"  loss   {loss}",
             f"  speed  {seconds:.3f} s/it, {tokens_per_s:.0f} tokens/s, {tflops:.3g} TFLOPs a rank",
             f"  memory {row.mem_gib or 0.0:.2f} GiB on the largest rank",
+            *memory_lines(recipe, cluster, layout, out_dir),
         )
     )
+
+
+# Parts of a rank's memory: how they are called, those predicted, and the one measured.
+_PARTS = (
+    ("weights", ("weights",), "weights"),
+    ("gradients", ("gradients",), "gradients"),
+    ("optimizer", ("optimizer",), "optimizer"),
+    ("activations, logits, buffers", ("activations", "logits", "buffers"), "rest"),
+    ("before the model", ("context",), "context"),
+    ("peak", ("total",), "peak"),
+)
+
+
+def memory_lines(recipe: Recipe, cluster: Cluster, layout: Layout, out_dir: Path) -> tuple[str, ...]:
+    """A small table of the largest rank's memory in GiB, predicted and measured."""
+    largest = largest_rank(out_dir, layout.devices)
+    if largest is None:
+        return ()
+    rank, measured = largest
+    predicted = estimate(recipe.workload, cluster, recipe.stack, layout)
+    stage = predicted.memory[rank // layout.stride("pp") % layout.pp]
+    lines = [f"    {f'rank {rank}, GiB':30}{'predicted':>10}{'measured':>10}"]
+    for title, parts, held in _PARTS:
+        if held in measured:
+            lines.append(f"    {title:30}{sum(getattr(stage, part) for part in parts):10.3f}{measured[held]:10.3f}")
+    return tuple(lines)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from trimaran.noun import TrimaranError
 from trimaran.train.loop import StepResult, Trainer
 from trimaran.train.notices import Tell
+from trimaran.train.trace import Trace
 
 if TYPE_CHECKING:
     from trimaran.train.checkpoint import Saver
@@ -43,6 +44,10 @@ class Course:
     def __init__(self, trainer: Trainer, stop: StopSignals | None, tell: Tell, alive: Callable[[], None]) -> None:
         job = trainer.job
         self._trainer, self._stop, self._tell = trainer, stop, tell
+        self._trace: Trace | None = None
+        if job.trace_steps:
+            on_gpu = trainer.device.type == "cuda"
+            self._trace = Trace(Path(job.out_dir), trainer.mesh.world.index, job.trace_steps, on_gpu=on_gpu)
         self._every = job.train.checkpoint_every
         self._saver: Saver | None = None
         self._saved_at = -1
@@ -63,11 +68,15 @@ class Course:
                 )
 
     def before(self) -> None:
-        """Say with the next step whether this rank was told to leave."""
+        """Say with the next step whether this rank was told to leave, and profile it where it is to be."""
+        if self._trace is not None:
+            self._trace.before()
         self._trainer.stop_wanted = self._stop is not None and self._stop.seen
 
     def after(self, result: StepResult) -> bool:
         """Save where a checkpoint is due; True where the training is to leave now."""
+        if self._trace is not None:
+            self._trace.after()
         step = self._trainer.step_number
         if self._saver is not None and self._every and step % self._every == 0:
             self._save(self._saver, step)
@@ -79,6 +88,8 @@ class Course:
 
     def finish(self) -> None:
         """Save the last step and wait until all is written."""
+        if self._trace is not None:
+            self._trace.finish()
         if self._saver is None:
             return
         if self._saved_at < self._trainer.step_number:

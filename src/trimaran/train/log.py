@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from trimaran.flops import default_formula, mfu, tflops_per_device
+from trimaran.recipe import TrainJob
 from trimaran.train.loop import StepResult, Trainer
+from trimaran.train.trackers import figures_of, open_trackers
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,14 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
 class Log:
     """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins.
 
-    A resumed training's log begins with the lines of the `earlier` one up to the step it goes on from, where that
-    has them all.
+    A resumed training's log begins with the lines of the earlier one up to the step it goes on from, where that
+    has them all. The recipe's trackers are told the same. Raises TrimaranError for a tracker that is not installed.
     """
 
-    def __init__(self, folder: Path, earlier: str | None, step: int) -> None:
+    def __init__(self, job: TrainJob, step: int) -> None:
+        folder, earlier = Path(job.out_dir), job.earlier_log
+        config = {"layout": job.layout.label(), **job.workload.model.model_dump(), **job.train.model_dump()}
+        self._trackers = open_trackers(job.train.track, folder, config) if job.track else ()
         self._text = (folder / "log.txt").open("w", buffering=1)
         self._json = (folder / "log.jsonl").open("w", buffering=1)
         self.earlier: list[dict[str, Any]] = []
@@ -171,6 +176,8 @@ class Log:
             self.earlier = records
             self._json.writelines(f"{line}\n" for line in lines)
             self._text.writelines(f"{line}\n" for line in text)
+            for record in records:
+                self._track(record)
 
     def write(self, iteration: Iteration) -> None:
         """Append one iteration to both files. JSON says null for a loss or norm that is not finite."""
@@ -178,3 +185,8 @@ class Log:
         fields = asdict(iteration) | {"validation_perplexity": iteration.validation_perplexity}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
         self._json.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._track(finite)
+
+    def _track(self, record: dict[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.write(record["iteration"], figures_of(record))

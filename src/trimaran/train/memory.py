@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
+from trimaran.train.flat import FlatWeights
 
 GIB = float(1 << 30)
 
@@ -55,3 +59,30 @@ def memory_record(device: torch.device, baseline_gib: float) -> dict[str, float]
         "context": context,
         "baseline": baseline_gib,
     }
+
+
+def memory_parts(
+    flat: FlatWeights, state: Mapping[str, Sequence[Tensor]], record: Mapping[str, float]
+) -> dict[str, float]:
+    """The record with its peak split as the cost model splits it, GiB.
+
+    Weights, gradients and optimizer state (master weights among it) are what their tensors hold now; `context` is
+    what was there before the model, and `rest` all else of the peak: activations, logits, buffers, and what the
+    allocator keeps.
+    """
+    weights = [unit.weights for unit in flat.units]
+    # without master weights of their own, these are the weights
+    of_optimizer = [*flat.master, *(tensor for tensors in state.values() for tensor in tensors), *weights]
+    parts = {
+        "weights": _held_gib(weights),
+        "gradients": _held_gib([unit.grads for unit in flat.units]),
+        "optimizer": _held_gib(of_optimizer) - _held_gib(weights),
+        "context": record.get("context", record["baseline"]),
+    }
+    return {**record, **parts, "rest": max(0.0, record["peak"] - sum(parts.values()))}
+
+
+def _held_gib(tensors: Iterable[Tensor]) -> float:
+    """Memory behind tensors, counted once where several are views of it."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values()) / GIB

@@ -93,7 +93,7 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
         from trimaran.train.course import EXIT_STOPPED, Course, StopSignals
         from trimaran.train.log import History, Log, iteration_of
         from trimaran.train.loop import Trainer
-        from trimaran.train.memory import memory_record, resident_gib
+        from trimaran.train.memory import memory_parts, memory_record, resident_gib
         from trimaran.train.mesh import GroupFactory, build_mesh
         from trimaran.train.notices import Notices
         from trimaran.train.outcome import write_result
@@ -114,13 +114,12 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
 
     with phases.time("resume"):
         course = Course(trainer, stop, Notices(out_dir, rank).tell, alive=lambda: os.utime(heartbeat))
-    log = Log(out_dir, job.earlier_log, trainer.step_number) if rank == 0 else None
+    log = Log(job, trainer.step_number) if rank == 0 else None
     history = History() if log is None else History.of(log.earlier)
     phases.enter("step")
     while trainer.step_number < job.steps:
         course.before()
-        last = trainer.step_number == job.steps - 1
-        result, seconds = timed_step(trainer, record=job.record_timeline and last)
+        result, seconds = timed_step(trainer, record=job.record_timeline and trainer.step_number == job.steps - 1)
         history.add(result, seconds)
         os.utime(heartbeat)
         if held_out is not None and validation_is_due(job, trainer.step_number):
@@ -132,7 +131,8 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
             return EXIT_STOPPED
     course.finish()
 
-    write_result(trainer, history, phases.seconds, memory_record(device, baseline_gib))
+    memory = memory_parts(trainer.flat, trainer.optimizer.state, memory_record(device, baseline_gib))
+    write_result(trainer, history, phases.seconds, memory)
     if world_size > 1:
         dist.destroy_process_group()
     return 0

@@ -1,0 +1,43 @@
+"""Traces: what PyTorch's profiler sees of a few steps, as a file that chrome://tracing and Perfetto open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+# The first steps make buffers and choose kernels.
+WARM_UP_STEPS = 2
+
+
+class Trace:
+    """Profiles `steps` steps, from the third that this process makes on, and leaves `trace.RANK.json` in `folder`."""
+
+    def __init__(self, folder: Path, rank: int, steps: int, *, on_gpu: bool) -> None:
+        self._path = folder / f"trace.{rank}.json"
+        self._left, self._steps = WARM_UP_STEPS, steps
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        self._profile = profile(activities=activities)
+        self._running = False
+
+    def before(self) -> None:
+        """A step begins."""
+        if self._left == 0 and not self._running and self._steps:
+            self._profile.start()
+            self._running = True
+        self._left = max(0, self._left - 1)
+
+    def after(self) -> None:
+        """A step is over."""
+        if not self._running:
+            return
+        self._steps -= 1
+        if self._steps == 0:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write down what there is."""
+        if self._running:
+            self._profile.stop()
+            self._profile.export_chrome_trace(str(self._path))
+            self._running = False

@@ -1,0 +1,45 @@
+"""What people look at during and after a training: event files, traces, memory in its parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from command import run, tiny_recipe
+
+
+def test_a_training_leaves_event_files_traces_and_memory_by_its_parts(tmp_path: Path) -> None:
+    done = run("train", str(tiny_recipe(tmp_path)), "--layout", "dp2,mbs2", "--trace", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs/tiny/train"
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    shown = [event.value for event in events.Scalars("lm_loss")]
+    logged = [json.loads(line)["lm_loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert shown == pytest.approx(logged, rel=1e-6) and len(shown) == 12
+    assert {"learning_rate", "tokens_per_s", "grad_norm", "peak_mem_gib"} <= set(events.Tags()["scalars"])
+
+    for rank in range(2):
+        trace = json.loads((folder / f"trace.{rank}.json").read_text())
+        names = [event.get("name", "") for event in trace["traceEvents"]]
+        # two steps of two layers, forward
+        assert sum(name.removeprefix("aten::") == "scaled_dot_product_attention" for name in names) == 4
+
+        memory = json.loads((folder / f"memory.{rank}.json").read_text())
+        parts = ("weights", "gradients", "optimizer", "context", "rest")
+        assert sum(memory[part] for part in parts) == pytest.approx(memory["peak"])
+        # fp32 weights and gradients, two moments
+        assert memory["gradients"] == memory["weights"] == pytest.approx(memory["optimizer"] / 2, rel=0.01)
+    for part in ("weights", "gradients", "optimizer", "peak"):
+        assert f"    {part} " in done.stdout
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_the_first_step(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("[train]", '[train]\ntrack = ["mlflow"]'))
+    done = run("train", str(recipe), "--layout", "dp1,mbs4", cwd=tmp_path)
+    assert done.returncode == 2 and "train.track names mlflow, which is not installed" in done.stderr
