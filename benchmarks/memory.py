@@ -1,0 +1,83 @@
+"""Peak memory of the trainer's ranks beside the estimate, on this machine, over layouts of every kind.
+
+    python benchmarks/memory.py [--recipe recipes/laptop.toml] [--runs DIR]
+
+Each layout is a trial of the recipe's model as `trimaran bench` runs it; the probe's cluster file of `--runs` is
+used where there is one, and made where there is none. Predicted and measured are the largest over the ranks. Writes
+benchmarks/results/memory.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from trimaran.bench import Limits, prepare_trial, run_trial
+from trimaran.bench.local import LocalLauncher
+from trimaran.bench.workspace import Workspace
+from trimaran.cost.estimate import estimate
+from trimaran.files import load_recipe
+from trimaran.host import processor_name
+from trimaran.layout import violations
+from trimaran.notation import parse_layout
+from trimaran.recipe import Recipe
+
+HERE = Path(__file__).parent
+LAYOUTS = (
+    "dp1,mbs1", "dp1,mbs4", "dp1,mbs8", "dp1,mbs8,recompute-full", "dp1,mbs8,recompute-selective", "dp1,mbs8,bf16",
+    "dp1,mbs8,bf16_pure", "dp2,mbs1", "dp2,mbs4", "dp2,mbs4,recompute-full", "dp2,mbs4,zero1", "dp2,mbs4,zero2",
+    "dp2,mbs4,zero3", "tp2,mbs4", "tp2,mbs8,sp", "pp2,mbs1", "pp2,mbs2,gpipe", "pp2,mbs4,bf16", "dp2,tp2,mbs4",
+    "dp2,pp2,mbs1", "tp2,pp2,mbs2", "pp4,mbs2,recompute-full",
+)  # fmt: skip
+GOAL = 0.10
+
+
+def measured_gib(recipe: Recipe, place: Workspace, layout: str) -> tuple[float, float]:
+    """Predicted and measured peak of the largest rank."""
+    cluster = place.cluster(recipe)
+    parsed = parse_layout(layout)
+    trial = prepare_trial(recipe, cluster, parsed, data_dir=place.data(recipe), work_dir=place.trials)
+    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=300))
+    if row.mem_gib is None:
+        raise SystemExit(f"{layout} ended as {row.status}: {row.evidence}")
+    return estimate(recipe.workload, cluster, recipe.stack, parsed).mem_gib, row.mem_gib
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--recipe", default=str(HERE.parent / "recipes" / "laptop.toml"))
+    arguments.add_argument("--runs", type=Path, default=None, help="folder of studies whose probe is to be used")
+    options = arguments.parse_args()
+    recipe = load_recipe(options.recipe)
+    recipe = recipe.model_copy(update={"sweep": recipe.sweep.model_copy(update={"steps": 3, "warmup_steps": 1})})
+    lines = ["| layout | predicted GiB | measured GiB | error |", "| --- | --: | --: | --: |"]
+    errors = []
+    with tempfile.TemporaryDirectory() as name:
+        place = Workspace((options.runs or Path(name)) / recipe.name)
+        cluster = place.cluster(recipe)
+        for layout in LAYOUTS:
+            if violations(parse_layout(layout), recipe.workload, cluster, recipe.stack):
+                print(f"{layout}: refused")
+                continue
+            predicted, measured = measured_gib(recipe, place, layout)
+            errors.append(predicted / measured - 1)
+            lines.append(f"| {layout} | {predicted:.3f} | {measured:.3f} | {errors[-1]:+.1%} |")
+            print(lines[-1], flush=True)
+    within = sum(abs(error) <= GOAL for error in errors)
+    mean = statistics.mean(map(abs, errors))
+    text = "\n\n".join(
+        (
+            f"# Memory of the largest rank, predicted and measured\n\nOn {processor_name()}; {recipe.name}, "
+            f"{recipe.workload.model.layers} layers of {recipe.workload.model.hidden}.",
+            "\n".join(lines),
+            f"{within} of {len(errors)} layouts are within {GOAL:.0%}; mean error {mean:.1%}.",
+        )
+    )
+    (HERE / "results" / "memory.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
