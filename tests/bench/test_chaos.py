@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from trial_helpers import fake_worker, processes_that_name
 from trimaran.bench import Limits, run_sweep
+from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
+from trimaran.measurement import Measurement
 from trimaran.notation import parse_layout
-from trimaran.recipe import Recipe
+from trimaran.recipe import DataSettings, Recipe
 from trimaran.store import Store
 
 # layout: (what its ranks do, the status it must get, words of its evidence)
@@ -40,13 +45,19 @@ TRIALS = {
 }
 
 
+def mount_small_disk(folder: Path, size: str) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False).returncode:
+        if os.geteuid() == 0:
+            pytest.fail("a small disk cannot be mounted here: run in a container that may mount (--cap-add SYS_ADMIN)")
+        pytest.skip("only root may mount a small disk")
+
+
 def test_a_sweep_where_nearly_everything_fails_ends_with_twenty_true_rows(
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
+    mount_small_disk(disk, "24m")
     behaviours = json.dumps({layout: behaviour for layout, (behaviour, _, _) in TRIALS.items()})
     limits = Limits(timeout_s=5, start_s=3, hang_s=2, peers_s=0.3, memory_gib=0.25, log_mib=4)
     try:
@@ -64,3 +75,78 @@ def test_a_sweep_where_nearly_everything_fails_ends_with_twenty_true_rows(
         assert seen[layout][0] == status, (layout, behaviour, seen[layout])
         assert words in (seen[layout][1] or ""), (layout, behaviour, seen[layout])
     assert processes_that_name(str(tmp_path)) == []
+
+
+# layout: (what is wrong with the real trainer, its status, words of its evidence)
+SABOTAGED = {
+    "dp1,tp1,pp1,mbs1": ("", "ok", ""),
+    "dp2,tp1,pp1,mbs1": ("hang", "hang", "in sleep_in_a_collective"),
+    "dp2,tp1,pp1,mbs2": ("", "ok", ""),
+    "dp2,tp1,pp1,mbs4": ("killed", "crash", "SIGKILL"),
+    "dp1,tp2,pp1,mbs1": ("hang", "hang", "in sleep_in_a_collective"),
+    "dp1,tp2,pp1,mbs2": ("", "ok", ""),
+    "dp1,tp2,pp1,mbs4": ("eat", "oom", "limit is 1.50 GiB"),
+    "dp1,tp2,pp1,mbs8": ("", "ok", ""),
+    "dp1,tp1,pp2,mbs1": ("hang", "hang", "in sleep_in_a_collective"),
+    "dp1,tp1,pp2,mbs2": ("", "ok", ""),
+    "dp1,tp1,pp2,mbs4": ("segfault", "crash", "SIGSEGV"),
+    "dp1,tp1,pp1,mbs2": ("garbage", "fail", "garbage"),
+    "dp1,tp1,pp1,mbs4": ("fill-disk", "fail", "No space left on device"),
+    "dp1,tp1,pp1,mbs8": ("", "ok", ""),
+    "dp4,tp1,pp1,mbs1": ("killed", "crash", "SIGKILL"),
+    "dp2,tp2,pp1,mbs1": ("hang-first", "hang", "in its first step"),
+    "dp2,tp1,pp2,mbs1": ("", "ok", ""),
+    "dp1,tp2,pp2,mbs2": ("segfault", "crash", "SIGSEGV"),
+    "dp1,tp4,pp1,mbs1": ("", "ok", ""),
+    "dp1,tp1,pp4,mbs1": ("", "ok", ""),
+}
+
+
+@pytest.mark.proof
+def test_real_ranks_that_die_hang_and_fill_everything_cost_a_sweep_little_and_are_all_told_apart(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 2000)
+    model = recipe.workload.model.model_copy(update={"vocab": 384})
+    real = recipe.model_copy(
+        update={
+            "data": DataSettings(paths=(str(text),), tokenizer="bytes"),
+            "workload": recipe.workload.model_copy(update={"model": model}),
+        }
+    )
+    data = Workspace(tmp_path / "place").data(real)
+    limits = Limits(timeout_s=100, hang_s=5, memory_gib=1.5)
+    worker = (sys.executable, str(Path(__file__).with_name("sabotaged_worker.py")))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount_small_disk(disk, "64m")
+
+    def sweep(wrong: dict[str, str], store: Store) -> tuple[list[Measurement], float]:
+        began = time.monotonic()
+        rows = run_sweep(
+            real, cluster, [parse_layout(text) for text in SABOTAGED], store, data_dir=data,
+            work_dir=disk / "runs", limits=limits, worker=(*worker, json.dumps(wrong)),
+        )  # fmt: skip
+        return rows, time.monotonic() - began
+
+    try:
+        with Store(disk / "healthy.sqlite") as store:
+            rows, healthy_s = sweep(dict.fromkeys(SABOTAGED, ""), store)
+            assert [row.status for row in rows] == ["ok"] * 20, [row.evidence for row in rows]
+        with Store(disk / "store.sqlite") as store:
+            rows, wall_s = sweep({layout: wrong for layout, (wrong, _, _) in SABOTAGED.items()}, store)
+            assert store.measurements(every_attempt=True) == rows
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    for row, (layout, (wrong, status, words)) in zip(rows, SABOTAGED.items(), strict=True):
+        assert row.status == status, (layout, wrong, row.evidence)
+        assert words in (row.evidence or ""), (layout, wrong, row.evidence)
+    assert processes_that_name(str(tmp_path)) == []
+    # a hang is known after three of its start-ups or steps, any other end of a rank after peers_s
+    detection_s = sum(
+        3 * healthy_s / 20 + limits.hang_s if status == "hang" else limits.peers_s + 1.0
+        for _, status, _ in SABOTAGED.values()
+        if status != "ok"
+    )
+    assert wall_s < 1.5 * healthy_s + detection_s, (wall_s, healthy_s, detection_s)

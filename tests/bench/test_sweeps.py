@@ -212,6 +212,28 @@ def test_a_store_that_fills_the_disk_ends_the_sweep_in_one_line(folder: Path, re
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_a_finished_trial_whose_row_found_no_room_is_stored_later_and_not_run_again(
+    folder: Path, recipe: Recipe, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(self: Store, row: Measurement) -> None:
+        raise TrimaranError("the disk is full")
+
+    with Store(folder / "store.sqlite") as store:
+        options = {"data_dir": folder, "work_dir": folder / "runs", "limits": LIMITS}
+        with monkeypatch.context() as full:
+            full.setattr(Store, "add", no_room)
+            with pytest.raises(TrimaranError, match="full"):
+                run_sweep(recipe, cluster, [parse_layout("dp1,mbs1")], store, worker=fake_worker("ok"), **options)
+        (row,) = run_sweep(recipe, cluster, [parse_layout("dp1,mbs1")], store, worker=fake_worker("fail"), **options)
+        assert (row.status, row.sec_per_it, row.wall_s) == ("ok", pytest.approx(1.15), None)
+        # what was stored is not taken for a run again
+        (row,) = run_sweep(
+            recipe, cluster, [parse_layout("dp1,mbs1")], store, worker=fake_worker("fail"),
+            retry=frozenset({"ok"}), **options,
+        )  # fmt: skip
+        assert row.status == "fail"
+
+
 def test_a_sweep_may_run_beside_other_threads(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
     rows: list[Measurement] = []
     thread = threading.Thread(

@@ -24,7 +24,7 @@ from trimaran.notation import parse_layout
 from trimaran.noun import TrimaranError
 from trimaran.stack import Stack
 from trimaran.store import Store, export_csv, trial_key
-from trimaran.store.schema import VERSION
+from trimaran.store.schema import MIGRATIONS, VERSION
 from trimaran.workload import Workload
 
 
@@ -208,6 +208,64 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     with pytest.raises(TrimaranError, match=re.escape(f"reads up to {VERSION}")):
         Store(path)
+
+
+def test_an_older_store_is_migrated_with_its_rows_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.add(row("a", sec_per_it=1.5))
+    good = ("ALTER TABLE measurement ADD COLUMN later TEXT", "CREATE INDEX by_key ON measurement (trial_key)")
+    broken = ("ALTER TABLE measurement ADD COLUMN half TEXT", "no SQL")
+
+    def release(*migrations: tuple[str, ...]) -> None:
+        monkeypatch.setattr("trimaran.store.schema.MIGRATIONS", MIGRATIONS + migrations)
+        for module in ("schema", "database"):
+            monkeypatch.setattr(f"trimaran.store.{module}.VERSION", VERSION + len(migrations))
+
+    def columns() -> set[str]:
+        with sqlite3.connect(path) as connection:
+            return {line[1] for line in connection.execute("PRAGMA table_info(measurement)")}
+
+    release(good, broken)
+    with pytest.raises(TrimaranError):
+        Store(path)
+    assert not {"later", "half"} & columns()
+    release(good)
+    with Store(path) as store:
+        assert [found.sec_per_it for found in store.measurements()] == [1.5]
+        store.add(row("b", sec_per_it=2.5))
+    assert "later" in columns()
+    with Store(path) as store:  # a second opening finds nothing to do
+        assert len(store.measurements()) == 2
+    with sqlite3.connect(path) as connection:
+        versions = connection.execute("SELECT version FROM migration ORDER BY version").fetchall()
+    assert [version for (version,) in versions] == list(range(1, VERSION + 2))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a disk read-only")
+def test_a_store_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
+    try:
+        with Store(disk / "s.sqlite") as store:
+            store.add(row("a", sec_per_it=1.5))
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with Store(disk / "s.sqlite", create=False) as store:
+            assert [found.sec_per_it for found in store.measurements()] == [1.5]
+            with pytest.raises(TrimaranError, match="cannot be written") as error:
+                store.add(row("b"))
+            one_line(error)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_new_store_does_not_take_the_name_of_a_table(tmp_path: Path) -> None:
+    with pytest.raises(TrimaranError, match=r"name it x\.sqlite"):
+        Store(tmp_path / "x.csv")
+    assert not (tmp_path / "x.csv").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk")

@@ -15,7 +15,7 @@ from trimaran.bench.crew import Crew
 from trimaran.bench.evidence import drop_large_files
 from trimaran.bench.launcher import Launcher, launcher_of
 from trimaran.bench.limits import Limits
-from trimaran.bench.trial import WORKER, Trial, prepare_trial, run_trial
+from trimaran.bench.trial import WORKER, Trial, finished_before, prepare_trial, run_trial, stored
 from trimaran.cluster import Cluster
 from trimaran.layout import Layout
 from trimaran.measurement import Measurement, Status
@@ -167,6 +167,7 @@ class _Sweep:
     def _store_finished(self) -> None:
         for key, row in self._crew.finished():
             self._store.add(row)
+            stored(self._trials[key])
             self._claimed.discard(key)
             self._finish(self._trials[key], row, "finished")
 
@@ -182,7 +183,7 @@ class _Sweep:
 
     def _measured(self, trial: Trial, prediction: Prediction | None) -> Measurement:
         """Run one trial; its row."""
-        row = run_trial(
+        row = finished_before(trial) or run_trial(
             trial,
             self._launcher,
             replace(self._limits, step_s=prediction.sec_per_it if prediction else 0.0),

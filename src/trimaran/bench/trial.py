@@ -32,6 +32,8 @@ from trimaran.variant import PLAIN, Variant
 # -P: a file in the current folder must not stand in for a module of the trainer's
 WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "trimaran.train.worker")
 
+UNSTORED = "unstored"
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -115,6 +117,27 @@ def run_trial(
     return _run_once(trial, launcher, limits, on_step, worker)[1]
 
 
+def finished_before(trial: Trial) -> Measurement | None:
+    """The row of a run of this very trial that made all its steps and was never stored, as after a full disk.
+
+    A trial's folder holds the file UNSTORED from its beginning until whoever ran it calls `stored`.
+    """
+    out_dir = Path(trial.job.out_dir)
+    try:
+        same = (out_dir / UNSTORED).exists() and (out_dir / "job.json").read_text() == trial.job.model_dump_json(
+            indent=1
+        )
+    except OSError:
+        return None
+    result = read_result(out_dir, trial.job.steps) if same and not out_dir.is_symlink() else "another trial"
+    return None if isinstance(result, str) else _row(trial, "ok", result, None, None)
+
+
+def stored(trial: Trial) -> None:
+    """Note in the trial's folder that its row is in a store."""
+    (Path(trial.job.out_dir) / UNSTORED).unlink(missing_ok=True)
+
+
 def _run_once(
     trial: Trial, launcher: Launcher, limits: Limits, on_step: Callable[[int], None], worker: tuple[str, ...]
 ) -> tuple[bool, Measurement]:
@@ -154,7 +177,9 @@ def _run_once(
     return ending.cause == "lost", _row(trial, judged.status, result, evidence, wall_s)
 
 
-def _row(trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float) -> Measurement:
+def _row(
+    trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float | None
+) -> Measurement:
     measured = _measured(trial, result)
     if note := network_note(Path(trial.job.out_dir)):
         measured["notes"] = "; ".join(filter(None, (str(measured.get("notes") or ""), note)))
@@ -238,5 +263,9 @@ def _fresh_folder(out_dir: Path) -> None:
         elif out_dir.exists():
             shutil.rmtree(out_dir)
         out_dir.mkdir(parents=True)
+        (out_dir / UNSTORED).touch()
     except OSError as error:
-        raise TrimaranError(f"trial folder {out_dir} cannot be made: {error.strerror or error}") from None
+        raise TrimaranError(
+            f"trial folder {out_dir} cannot be made: {error.strerror or error}; free space, check permissions, or "
+            f"choose another --runs"
+        ) from None

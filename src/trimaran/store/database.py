@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ from trimaran.store.rows import FIELDS, from_cells, quoted, to_cells
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 
 BUSY_TIMEOUT_S = 60.0
+# A file of such a name is expected to be text, or another format.
+_TABLES = (".csv", ".tsv", ".md", ".json", ".toml", ".txt", ".log", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,29 @@ class Store:
             raise TrimaranError(f"store {self.path} does not exist: name the file that bench or tune wrote")
         if not create and self.path.is_file() and self.path.stat().st_size == 0:
             raise TrimaranError(f"store {self.path} is empty (0 bytes): name the file that bench or tune wrote")
+        if self.path.suffix in _TABLES and not self.path.exists():
+            raise TrimaranError(
+                f"store {self.path} would be a database under the name of a table: name it {self.path.stem}.sqlite"
+            )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TrimaranError(f"store {self.path}: its folder cannot be made ({error.strerror})") from None
+        try:
+            self._open(str(self.path))
+        except TrimaranError:
+            writable = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if create or writable or not self.path.is_file() or (log.exists() and log.stat().st_size):
+                raise
+            # a store in its write-ahead mode opens only where it may be written, unless it is said never to change
+            self._open(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
+
+    def _open(self, name: str) -> None:
         with self._explained():
-            self._connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            self._connection = sqlite3.connect(
+                name, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=name.startswith("file:///")
+            )
         self._connection.row_factory = sqlite3.Row
         try:
             with self._explained():

@@ -41,19 +41,19 @@ def fingerprint(job: DataJob) -> str:
     if data.tokenizer == "bpe":
         seen.update(str(job.vocab).encode())
     if data.tokenizer not in ("bytes", "bpe"):
-        _add_files(seen, [Path(data.tokenizer).expanduser()], None)
+        _add_files(seen, "data.tokenizer", [Path(data.tokenizer).expanduser()], None)
     for text in data.texts:
         for index in _megatron_indices(text):
             for path in (index.path, index.bin_path):
                 status = path.stat()
                 seen.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
-        _add_files(seen, text_files(text), data.max_mib)
+        _add_files(seen, "data.paths", text_files(text), data.max_mib)
         if data.blend:
             seen.update(repr(text.weight).encode())
     return seen.hexdigest()
 
 
-def _add_files(seen: hashlib.blake2b, files: list[Path], max_mib: float | None) -> None:
+def _add_files(seen: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None) -> None:
     left = float("inf") if max_mib is None else max_mib * MIB
     for file in files:
         try:
@@ -61,7 +61,7 @@ def _add_files(seen: hashlib.blake2b, files: list[Path], max_mib: float | None) 
                 content = hashlib.file_digest(opened, "blake2b").digest()
             left -= file.stat().st_size
         except OSError as error:
-            raise TrimaranError(f"data: {file} cannot be read: {error.strerror}") from None
+            raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
         seen.update(file.suffix.encode() + content)
         if left <= 0 and file.suffix not in (".parquet", ".json"):
             # what lies beyond `max_mib` of plain text is not read, so it does not count

@@ -1,0 +1,194 @@
+"""Predicted beside measured on this machine: 30 layouts of the laptop recipe on 1, 2 and 4 ranks.
+
+    python benchmarks/accuracy.py [--folder runs/accuracy]
+
+Probes the machine with the recipe's own shapes, predicts all layouts with no fit, measures each in a random order
+twice by real trials, and scores. Then fits on 5 of them and scores the
+other 25: on five stated ones, one of each kind, and on random fives. Wants a machine that does nothing else.
+Interrupted, it goes on where it was; a new folder begins anew. Writes benchmarks/results/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trimaran.bench.machine import machine
+from trimaran.bench.sweep import Progress, run_sweep
+from trimaran.bench.workspace import Workspace, run_program
+from trimaran.cluster import Cluster
+from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.estimate import estimate
+from trimaran.cost.fit import Observation
+from trimaran.cost.fit_rows import fit_observations
+from trimaran.cost.score import Score, score
+from trimaran.files import load_cluster, load_recipe, write_atomically
+from trimaran.layout import Layout
+from trimaran.measurement import Measurement
+from trimaran.notation import parse_layout
+from trimaran.recipe import Recipe
+from trimaran.report.tables import Field, render
+from trimaran.store import Store
+from trimaran.variant import Variant
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "accuracy.md"
+LAYOUTS = (
+    "dp1,mbs1", "dp1,mbs2", "dp1,mbs4", "dp1,mbs8", "dp1,mbs4,recompute-full", "dp1,mbs8,recompute-full",
+    "dp2,mbs1", "dp2,mbs2", "dp2,mbs4", "dp2,mbs4,recompute-full", "tp2,mbs1", "tp2,mbs2", "tp2,mbs4", "tp2,mbs8",
+    "pp2,mbs1", "pp2,mbs2", "pp2,mbs4", "pp2,mbs2,gpipe", "pp2,mbs1,recompute-full",
+    "dp4,mbs1", "dp4,mbs2", "tp4,mbs2", "tp4,mbs8", "pp4,mbs1", "dp2,tp2,mbs1", "dp2,tp2,mbs4", "dp2,pp2,mbs1",
+    "dp2,pp2,mbs2", "tp2,pp2,mbs1", "tp2,pp2,mbs2",
+)  # fmt: skip
+# One of each kind of parallelism, and one with recompute: what a person would measure first.
+FIRST_FIVE = ("dp1,mbs4", "dp2,mbs2", "tp2,mbs4", "pp2,mbs1", "dp2,tp2,mbs4")
+RANDOM_FIVES = 50
+ROUNDS = 2
+STEPS, WARMUP_STEPS = 8, 2
+MOST_RANKS = 4
+SCORES = (
+    Field("what", "What", left=True), Field("rows", "Layouts"), Field("mape", "MAPE", ".1f", "%"),
+    Field("tau", "tau", ".2f"), Field("regret", "Regret", ".1f", "%"), Field("goal", "Goal", left=True),
+)  # fmt: skip
+LINES = (
+    Field("layout", "Layout", left=True), Field("measured", "Measured", ".3f", " s"),
+    Field("repeat", "Repeats", ".1f", "%"), Field("predicted", "Predicted", ".3f", " s"),
+    Field("off", "Off", "+.1f", "%"),
+)  # fmt: skip
+
+
+def study(recipe: Recipe) -> Recipe:
+    sweep = recipe.sweep.model_copy(update={"steps": STEPS, "warmup_steps": WARMUP_STEPS, "layouts": LAYOUTS})
+    return recipe.model_copy(update={"sweep": sweep, "name": "accuracy"})
+
+
+def probed(recipe: Recipe, place: Workspace) -> Cluster:
+    """The machine as the full probe sees it, with the recipe's products and attention for every micro-batch."""
+    if not place.cluster_file.exists():
+        model = place.folder / "model.json"
+        write_atomically(model, recipe.workload.model.model_dump_json())
+        arguments = ["--slots", str(MOST_RANKS), "--model", str(model), "--seq", str(recipe.workload.seq_len)]
+        for mbs in sorted({parse_layout(text).mbs for text in LAYOUTS}):
+            arguments += ["--mbs", str(mbs)]
+        run_program("trimaran.probe", [*arguments, "-o", str(place.cluster_file)], "probe")
+    return load_cluster(str(place.cluster_file))
+
+
+def measured(recipe: Recipe, cluster: Cluster, place: Workspace) -> dict[str, list[Measurement]]:
+    """Rows of every layout, one a round. A round is a variant of its own, so that each is kept and none repeated."""
+    order = list(LAYOUTS)
+    data = place.data(recipe)
+    rows: dict[str, list[Measurement]] = {text: [] for text in LAYOUTS}
+    with Store(place.store) as store:
+        for number in range(ROUNDS):
+            np.random.default_rng(number).shuffle(order)
+            # a variable that nothing reads tells the rounds apart
+            variant = Variant(environment={"OMP_ROUND": str(number)})
+            found = run_sweep(
+                recipe, cluster, [parse_layout(text) for text in order], store, data_dir=data,
+                work_dir=place.trials, variants=(variant,), on_progress=tell,
+            )  # fmt: skip
+            for text, row in zip(order, found, strict=True):
+                rows[text].append(row)
+    return rows
+
+
+def tell(event: Progress) -> None:
+    if event.measurement is not None:
+        row = event.measurement
+        left = f", {event.remaining_s:.0f} s left in this round" if event.remaining_s is not None else ""
+        print(f"{event.done} of {event.total}: {event.layout}: {row.sec_per_it} s/it ({row.status}){left}", flush=True)
+
+
+def predictions(recipe: Recipe, cluster: Cluster, layouts: Sequence[Layout], known: Calibration) -> list[float]:
+    return [estimate(recipe.workload, cluster, recipe.stack, layout, known).sec_per_it for layout in layouts]
+
+
+def after_fit(
+    recipe: Recipe, cluster: Cluster, layouts: Sequence[Layout], seconds: Sequence[float], gib: Sequence[float | None],
+    chosen: Sequence[int],
+) -> Score:  # fmt: skip
+    """Score of the layouts that the fit has not seen."""
+    seen = [
+        Observation(recipe.workload, cluster, recipe.stack, layouts[i], seconds[i], gib[i], "") for i in chosen
+    ]  # fmt: skip
+    fitted = fit_observations(seen, [one.layout.label() for one in seen]).calibration
+    others = [i for i in range(len(layouts)) if i not in set(chosen)]
+    predicted = predictions(recipe, cluster, [layouts[i] for i in others], fitted)
+    return score(predicted, [seconds[i] for i in others])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/accuracy"), help="where the study is kept")
+    place = Workspace(parser.parse_args().folder)
+    recipe = study(load_recipe(str(HERE.parent / "recipes" / "laptop.toml")))
+    started = time.monotonic()
+    place.folder.mkdir(parents=True, exist_ok=True)
+    cluster = probed(recipe, place)
+    known = prior(cluster, recipe.stack)
+    rows = measured(recipe, cluster, place)
+    wall_min = (time.monotonic() - started) / 60
+
+    texts = [text for text in LAYOUTS if all(row.status == "ok" for row in rows[text])]
+    layouts = [parse_layout(text) for text in texts]
+    seconds = [statistics.median(row.sec_per_it or 0.0 for row in rows[text]) for text in texts]
+    repeat = [max(r.sec_per_it or 0 for r in rows[t]) / min(r.sec_per_it or 1 for r in rows[t]) - 1 for t in texts]
+    gib = [rows[text][-1].mem_gib for text in texts]
+    bare = predictions(recipe, cluster, layouts, known)
+    unfitted = score(bare, seconds)
+    first = after_fit(recipe, cluster, layouts, seconds, gib, [texts.index(t) for t in FIRST_FIVE if t in texts])
+    draw = np.random.default_rng(0)
+    fives = [
+        after_fit(recipe, cluster, layouts, seconds, gib, draw.choice(len(texts), 5, replace=False).tolist())
+        for _ in range(RANDOM_FIVES)
+    ]
+
+    scores = [
+        {"what": "after probe, no fit", **_cells(unfitted), "goal": "MAPE 10%, tau 0.8, regret 3%"},
+        {"what": f"after a fit on {', '.join(FIRST_FIVE)}", **_cells(first), "goal": "MAPE 5%"},
+        {"what": f"after a fit on a random five, median of {RANDOM_FIVES}",
+         **_cells(sorted(fives, key=lambda s: s.mape)[len(fives) // 2]), "goal": "MAPE 5%"},
+        {"what": "after a fit on a random five, worst in ten",
+         **_cells(sorted(fives, key=lambda s: s.mape)[9 * len(fives) // 10]), "goal": ""},
+    ]  # fmt: skip
+    lines = [
+        {"layout": text, "measured": s, "repeat": 100 * again, "predicted": p, "off": 100 * (p / s - 1)}
+        for text, s, again, p in zip(texts, seconds, repeat, bare, strict=True)
+    ]
+    failed = [text for text in LAYOUTS if text not in texts]
+    report = "\n".join(
+        [
+            "# Predicted beside measured on one machine\n",
+            f"`python benchmarks/accuracy.py` on {machine()}; {len(texts)} layouts, {ROUNDS} trials each of {STEPS} "
+            f"steps, {wall_min:.0f} min in all. The two trials of a layout differ by {statistics.median(repeat):.1%} "
+            f"(median).\n",
+            render(scores, SCORES, "markdown"),
+            "",
+            render(lines, LINES, "markdown"),
+            *([f"\nDid not run: {', '.join(failed)}"] if failed else []),
+        ]
+    )
+    write_atomically(RESULTS, report + "\n")
+    print(report)
+    if failed:
+        sys.exit(f"{len(failed)} layouts did not run")
+
+
+def _cells(found: Score) -> dict[str, float | int | None]:
+    return {
+        "rows": found.rows,
+        "mape": 100 * found.mape,
+        "tau": found.tau,
+        "regret": None if found.regret is None else 100 * found.regret,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The real trainer with one thing wrong: `sabotaged_worker.py {"LAYOUT": "SABOTAGE"} JOB.json`.
+
+The last rank does it at the start of its third step, while the others wait for it in a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from trimaran.train.allocator import restart_with_kept_memory
+
+restart_with_kept_memory()
+
+import faulthandler  # noqa: E402
+
+faulthandler.register(signal.SIGUSR1)
+
+from trimaran.train import rank as ranks  # noqa: E402
+
+job = json.loads(Path(sys.argv[2]).read_text())
+layout = job["layout"]
+sabotage = json.loads(sys.argv[1])[f"dp{layout['dp']},tp{layout['tp']},pp{layout['pp']},mbs{layout['mbs']}"]
+out_dir, rank, world = Path(job["out_dir"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def sleep_in_a_collective() -> None:
+    while True:
+        time.sleep(1)
+
+
+def eat() -> None:
+    hoard = []
+    while True:
+        hoard.append(bytearray(os.urandom(1 << 16) * 256))
+
+
+def fill_disk() -> None:
+    with (out_dir / "junk").open("wb", buffering=0) as junk:
+        while junk.write(bytes(1 << 20)):
+            pass
+
+
+AT_STEP = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "hang": sleep_in_a_collective,
+    "hang-first": sleep_in_a_collective,
+    "eat": eat,
+    "fill-disk": fill_disk,
+}
+if sabotage in AT_STEP and rank == world - 1:
+    from trimaran.train.loop import Trainer
+
+    step = Trainer.step
+
+    def sabotaged(self: Trainer) -> object:
+        if self.step_number == (0 if sabotage == "hang-first" else 2):
+            AT_STEP[sabotage]()
+        return step(self)
+
+    Trainer.step = sabotaged  # type: ignore[method-assign,assignment]
+
+status = ranks.run(sys.argv[2:])
+if sabotage == "garbage" and rank == 0:
+    (out_dir / "result.json").write_bytes(os.urandom(4096))
+sys.exit(status)
