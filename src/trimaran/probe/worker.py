@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from trimaran.train.allocator import restart_with_kept_memory
+from trimaran.train.leave import leave
 
 
 def main(arguments: list[str]) -> None:
@@ -22,3 +23,4 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    leave(0)

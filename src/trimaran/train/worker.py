@@ -14,6 +14,7 @@ import signal
 import sys
 
 from trimaran.train.allocator import restart_with_kept_memory
+from trimaran.train.leave import leave
 
 
 def main(arguments: list[str]) -> int:
@@ -26,4 +27,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

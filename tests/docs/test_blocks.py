@@ -1,0 +1,156 @@
+"""Every block of code in README and docs works: shell lines run, TOML is read as what it is, Python runs."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from trimaran.files import load_recipe
+from trimaran.store.importers.profile import load_profile
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+BIN = Path(sys.executable).parent
+RECIPE_KEYS = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
+# Where a page's commands need what an earlier page's have left.
+BEFORE = {"reports.md": "tutorial.md", "data-and-weights.md": "tutorial.md", "training.md": "tutorial.md"}
+SERVES = "trimaran explore"
+LINE_LIMIT_S = 240
+
+# The recipe of the tutorial, small enough to be run to its end here.
+LAPTOP: dict[str, Any] = {
+    "name": "laptop",
+    "stack": "trimaran",
+    "cluster": "machine.toml",
+    "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 257, "max_positions": 64},
+    "workload": {"seq_len": 32, "global_batch": 4},
+    "data": {"paths": ["text"]},
+    "sweep": {"layouts": ["dp1,mbs4", "dp2,mbs2", "pp2,mbs1"], "max_trials": 3, "steps": 3, "warmup_steps": 1},
+    "train": {"steps": 4},
+}
+MACHINE: dict[str, Any] = {
+    "nodes": 1,
+    "devices_per_node": 4,
+    "cores_per_node": 2,
+    "device": {"kind": "cpu", "mem_gib": 4, "mem_bandwidth_gb_s": 10, "cores": 1, "peak_tflops": {"fp32": 0.1}},
+    "intra": {"bandwidth_gbps": 20, "latency_us": 20},
+    "inter": {"bandwidth_gbps": 20, "latency_us": 20},
+}
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 257, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+LOG_LINE = (
+    " iteration {n}/ 1000 | consumed samples: {s} | elapsed time per iteration (ms): 1200.0 | learning rate: 1.0E-04 |"
+    " global batch size: 512 | lm loss: 7.1E+00 | loss scale: 4096.0 | grad norm: 1.1 | number of skipped iterations:"
+    " 0 | number of nan iterations: 0 |\n"
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for found, code in BLOCK.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def some(language: str) -> list[Any]:
+    found = [(page, i, code) for page in PAGES for i, code in enumerate(blocks(page, language))]
+    return [pytest.param(code, id=f"{page.relative_to(ROOT)}-{i}") for page, i, code in found]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which what the pages speak of exists, small."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("recipes", "text", "corpus", "web", "llama"):
+        (folder / name).mkdir()
+    shutil.copytree(ROOT / "recipes", folder / "recipes", dirs_exist_ok=True)
+    prose = "all work and no play makes jack a dull boy\n" * 200
+    for name in ("text/a.txt", "corpus/a.txt", "web/a.txt"):
+        (folder / name).write_text(prose)
+    (folder / "recipes" / "laptop.toml").write_text(tomli_w.dumps(LAPTOP))
+    for name in ("machine.toml", "my-cluster.toml", "recipes/machine.toml"):
+        (folder / name).write_text(tomli_w.dumps(MACHINE))
+    (folder / "llama" / "config.json").write_text(json.dumps(LLAMA))
+    shutil.copy(ROOT / "src/trimaran/catalog/measurements/seeds.csv", folder / "table.csv")
+    (folder / "train.log").write_text("".join(LOG_LINE.format(n=n, s=512 * n) for n in range(1, 30)))
+    head = "| Nodes | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs |\n|" + " --- |" * 9
+    (folder / "prequel.md").write_text(f"# Prequel\n\n{head}\n| 48 | 8 | 4 | 12 | 2 | 2048 | 44GB | 110.5 | 145.9 |\n")
+    return folder
+
+
+def run_line(line: str, place: Path) -> None:
+    words = re.sub(r"\s+#.*", "", line).replace("runs/NAME", "runs/laptop").strip()
+    if not words:
+        return
+    if words.startswith("make "):
+        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+        assert words.split()[1] in targets, words
+        return
+    if "pip install" in words or "venv" in words:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        asked = re.findall(r"\[([\w,]+)\]", words)
+        assert set(",".join(asked).split(",")) - {""} <= set(extras), words
+        return
+    shell = ["bash", "-c", f"export PATH={BIN}:$PATH; {words}"]
+    if words.startswith(SERVES):
+        with subprocess.Popen(
+            [*shell[:2], f"export PATH={BIN}:$PATH; exec {words}"], cwd=place, stderr=subprocess.PIPE, text=True
+        ) as serving:
+            assert serving.stderr is not None
+            told = serving.stderr.readline()
+            serving.kill()
+        assert "open http://127.0.0.1" in told
+        return
+    done = subprocess.run(shell, cwd=place, capture_output=True, text=True, check=False, timeout=LINE_LIMIT_S)
+    assert done.returncode == 0, f"{words}\n{done.stderr}"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "sh")], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_shell_lines_run(page: Path, place: Path) -> None:
+    if page.name in BEFORE and not (place / "runs").exists():
+        run_page(ROOT / "docs" / BEFORE[page.name], place)
+    run_page(page, place)
+
+
+def run_page(page: Path, place: Path) -> None:
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            run_line(line, place)
+
+
+@pytest.mark.parametrize("code", some("toml"))
+def test_toml_is_read_as_what_it_is(code: str, place: Path) -> None:
+    stated = tomllib.loads(code)
+    if not set(stated) <= RECIPE_KEYS:
+        profile = place / "profile.toml"
+        profile.write_text(code)
+        load_profile(str(profile))
+        return
+    whole = {**LAPTOP, **{k: v for k, v in stated.items() if k not in LAPTOP or not isinstance(v, dict)}}
+    for name, section in stated.items():
+        if isinstance(section, dict):
+            whole[name] = section if name == "model" else {**LAPTOP.get(name, {}), **section}
+    if "blend" in whole["data"]:
+        whole["data"].pop("paths")
+    path = place / "stated.toml"
+    path.write_text(tomli_w.dumps(whole))
+    load_recipe(str(path))
+
+
+@pytest.mark.parametrize("code", some("python"))
+def test_python_runs(code: str, place: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
