@@ -120,7 +120,7 @@ def _controls(model: str, cluster: str, gbs: int) -> Any:
         return html.Div([html.Label(title, htmlFor=name), field], className="field")
 
     def entry(name: str, title: str, value: Any, **more: Any) -> Any:
-        field = dcc.Input(value=value, id=name, debounce=0.2, **more)
+        field = dcc.Input(value=value, id=name, debounce=0.1, **more)
         return html.Div([html.Label(title, htmlFor=name), field], className="field")
 
     fields = [

@@ -1,0 +1,125 @@
+"""How long a person waits: for help, for the page of ten thousand layouts, and for explore to follow a change.
+
+Run by `make bench`; needs Chromium. Writes benchmarks/results/pages.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Browser, Page, sync_playwright
+from werkzeug.serving import make_server
+
+from trimaran.measurement import Measurement
+from trimaran.report.explore import HOST, answer, explore_app
+from trimaran.report.page.content import measured_content
+from trimaran.report.page.html import page as page_of
+
+RESULTS = Path(__file__).parent / "results" / "pages.md"
+CHROMIUM = "/usr/bin/chromium"
+REPEATS = 7
+LAYOUTS = 10_000
+# What is changed, one after another, on a page that opens with BLOOM on its cluster.
+CHANGES = (("gbs", "1024"), ("devices", "192"), ("fix", "tp=4"), ("mem_margin", "10"), ("seq", "4096"), ("gbs", "512"))
+FIRST = "document.querySelector('#answer li')?.innerText"
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def told(name: str, seconds: list[float], goal: str) -> str:
+    return f"| {name} | {np.median(seconds):.2f} s | {max(seconds):.2f} s | {goal} |"
+
+
+def help_is_painted() -> str:
+    command = [sys.executable, "-m", "trimaran", "--help"]
+    run = lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: E731
+    return told("`trimaran --help`", [seconds_of(run) for _ in range(REPEATS)], "0.3 s")
+
+
+def page_opens(browser: Browser, folder: Path) -> str:
+    shape = {"layers": 4, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 257, "mbs": 1, "gbs": 8, "nodes": 1}
+    timed = lambda n: {"sec_per_it": 100 / n, "mem_gib": 1 + n % 77}  # noqa: E731
+    rows = [
+        Measurement.model_validate(
+            {
+                **shape,
+                "dp": n,
+                "devices": n,
+                "sec_per_it": 100 / n,
+                "mem_gib": 1 + n % 77,
+                "layout_label": f"dp{n},mbs1",
+            }
+        )
+        for n in range(1, LAYOUTS + 1)
+    ]
+    file = folder / "report.html"
+    file.write_text(page_of(measured_content({"many": rows})), encoding="utf-8")
+    page = browser.new_page()
+
+    def open_it() -> None:
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+
+    seconds = [seconds_of(open_it) for _ in range(REPEATS)]
+    page.close()
+    return told(f"a page of {LAYOUTS:,} layouts, drawn", seconds, "3 s")
+
+
+def ranking_follows(browser: Browser) -> str:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048).server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = browser.new_page()
+    page.goto(f"http://{HOST}:{server.server_port}")
+    page.wait_for_function(FIRST)
+    seconds = []
+    for _ in range(2):
+        answer.cache_clear()
+        seconds += [followed(page, name, value) for name, value in CHANGES]
+        for name, value in (("gbs", "2048"), ("devices", ""), ("fix", ""), ("mem_margin", "5"), ("seq", "")):
+            followed(page, name, value)
+    server.shutdown()
+    return told("explore: from a change to the new ranking, BLOOM", seconds, "0.3 s")
+
+
+def followed(page: Page, name: str, value: str) -> float:
+    """Seconds from the last key to an answer that has come in, whatever it is."""
+    page.evaluate(
+        """() => {
+            window.followed = false;
+            new MutationObserver((_, seen) => { window.followed = true; seen.disconnect(); })
+                .observe(document.querySelector('#answer'), {childList: true, subtree: true, characterData: true});
+        }"""
+    )
+    start = time.perf_counter()
+    page.locator(f"#{name}").fill(value)
+    page.wait_for_function("window.followed")
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    lines = ["# How long a person waits", "", "| what | median | worst | goal |", "| --- | --: | --: | --: |"]
+    lines.append(help_is_painted())
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        lines += [page_opens(browser, Path(folder)), ranking_follows(browser)]
+        browser.close()
+    text = "\n".join(lines)
+    print(text)
+    RESULTS.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
