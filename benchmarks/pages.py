@@ -50,7 +50,6 @@ def help_is_painted() -> str:
 
 def page_opens(browser: Browser, folder: Path) -> str:
     shape = {"layers": 4, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 257, "mbs": 1, "gbs": 8, "nodes": 1}
-    timed = lambda n: {"sec_per_it": 100 / n, "mem_gib": 1 + n % 77}  # noqa: E731
     rows = [
         Measurement.model_validate(
             {
