@@ -1,35 +1,49 @@
-"""How many trials a tuning needs: published BLOOM tables replayed as an oracle, against other searches.
+"""How many trials a tuning needs: published tables replayed as oracles, beside other searches.
 
     python benchmarks/tune.py
 
-Each search picks rows of the 02-25 group of the BLOOM prequel one by one and is told the seconds per
-iteration of that row (or that it ran out of memory), until it has one within 1.2% of the best. Trimaran's
-cost model stands on its prior and on what the search has measured, nothing else of that document.
+Each search picks rows of a table one by one and is told the seconds per iteration of that row, off by 1% (1 sigma)
+anew with every seed, or that it ran out of memory, until it has picked one within 1.2% of the best. Trimaran's cost
+model stands on its prior and on what the search has measured, nothing else of that table. Optuna's TPE chooses
+tp, pp, mbs, global batch and recompute; what the table does not hold costs it nothing.
+Writes benchmarks/results/tune.md.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import optuna
 
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.estimate import estimate
+from trimaran.files import write_atomically
 from trimaran.report.tables import Field, render
 from trimaran.rows import Nouns, nouns_of, packaged_table
 from trimaran.tune.choose import Candidate
 from trimaran.tune.search import search
+from trimaran.tune.surrogate import NOISE_STD
 
-GROUP = "prequel-0225-L72-H14336"
+RESULTS = Path(__file__).parent / "results" / "tune.md"
+GROUPS = {
+    "prequel-0225-L72-H14336": "BLOOM prequel, 02-25, 384 A100",
+    "tr3m-1B3-v100-32GB-2n": "BigScience 1.3B, 8 V100 of 32 GB",
+    "tr3m-1B3-v100-16GB-2n": "BigScience 1.3B, 8 V100 of 16 GB",
+}
 SEEDS = 50
 GOOD_ENOUGH = 1.012
+AXES = ("tp", "pp", "mbs", "gbs", "recompute")
+ASKED_AT_MOST = 400
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Distinct layouts of the group, and what each was measured at (None: it ran out of memory)."""
+    """Distinct layouts of a table, and what each was measured at (None: it ran out of memory)."""
 
     nouns: Sequence[Nouns]
     seconds_per_sequence: Sequence[float | None]
@@ -40,13 +54,18 @@ class Oracle:
         best = min(s for s in self.seconds_per_sequence if s is not None)
         return {i for i, s in enumerate(self.seconds_per_sequence) if s is not None and s <= best * GOOD_ENOUGH}
 
+    def measured(self, seed: int) -> list[float | None]:
+        """The table as a run of that seed would have measured it."""
+        off = np.exp(NOISE_STD * np.random.default_rng(seed).standard_normal(len(self.nouns)))
+        return [None if s is None else s * float(by) for s, by in zip(self.seconds_per_sequence, off, strict=True)]
 
-def oracle() -> Oracle:
+
+def oracle(group: str) -> Oracle:
     """The group's rows fit for ranking; repeats averaged."""
     rows = [
         m
         for m in packaged_table().measurements
-        if m.comparable_group == GROUP and m.quality in ("ok", "corrected") and m.status in ("ok", "oom")
+        if m.comparable_group == group and m.quality in ("ok", "corrected") and m.status in ("ok", "oom")
     ]
     by_layout: dict[tuple[str, int], list[float | None]] = {}
     nouns: dict[tuple[str, int], Nouns] = {}
@@ -70,10 +89,11 @@ def trials_until_good(order: Sequence[int], known: Oracle) -> int:
 def trimaran(known: Oracle, seed: int) -> int:
     """Trimaran's own search, on the cost model's prior. The seed shuffles the rows, which breaks ties."""
     shuffled = np.random.default_rng(seed).permutation(len(known.nouns)).tolist()
+    seconds = known.measured(seed)
     calibration = prior(known.nouns[0].cluster, known.nouns[0].stack)
     found = search(
         [_candidate(known.nouns[index], calibration) for index in shuffled],
-        lambda place: known.seconds_per_sequence[shuffled[place]],
+        lambda place: seconds[shuffled[place]],
         prior_error=calibration.time_error,
         min_trials=len(shuffled),
         max_trials=len(shuffled),
@@ -88,18 +108,42 @@ def _candidate(nouns: Nouns, calibration: Calibration) -> Candidate:
     return Candidate(nouns.layout, per_sequence if predicted.fits else 10 * per_sequence, predicted.mem_gib)
 
 
+def tpe(known: Oracle, seed: int, start_up: int) -> int:
+    """Optuna's TPE over the table's axes after `start_up` random trials; out of memory is told as twice the slowest.
+
+    What the table does not hold, or was measured before, counts as no trial. Where TPE asks for nothing else for
+    long, it stands still, and the rest is tried in random order.
+    """
+    seconds = known.measured(seed)
+    slowest = max(s for s in seconds if s is not None)
+    places = {_axes(nouns): index for index, nouns in enumerate(known.nouns)}
+    axes = [sorted(set(values)) for values in zip(*places, strict=True)]
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=start_up))
+    order: list[int] = []
+    for _ in range(ASKED_AT_MOST):
+        trial = study.ask()
+        index = places.get(tuple(trial.suggest_categorical(name, a) for name, a in zip(AXES, axes, strict=True)))
+        if index is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
+        time = seconds[index]
+        study.tell(trial, 2 * slowest if time is None else time)
+        if index not in order:
+            order.append(index)
+        if index in known.good:
+            break
+    rest = np.random.default_rng(seed).permutation(len(known.nouns)).tolist()
+    return trials_until_good([*order, *(index for index in rest if index not in order)], known)
+
+
+def _axes(nouns: Nouns) -> tuple[int | str, ...]:
+    layout = nouns.layout
+    return layout.tp, layout.pp, layout.mbs, nouns.workload.global_batch, layout.recompute  # dp follows from these
+
+
 def grid(known: Oracle, seed: int) -> int:
-    """The rows as a nested loop over TP, PP, DP, MBS would visit them."""
-    order = sorted(
-        range(len(known.nouns)),
-        key=lambda i: (
-            known.nouns[i].layout.tp,
-            known.nouns[i].layout.pp,
-            known.nouns[i].layout.dp,
-            known.nouns[i].layout.mbs,
-        ),
-    )
-    return trials_until_good(order, known)
+    """The rows as a nested loop over TP, PP, MBS would visit them."""
+    return trials_until_good(sorted(range(len(known.nouns)), key=lambda i: _axes(known.nouns[i])), known)
 
 
 def random(known: Oracle, seed: int) -> int:
@@ -107,20 +151,43 @@ def random(known: Oracle, seed: int) -> int:
     return trials_until_good(np.random.default_rng(seed).permutation(len(known.nouns)).tolist(), known)
 
 
-def main() -> None:
-    """Print the table."""
-    known = oracle()
+SEARCHES: dict[str, Callable[[Oracle, int], int]] = {
+    "Trimaran": trimaran,
+    "Optuna TPE, 10 random first (its default)": lambda known, seed: tpe(known, seed, 10),
+    "Optuna TPE, 2 random first": lambda known, seed: tpe(known, seed, 2),
+    "random": random,
+    "grid order": grid,
+}
+FIELDS = (
+    Field("search", "Search", left=True), Field("mean", "Trials, mean", ".1f"), Field("median", "median", ".0f"),
+    Field("worst", "worst"),
+)  # fmt: skip
+
+
+def replayed(group: str, title: str) -> str:
+    """One table's section of the report."""
+    known = oracle(group)
     records = []
-    for name, run in (("Trimaran", trimaran), ("random", random), ("grid order", grid)):
+    for name, run in SEARCHES.items():
         trials = [run(known, seed) for seed in range(SEEDS)]
-        records.append({"search": name, "mean": statistics.mean(trials), "worst": max(trials)})
-    fields = [
-        Field("search", "Search", left=True),
-        Field("mean", "Trials, mean", ".1f"),
-        Field("worst", "Trials, worst"),
-    ]
-    print(f"{GROUP}: {len(known.nouns)} layouts, {len(known.good)} within 1.2% of the best; {SEEDS} seeds")
-    print(render(records, fields, "markdown"))
+        record = {"search": name, "mean": statistics.mean(trials), "median": statistics.median(trials)}
+        records.append({**record, "worst": max(trials)})
+    heading = f"## {title}\n\n`{group}`: {len(known.nouns)} layouts, {len(known.good)} within 1.2% of the best.\n"
+    return "\n".join(itertools.chain([heading], [render(records, FIELDS, "markdown")]))
+
+
+def main() -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    report = "\n".join(
+        [
+            "# Trials until a layout within 1.2% of the best was measured\n",
+            f"`python benchmarks/tune.py`: published tables replayed, {SEEDS} seeds, each measurement off by "
+            f"{NOISE_STD:.0%} (1 sigma). Optuna {optuna.__version__}.\n",
+            "\n\n".join(replayed(group, title) for group, title in GROUPS.items()),
+        ]
+    )
+    write_atomically(RESULTS, report + "\n")
+    print(report)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from trimaran.bench.result import median_and_spread
 from trimaran.bench.workspace import stated_layouts
 from trimaran.cost.calibration import prior
 from trimaran.cost.estimate import estimate
@@ -13,7 +17,8 @@ from trimaran.measurement import Measurement
 from trimaran.rows import workload_cells
 from trimaran.tune.choose import Candidate
 from trimaran.tune.search import search
-from trimaran.tune.study import LEAST_ERROR, learned
+from trimaran.tune.study import LEAST_ERROR, learned, step_noise, trial_noise
+from trimaran.tune.surrogate import NOISE_STD, believe
 
 CANDIDATES = [Candidate(Layout(dp=dp, mbs=mbs), 1.0 + 0.1 * i, 1.0) for i, (dp, mbs) in enumerate(
     (dp, mbs) for dp in (1, 2, 4) for mbs in (1, 2, 4)
@@ -34,6 +39,54 @@ def test_max_trials_bound_the_search() -> None:
 def test_failures_are_kept_and_the_best_of_the_rest_wins() -> None:
     found = search(CANDIDATES, lambda i: None if i < 3 else float(i), prior_error=0.1)
     assert found.best == 3 and found.failed <= {0, 1, 2}
+
+
+def test_what_was_measured_before_is_known_and_counts_in_no_limit() -> None:
+    tried: list[int] = []
+
+    def measure(index: int) -> float:
+        tried.append(index)
+        return 1.0 + 0.1 * index
+
+    before = {0: None, 1: 1.1, 5: 1.5}
+    found = search(CANDIDATES, measure, evidence=before, max_trials=2, min_trials=2, prior_error=0.5)
+    assert len(tried) == 2 and not {0, 1, 5} & set(tried)
+    assert found.best == 1 and found.failed == {0} and found.order == tuple(tried)
+
+
+def test_a_noisy_row_is_believed_less_and_so_is_what_it_says_of_others() -> None:
+    layouts, predicted = [one.layout for one in CANDIDATES], [one.predicted_sec_per_it for one in CANDIDATES]
+    sure, unsure = (believe(layouts, predicted, {0: 1.5}, 0.3, {0: noise}) for noise in (0.01, 0.2))
+    assert sure.std[0] == pytest.approx(0.01, rel=0.1) and unsure.std[0] > 0.1
+    assert np.all(sure.mean > unsure.mean) and np.all(sure.std < unsure.std)
+
+
+def test_what_all_candidates_share_makes_no_rival() -> None:
+    layouts = [Layout(dp=1), Layout(dp=1, mbs=2)]
+    belief = believe(layouts, [1.0, 1.0], {0: 1.5}, 0.3)
+    # the second one errs by 0.2 or so, and mostly with the first
+    assert belief.chance_faster(0, 0.02)[1] < 0.5
+    assert belief.chance_faster(0, 0.5)[1] < 0.01
+
+
+def test_the_noise_of_a_trial_comes_from_its_steps_and_its_repeats() -> None:
+    stated = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "mbs": 1, "gbs": 8}
+
+    def row(key: str, times: tuple[float, ...]) -> Measurement:
+        median, spread = median_and_spread(times, 1)
+        fields = {"trial_key": key, "sec_per_it": median, "sec_per_it_spread": spread, "step_times_s": times}
+        return Measurement.model_validate({**stated, **fields})
+
+    random = np.random.default_rng(1)
+    for sigma in (0.02, 0.1):
+        medians, noises = [], []
+        for _ in range(300):
+            one = row("k", (9.0, *(np.exp(sigma * random.standard_normal(25))).tolist()))
+            medians.append(one.sec_per_it)
+            noises.append(step_noise(one))
+        assert float(np.mean(noises)) == pytest.approx(float(np.std(medians)), rel=0.15)
+    assert trial_noise([row("a", (2.0, 1.0)), row("b", (2.0, 3.0))]) == NOISE_STD
+    assert trial_noise([row("a", (2.0, 1.0)), row("a", (2.0, 1.2))]) == pytest.approx(np.std([0, np.log(1.2)], ddof=1))
 
 
 def test_when_everything_fails_there_is_no_winner() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 
 import numpy as np
 
@@ -40,14 +39,16 @@ def decide(
     failed: Collection[int],
     prior_error: float,
     margin: float,
+    noise: Mapping[int, float] | None = None,
 ) -> Verdict:
     """Best candidate so far, the most promising next one, and whether the search may stop.
 
     `measured_s` maps candidate index to measured seconds per iteration; `failed` are those that
-    did not run. `margin` is the relative gain that would still matter to the user.
+    did not run. `margin` is the relative gain that would still matter to the user, `noise` the relative error
+    (1 sigma) of each measurement.
     """
     belief = believe(
-        [c.layout for c in candidates], [c.predicted_sec_per_it for c in candidates], measured_s, prior_error
+        [c.layout for c in candidates], [c.predicted_sec_per_it for c in candidates], measured_s, prior_error, noise
     )
     open_ = np.array([i for i in range(len(candidates)) if i not in measured_s and i not in failed], dtype=np.int64)
     best = min(measured_s, key=lambda index: measured_s[index]) if measured_s else None
@@ -57,9 +58,9 @@ def decide(
     if best is None:
         order = belief.mean[open_] - np.log(np.maximum(chance_runs, 1e-9))
         return Verdict(None, int(open_[np.argmin(order)]), 1.0, False)
-    best_log = log(measured_s[best])
+    best_log = float(belief.mean[best])  # of noisy times the least is likely too low
     gain = belief.expected_gain(best_log)[open_] * chance_runs
-    rivals = belief.chance_below(best_log + log(1.0 - margin))[open_] * chance_runs
+    rivals = belief.chance_faster(best, margin)[open_] * chance_runs
     rival_chance = float(np.max(rivals))
     return Verdict(best, int(open_[np.argmax(gain)]), rival_chance, rival_chance < DOUBT)
 

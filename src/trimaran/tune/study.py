@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trimaran.bench.launcher import launcher_of
 from trimaran.bench.network import require_shaping
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
+from trimaran.bench.trial import prepare_trial
 from trimaran.bench.workspace import (
     Workspace,
     check_stated_layouts,
@@ -28,8 +32,10 @@ from trimaran.plan.settings import PlanSettings
 from trimaran.recipe import Recipe
 from trimaran.shaping import ShapedNetwork
 from trimaran.store import Store
+from trimaran.store.compare import timed_steps
 from trimaran.tune.choose import Candidate, Verdict
 from trimaran.tune.search import Found, Outlook, search
+from trimaran.tune.surrogate import NOISE_STD
 
 # With fewer rows a fit says less than the prior.
 LEAST_ROWS_TO_FIT = 4
@@ -107,9 +113,16 @@ def tune(
             rows[index] = row
             return row.sec_per_it if row.status == "ok" else None
 
+        known = evidence_of(recipe, cluster, candidates[stated:], store, retry)
+        rows |= {stated + index: row for index, row in known.items()}
+        if known:
+            say(f"{len(known)} further candidates were measured before and are known")
+        again = trial_noise(store.measurements(recipe=recipe.name, every_attempt=True))
         found = search(
             candidates,
             measure,
+            evidence={index: row.sec_per_it if row.status == "ok" else None for index, row in rows.items()},
+            noise=lambda index: math.hypot(again, step_noise(rows[index])),
             first=sorted(range(stated), key=lambda index: candidates[index].predicted_sec_per_it),
             min_trials=recipe.sweep.min_trials,
             max_trials=recipe.sweep.max_trials,
@@ -123,6 +136,48 @@ def tune(
         fitted = fit_observations(seen, [one.layout.label() for one in seen])
         save_calibration(fitted.calibration, workspace.calibration)
     return _tuned(candidates, found, rows, cluster, recipe)
+
+
+def evidence_of(
+    recipe: Recipe, cluster: Cluster, candidates: Sequence[Candidate], store: Store, retry: frozenset[Status]
+) -> dict[int, Measurement]:
+    """Stored rows of the very trials that the candidates would be, by candidate; those to run again left out."""
+    nowhere = Path()
+    found = {}
+    for index, candidate in enumerate(candidates):
+        trial = prepare_trial(
+            recipe, cluster, candidate.layout, data_dir=nowhere, work_dir=nowhere, variant=recipe.variant
+        )  # fmt: skip
+        row = store.trial(trial.key)
+        if row is not None and row.status not in retry:
+            found[index] = row
+    return found
+
+
+def step_noise(row: Measurement) -> float:
+    """Relative standard error of a row's median step, from the quartiles of its timed steps.
+
+    A normal distribution has an interquartile range of 1.349 sigma, and the median of n values errs by
+    1.253 sigma / sqrt(n).
+    """
+    if not row.sec_per_it or row.sec_per_it_spread is None:
+        return 0.0
+    steps = max(1, len(timed_steps(row)))
+    return 1.253 * row.sec_per_it_spread / 1.349 / math.sqrt(steps) / row.sec_per_it
+
+
+def trial_noise(rows: Sequence[Measurement]) -> float:
+    """Relative standard deviation of a trial that is run again, pooled over the trials that were."""
+    by_trial: dict[str, list[float]] = {}
+    for row in rows:
+        if row.status == "ok" and row.sec_per_it and row.trial_key:
+            by_trial.setdefault(row.trial_key, []).append(math.log(row.sec_per_it))
+    repeated = [logs for logs in by_trial.values() if len(logs) > 1]
+    freedom = sum(len(logs) - 1 for logs in repeated)
+    if not freedom:
+        return NOISE_STD
+    squares = sum((value - statistics.mean(logs)) ** 2 for logs in repeated for value in logs)
+    return max(NOISE_STD, math.sqrt(squares / freedom))
 
 
 def _only_network(recipe: Recipe) -> ShapedNetwork | None:

@@ -23,19 +23,30 @@ _SCALES = {"dp": 0.4, "tp": 0.7, "pp": 0.5, "mbs": 0.4}
 _SWITCH = 1.0
 # Part of the error that all layouts share (the machine's state on the day), as variance.
 _SHARED = 0.5
-_NOISE_STD = 0.01
+# What a trial may differ by when it is run again, relative (1 sigma), where its rows do not say.
+NOISE_STD = 0.01
 
 
 @dataclass(frozen=True)
 class Belief:
-    """Log seconds per iteration of every candidate: mean and standard deviation, shape (n,)."""
+    """Log seconds per iteration of every candidate: mean, shape (n,), and covariance, shape (n, n)."""
 
     mean: Floats
-    std: Floats
+    covariance: Floats
 
-    def chance_below(self, log_seconds: float) -> Floats:
-        """Probability that each candidate is faster than `log_seconds`, shape (n,)."""
-        return _normal_cdf((log_seconds - self.mean) / np.maximum(self.std, 1e-9))
+    @property
+    def std(self) -> Floats:
+        """Standard deviation of each, shape (n,)."""
+        return np.sqrt(np.diagonal(self.covariance))
+
+    def chance_faster(self, than: int, by: float) -> Floats:
+        """Probability that each candidate takes less than 1 - `by` of the time of candidate `than`, shape (n,).
+
+        What the two have in common, the machine's state and the model's error, does not count.
+        """
+        variance = np.diagonal(self.covariance)
+        apart = np.sqrt(np.maximum(variance + variance[than] - 2 * self.covariance[than], 1e-18))
+        return _normal_cdf((self.mean[than] + np.log(1.0 - by) - self.mean) / apart)
 
     def expected_gain(self, best_log_seconds: float) -> Floats:
         """Expected improvement over the best so far, in log seconds, shape (n,).
@@ -64,26 +75,31 @@ def features(layouts: Sequence[Layout]) -> Floats:
 
 
 def believe(
-    layouts: Sequence[Layout], predicted_s: Sequence[float], measured_s: Mapping[int, float], prior_error: float
+    layouts: Sequence[Layout],
+    predicted_s: Sequence[float],
+    measured_s: Mapping[int, float],
+    prior_error: float,
+    noise: Mapping[int, float] | None = None,
 ) -> Belief:
     """Belief over all candidates after some were measured.
 
     `predicted_s` are the cost model's seconds; `measured_s` maps a candidate's index to its
-    seconds; `prior_error` is the model's relative error (1 sigma) before anything is measured.
+    seconds; `prior_error` is the model's relative error (1 sigma) before anything is measured; `noise` is
+    that of each measurement, NOISE_STD where it is not stated.
     """
     prior = np.log(np.asarray(predicted_s, dtype=np.float64))
-    variance = prior_error**2
-    if not measured_s:
-        return Belief(prior, np.full(len(prior), prior_error))
     points = features(layouts)
+    everywhere = _kernel(points, points, prior_error**2)
+    if not measured_s:
+        return Belief(prior, everywhere)
     seen = np.fromiter(measured_s.keys(), dtype=np.int64)
     residual = np.log(np.fromiter(measured_s.values(), dtype=np.float64)) - prior[seen]
-    among = _kernel(points[seen], points[seen], variance) + _NOISE_STD**2 * np.eye(len(seen))
-    across = _kernel(points, points[seen], variance)
-    solved = np.linalg.solve(among, np.column_stack([residual[:, None], across.T]))
-    mean = prior + across @ solved[:, 0]
-    left = variance - np.einsum("ij,ji->i", across, solved[:, 1:])
-    return Belief(mean, np.sqrt(np.maximum(left, _NOISE_STD**2)))
+    sigma = np.array([(noise or {}).get(int(index), NOISE_STD) for index in seen])
+    across = everywhere[:, seen]
+    solved = np.linalg.solve(across[seen] + np.diag(sigma**2), np.column_stack([residual[:, None], across.T]))
+    left = everywhere - across @ solved[:, 1:]
+    np.fill_diagonal(left, np.maximum(np.diagonal(left), 1e-12))
+    return Belief(prior + across @ solved[:, 0], left)
 
 
 def _kernel(a: Floats, b: Floats, variance: float) -> Floats:
