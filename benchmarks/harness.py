@@ -32,7 +32,7 @@ from trimaran.workload import Workload
 
 RESULTS = Path(__file__).parent / "results" / "harness.md"
 RANKS = (2, 4, 8)
-REPEATS = 5
+REPEATS = 3
 FIELDS = (
     Field("ranks", "Ranks"), Field("bare", "torchrun", ".2f", " s"), Field("harness", "Harness", ".2f", " s"),
     Field("added", "Added", "+.2f", " s"), Field("import", "Import PyTorch", ".2f", " s"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 GIB = float(1 << 30)
@@ -37,3 +39,34 @@ def memory_gib() -> float:
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int((_CGROUP / name).read_text()))
     return total / GIB
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds since boot: `busy_s` that the usable cores worked, summed; `own_s` of this process and its children.
+
+    Children count once they have ended and were waited for.
+    """
+
+    at_s: float
+    cores: int
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def so_far(cls) -> Work | None:
+        """Up to now; None where the system does not say."""
+        try:
+            lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+            usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+            cores = [[int(ticks) for ticks in line[1:]] for line in lines if line and line[0] in usable]
+            # user, nice, system, idle, waiting for a disk, interrupts, soft interrupts, taken by other guests
+            busy = sum(sum(ticks[:3]) + sum(ticks[5:8]) for ticks in cores) / os.sysconf("SC_CLK_TCK")
+        except (AttributeError, OSError, ValueError):
+            return None
+        return cls(time.monotonic(), len(cores), busy, sum(os.times()[:4])) if cores else None
+
+    def others_share(self, later: Work) -> float:
+        """Share of the cores' time, 0 to 1, that went to other programs between this look and a later one."""
+        others = (later.busy_s - self.busy_s) - (later.own_s - self.own_s)
+        return min(1.0, max(0.0, others / max(1e-9, self.cores * (later.at_s - self.at_s))))

@@ -14,9 +14,10 @@ import torch
 
 from trimaran.cluster import Cluster
 from trimaran.files import load_cluster
-from trimaran.host import memory_gib, usable_cores
+from trimaran.host import Work, memory_gib, usable_cores
 from trimaran.model import Model
 from trimaran.noun import TrimaranError
+from trimaran.probe.__main__ import main as probe_main
 from trimaran.probe.measure import measure
 from trimaran.probe.settings import AttentionShape, ProbeSettings, Product, model_products, probe_settings
 
@@ -88,6 +89,7 @@ def probe(*arguments: str, **options: object) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+@pytest.mark.proof
 def test_the_program_writes_a_cluster_file_that_loads(tmp_path: Path) -> None:
     done = probe("--quick", "--slots", "1", "-o", str(tmp_path / "mine.toml"))
     assert done.returncode == 0, done.stderr
@@ -98,15 +100,39 @@ def test_the_program_writes_a_cluster_file_that_loads(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"probe: wrote {tmp_path / 'mine.toml'}"
 
 
-def test_a_mistake_is_one_line_and_status_2(tmp_path: Path) -> None:
-    done = probe("--model", "no-such-model", "-o", str(tmp_path / "x.toml"))
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
-    assert "no-such-model" in done.stderr
-    assert not (tmp_path / "x.toml").exists()
-    assert probe("--slots", "0").returncode == 2
-    assert "ask for at most" in probe("--slots", "1000000", "-o", str(tmp_path / "x.toml")).stderr
+def test_a_mistake_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refusal(*arguments: str) -> str:
+        assert probe_main([*arguments, "-o", str(tmp_path / "x.toml")]) == 2
+        said = capsys.readouterr().err
+        assert len(said.strip().splitlines()) == 1
+        return said
+
+    assert "no-such-model" in refusal("--model", "no-such-model")
+    assert "ask for at most" in refusal("--slots", "1000000")
     if not torch.cuda.is_available():
-        assert "no CUDA device" in probe("--device", "cuda", "-o", str(tmp_path / "x.toml")).stderr
+        assert "no CUDA device" in refusal("--device", "cuda")
+    with pytest.raises(SystemExit, match="2"):
+        probe_main(["--slots", "0"])
+    assert not (tmp_path / "x.toml").exists()
+
+
+def test_what_other_programs_take_of_the_cores_is_seen_and_what_the_probe_takes_is_not() -> None:
+    quiet = Work(at_s=0.0, cores=2, busy_s=50.0, own_s=7.0)
+    assert quiet.others_share(Work(at_s=10.0, cores=2, busy_s=64.0, own_s=21.0)) == 0.0
+    assert quiet.others_share(Work(at_s=10.0, cores=2, busy_s=69.0, own_s=21.0)) == pytest.approx(0.25)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what its cores do")
+def test_a_probe_beside_a_busy_program_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+    try:
+        cluster = measure(tiny_settings(ranks=1, groups=()), "busy")
+    finally:
+        for one in spin:
+            one.kill()
+            one.wait()
+    assert "other programs took" in cluster.source
+    assert "probe again on a quiet machine" in capfd.readouterr().out
 
 
 def test_a_rank_that_fails_ends_the_probe_with_its_last_words() -> None:

@@ -40,6 +40,7 @@ def imported(accept: bool) -> dict[Key, Measurement]:
     return rows
 
 
+@cache
 def seeds() -> dict[Key, Measurement]:
     return {(row.source, row.table, row.row): row for row in packaged_table().measurements}
 

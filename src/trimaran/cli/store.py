@@ -52,6 +52,8 @@ def list_(
     from trimaran.report.tables import Field, render
 
     runs = _selected(context.obj, where or [], every, sort)
+    if not runs:
+        typer.echo(f"no run in {context.obj} meets {' and '.join(where or ['these terms'])}", err=True)
     lines = [
         {"number": run.number, "from": _origin(run), "quality": run.measurement.quality, **record}
         for run, record in zip(runs, records(run.measurement for run in runs), strict=True)

@@ -14,13 +14,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trimaran.cluster import Cluster, CollectiveTime, Device, Link
-from trimaran.host import memory_gib, usable_cores
+from trimaran.host import Work, memory_gib, usable_cores
 from trimaran.noun import TrimaranError
 from trimaran.probe.result import ProbeResult
 from trimaran.probe.settings import ProbeSettings
 
 # Long enough for a slow disk to load PyTorch on as many ranks as there may be, and all sizes.
 TIMEOUT_S = 1800.0
+# Where other programs take more of the cores' time than this, it shows in the figures.
+QUIET_SHARE = 0.1
 
 
 def measure(settings: ProbeSettings, name: str) -> Cluster:
@@ -28,13 +30,21 @@ def measure(settings: ProbeSettings, name: str) -> Cluster:
 
     Raises TrimaranError with a rank's last words where one fails.
     """
+    before = Work.so_far()
     with tempfile.TemporaryDirectory(prefix="trimaran-probe-") as folder:
         _run_ranks(settings, Path(folder))
         try:
             result = ProbeResult.model_validate_json((Path(folder) / "result.json").read_text())
         except (OSError, ValidationError) as error:
             raise TrimaranError(f"probe: the ranks left no result that can be read ({error})") from None
-    return cluster_from(settings, result, name)
+    cluster = cluster_from(settings, result, name)
+    after = Work.so_far()
+    others = before.others_share(after) if before and after else 0.0
+    if others > QUIET_SHARE:
+        busy = f"other programs took {others:.0%} of the cores' time"
+        print(f"probe: {busy}, so the figures may be too low: probe again on a quiet machine", flush=True)
+        cluster = cluster.model_copy(update={"source": f"{cluster.source}; {busy}"})
+    return cluster
 
 
 def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Cluster:

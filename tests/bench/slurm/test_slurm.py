@@ -62,7 +62,7 @@ def run_on_slurm(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> Run:
     return run
 
 
-@SUBMITS
+@pytest.mark.parametrize("submit", ["allocation", pytest.param("job", marks=pytest.mark.proof)])
 def test_two_nodes_train_for_real_through_sbatch(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
 ) -> None:
