@@ -89,7 +89,12 @@ class Device(Noun):
         return self
 
     def peak(self, precision: Precision) -> float | None:
-        """Peak TFLOP/s of matrix products in `precision`, or None where the device has none."""
+        """Peak TFLOP/s of matrix products in `precision`, or None where the device has none.
+
+        A CPU makes fp16 products in fp32 (trimaran.train.product).
+        """
+        if precision == "fp16" and self.kind == "cpu":
+            return self.peak_tflops.get("fp16", self.peak_tflops.get("fp32"))
         return self.peak_tflops.get("bf16" if precision == "bf16_pure" else precision)
 
 

@@ -143,8 +143,8 @@ def resolve_split(layout: Layout, workload: Workload, stack: Stack) -> tuple[int
 class Rule:
     """One rule of validity. `broken` returns the sentence for the user, or None.
 
-    `reads` names the layout fields that decide it, and no others (`dp*mbs`: only their product does):
-    a search asks a rule once for each distinct combination of them.
+    `reads` names the layout fields that decide it, and no others (`dp*mbs`: only their product does; none where
+    workload and stack decide alone): a search asks a rule once for each distinct combination of them.
     """
 
     name: str
@@ -290,8 +290,8 @@ def _zero(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) ->
         )
     if (layout.dp_kind == "fully_sharded") != (layout.zero_stage == 3):
         return (
-            f"data-parallel kind {layout.dp_kind} with ZeRO stage {layout.zero_stage}: fully sharded means "
-            f"ZeRO stage 3, and ZeRO stage 3 means fully sharded"
+            f"data-parallel kind {layout.dp_kind} with ZeRO stage {layout.zero_stage}: fully sharded means ZeRO "
+            f"stage 3, and ZeRO stage 3 means fully sharded: write fsdp for both, or another ZeRO stage"
         )
     if layout.zero_stage >= 2 and layout.schedule == "zero_bubble":
         return (
@@ -327,6 +327,22 @@ def _capability(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
     return next((f"{sentence}: choose another layout or stack" for broken, sentence in checks if broken), None)
 
 
+def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    model = workload.model
+    if stack.framework != "trimaran":
+        return None
+    if model.head != "vocabulary":
+        return (
+            f"model.head is {model.head}, and {stack.name} trains a head over the vocabulary: set it to vocabulary "
+            f"or choose another stack"
+        )
+    if model.dropout:
+        return (
+            f"model.dropout is {model.dropout:g}, and {stack.name} trains without: set it to 0 or choose another stack"
+        )
+    return None
+
+
 def _sequence_parallel(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     if not layout.sequence_parallel:
         return None
@@ -348,6 +364,7 @@ def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
 
 
 RULES: tuple[Rule, ...] = (
+    Rule("model", (), _model),
     Rule("devices", ("dp*tp*pp",), _devices),
     Rule("global_batch", ("dp*mbs",), _global_batch),
     Rule("ramp_up", ("dp*mbs",), _ramp_up),

@@ -97,7 +97,7 @@ SCHEDULE_UNITS = ("steps", "samples", "tokens")
 
 
 class TrainSettings(Noun):
-    """How to train: steps, learning-rate schedule, AdamW, clipping, seed, checkpoints."""
+    """How to train: steps, learning-rate schedule, optimizer, clipping, seed, checkpoints."""
 
     steps: int = Field(default=60, gt=0, le=1_000_000_000)
     seed: int = Field(default=1234, ge=0, lt=2**63)

@@ -6,7 +6,7 @@ import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.cluster import Cluster, Link
-from trimaran.files import load_cluster, load_stack
+from trimaran.files import load_cluster, load_model, load_stack
 from trimaran.noun import TrimaranError
 from trimaran.plan.batches import batch_of
 from trimaran.plan.explain import explain
@@ -143,3 +143,13 @@ def test_what_cannot_be_told_apart_is_what_the_error_covers() -> None:
     assert {str(layout) for layout in found.measure} <= {str(entry.layout) for entry in rivals}
     chances = [entry.rival_chance for entry in found.entries[1:]]
     assert chances == sorted(chances, reverse=True)
+
+
+def test_a_model_that_the_own_trainer_refuses_is_not_ranked_for_it() -> None:
+    model = load_model("gpt3-1b3").model_copy(update={"dropout": 0.1})
+    with pytest.raises(TrimaranError, match=r"model.dropout is 0.1, and trimaran trains without: set it to 0"):
+        plan(model, "jean-zay-a100-80gb", 512, devices=8, stack="trimaran")
+    assert plan(model, "jean-zay-a100-80gb", 512, devices=8, stack="megatron").entries
+    classifier = model.model_copy(update={"dropout": 0.0, "head": "classifier"})
+    with pytest.raises(TrimaranError, match=r"model.head is classifier, and trimaran trains a head over the vocab"):
+        plan(classifier, "jean-zay-a100-80gb", 512, devices=8, stack="trimaran")

@@ -12,7 +12,7 @@ from trimaran.notation import parse_layout
 from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
 from trimaran.stack import Stack
 from trimaran.train.data import prepare
-from trimaran.workload import Workload
+from trimaran.workload import Optimizer, Workload
 
 STACK = Stack(name="trimaran", uneven_stages=True, head_weighted_stages=True)
 
@@ -52,9 +52,15 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def make_job(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> JobMaker:
     def make(
-        layout: str, *, model: Model = SMALL, global_batch: int = 24, steps: int = 20, **train: object
+        layout: str,
+        *,
+        model: Model = SMALL,
+        global_batch: int = 24,
+        steps: int = 20,
+        optimizer: Optimizer = "adam",
+        **train: object,
     ) -> TrainJob:
-        workload = Workload(model=model, seq_len=16, global_batch=global_batch)
+        workload = Workload(model=model, seq_len=16, global_batch=global_batch, optimizer=optimizer)
         parsed = parse_layout(layout)
         return TrainJob(
             workload=workload,

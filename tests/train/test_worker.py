@@ -17,6 +17,9 @@ import pytest
 
 from conftest import SMALL
 from trimaran.recipe import TrainJob, TrainSettings
+from trimaran.workload import Workload
+
+DROPPING = Workload(model=SMALL.model_copy(update={"dropout": 0.1}), seq_len=16, global_batch=24)
 
 BLOOM_FIELDS = (
     "iteration",
@@ -84,7 +87,7 @@ def run_ranks(
 
 
 def test_two_ranks_leave_a_log_a_result_and_signs_of_life(make_job: Callable[..., TrainJob]) -> None:
-    job = make_job("dp2,mbs12", steps=3).model_copy(update={"peak_tflops": 0.1})
+    job = make_job("dp2,mbs12,fp16", steps=3).model_copy(update={"peak_tflops": 0.1})
     assert [r.returncode for r in run_ranks(job, 2)] == [0, 0]
     out = Path(job.out_dir)
 
@@ -93,6 +96,7 @@ def test_two_ranks_leave_a_log_a_result_and_signs_of_life(make_job: Callable[...
     fields = [re.match(r" ?([^:/]+?)(:| +\d+/)", part).group(1) for part in lines[1].split("|")[:-1]]  # type: ignore[union-attr]
     assert tuple(fields[: len(BLOOM_FIELDS)]) == BLOOM_FIELDS
     assert fields[len(BLOOM_FIELDS) :] == ["tokens per second", "MFU", "peak memory (GiB)"]
+    assert "| loss scale: 2048.0 |" in lines[1] and "| number of skipped iterations:   0 |" in lines[1]
 
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [record["iteration"] for record in records] == [1, 2, 3]
@@ -131,7 +135,7 @@ def test_validation_is_in_log_and_result(make_job: Callable[..., TrainJob]) -> N
     [
         ("dp2,mbs12", 1, {}, "needs 2 ranks, but WORLD_SIZE is 1"),
         ("dp1,mbs24", 1, {"data_dir": "/nowhere"}, "prepare it first"),
-        ("dp1,mbs24,fp16", 1, {}, "precision fp16 is asked for"),
+        ("dp1,mbs24", 1, {"workload": DROPPING}, "model.dropout is 0.1, and trimaran trains without: set it to 0"),
         (
             "dp1,mbs24",
             1,

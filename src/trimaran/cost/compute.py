@@ -69,7 +69,9 @@ def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: 
     device = cluster.device
     peaks = [(device.peak(word) or 0.0) * 1e12 for word in PRECISIONS]
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
-    element = np.array([4.0, 2.0, 2.0, 2.0])[precision]
+    # fp16 passes through fp32 on a CPU, at its rates and with its copies
+    half = 4.0 if device.kind == "cpu" else 2.0
+    element = np.array([4.0, half, 2.0, 2.0])[precision]
     matmul, memory, overhead = slowdowns(cluster, devices)
     tensor_cores = (element < 4) & (device.kind == "gpu")
     plain = (element == 4) & (device.kind == "gpu")

@@ -90,8 +90,14 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
 
 
 def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
-    """Bytes a gradient is kept and travels in: fp16 as it is, bf16 as the stack accumulates it, pure bf16 in 2."""
-    bf16 = np.where(grid.precision == PRECISIONS.index("bf16"), float(stack.grad_bytes_16bit), 2.0)
+    """Bytes a gradient is kept and travels in: fp16 as it is, bf16 as the stack accumulates it, pure bf16 in 2.
+
+    Trimaran's trainer accumulates fp16 as it does bf16.
+    """
+    wide = grid.precision == PRECISIONS.index("bf16")
+    if stack.framework == "trimaran":
+        wide = wide | (grid.precision == PRECISIONS.index("fp16"))
+    bf16 = np.where(wide, float(stack.grad_bytes_16bit), 2.0)
     return np.where(grid.precision == PRECISIONS.index("fp32"), 4.0, bf16)
 
 

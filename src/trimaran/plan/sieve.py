@@ -75,6 +75,8 @@ class Sieve:
         keys = [_product(columns, term)[index] for term in rule.reads if term != "stage_split"]
         if "global_batch" in columns and "dp*mbs" in rule.reads:
             keys.append(columns["global_batch"][index])
+        if not keys:
+            keys.append(np.zeros_like(index))
         first, inverse = distinct(keys)
         names = [name for name in (*_fields(rule), "global_batch") if name in columns]
         asked = self._asked.setdefault(rule.name, {})

@@ -87,6 +87,7 @@ class History:
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     skipped: int = 0
+    not_finite: int = 0
     last: StepResult | None = None
     validations: dict[int, float] = field(default_factory=dict)
 
@@ -102,6 +103,7 @@ class History:
             [number(record, "lm_loss") for record in records],
             [number(record, "grad_norm") for record in records],
             records[-1]["skipped_iterations"] if records else 0,
+            records[-1]["nan_iterations"] if records else 0,
             validations={r["iteration"]: r["validation_loss"] for r in records if r.get("validation_loss") is not None},
         )
 
@@ -111,6 +113,8 @@ class History:
         self.losses.append(result.loss)
         self.grad_norms.append(result.grad_norm)
         self.skipped += result.skipped
+        # a gradient too large for fp16 skips a step too, and that is in order
+        self.not_finite += not math.isfinite(result.loss)
         self.last = result
 
     def add_validation(self, step: int, loss: float) -> None:
@@ -134,11 +138,11 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
         learning_rate=last.learning_rate,
         global_batch=last.global_batch,
         lm_loss=last.loss,
-        loss_scale=1.0,
+        loss_scale=last.loss_scale,
         grad_norm=last.grad_norm,
         num_zeros=last.zeros,
         skipped_iterations=history.skipped,
-        nan_iterations=history.skipped,
+        nan_iterations=history.not_finite,
         samples_per_s=last.global_batch / sec_per_it,
         tflops=tflops_per_device(seen, layout.tp, layout.devices, sec_per_it, default_formula(layout)),
         tokens_per_s=seen.tokens_per_step / sec_per_it,

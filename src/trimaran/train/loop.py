@@ -14,8 +14,9 @@ from trimaran.train.data_parallel import DataParallel
 from trimaran.train.flat import COMPUTE_DTYPE, FlatWeights
 from trimaran.train.gpt import Stage
 from trimaran.train.learning_rate import Position, learning_rate
+from trimaran.train.loss_scale import LossScale
 from trimaran.train.mesh import Mesh
-from trimaran.train.optimizer import AdamW
+from trimaran.train.optimizer import make_optimizer
 from trimaran.train.pipeline import Engine
 from trimaran.train.positions import documents_of
 from trimaran.train.recorder import Recorder
@@ -33,6 +34,7 @@ class StepResult:
     learning_rate: float
     global_batch: int
     skipped: bool
+    loss_scale: float = 1.0
     stop: bool = False
 
 
@@ -56,7 +58,8 @@ class Trainer:
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self.flat = FlatWeights(self.stage, layout, mesh, initial or drawn(job.train.seed), device)
         self.replicas = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
-        self.optimizer = AdamW(self.flat, job.train)
+        self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
+        self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)
         slices = layout.tp if layout.sequence_parallel else 1
         shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
         dtype = COMPUTE_DTYPE[layout.precision]
@@ -85,25 +88,27 @@ class Trainer:
 
     def counts(self) -> dict[str, float]:
         """What is needed beside the tensors to go on from here."""
-        return {"updates": self.optimizer.steps}
+        return {"updates": self.optimizer.steps, **self.loss_scale.counts()}
 
     def go_on_from(self, step: int, consumed_samples: int, counts: dict[str, float]) -> None:
         """Take up a training whose master weights and optimizer state were put in place."""
         self.step_number, self.consumed_samples = step, consumed_samples
         self.optimizer.steps = round(counts["updates"])
+        self.loss_scale.go_on_from(counts)
         self.replicas.publish()
 
     def forward_backward(self) -> torch.Tensor:
-        """Gradients of the next global batch, summed over all ranks that share a weight.
+        """Gradients of the next global batch, summed over all ranks that share a weight, times the loss scale.
 
         Returns this rank's share of the mean loss; the shares of all ranks add up to it.
         """
         batch = self.global_batch
         tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
-        scale = 1.0 / (batch * self.job.workload.seq_len)
+        scale = self.loss_scale.scale / (batch * self.job.workload.seq_len)
         self.replicas.begin(len(tokens))
         loss = self.engine.run(tokens, targets, scale, documents)
         self.replicas.finish()
+        loss /= self.loss_scale.scale
         self.recorder.lap("reduce")
         return loss if self.mesh.tp.index == 0 else torch.zeros_like(loss)
 
@@ -148,13 +153,15 @@ class Trainer:
         self.mesh.world.sum_(sums)
         self.recorder.lap("wait")
         loss, squared_norm, zeros, stops = sums.tolist()
-        grad_norm = math.sqrt(squared_norm) if squared_norm >= 0 else math.nan
+        loss_scale = self.loss_scale.scale
+        grad_norm = math.sqrt(squared_norm) / loss_scale if squared_norm >= 0 else math.nan
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if not skipped:
-            self.optimizer.step(rate, grad_norm)
+            self.optimizer.step(rate, grad_norm, loss_scale)
             self.replicas.publish()
+        self.loss_scale.update(overflow=skipped)
         self.flat.clear_grads()
         self.recorder.lap("step")
         self.step_number += 1
         self.consumed_samples += batch
-        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped, stop=stops > 0)
+        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped, loss_scale, stop=stops > 0)

@@ -1,68 +1,132 @@
-"""AdamW on the flat buffers, with clipping folded into the step."""
+"""AdamW and SGD on the flat buffers, with clipping and loss scale folded into the step."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from trimaran.recipe import TrainSettings
 from trimaran.train.flat import FlatWeights
 from trimaran.train.units import Run
+from trimaran.workload import Optimizer as OptimizerName
 
 
-class AdamW:
-    """Fused AdamW (Loshchilov and Hutter, arXiv 1711.05101), one call per kind of weights.
+class Optimizer(ABC):
+    """One fused call per kind of weights: those that decay, and biases and norms.
 
     `state` holds, by name, one tensor for each span of `FlatWeights.owned`, in their order; `steps` counts the
     updates. Both may be written to, as a checkpoint does.
     """
 
-    def __init__(self, flat: FlatWeights, settings: TrainSettings) -> None:
+    def __init__(self, flat: FlatWeights, settings: TrainSettings, state: tuple[str, ...]) -> None:
         self._flat = flat
         self._settings = settings
-        self.state: dict[str, tuple[Tensor, ...]] = {
-            "exp_avg": flat.zeros_like_owned(),
-            "exp_avg_sq": flat.zeros_like_owned(),
-        }
+        self.state: dict[str, tuple[Tensor, ...]] = {name: flat.zeros_like_owned() for name in state}
         self.steps = 0
 
     @torch.no_grad()
-    def step(self, learning_rate: float, grad_norm: float) -> None:
-        """One update. Gradients above `clip_grad` in norm are scaled down to it, then cleared."""
+    def step(self, learning_rate: float, grad_norm: float, loss_scale: float = 1.0) -> None:
+        """One update by the gradients, which are `loss_scale` times too large.
+
+        Gradients above `clip_grad` in norm are scaled down to it. `grad_norm` is that of the true ones.
+        """
         settings, flat = self._settings, self._flat
-        kinds = ((flat.decaying, settings.weight_decay), (flat.constant, 0.0))
-        for parts, weight_decay in kinds:
-            if not parts:
-                continue
-            grads = _cut(flat.grads, parts)
-            # fused AdamW wants the count of steps as a tensor per parameter, and adds to it
-            steps = [torch.full((), float(self.steps), device=grads[0].device) for _ in parts]
-            adamw(
-                _cut(flat.master, parts),
-                grads,
-                _cut(self.state["exp_avg"], parts),
-                _cut(self.state["exp_avg_sq"], parts),
-                [],
-                steps,
-                fused=True,
-                grad_scale=self._clip_divisor(grad_norm, grads[0].device),
-                amsgrad=False,
-                beta1=settings.beta1,
-                beta2=settings.beta2,
-                lr=learning_rate,
-                weight_decay=weight_decay,
-                eps=settings.epsilon,
-                maximize=False,
-            )
+        clip = grad_norm / settings.clip_grad if settings.clip_grad else 0.0
+        divisor = loss_scale * max(1.0, clip)
+        for parts, weight_decay in ((flat.decaying, settings.weight_decay), (flat.constant, 0.0)):
+            if parts:
+                grads = _cut(flat.grads, parts)
+                # the kernel divides the gradients by it, which saves a pass over them
+                scale = None if divisor == 1.0 else torch.tensor(divisor, device=grads[0].device)
+                state = {name: _cut(held, parts) for name, held in self.state.items()}
+                self._update(_cut(flat.master, parts), grads, state, scale, learning_rate, weight_decay)
         self.steps += 1
 
-    def _clip_divisor(self, grad_norm: float, device: torch.device) -> Tensor | None:
-        """What the kernel divides the gradients by, which saves clipping its own pass over them."""
-        limit = self._settings.clip_grad
-        if not limit or grad_norm <= limit:
-            return None
-        return torch.tensor(grad_norm / limit, device=device)
+    @abstractmethod
+    def _update(
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        state: dict[str, list[Tensor]],
+        divisor: Tensor | None,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        """Update weights and state of one kind."""
+
+
+class AdamW(Optimizer):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    def __init__(self, flat: FlatWeights, settings: TrainSettings) -> None:
+        super().__init__(flat, settings, ("exp_avg", "exp_avg_sq"))
+
+    def _update(
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        state: dict[str, list[Tensor]],
+        divisor: Tensor | None,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        adamw(
+            weights,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            [],
+            # the kernel wants the count of steps as a tensor per parameter, and adds to it
+            [torch.full((), float(self.steps), device=grads[0].device) for _ in grads],
+            fused=True,
+            grad_scale=divisor,
+            amsgrad=False,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            eps=self._settings.epsilon,
+            maximize=False,
+        )
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent without momentum, as torch.optim.SGD has it: it keeps no state."""
+
+    def __init__(self, flat: FlatWeights, settings: TrainSettings) -> None:
+        super().__init__(flat, settings, ())
+
+    def _update(
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        state: dict[str, list[Tensor]],
+        divisor: Tensor | None,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        sgd(
+            weights,
+            grads,
+            [None] * len(grads),
+            fused=True,
+            grad_scale=divisor,
+            weight_decay=weight_decay,
+            momentum=0.0,
+            lr=learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+def make_optimizer(name: OptimizerName, flat: FlatWeights, settings: TrainSettings) -> Optimizer:
+    """The optimizer that the workload names."""
+    return AdamW(flat, settings) if name == "adam" else Sgd(flat, settings)
 
 
 def _cut(held: tuple[Tensor, ...], parts: tuple[Run, ...]) -> list[Tensor]:

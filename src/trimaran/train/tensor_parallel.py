@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trimaran.train.differentiable import apply
 from trimaran.train.mesh import Group
+from trimaran.train.product import goes_through_fp32, linear, product
 from trimaran.train.weight import Declaring, Weight, WeightSpec
 
 # oneDNN's bf16 product of two transposed-in operands falls from 1000 to 550 GFLOP/s a core when it
@@ -105,7 +105,7 @@ class _Linear(torch.autograd.Function):
         ctx.weight, ctx.bias, ctx.group = weight, bias, group
         matrix = weight.view(-1, x.shape[-1])
         x = x if group is None else gathered(x, group)
-        return functional.linear(x, matrix, None if bias is None else bias.view(-1))
+        return linear(x, matrix, None if bias is None else bias.view(-1))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
@@ -119,12 +119,15 @@ class _Linear(torch.autograd.Function):
                 bias.main_grad.view(-1).add_(rows.sum(0))
 
         weight.accumulate(add_gradients)
-        dx = dy @ weight.view(-1, width)
+        dx = product(dy, weight.view(-1, width))
         return dx if group is None else summed_slice(dx, group), None, None, None
 
 
 def add_product(main_grad: Tensor, dy: Tensor, x: Tensor) -> None:
     """main_grad += dy^T x, with dy (tokens, out) and x (tokens, in)."""
+    if goes_through_fp32(x):
+        main_grad.addmm_(dy.t().float(), x.float())
+        return
     if main_grad.dtype != x.dtype:
         main_grad.add_(dy.t() @ x)
         return

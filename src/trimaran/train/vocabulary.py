@@ -12,6 +12,7 @@ from trimaran.model import Model, padded_vocab
 from trimaran.train.differentiable import apply
 from trimaran.train.mesh import Group
 from trimaran.train.positions import places_in
+from trimaran.train.product import linear, product
 from trimaran.train.tensor_parallel import add_product, own_slice, sum_backward, sum_forward
 from trimaran.train.weight import Declaring, Weight, WeightSpec
 
@@ -135,12 +136,12 @@ class _HeadLoss(torch.autograd.Function):
         losses = []
         for begin in range(0, len(x), CHUNK_TOKENS):
             chunk = slice(begin, begin + CHUNK_TOKENS)
-            logits = functional.linear(x[chunk], weight)
+            logits = linear(x[chunk], weight)
             for at in range(0, len(logits), block_tokens):
                 block, wanted = logits[at : at + block_tokens], targets[begin + at : begin + at + block_tokens]
                 losses.append(_loss_and_gradient(block, wanted[: len(block)], scale, own_real, first_row, group))
             if dx is not None:
-                torch.mm(logits, weight, out=dx[chunk])
+                product(logits, weight, out=dx[chunk])
                 add_product(weight.main_grad, logits, x[chunk])
         ctx.dx = dx
         return torch.stack(losses).sum() * scale
