@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cache
 
 from trimaran.noun import TrimaranError
 
 
+@cache
 def weighted_split(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
     """Layers per stage such that the slowest stage is as fast as it can be.
 
@@ -33,6 +35,7 @@ def weighted_split(layers: int, stages: int, head_in_layers: float) -> tuple[int
     return (*(share + (1 if stage < extra else 0) for stage in range(stages - 1)), last)
 
 
+@cache
 def even_split(layers: int, stages: int) -> tuple[int, ...]:
     """Layers per stage, equal where they divide; else the middle stages take the rest."""
     share, extra = divmod(layers, stages)

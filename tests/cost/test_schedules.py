@@ -1,4 +1,4 @@
-"""The pipeline simulator, and the closed form that ranks in its place."""
+"""The pipeline simulator, the recurrence that plays many pipelines at once, and the closed form that ranks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from trimaran.cost import lockstep
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.pipeline import pipeline_time
-from trimaran.cost.simulate import Link, PipelineRun, pipeline_run, simulate, simulated_time
+from trimaran.cost.lockstep import PipelineRuns, play
+from trimaran.cost.pipeline import StageTimes, pipeline_runs, pipeline_time
+from trimaran.cost.simulate import Link, PipelineRun, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import Layout, Schedule
+from trimaran.layout import SCHEDULES, Layout, Schedule
 from trimaran.notation import parse_layout
 from trimaran.schedule import actions
 from trimaran.workload import Workload
@@ -31,7 +35,7 @@ def run(
         (1.0,) * count,
         (2.0,) * count,
         (1.0,) * count,
-        (Link(link, link),) * (count - 1),
+        (Link(link, link),) * ranks,
     )
 
 
@@ -87,10 +91,75 @@ def test_no_rank_does_two_things_at_once_and_nothing_starts_before_its_input() -
             assert event.start_s >= ends["forward", event.stage - 1, event.micro_batch] + 0.25
 
 
-def test_a_long_iteration_is_carried_on_from_its_steady_state() -> None:
-    for schedule in ("gpipe", "1f1b", "zero_bubble"):
-        long = run(schedule, 5, 103, link=0.4)
-        assert simulated_time(long) == pytest.approx(simulate(long).duration_s, rel=1e-9)
+@st.composite
+def pipelines(draw: st.DrawFn) -> PipelineRun:
+    """Stages that differ, or are of two kinds or one; links of their own, some slower than any stage."""
+    schedule: Schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero_bubble"]))
+    ranks = draw(st.integers(2, 6))
+    chunks = draw(st.integers(2, 4)) if schedule == "interleaved" else 1
+    micro_batches = draw(st.one_of(st.integers(1, 12), st.integers(40, 200)))
+    if schedule == "interleaved":
+        micro_batches = ranks * max(1, micro_batches // ranks)
+    seconds = draw(st.sampled_from([st.just(1.0), st.sampled_from([1.0, 2.0]), st.floats(0.25, 4.0)]))
+    stages = ranks * chunks
+    forward = draw(st.lists(seconds, min_size=stages, max_size=stages))
+    backward = [2.0 * one for one in draw(st.lists(seconds, min_size=stages, max_size=stages))]
+    held = draw(st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=ranks, max_size=ranks))
+    late = draw(st.sampled_from([0.0, 0.25, 1.5]))
+    return PipelineRun(
+        ranks, micro_batches, schedule, tuple(forward), tuple(backward), tuple(0.4 * one for one in backward),
+        tuple(Link(one, one + late) for one in held), blocks=draw(st.booleans()),
+    )  # fmt: skip
+
+
+def together(runs: list[PipelineRun]) -> PipelineRuns:
+    """Runs that block or do not, all of them, as one."""
+    ranks = max(run.ranks for run in runs)
+    chunks = max(len(run.forward_s) // run.ranks for run in runs)
+
+    def stages(name: str) -> np.ndarray:
+        table = np.zeros((len(runs), chunks, ranks))
+        for row, run in zip(table, runs, strict=True):
+            own = np.reshape(getattr(run, name), (-1, run.ranks))
+            row[: len(own), : run.ranks] = own
+        return table
+
+    def links(name: str) -> np.ndarray:
+        table = np.zeros((len(runs), ranks))
+        for row, run in zip(table, runs, strict=True):
+            row[: run.ranks] = [getattr(link, name) for link in run.links]
+        return table
+
+    return PipelineRuns(
+        np.array([SCHEDULES.index(run.schedule) for run in runs]), np.array([run.ranks for run in runs]),
+        np.array([len(run.forward_s) // run.ranks for run in runs]), np.array([run.micro_batches for run in runs]),
+        stages("forward_s"), stages("backward_s"), stages("weight_s"), links("held_s"), links("arrives_s"),
+        runs[0].blocks,
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(pipelines(), min_size=1, max_size=4))
+def test_many_pipelines_at_once_take_exactly_as_long_as_event_by_event(runs: list[PipelineRun]) -> None:
+    runs = [replace(run, blocks=runs[0].blocks) for run in runs]
+    assert play(together(runs)) == pytest.approx([simulate(run).duration_s for run in runs], rel=1e-9)
+
+
+def test_a_steady_state_is_skipped_not_played() -> None:
+    # Played whole, 10 million micro-batches would take hours.
+    for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8)):
+        short, longer, longest = (
+            play(together([run(schedule, 4, m, stages=stages, link=0.25)]))[0] for m in (400, 800, 10_000_000)
+        )
+        assert (longest - short) / (10_000_000 - 400) == pytest.approx((longer - short) / 400, rel=1e-9)
+
+
+def test_a_pace_that_does_not_settle_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "_LONGEST", 64)
+    monkeypatch.setattr(lockstep, "_SAME", -1.0)  # nothing is ever the same
+    for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8)):
+        one = run(schedule, 4, 2000, stages=stages, link=0.25)
+        assert play(together([one]))[0] == pytest.approx(simulate(one).duration_s, rel=1e-3)
 
 
 def test_a_slow_link_paces_gpipe() -> None:
@@ -100,7 +169,9 @@ def test_a_slow_link_paces_gpipe() -> None:
 
 LAYOUTS = [
     "dp4,tp8,pp12,mbs2", "dp8,tp4,pp12,mbs4", "dp8,tp8,pp6,mbs1", "dp16,tp2,pp12,mbs2", "dp24,tp8,pp2,mbs1",
-    "dp8,tp4,pp12,mbs2,gpipe", "dp4,tp8,pp12,mbs4,gpipe", "dp6,tp8,pp8,mbs4",
+    "dp8,tp4,pp12,mbs2,gpipe", "dp4,tp8,pp12,mbs4,gpipe", "dp6,tp8,pp8,mbs4", "dp1,tp1,pp70,mbs1", "dp4,tp2,pp46,mbs2",
+    "dp8,tp4,pp12,mbs2,zero_bubble", "dp2,tp4,pp35,mbs1,zero_bubble", "dp8,tp4,pp12,vpp3,mbs1,interleaved",
+    "dp4,tp8,pp9,vpp8,mbs1,interleaved", "dp4,tp4,pp24,vpp3,mbs2,interleaved", "dp16,tp8,pp2,vpp6,mbs4,interleaved",
 ]  # fmt: skip
 
 
@@ -109,14 +180,31 @@ LAYOUTS = [
 def test_closed_form_and_simulation_agree_within_3_percent(label: str, stack_name: str) -> None:
     layout: Layout = parse_layout(f"{label},recompute-full,bf16")
     model = load_model("bloom-prequel-181b")
-    workload = Workload(
-        model=model, seq_len=2048, global_batch=layout.dp * layout.mbs * (2048 // (layout.dp * layout.mbs))
-    )
+    per_step = layout.dp * layout.mbs * (layout.pp if layout.vpp > 1 else 1)
+    workload = Workload(model=model, seq_len=2048, global_batch=per_step * max(1, 2048 // per_step))
     cluster, stack = load_cluster("jean-zay-a100-80gb"), load_stack(stack_name)
     calibration = resolve_calibration(cluster, stack)
     grid = LayoutGrid.from_layouts([layout], workload, stack)
-    closed = pipeline_time(grid, stage_work(workload, cluster, stack, grid, calibration).times).total[0]
-    assert closed == pytest.approx(simulated_time(pipeline_run(workload, cluster, stack, layout)), rel=0.03)
+    times = stage_work(workload, cluster, stack, grid, calibration).times
+    assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=0.03)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["gpipe", "1f1b", "zero_bubble"]), st.integers(2, 24), st.integers(1, 4), st.integers(1, 300),
+    st.floats(1.5, 3.5), st.floats(0.0, 0.5), st.booleans(),
+)  # fmt: skip
+def test_closed_form_is_exact_on_equal_stages(
+    schedule: Schedule, ranks: int, layers: int, micro_batches: int, ratio: float, send: float, blocks: bool
+) -> None:
+    """Equal stages whose sends take up to half a forward: the paths of the closed form are all there are."""
+    model = load_model("gpt2-124m").model_copy(update={"layers": ranks * layers})
+    stack = load_stack("megatron")
+    workload = Workload(model=model, seq_len=128, global_batch=max(micro_batches, ranks))
+    grid = LayoutGrid.from_layouts([Layout(pp=ranks, schedule=schedule)], workload, stack)
+    one, none = np.ones(1), np.zeros(1)
+    times = StageTimes(one, ratio * one, one * ratio / 2, none, none, none, none, send * one, send * one, blocks, one)
+    assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("micro_batches", [4, 16, 256])
@@ -126,15 +214,12 @@ def test_stages_that_share_cores_take_their_work_or_their_waiting_whichever_is_l
     grid = LayoutGrid.from_layouts([parse_layout("pp4,mbs1,gpipe")], workload, stack)
     times = stage_work(workload, cluster, stack, grid, resolve_calibration(cluster, stack)).times
     own_cores = pipeline_time(grid, times)
-    shared = pipeline_time(grid, replace(times, crowding=np.array([2.0])))  # what is there counts the crowd already
-    halved = replace(
-        times,
-        forward=(times.forward[0] / 2, times.forward[1] / 2, times.forward[2] / 2),
-        backward=(times.backward[0] / 2, times.backward[1] / 2, times.backward[2] / 2),
-    )
-    uncrowded = pipeline_time(grid, halved)
+    crowded = replace(times, crowding=np.array([2.0]))  # what is there counts the crowd already
+    shared = pipeline_time(grid, crowded)
+    uncrowded = pipeline_time(grid, crowded.alone())
+    assert crowded.alone().forward == times.forward / 2
     assert shared.total[0] == max(shared.busy[0], uncrowded.total[0])
     assert shared.total[0] < own_cores.total[0]
-    slow_link = np.array([10.0 * times.backward[0][0]])
-    waiting = replace(times, crowding=np.array([2.0]), send_held=slow_link, send_arrives=slow_link)
+    slow_link = np.array([10.0 * times.backward[0] * 12])
+    waiting = replace(crowded, send_held=slow_link, send_arrives=slow_link)
     assert pipeline_time(grid, waiting).total[0] > 2 * (micro_batches - 1) * slow_link[0]

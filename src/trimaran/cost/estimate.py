@@ -5,7 +5,7 @@ One formula serves both: `estimate` is `estimate_many` on a grid of one, and tes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Self
 
@@ -15,6 +15,7 @@ from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.cost.data_parallel import exposed_time
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
+from trimaran.cost.lockstep import play
 from trimaran.cost.memory import (
     GIB,
     StageMemory,
@@ -26,9 +27,9 @@ from trimaran.cost.memory import (
 )
 from trimaran.cost.network import Network, group
 from trimaran.cost.optimizer import step_time
-from trimaran.cost.pipeline import pipeline_time
+from trimaran.cost.pipeline import pipeline_runs, pipeline_time
 from trimaran.cost.stage_work import stage_work
-from trimaran.layout import Layout, resolve_split
+from trimaran.layout import Layout
 from trimaran.noun import Noun
 from trimaran.stack import Stack
 from trimaran.workload import Workload
@@ -131,22 +132,44 @@ def estimate(
 
     Without `calibration` the shipped one of (cluster, stack) applies, and without that the prior.
     """
+    return estimate_each(workload, cluster, stack, LayoutGrid.from_layouts([layout], workload, stack), calibration)[0]
+
+
+def estimate_each(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    grid: LayoutGrid,
+    calibration: Calibration | None = None,
+    *,
+    simulate: bool = False,
+) -> list[Estimate]:
+    """An Estimate of every layout of the grid; with `simulate` their pipelines are played, as in simulated_many."""
     known = resolve_calibration(cluster, stack, calibration)
-    grid = LayoutGrid.from_layouts([layout], workload, stack)
     many = estimate_many(workload, cluster, stack, grid, known)
-    return Estimate(
-        sec_per_it=float(many.sec_per_it[0]),
-        time=TimeParts(**{name: float(getattr(many, name)[0]) for name in TIME_PARTS}),
-        mem_gib=float(many.mem_gib[0]),
-        reported_mem_gib=float(many.reported_mem_gib[0]),
-        memory=memory_per_stage(workload, cluster, stack, layout, known),
-        fits=bool(many.fits[0]),
-        stage_split=resolve_split(layout, workload, stack),
-        micro_batches=int(grid.micro_batches[0]),
-        calibrated_by=known.origin,
-        time_error=known.time_error,
-        mem_error=known.mem_error,
-    )
+    if simulate:
+        many = simulated_many(workload, cluster, stack, grid, many, known)
+    memory = memory_per_stage(workload, cluster, stack, grid, known)
+    time = [getattr(many, name).tolist() for name in TIME_PARTS]
+    totals = [getattr(many, name).tolist() for name in ("sec_per_it", "mem_gib", "reported_mem_gib", "fits")]
+    return [
+        Estimate(
+            sec_per_it=seconds,
+            time=TimeParts(**dict(zip(TIME_PARTS, parts, strict=True))),
+            mem_gib=mem_gib,
+            reported_mem_gib=reported,
+            memory=stages,
+            fits=fits,
+            stage_split=grid.splits.splits[split][1],
+            micro_batches=micro_batches,
+            calibrated_by=known.origin,
+            time_error=known.time_error,
+            mem_error=known.mem_error,
+        )
+        for seconds, mem_gib, reported, fits, parts, stages, split, micro_batches in zip(
+            *totals, zip(*time, strict=True), memory, grid.own_split.tolist(), grid.micro_batches.tolist(), strict=True
+        )
+    ]
 
 
 def estimate_many(
@@ -158,25 +181,35 @@ def estimate_many(
     return Estimates.join([_evaluate(workload, cluster, stack, chunk, known) for chunk in chunks])
 
 
+def simulated_many(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, found: Estimates, calibration: Calibration
+) -> Estimates:
+    """The closed form's predictions of the grid with what waits in the pipeline (sends and bubble) simulated."""
+    runs = pipeline_runs(grid, stage_work(workload, cluster, stack, grid, calibration).times)
+    busy = reduce(np.add, (getattr(found, name) for name in ("forward", "backward", "recompute", "head", "tp")))
+    waits = np.where(grid.pp > 1, np.maximum(play(runs) * calibration.time_scale - busy, 0.0), 0.0)
+    sends = np.minimum(found.pp, waits)
+    parts = {name: getattr(found, name) for name in TIME_PARTS} | {"pp": sends, "bubble": waits - sends}
+    return replace(found, **parts, sec_per_it=_added(parts))
+
+
 def memory_per_stage(
-    workload: Workload, cluster: Cluster, stack: Stack, layout: Layout, calibration: Calibration | None = None
-) -> tuple[MemoryParts, ...]:
-    """Memory of a rank of each pipeline stage, first to last."""
-    known = resolve_calibration(cluster, stack, calibration)
-    split = resolve_split(layout, workload, stack)
-    grid = LayoutGrid.from_layouts([layout] * layout.pp, workload, stack)
-    stages = np.arange(layout.pp, dtype=np.float64)
-    layers = np.array([sum(split[stage :: layout.pp]) for stage in range(layout.pp)], dtype=np.float64)
-    shape = StageShape(layers, in_flight(grid, stages), stages == 0, stages == layout.pp - 1)
-    memory = stage_memory(workload, cluster, stack, grid, known, shape)
-    return tuple(
-        MemoryParts(
-            stage=stage,
-            layers=int(layers[stage]),
-            **{name: float(getattr(memory, name)[stage]) / GIB for name in MEMORY_PARTS},
-        )
-        for stage in range(layout.pp)
-    )
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> list[tuple[MemoryParts, ...]]:
+    """Memory of a rank of each pipeline stage, first to last, of every layout of the grid."""
+    rows = np.repeat(np.arange(len(grid)), grid.pp)
+    stages = np.arange(len(rows)) - np.repeat(np.cumsum(grid.pp) - grid.pp, grid.pp)
+    layers = grid.splits.layers(grid.own_split).sum(axis=1)[rows, stages]
+    each = grid.take(rows)
+    shape = StageShape(layers * 1.0, in_flight(each, stages * 1.0), stages == 0, stages == each.pp - 1)
+    memory = stage_memory(workload, cluster, stack, each, calibration, shape)
+    columns = zip(*((getattr(memory, name) / GIB).tolist() for name in MEMORY_PARTS), strict=True)
+    found = [
+        MemoryParts(stage=stage, layers=n, **dict(zip(MEMORY_PARTS, parts, strict=True)))
+        for stage, n, parts in zip(stages.tolist(), layers.tolist(), columns, strict=True)
+    ]
+    ends = np.cumsum(grid.pp).tolist()
+    return [tuple(found[end - own : end]) for end, own in zip(ends, grid.pp.tolist(), strict=True)]
 
 
 def time_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration) -> Floats:
@@ -260,7 +293,7 @@ def _end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
     last = np.maximum(grid.pp - 1, 0).astype(np.float64)
     zero, one = np.zeros(len(grid)), np.minimum(last, 1.0)
     return (
-        StageShape(grid.layers_first.astype(np.float64), in_flight(grid, zero), yes, single),
-        StageShape(grid.layers_middle.astype(np.float64), in_flight(grid, one), no, no),
-        StageShape(grid.layers_last.astype(np.float64), in_flight(grid, last), single, yes),
+        StageShape(grid.splits.first[grid.own_split].astype(np.float64), in_flight(grid, zero), yes, single),
+        StageShape(grid.splits.middle[grid.own_split].astype(np.float64), in_flight(grid, one), no, no),
+        StageShape(grid.splits.last[grid.own_split].astype(np.float64), in_flight(grid, last), single, yes),
     )

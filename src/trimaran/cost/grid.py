@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cluster import PRECISIONS
+from trimaran.cost.splits import Split, SplitTable
 from trimaran.layout import SCHEDULES, Axis, DataParallelKind, Layout, Recompute, resolve_split
 from trimaran.model import Model
 from trimaran.stack import Stack
@@ -31,14 +32,12 @@ STACK_SPLIT, EVEN_SPLIT, WEIGHTED_SPLIT, OTHER_SPLIT = range(4)
 
 @dataclass(frozen=True)
 class LayoutGrid:
-    """n layouts; every field is an array of shape (n,).
+    """n layouts; every field but `splits` is an array of shape (n,).
 
     `dp_kind`, `recompute`, `precision`, `schedule` and `placement` are indices into DP_KINDS,
     RECOMPUTES, trimaran.cluster.PRECISIONS, trimaran.layout.SCHEDULES and PLACEMENTS.
-    `layers_first`, `layers_middle` (the largest of the stages between) and `layers_last` are
-    the layers that a rank of that pipeline stage holds, over all its virtual stages.
     `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
-    the stage split comes from, so that `layout` can state it.
+    the stage split comes from, so that `layout` can state it; `own_split` is its row in `splits`.
     """
 
     dp: Ints
@@ -55,10 +54,9 @@ class LayoutGrid:
     schedule: Ints
     placement: Ints
     split: Ints
-    layers_first: Ints
-    layers_middle: Ints
-    layers_last: Ints
+    own_split: Ints
     global_batch: Ints
+    splits: SplitTable
 
     @classmethod
     def build(cls, workload: Workload, stack: Stack, **columns: ArrayLike) -> Self:
@@ -81,15 +79,19 @@ class LayoutGrid:
             given["schedule"] = np.where(pp > 1, usual, SCHEDULES.index("none"))
         merged = {**defaults, **given}
         arrays = dict(zip(merged, np.broadcast_arrays(*(np.atleast_1d(v) for v in merged.values())), strict=True))
-        first, middle, last = _stage_layers(workload, stack, arrays["tp"], arrays["pp"], arrays["vpp"], arrays["split"])
-        arrays.update(layers_first=first, layers_middle=middle, layers_last=last)
+        splits, arrays["own_split"] = _splits(
+            workload, stack, arrays["tp"], arrays["pp"], arrays["vpp"], arrays["split"]
+        )
         kinds = {name: (np.bool_ if name == "sequence_parallel" else np.int64) for name in arrays}
-        return cls(**{name: np.ascontiguousarray(array, dtype=kinds[name]) for name, array in arrays.items()})
+        own: dict[str, Any] = {name: np.ascontiguousarray(array, dtype=kinds[name]) for name, array in arrays.items()}
+        return cls(**own, splits=splits)
 
     @classmethod
     def from_layouts(cls, layouts: Sequence[Layout], workload: Workload, stack: Stack) -> Self:
         """A grid of the given layouts, their own stage splits included."""
-        rank_layers = [_rank_layers(layout, workload, stack) for layout in layouts]
+        splits: list[Split] = [(layout.pp, resolve_split(layout, workload, stack)) for layout in layouts]
+        table = tuple(dict.fromkeys(splits))
+        row = {split: index for index, split in enumerate(table)}
         columns: dict[str, Any] = {
             name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64)
             for name in ("dp", "tp", "pp", "vpp", "mbs", "zero_stage", "recompute_every")
@@ -101,11 +103,9 @@ class LayoutGrid:
         columns["placement"] = np.array([PLACEMENTS.index(layout.placement) for layout in layouts])
         columns["sequence_parallel"] = np.array([layout.sequence_parallel for layout in layouts], dtype=np.bool_)
         columns["split"] = np.array([OTHER_SPLIT if layout.stage_split else STACK_SPLIT for layout in layouts])
-        columns["layers_first"] = np.array([layers[0] for layers in rank_layers])
-        columns["layers_middle"] = np.array([max(layers[1:-1], default=0) for layers in rank_layers])
-        columns["layers_last"] = np.array([layers[-1] for layers in rank_layers])
+        columns["own_split"] = np.array([row[split] for split in splits], dtype=np.int64)
         columns["global_batch"] = np.full(len(layouts), workload.global_batch)
-        return cls(**columns)
+        return cls(**columns, splits=SplitTable(table))
 
     def __len__(self) -> int:
         return len(self.dp)
@@ -134,7 +134,12 @@ class LayoutGrid:
 
     def take(self, index: Any) -> Self:
         """The sub-grid at `index` (anything that indexes a NumPy array along its axis)."""
-        return type(self)(**{field.name: np.atleast_1d(getattr(self, field.name)[index]) for field in fields(self)})
+        columns = {
+            field.name: np.atleast_1d(getattr(self, field.name)[index])
+            for field in fields(self)
+            if field.name != "splits"
+        }
+        return type(self)(**columns, splits=self.splits)
 
     def with_global_batch(self, batches: ArrayLike) -> Self:
         """The same layouts under other global batches, which broadcast to shape (n,)."""
@@ -142,16 +147,7 @@ class LayoutGrid:
 
     def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
         """One member as a Layout, with its stage split stated where it is not the stack's own choice."""
-        model = workload.model
-        stages = int(self.pp[index] * self.vpp[index])
-        split = int(self.split[index])
-        stated: tuple[int, ...] = ()
-        if split == EVEN_SPLIT:
-            stated = even_split(model.layers, stages)
-        elif split == WEIGHTED_SPLIT:
-            stated = weighted_split(model.layers, stages, model.head_in_layers(workload.seq_len, int(self.tp[index])))
-        elif split == OTHER_SPLIT:
-            raise ValueError("a grid does not keep the stage splits of the layouts it was made from")
+        stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.own_split[index]][1]
         names = ("dp", "tp", "pp", "vpp", "mbs", "zero_stage", "recompute_every")
         return Layout(
             **{name: int(getattr(self, name)[index]) for name in names},
@@ -182,38 +178,38 @@ def _indices(name: str, values: ArrayLike) -> NDArray[Any]:
     return array
 
 
-def _rank_layers(layout: Layout, workload: Workload, stack: Stack) -> list[int]:
-    """Layers that a rank of each pipeline stage holds: its virtual stages are p apart."""
-    split = resolve_split(layout, workload, stack)
-    return [sum(split[stage :: layout.pp]) for stage in range(layout.pp)]
-
-
-def _stage_layers(
-    workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints
-) -> tuple[Ints, Ints, Ints]:
-    """Layers of the first, the largest middle and the last rank of the pipeline, shape (n,).
-
-    Splits depend on few distinct (tp, pp, vpp, split), so each is resolved once.
-    """
+def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints) -> tuple[SplitTable, Ints]:
+    """The stage splits of n layouts and the row of each: they depend on few distinct (TP, PP, VPP, kind of split)."""
     own = WEIGHTED_SPLIT if stack.head_weighted_stages else EVEN_SPLIT
     kind = np.where(split == STACK_SPLIT, own, split)
-    keys = np.stack([np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind])
-    unique, inverse = np.unique(keys, axis=1, return_inverse=True)
-    rows = [_split_summary(workload.model, workload.seq_len, *map(int, column)) for column in unique.T]
-    table = np.array(rows, dtype=np.int64).reshape(-1, 3)[inverse.ravel()]
-    return table[:, 0], table[:, 1], table[:, 2]
+    keys = (np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind)
+    first, inverse = distinct(keys)
+    splits = [
+        _split(workload.model, workload.seq_len, *map(int, column))
+        for column in zip(*(key[first] for key in keys), strict=True)
+    ]
+    table = tuple(dict.fromkeys(splits))
+    row = {known: index for index, known in enumerate(table)}
+    return SplitTable(table), np.array([row[known] for known in splits], dtype=np.int64)[inverse]
 
 
-def _split_summary(model: Model, seq_len: int, tp: int, pp: int, vpp: int, kind: int) -> tuple[int, int, int]:
+def _split(model: Model, seq_len: int, tp: int, pp: int, vpp: int, kind: int) -> Split:
     stages = pp * vpp
     if stages > model.layers:
-        return (1, 1, 1)  # refused by the rule on stages; any figure does
+        return 1, (model.layers,)  # refused by the rule on stages; any figure does
     if kind == WEIGHTED_SPLIT:
-        split = weighted_split(model.layers, stages, model.head_in_layers(seq_len, tp))
-    else:
-        split = even_split(model.layers, stages)
-    ranks = [sum(split[stage::pp]) for stage in range(pp)]
-    return ranks[0], max(ranks[1:-1], default=0), ranks[-1]
+        return pp, weighted_split(model.layers, stages, model.head_in_layers(seq_len, tp))
+    return pp, even_split(model.layers, stages)
+
+
+def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Index of one member of each distinct combination of the key columns, and each row's combination."""
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    for column in keys:
+        values, index = np.unique(column, return_inverse=True)
+        code = code * len(values) + index
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse
 
 
 def padded_vocab_of(model: Model, stack: Stack, tp: Ints) -> Floats:

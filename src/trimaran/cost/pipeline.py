@@ -1,42 +1,59 @@
-"""Closed form of a pipeline's iteration: fill and drain, the slowest stage, and sends that are not hidden.
+"""Closed form of a pipeline's iteration: fill and drain, the rank that paces it, and sends that are not hidden.
 
-trimaran.cost.simulate plays the same schedules event by event; tests hold the two within 3%.
+The time of a schedule is the longest path through its events. Such a path runs down to one rank, the pivot, stays
+with it for all micro-batches, and runs up again; where that is longer it leaves the pivot for round trips to the
+last stage and back, first, last and in between. Ranks at the ends of runs of equal ranks are the pivots to try.
+trimaran.cost.lockstep plays the schedules themselves; benchmarks/planner.py shows how far the two are apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.layout import SCHEDULES
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
+from trimaran.cost.lockstep import PipelineRuns
+from trimaran.layout import SCHEDULES, Schedule
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of one micro-batch on a rank of the first, each middle and the last stage; arrays over layouts.
+    """Seconds of one micro-batch: of one layer on any stage, and what the first and the last stage do besides.
 
-    The middle is the largest of the middle stages; `middle_share` is what their mean is of it.
-    Forward and backward (recomputation included) hold everything a rank is busy with, TP collectives too.
-    `weight` is the part of a backward that zero-bubble schedules may put off. `blocks` says that a rank waits
-    while it sends, as Megatron-LM's synchronous exchanges do. `crowding` says how many times
-    longer these take because other stages work at once on the same cores; 1 where each stage has its own.
+    Arrays over layouts. Forward and backward (recomputation included) hold everything a rank is busy with, TP
+    collectives too; `weight` is the part of a layer's backward that zero-bubble puts off. A send holds its link for
+    `send_held` and arrives after `send_arrives`; `blocks`: ranks wait while they send, as in Megatron-LM's
+    synchronous exchanges. `crowding` says how many times longer everything but sends takes because other stages work
+    at once on the same cores; 1 where each stage has its own.
     """
 
-    forward: tuple[Floats, Floats, Floats]
-    backward: tuple[Floats, Floats, Floats]
-    weight: tuple[Floats, Floats, Floats]
-    middle_share: Floats
+    forward: Floats
+    backward: Floats
+    weight: Floats
+    first_forward: Floats
+    first_backward: Floats
+    last_forward: Floats
+    last_backward: Floats
     send_held: Floats
     send_arrives: Floats
     blocks: bool
     crowding: Floats
 
+    def alone(self) -> StageTimes:
+        """The same where a stage has its cores to itself, as it has while the others wait."""
+        if np.all(self.crowding <= 1.0):
+            return self
+        crowded = [f.name for f in fields(self) if f.name not in ("send_held", "send_arrives", "blocks", "crowding")]
+        own = {name: getattr(self, name) / self.crowding for name in crowded}
+        return replace(self, **own, crowding=np.ones(len(self.crowding)))
+
 
 @dataclass(frozen=True)
 class PipelineTime:
-    """Seconds of all micro-batches: `busy` of the slowest stage, waiting for sends, and the bubble."""
+    """Seconds of all micro-batches: `busy` of the slowest rank, waiting for sends, and the bubble."""
 
     total: Floats
     busy: Floats
@@ -44,119 +61,281 @@ class PipelineTime:
     bubble: Floats
 
 
-def pipeline_time(grid: LayoutGrid, times: StageTimes) -> PipelineTime:
-    """Time from the first forward to the last backward, for every layout of the grid."""
-    m = grid.micro_batches.astype(np.float64)
-    first, middle, last = (f + b for f, b in zip(times.forward, times.backward, strict=True))
-    middle = np.where(grid.pp > 2, middle, 0.0)
-    slowest = np.where(grid.pp > 1, np.maximum(np.maximum(first, middle), last), last)
-    busy = m * slowest
-    zero = np.zeros(len(grid))
-    with_sends = _shared_total(grid, times, m, busy, times.send_held, times.send_arrives)
-    without = _shared_total(grid, times, m, busy, zero, zero)
-    total = np.where(grid.pp > 1, with_sends, busy)
-    without = np.where(grid.pp > 1, without, busy)
-    return PipelineTime(total=total, busy=busy, sends=total - without, bubble=without - busy)
+def slowest_rank(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Floats]:
+    """Which rank has most to do, the first (0), one between (1) or the last (2; a lone one), and its layers."""
+    layers = _rank_layers(grid)
+    work = _rank_work(grid, times, layers)
+    slowest = np.argmax(work, axis=0)
+    return slowest, np.choose(slowest, layers)
 
 
-def _shared_total(
-    grid: LayoutGrid, times: StageTimes, m: Floats, busy: Floats, held: Floats, arrives: Floats
-) -> Floats:
-    """The pipeline's time where stages may share cores: the larger of two bounds.
-
-    The cores never rest: all stages' work at their crowded pace. Or the stages wait for each other and for the
-    network, and whoever works then has the cores to itself.
-    """
-    if np.all(times.crowding <= 1.0):
-        return _total(grid, times, m, held, arrives)
-
-    def alone(of: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats, Floats]:
-        return of[0] / times.crowding, of[1] / times.crowding, of[2] / times.crowding
-
-    waiting = replace(times, forward=alone(times.forward), backward=alone(times.backward), weight=alone(times.weight))
-    return np.maximum(busy, _total(grid, waiting, m, held, arrives))
+def _rank_layers(grid: LayoutGrid) -> tuple[Floats, Floats, Floats]:
+    a, b, c = (ranks[grid.own_split] * 1.0 for ranks in (grid.splits.first, grid.splits.middle, grid.splits.last))
+    return a, b, c
 
 
-def _total(grid: LayoutGrid, times: StageTimes, m: Floats, held: Floats, arrives: Floats) -> Floats:
-    p, v = grid.pp.astype(np.float64), grid.vpp.astype(np.float64)
-    kind = grid.schedule
-    total = _one_f_one_b(times, p, m, held, arrives)
-    for name, formula in (("gpipe", _gpipe), ("interleaved", _interleaved), ("zero_bubble", _zero_bubble)):
-        chosen = kind == SCHEDULES.index(name)
-        if chosen.any():
-            total = np.where(chosen, formula(times, p, v, m, held, arrives), total)
-    return total
-
-
-def _sum(of: tuple[Floats, Floats, Floats], p: Floats, middle_share: Floats) -> Floats:
-    return of[0] + (p - 2.0) * of[1] * middle_share + of[2]
-
-
-def _largest(of: tuple[Floats, Floats, Floats], p: Floats) -> Floats:
-    return np.maximum(np.maximum(of[0], np.where(p > 2, of[1], 0.0)), of[2])
-
-
-def _with_sends(of: tuple[Floats, Floats, Floats], down: Floats, up: Floats) -> tuple[Floats, Floats, Floats]:
-    """Stage times with what each spends on sending down (all but the last) and up (all but the first)."""
-    return of[0] + down, of[1] + down + up, of[2] + up
-
-
-def _one_f_one_b(times: StageTimes, p: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
-    """One micro-batch through all stages and back, then one period per further micro-batch.
-
-    Stage p - k keeps k micro-batches in flight, so that k of them take at least one round trip from it to
-    the last stage and back. The period is the largest of the slowest stage, the round trips over k, and
-    what a link carries.
-    """
-    c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
-    c = (c[0], c[1], c[2])
-    through = _sum(c, p, times.middle_share)
-    blocked = arrives if times.blocks else np.zeros_like(arrives)
-    own = np.maximum(_largest(_with_sends(c, blocked, blocked), p), held)
-    # (micro-batches in flight, one round trip of them) from the last stage but one, the second and the first.
-    trips = (
-        (np.minimum(p, 2.0), c[1] * (p > 2) + c[0] * (p <= 2) + c[2] + 2.0 * arrives),
-        (np.maximum(p - 1.0, 1.0), through - c[0] + 2.0 * (p - 2.0) * arrives),
-        (p, through + 2.0 * (p - 1.0) * arrives),
+def _rank_work(grid: LayoutGrid, times: StageTimes, layers: tuple[Floats, Floats, Floats]) -> Floats:
+    """Seconds per micro-batch of the first rank, the fullest one between and the last, shape (3, n)."""
+    layer = times.forward + times.backward
+    first, last = times.first_forward + times.first_backward, times.last_forward + times.last_backward
+    single = grid.pp == 1
+    return np.stack(
+        [
+            np.where(single, -1.0, layers[0] * layer + first),
+            np.where(grid.pp > 2, layers[1] * layer, -1.0),
+            layers[2] * layer + last + np.where(single, first, 0.0),
+        ]
     )
-    # A round trip longer than its micro-batches' work repeats once per k of them, and only while more follow.
-    waits = [np.floor((m - 1.0) / k) * np.maximum(trip - k * own, 0.0) for k, trip in trips]
-    steady = (m - 1.0) * own + np.maximum(np.maximum(waits[0], waits[1]), waits[2])
-    return np.asarray(through + 2.0 * (p - 1.0) * arrives + steady)
 
 
-def _gpipe(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
-    """All forwards, then all backwards; each sweep is paced by its slowest stage or by a link."""
-    blocked = arrives if times.blocks else np.zeros_like(arrives)
-    zero = np.zeros_like(arrives)
-    slowest_forward = _largest(_with_sends(times.forward, blocked, zero), p)
-    slowest_backward = _largest(_with_sends(times.backward, zero, blocked), p)
-    forward = _sum(times.forward, p, times.middle_share) + (m - 1.0) * np.maximum(slowest_forward, held)
-    backward = _sum(times.backward, p, times.middle_share) + (m - 1.0) * np.maximum(slowest_backward, held)
-    return forward + backward + 2.0 * (p - 1.0) * arrives
+def pipeline_time(grid: LayoutGrid, times: StageTimes) -> PipelineTime:
+    """Time from the first forward to the last backward, for every layout of the grid.
 
-
-def _interleaved(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
-    """1F1B whose fill and drain shrink by v, and whose sends are v times as many.
-
-    Narayanan et al., arXiv 2104.04473, section 2.2: bubble (p - 1)(F + B) / v.
+    Where stages share cores it is the larger of two bounds: the cores never rest (`busy`), or the stages wait for
+    each other and for the network, and whoever works then has the cores to itself.
     """
-    c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
-    stages = (c[0], c[1], c[2])
-    blocked = arrives if times.blocks else np.zeros_like(arrives)
-    # Each chunk is sent on and its gradient back, but for the last chunk's output and the first one's input.
-    ends = (2.0 * v - 1.0) * blocked
-    own = np.maximum(_largest((c[0] + ends, c[1] + 2.0 * v * blocked, c[2] + ends), p), v * held)
-    through = _sum(stages, p, times.middle_share) - _largest(stages, p)
-    return m * own + (through + 2.0 * (p - 1.0) * blocked) / v + 2.0 * (p - 1.0) * arrives
+    busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
+    total, silent = busy.copy(), busy.copy()
+    times = times.alone()
+    for name, formula in _FORMULAS.items():
+        rows = np.flatnonzero((grid.schedule == SCHEDULES.index(name)) & (grid.pp > 1))
+        if not len(rows):
+            continue
+        pipe = _Pipes.of(grid, times, rows)
+        total[rows] = np.maximum(formula(pipe), busy[rows])
+        silent[rows] = np.maximum(formula(pipe.without_sends()), busy[rows])
+    silent = np.minimum(silent, total)
+    return PipelineTime(total=total, busy=busy, sends=total - silent, bubble=silent - busy)
 
 
-def _zero_bubble(times: StageTimes, p: Floats, v: Floats, m: Floats, held: Floats, arrives: Floats) -> Floats:
-    """ZB-H1: weight gradients fill the drain, so a stage's fill costs F + B - W in place of F + B + W.
+def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
+    """The grid's pipelines for trimaran.cost.lockstep, virtual stage by virtual stage."""
+    layers, times = grid.splits.layers(grid.own_split).astype(np.float64), times.alone()
 
-    Qi et al., arXiv 2401.10241, table 1; here B holds W.
+    def stages(layer: Floats, first: Floats | float, last: Floats | float) -> Floats:
+        of = layers * layer[:, None, None]
+        of[:, 0, 0] += first
+        of[np.arange(len(grid)), grid.vpp - 1, grid.pp - 1] += last
+        return of
+
+    links = np.ones(layers.shape[2])
+    return PipelineRuns(
+        schedule=grid.schedule,
+        ranks=grid.pp,
+        chunks=grid.vpp,
+        micro_batches=grid.micro_batches,
+        forward_s=stages(times.forward, times.first_forward, times.last_forward),
+        backward_s=stages(times.backward, times.first_backward, times.last_backward),
+        weight_s=stages(times.weight, 0.0, 0.0),
+        held_s=np.multiply.outer(times.send_held, links),
+        arrives_s=np.multiply.outer(times.send_arrives, links),
+        blocks=times.blocks,
+    )
+
+
+@dataclass(frozen=True)
+class _Pipes:
+    """Pipelines of one schedule: arrays over layouts."""
+
+    grid: LayoutGrid
+    times: StageTimes
+    p: Floats
+    v: Floats
+    m: Floats
+
+    @classmethod
+    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints) -> _Pipes:
+        own = {f.name: getattr(times, f.name) for f in fields(StageTimes)}
+        chosen = {name: value if name == "blocks" else value[rows] for name, value in own.items()}
+        some = grid.take(rows)
+        return cls(some, StageTimes(**chosen), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0)
+
+    @property
+    def pivots(self) -> int:
+        """How many pivots a pipeline has at most."""
+        return int(self.grid.splits.pivots.rank.shape[1])
+
+    def without_sends(self) -> _Pipes:
+        """The same pipelines on links that take no time."""
+        none = np.zeros(len(self.p))
+        return replace(self, times=replace(self.times, send_held=none, send_arrives=none))
+
+    def chosen(self, rows: Bools) -> _Pipes:
+        """Those of the pipelines at `rows`."""
+        return _Pipes.of(self.grid, self.times, np.flatnonzero(rows))
+
+
+def _gpipe(pipe: _Pipes) -> Floats:
+    """All forwards, then all backwards: each sweep is paced by its slowest part, a rank or a link. Exact."""
+    t, splits, own = pipe.times, pipe.grid.splits, pipe.grid.own_split
+    waits = t.send_arrives if t.blocks else 0.0
+    layers = [ranks[own] for ranks in (splits.first, splits.middle, splits.last)]
+    forward = np.maximum(layers[0] * t.forward + t.first_forward + waits, layers[2] * t.forward + t.last_forward)
+    backward = np.maximum(layers[0] * t.backward + t.first_backward, layers[2] * t.backward + t.last_backward + waits)
+    between = pipe.p > 2
+    forward = np.where(between, np.maximum(forward, layers[1] * t.forward + waits), forward)
+    backward = np.where(between, np.maximum(backward, layers[1] * t.backward + waits), backward)
+    held = 0.0 if t.blocks else t.send_held
+    pace = np.maximum(forward, held) + np.maximum(backward, held)
+    return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
+
+
+def _once(pipe: _Pipes) -> Floats:
+    """One micro-batch through all stages and back."""
+    t = pipe.times
+    ends = t.first_forward + t.first_backward + t.last_forward + t.last_backward
+    sends = 2.0 * (pipe.p * pipe.v - 1.0) * t.send_arrives
+    return pipe.grid.splits.totals[pipe.grid.own_split] * (t.forward + t.backward) + ends + sends
+
+
+def _one_f_one_b(pipe: _Pipes) -> Floats:
+    """1F1B: see _paced."""
+    return _paced(pipe, np.zeros(len(pipe.p)))
+
+
+def _zero_bubble(pipe: _Pipes) -> Floats:
+    """ZB-H1 (Qi et al., arXiv 2401.10241): rank q puts weight gradients off by q micro-batches.
+
+    They delay neither the way down and up nor round trips and are done, q + 1 of them, after the last backward.
     """
-    plain = _one_f_one_b(times, p, m, held, arrives)
-    saved = 2.0 * (_sum(times.weight, p, times.middle_share) - _largest(times.weight, p))
-    c = tuple(f + b for f, b in zip(times.forward, times.backward, strict=True))
-    return np.maximum(plain - saved, m * _largest((c[0], c[1], c[2]), p))
+    return _paced(pipe, pipe.times.weight)
+
+
+def _paced(pipe: _Pipes, put_off: Floats) -> Floats:
+    """1F1B, a part `put_off` of each layer's backward (seconds) done apart from it.
+
+    Rank q keeps k = p - q micro-batches in flight. A round trip from it to the last stage spares it the work of
+    k - 1 micro-batches: at the start their forwards, at the end their backwards, in between both; one to a rank
+    n - 1 behind it that of n - 1.
+    """
+    t, m, p = pipe.times, pipe.m, pipe.p
+    own = pipe.grid.own_split
+    pivots = [_Pivot(*(column[own, j] for column in pipe.grid.splits.pivots[:4])) for j in range(pipe.pivots)]
+    lag = np.zeros(len(p)) if t.blocks else t.send_arrives
+    wait = t.send_arrives if t.blocks else np.zeros(len(p))
+    held = 0.0 if t.blocks else t.send_held
+    layer, layer_up = t.forward + t.backward - put_off, t.backward - put_off
+    ends_last = t.last_forward + t.last_backward - wait
+    first_weight = pipe.grid.splits.first[own] * put_off
+    best = np.full(len(p), -np.inf)
+    for j, (q, n, before, after) in enumerate(pivots):
+        if j in (1, 2, len(pivots) - 2, len(pivots) - 1):
+            continue  # the first and the last rank are runs of one
+        first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
+        k = p - q
+        down = n * t.forward + first * t.first_forward + last * t.last_forward + (1.0 - last) * wait
+        up = n * layer_up + first * t.first_backward + last * t.last_backward + (1.0 - first) * wait
+        weight = n * put_off
+        fill = before * t.forward + (1.0 - first) * t.first_forward + q * (wait + lag)
+        drain = before * layer_up + (1.0 - first) * (t.first_backward - wait) + q * (wait + lag)
+        behind = after * layer + (1.0 - last) * ends_last + (k - 1.0) * 2.0 * (wait + lag)
+        work = np.maximum(down + up + weight, held)
+        at_start = behind - (k - 1.0) * down
+        at_end = behind - (k - 1.0) * (up + weight)
+        between = np.zeros(len(p))
+        left = m - 1.0 - k
+        for to, _, _, rest in pivots[j + 2 - j % 3 :: 3]:
+            trips = to - q
+            gain = (after - rest) * layer + (to == p - 1) * (1.0 - last) * ends_last
+            gain += 2.0 * trips * (wait + lag) - trips * work
+            laps, over = np.divmod(left, trips + 1.0)
+            laps = laps + np.maximum(over - 1.0, 0.0) / np.maximum(trips, 1.0)
+            between = np.maximum(between, laps * gain)
+        several = np.maximum(at_start, 0.0) + np.maximum(at_end, 0.0) + between
+        few = np.maximum(np.maximum(behind - (m - 1.0) * down, behind - (m - 1.0) * (up + weight)), 0.0)
+        # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
+        mine = np.minimum(q + 1.0, m) * weight
+        end = np.maximum(drain + first_weight - mine, 0.0)
+        best = np.maximum(best, m * work + fill + np.where(left >= 0.0, several, few) + end)
+    return best
+
+
+class _Pivot(NamedTuple):
+    """A rank, its layers, and those before and behind it."""
+
+    rank: Floats
+    own: Floats
+    before: Floats
+    after: Floats
+
+
+def _interleaved(pipe: _Pipes) -> Floats:
+    """1F1B whose fill and drain shrink by v (Narayanan et al., arXiv 2104.04473, section 2.2).
+
+    Rank q runs w = 2 (p - 1 - q) + (v - 1) p forwards ahead. The way down may be taken in any chunk, best in that of
+    most layers. A round trip from q to the last rank spares it 2 (p - 1 - q) turns of F + B.
+    """
+    t, m, p, v = pipe.times, pipe.m, pipe.p, pipe.v
+    own = pipe.grid.own_split
+    lag = np.zeros(len(p)) if t.blocks else t.send_arrives
+    wait = t.send_arrives if t.blocks else np.zeros(len(p))
+    layer = t.forward + t.backward
+    best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
+    with_trips = best
+    for j in range(pipe.pivots):
+        if j % 3 == 1 or j in (2, pipe.pivots - 1):
+            continue
+        q, n, _, after, behind, mine, beyond, heavy, warm_up, firsts, lasts = (
+            column[own, j] for column in pipe.grid.splits.pivots
+        )
+        first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
+        ahead = p - 1.0 - q
+        warm = 2.0 * ahead + (v - 1.0) * p + 1.0
+        turns = np.minimum(warm, m * v)
+        # Every chunk is sent on and its gradient back, but for the last one's output and the first one's input.
+        down = n * t.forward + first * t.first_forward + last * t.last_forward + (v - last) * wait
+        up = n * t.backward + first * t.first_backward + last * t.last_backward + (v - first) * wait
+        # The first rank runs a chunk of all PP micro-batches before the way leads on.
+        around = heavy * layer + 2.0 * q * (wait + lag)
+        around += (1.0 - first) * (p * t.first_forward + t.first_backward - wait)
+        warm_down = np.minimum(warm_up, p * n) * t.forward + firsts * t.first_forward + lasts * t.last_forward
+        warm_back = np.minimum(warm_up, p * n) * t.backward + firsts * t.first_backward + lasts * t.last_backward
+        hops = ((p * v - 1.0 - q) + ahead) * (wait + lag)
+        chain_down = (
+            (mine + beyond) * t.forward + after * t.backward + first * t.first_forward + t.last_forward
+            + (1.0 - last) * t.last_backward + hops
+        )  # fmt: skip
+        chain_up = (
+            after * t.forward + (mine + beyond) * t.backward + first * t.first_backward + t.last_backward
+            + (1.0 - last) * t.last_forward + hops
+        )  # fmt: skip
+        at_start = np.maximum(chain_down - warm_down - turns * wait, 0.0)
+        at_end = np.maximum(chain_up - warm_back - turns * wait, 0.0)
+        trip = (behind * layer + (1.0 - last) * (t.last_forward + t.last_backward)) / v + 2.0 * ahead * (wait + lag)
+        gain = trip - 2.0 * ahead * (down + up) / v
+        laps = np.maximum(m * v - turns, 0.0) / (2.0 * ahead + 1.0)
+        ends = np.where(m * v > warm, at_start + at_end, np.maximum(at_start, at_end))
+        slowest = np.maximum(slowest, down + up)
+        left, trips = around + m * (down + up) + ends, laps * np.maximum(gain, 0.0)
+        best, with_trips = np.maximum(best, left), np.maximum(with_trips, left + trips)
+    # Between the first and the last group of PP micro-batches the slowest way round sets the pace.
+    rounds = (m / p - 1.0) * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0)
+    return np.asarray(np.maximum(best + rounds, with_trips))
+
+
+def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
+    """Seconds of a group of PP micro-batches on the slowest way round that does not stay on one rank.
+
+    In each phase but one such a way goes up through a chunk with its gradients, down through one with its
+    activations, or stays for PP turns on the first or the last rank, whichever is heavier.
+    """
+    t, p, own = pipe.times, pipe.p, pipe.grid.own_split
+    phases = pipe.grid.splits.phases
+    at_last = phases.times[own, 0] > 1.0
+    ends = np.where(at_last, t.last_forward + t.last_backward, t.first_forward + t.first_backward)
+    lost = pipe.grid.splits.uneven[own]
+    total = p * (phases.forward[own, 0] * t.forward + phases.backward[own, 0] * t.backward + ends)
+    total -= np.where(lost > 0, lost * layer - 2.0 * send, 0.0)
+    for kind in range(1, phases.times.shape[1]):
+        times, forward, backward, down, up = (column[own, kind] for column in phases)
+        stays = p * (forward * t.forward + backward * t.backward)
+        total += times * np.maximum(np.maximum(down * t.forward, up * t.backward) + p * send, stays)
+    return np.asarray(total)
+
+
+_FORMULAS: dict[Schedule, Callable[[_Pipes], Floats]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "zero_bubble": _zero_bubble,
+}

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cluster import Cluster
-from trimaran.cost.grid import PLACEMENTS, RECOMPUTES, STACK_SPLIT, Bools, Ints, LayoutGrid
+from trimaran.cost.grid import PLACEMENTS, RECOMPUTES, STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
 from trimaran.layout import SCHEDULES
 from trimaran.plan.batches import batch_of
 from trimaran.plan.settings import PlanSettings
-from trimaran.plan.sieve import Columns, Sieve, count, cross, distinct, join, take
+from trimaran.plan.sieve import Columns, Sieve, count, cross, join, take
 from trimaran.plan.space import Space
 from trimaran.stack import Stack
 from trimaran.stages import even_split, weighted_split

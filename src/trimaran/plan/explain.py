@@ -8,7 +8,8 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate
+from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate_each
+from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory import memory_limit_gib
 from trimaran.layout import Layout, violations
 from trimaran.notation import parse_layout, stated_fields
@@ -26,7 +27,7 @@ from trimaran.workload import Workload
 
 Verdict = Literal["ranked", "slower", "does not fit", "refused"]
 # Layouts among which a rank is given.
-RANKED = 2000
+RANKED = 1000
 # Parts of an iteration that differ by less than this share of the best's time are not worth a sentence.
 _WORTH_SAYING = 0.01
 
@@ -74,7 +75,8 @@ def explain(
             layout=layout, verdict="refused", rank=None, reasons=broken, estimate=None, best=best.layout,
             best_estimate=best.estimate,
         )  # fmt: skip
-    predicted = estimate(workload, cluster, stack, layout, calibration)
+    grid = LayoutGrid.from_layouts([layout], workload, stack)
+    predicted = estimate_each(workload, cluster, stack, grid, calibration, simulate=True)[0]
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
     rank = _rank(layout, workload, predicted, searched(asked_workload, cluster, stack, far, calibration))

@@ -9,7 +9,7 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
-from trimaran.cost.estimate import Estimate, estimate
+from trimaran.cost.estimate import Estimate, estimate_each
 from trimaran.cost.memory import memory_limit_gib
 from trimaran.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout import RULES, Layout
@@ -22,7 +22,7 @@ from trimaran.plan.noun import Entry, Plan, Refusal, Unfit
 from trimaran.plan.objective import Objective
 from trimaran.plan.search import Ranking, Search
 from trimaran.plan.settings import PlanSettings, settings_from
-from trimaran.plan.sieve import Sieve
+from trimaran.plan.sieve import Sieve, take
 from trimaran.plan.space import space_of
 from trimaran.stack import Stack
 from trimaran.workload import Workload
@@ -33,6 +33,8 @@ RIVAL_CHANCE = 0.25
 # errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
+# The closed form ranks; as many of the best are simulated, and ranked by that.
+SIMULATED = 1000
 
 
 def plan(
@@ -98,16 +100,21 @@ def searched(
     settings: PlanSettings,
     calibration: Calibration | None = None,
 ) -> tuple[Search, Ranking]:
-    """The search that the settings ask for, and what it ranked; raises TrimaranError where that is nothing."""
+    """The search that the settings ask for, and what it ranked, the best SIMULATED (or as many as asked) by simulation.
+
+    Raises TrimaranError where that is nothing.
+    """
     settings.objective.check(workload, cluster)
     cap = settings.devices or cluster.devices
     cluster = on_devices(cluster, cap)
     known = resolve_calibration(cluster, stack, calibration)
     space = space_of(workload, cluster, stack, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
     proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
-    most = max(settings.top, TO_MEASURE)
+    most = max(settings.top, SIMULATED)
     search = Search(workload, cluster, stack, proposer, settings.objective, known, settings.mem_margin, most)
     ranking = search.search()
+    if len(ranking.value):
+        search.simulate(ranking, most)
     if not len(ranking.value):
         raise TrimaranError(_nothing(ranking, search, cap))
     return search, ranking
@@ -122,15 +129,14 @@ def on_devices(cluster: Cluster, devices: int) -> Cluster:
 
 def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     workload, cluster, stack = search.workload, search.cluster, search.stack
-    grid = search.proposer.grid(ranking.rows)
+    grid = search.proposer.grid(take(ranking.rows, slice(top)))
     error = search.calibration.time_error
+    devices = grid.devices.tolist()
     found = []
-    for index in range(min(top, len(ranking.value))):
+    for index, predicted in enumerate(estimate_each(workload, cluster, stack, grid, search.calibration, simulate=True)):
         layout = grid.layout(index, workload, stack)
-        batch = int(grid.global_batch[index])
-        own = with_batch(workload, batch)
-        predicted = estimate(own, cluster, stack, layout, search.calibration)
-        chance = _rival_chance(search.objective, ranking, grid.devices.tolist(), index, error)
+        own = with_batch(workload, int(grid.global_batch[index]))
+        chance = _rival_chance(search.objective, ranking, devices, index, error)
         found.append(_entry(index + 1, layout, own, cluster, predicted, chance, int(ranking.variants[index]), error))
     return tuple(found)
 
@@ -228,7 +234,7 @@ def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
     grid = search.proposer.grid(row)
     layout = grid.layout(0, search.workload, search.stack)
     workload = with_batch(search.workload, int(grid.global_batch[0]))
-    predicted = estimate(workload, search.cluster, search.stack, layout, search.calibration)
+    predicted = estimate_each(workload, search.cluster, search.stack, grid, search.calibration, simulate=True)[0]
     limit = float(memory_limit_gib(search.cluster, np.array([layout.devices]), search.mem_margin)[0])
     return Unfit(layout=layout, estimate=predicted, sentence=memory_sentence(predicted, limit, search.mem_margin))
 

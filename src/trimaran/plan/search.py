@@ -8,13 +8,13 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import Estimates, estimate_many
-from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.cost.estimate import Estimates, estimate_many, simulated_many
+from trimaran.cost.grid import Bools, Floats, Ints, distinct
 from trimaran.cost.memory import memory_limit_gib
 from trimaran.layout import SCHEDULES
 from trimaran.plan.candidates import Parts, Proposer
 from trimaran.plan.objective import Objective
-from trimaran.plan.sieve import Columns, count, distinct, take
+from trimaran.plan.sieve import Columns, count, take
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
@@ -96,6 +96,21 @@ class Search:
                 break
             self._expand(take(rows, block), parts, ranking)
         return ranking
+
+    def simulate(self, ranking: Ranking, most: int) -> None:
+        """Rank the best `most` anew by what a simulation of their pipelines says, the objective's limits included."""
+        best = {name: values[:most] for name, values in ranking.rows.items()}
+        grid = self.proposer.grid(best)
+        closed = estimate_many(self.workload, self.cluster, self.stack, grid, self.calibration)
+        found = simulated_many(self.workload, self.cluster, self.stack, grid, closed, self.calibration)
+        value = self.objective.value(found.sec_per_it, grid.devices, grid.global_batch)
+        met = self.objective.meets(found.sec_per_it, grid.devices, grid.global_batch, self.workload, self.cluster)
+        order = _order(value, ranking.mem_gib[:most], best)
+        order = order[met[order]]
+        ranking.unmet += int(np.count_nonzero(~met))
+        ranking.rows = take(best, order)
+        ranking.value, ranking.sec_per_it = value[order], found.sec_per_it[order]
+        ranking.mem_gib, ranking.variants = ranking.mem_gib[order], ranking.variants[order]
 
     def _promising(self, parts: Parts, ranking: Ranking) -> tuple[Columns, Floats]:
         """(TP, PP, DP, MBS) rows that can fit and meet the objective's limits, each with a bound on its value."""
@@ -192,9 +207,7 @@ class Search:
         seconds = np.concatenate([ranking.sec_per_it, found.sec_per_it[chosen]])
         memory = np.concatenate([ranking.mem_gib, found.mem_gib[chosen]])
         variants = np.concatenate([ranking.variants, np.ones(int(chosen.sum()), dtype=np.int64)])
-        # Equally good layouts (to seven digits): the one that needs less memory first, then the plainer one.
-        rounded = np.minimum(value / value.min(), 1e30).astype(np.float32)
-        order = np.lexsort((rows["split"], rows["placement"], memory, rounded))
+        order = _order(value, memory, rows)
         rows = take(rows, order)
         first, inverse = distinct([rows[name] for name in DISTINCT])
         counted = np.bincount(inverse, weights=variants[order]).astype(np.int64)
@@ -228,6 +241,12 @@ class Search:
 
     def _limit(self, rows: Columns) -> Floats:
         return memory_limit_gib(self.cluster, rows["dp"] * rows["tp"] * rows["pp"], self.mem_margin)
+
+
+def _order(value: Floats, memory: Floats, rows: Columns) -> Ints:
+    """Best first; of equally good layouts (to seven digits) the one that needs less memory, then the plainer one."""
+    rounded = np.minimum(value / value.min(), 1e30).astype(np.float32)
+    return np.lexsort((rows["split"], rows["placement"], memory, rounded))
 
 
 def _smallest_batch(batch: Columns) -> Columns:

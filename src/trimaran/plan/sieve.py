@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from trimaran.cluster import PRECISIONS, Cluster
-from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Ints
+from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Ints, distinct
 from trimaran.layout import RULES, SCHEDULES, Layout, Rule
 from trimaran.plan.batches import with_batch
 from trimaran.stack import Stack
@@ -107,19 +107,9 @@ def count(rows: Columns) -> int:
     return len(next(iter(rows.values())))
 
 
-def take(rows: Columns, index: Bools | Ints) -> Columns:
+def take(rows: Columns, index: Bools | Ints | slice) -> Columns:
     """The candidates at `index`, a mask or positions."""
     return {name: values[index] for name, values in rows.items()}
-
-
-def distinct(keys: list[Ints]) -> tuple[Ints, Ints]:
-    """Index of one member of each distinct combination of the key columns, and each row's combination."""
-    code = np.zeros(len(keys[0]), dtype=np.int64)
-    for column in keys:
-        values, index = np.unique(column, return_inverse=True)
-        code = code * len(values) + index
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first, inverse
 
 
 def cross(*parts: Columns) -> Columns:
