@@ -27,6 +27,8 @@ DP_KINDS: tuple[DataParallelKind, ...] = get_args(DataParallelKind)
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 _AXES: tuple[Axis, Axis, Axis] = ("tp", "dp", "pp")
 PLACEMENTS: tuple[tuple[Axis, Axis, Axis], ...] = tuple(permutations(_AXES, 3))
+# Combinations of columns have a place each where they are at most so many, besides so many a row.
+_FEW, _FEW_PER_ROW = 65536, 8
 STACK_SPLIT, EVEN_SPLIT, WEIGHTED_SPLIT, OTHER_SPLIT = range(4)
 
 
@@ -204,12 +206,37 @@ def _split(model: Model, seq_len: int, tp: int, pp: int, vpp: int, kind: int) ->
 
 def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Index of one member of each distinct combination of the key columns, and each row's combination."""
-    code = np.zeros(len(keys[0]), dtype=np.int64)
+    size = len(keys[0])
+    code, values = np.zeros(size, dtype=np.int64), 1
     for column in keys:
-        values, index = np.unique(column, return_inverse=True)
-        code = code * len(values) + index
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first, inverse
+        least, most = (int(column.min()), int(column.max())) if size else (0, 0)
+        if most - least > _FEW_PER_ROW * size + _FEW:
+            own, index = np.unique(column, return_inverse=True)
+            count = len(own)
+        else:
+            index, count = column - least, most - least + 1
+        if values * count > _FEW_PER_ROW * size + _FEW:
+            values, code = _ranked(code, values)
+        code = code * count + index
+        values *= count
+    if values > _FEW_PER_ROW * size + _FEW:
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse
+    # Few enough combinations to keep a place for each: far quicker than sorting the rows.
+    first = np.full(values, -1, dtype=np.int64)
+    first[code[::-1]] = np.arange(size - 1, -1, -1)
+    found = np.flatnonzero(first >= 0)
+    rank = np.empty(values, dtype=np.int64)
+    rank[found] = np.arange(len(found))
+    return first[found], rank[code]
+
+
+def _ranked(code: Ints, values: int) -> tuple[int, Ints]:
+    """The codes below `values` as ranks among those that occur, and how many do."""
+    occurs = np.zeros(values, dtype=np.bool_)
+    occurs[code] = True
+    rank = np.cumsum(occurs) - 1
+    return int(rank[-1]) + 1, rank[code]
 
 
 def padded_vocab_of(model: Model, stack: Stack, tp: Ints) -> Floats:

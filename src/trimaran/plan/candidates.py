@@ -16,7 +16,7 @@ from trimaran.cost.grid import PLACEMENTS, RECOMPUTES, STACK_SPLIT, Bools, Ints,
 from trimaran.layout import SCHEDULES
 from trimaran.plan.batches import batch_of
 from trimaran.plan.settings import PlanSettings
-from trimaran.plan.sieve import Columns, Sieve, count, cross, join, take
+from trimaran.plan.sieve import Columns, Sieve, cross, join, take
 from trimaran.plan.space import Space
 from trimaran.stack import Stack
 from trimaran.stages import even_split, weighted_split
@@ -68,23 +68,36 @@ class Proposer:
         """Degrees with every micro-batch that their DP allows, and the global batch it makes."""
         return join(degrees, parts.batch, "dp")
 
-    def full(self, rows: Columns, parts: Parts) -> Columns:
-        """(TP, PP, DP, MBS) rows with every other choice but the placement, valid ones, twins spared."""
+    def piped(self, rows: Columns, parts: Parts) -> Columns:
+        """(TP, PP, DP, MBS) rows with their virtual stages, schedules and stage splits, valid ones, twins spared."""
         piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=(frozenset(rows), _PIPE))
+        piped = cross(piped, _column("split", self.space.split))
+        if len(self.space.split) == 1:
+            return piped
+        return take(piped, (piped["split"] == STACK_SPLIT) | ~self._same_split(piped))
+
+    def recomputed(self, piped: Columns) -> Columns:
+        """Piped rows with recompute, sequence parallelism and precision, valid ones, twins spared."""
         space = self.space
-        sharded = self.sieve.keep(
-            cross(
-                parts.zero,
-                _column("recompute", space.recompute),
-                _column("recompute_every", space.recompute_every),
-                _column("sequence_parallel", space.sequence_parallel),
-                _column("precision", space.precision),
-            ),
-            known=(_ZERO,),
+        others = cross(
+            _column("recompute", space.recompute),
+            _column("recompute_every", space.recompute_every),
+            _column("sequence_parallel", space.sequence_parallel),
+            _column("precision", space.precision),
         )
-        everything = cross(piped, sharded, _column("split", space.split))
-        everything = take(everything, ~self._twins(everything, parts))
-        return self.sieve.keep(everything, known=(frozenset(piped), frozenset(sharded)))
+        if len(space.recompute_every) > 1:
+            full = others["recompute"] == RECOMPUTES.index("full")
+            others = take(others, full | (others["recompute_every"] == space.recompute_every[0]))
+        return self.sieve.keep(cross(piped, others), known=(frozenset(piped),))
+
+    def sharded(self, recomputed: Columns, parts: Parts) -> Columns:
+        """Recomputed rows with ZeRO and its data-parallel kind: all but the placement; valid ones, twins spared."""
+        found = cross(recomputed, parts.zero)
+        if "zero_stage" not in self.space.fixed and "dp_kind" not in self.space.fixed:
+            # A lone replica shards nothing.
+            plain = [found[name] == values[0] for name, values in parts.zero.items()]
+            found = take(found, (found["dp"] > 1) | np.logical_and.reduce(plain))
+        return self.sieve.keep(found, known=(frozenset(recomputed), _ZERO))
 
     def placements(self, rows: Columns) -> Columns:
         """Each row under every order of the axes over the nodes that differs from the others."""
@@ -148,21 +161,6 @@ class Proposer:
             [batch_of(self.workload, int(n), self.settings.gbs_tolerance) for n in products], dtype=np.int64
         )
         return pairs | {"global_batch": batches[inverse]}
-
-    def _twins(self, rows: Columns, parts: Parts) -> Bools:
-        """Rows that are the same run as another: a choice without effect, other than its first value."""
-        space = self.space
-        twin = np.zeros(len(rows["dp"]), dtype=np.bool_)
-        alone = rows["dp"] == 1
-        if count(parts.zero) and "zero_stage" not in space.fixed and "dp_kind" not in space.fixed:
-            plain = [rows[name] == values[0] for name, values in parts.zero.items()]
-            twin |= alone & ~np.logical_and.reduce(plain)
-        if len(space.split) > 1:
-            twin |= (rows["split"] != STACK_SPLIT) & self._same_split(rows)
-        if len(space.recompute_every) > 1:
-            full = rows["recompute"] == RECOMPUTES.index("full")
-            twin |= ~full & (rows["recompute_every"] != space.recompute_every[0])
-        return twin
 
     def _same_split(self, rows: Columns) -> Bools:
         """Where the head-weighted and the even split are one."""

@@ -18,11 +18,14 @@ from trimaran.plan.sieve import Columns, count, take
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
-# (TP, PP, DP, MBS) rows that are expanded into full layouts at once.
-BLOCK = 2048
+# (TP, PP, DP, MBS) rows that are expanded at once: few at first, which give a threshold to the others.
+BLOCK = 32
+LARGEST_BLOCK = 2048
 # The bound on a layout's time leaves out all that choices can change; this much more is left for what
 # the slowest stage's share of the layers can change.
 BOUND_SLACK = 0.95
+# The same once virtual stages, schedule and split are chosen: recompute, sequence parallelism and sharding change less.
+CHOICE_SLACK = 0.98
 # Layouts kept of each block that do not fit: the best may yet become better than some of them.
 KEPT_UNFIT = 64
 # What makes two layouts different in a ranking: all but placement and stage split.
@@ -89,12 +92,14 @@ class Search:
         parts = self.proposer.parts()
         rows, bound = self._promising(parts, ranking)
         order = np.argsort(bound, kind="stable")
-        for start in range(0, len(order), BLOCK):
-            block = order[start : start + BLOCK]
+        start, size = 0, BLOCK
+        while start < len(order):
+            block = order[start : start + size]
             block = block[bound[block] <= self._threshold(ranking)]
             if not len(block):
                 break
             self._expand(take(rows, block), parts, ranking)
+            start, size = start + size, min(2 * size, LARGEST_BLOCK)
         return ranking
 
     def simulate(self, ranking: Ranking, most: int) -> None:
@@ -145,32 +150,36 @@ class Search:
         fast = lean if most == least else self._estimate(common | {"recompute": np.full(count(rows), least)})
         fits = lean.mem_gib <= self._limit(rows)
         self._note_unfit(common | {"recompute": np.full(count(rows), most)}, lean, ~fits, ranking)
-        return fits, np.asarray(fast.forward + fast.backward + fast.head)
+        return fits, np.asarray(fast.forward + fast.backward + fast.head + fast.tp)
 
     def _leanest(self, rows: Columns, parts: Parts) -> Columns:
         space, size = self.proposer.space, count(rows)
         lean_zero = int(np.argmax(parts.zero["zero_stage"]))
-        columns = dict(rows)
+        columns = {}
         for name in ("zero_stage", "dp_kind"):
             columns[name] = np.full(size, parts.zero[name][lean_zero])
-        splits = ("tp",) if max(space.sequence_parallel) else ()
-        divides = np.all([self.workload.seq_len % rows[name] == 0 for name in splits], axis=0) & (rows["tp"] > 1)
+        divides = (self.workload.seq_len % rows["tp"] == 0) & (rows["tp"] > 1)
         columns["sequence_parallel"] = np.where(divides, max(space.sequence_parallel), 0)
         columns["precision"] = np.full(size, space.precision[0])
         columns["recompute_every"] = np.full(size, min(space.recompute_every))
         columns["split"] = np.full(size, max(space.split))
-        # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
-        order = [SCHEDULES.index(name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
-        rank = np.array([order.index(int(schedule)) for schedule in parts.pipe["schedule"]])
-        best = np.lexsort((parts.pipe["vpp"], rank, parts.pipe["pp"]))
-        pp, first = np.unique(parts.pipe["pp"][best], return_index=True)
-        chosen = best[first][np.searchsorted(pp, rows["pp"])]
-        columns |= {name: parts.pipe[name][chosen] for name in ("vpp", "schedule")}
+        if "schedule" not in rows:
+            # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
+            order = [SCHEDULES.index(name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
+            rank = np.array([order.index(int(schedule)) for schedule in parts.pipe["schedule"]])
+            best = np.lexsort((parts.pipe["vpp"], rank, parts.pipe["pp"]))
+            pp, first = np.unique(parts.pipe["pp"][best], return_index=True)
+            chosen = best[first][np.searchsorted(pp, rows["pp"])]
+            columns |= {name: parts.pipe[name][chosen] for name in ("vpp", "schedule")}
+        columns |= rows
         return self.proposer.usual_placement(columns)
 
     def _expand(self, rows: Columns, parts: Parts, ranking: Ranking) -> None:
         """Evaluate all layouts of the rows under the usual placement, then the promising ones under the others."""
-        usual = self.proposer.usual_placement(self.proposer.full(rows, parts))
+        proposer = self.proposer
+        piped = self._hopeful(proposer.piped(rows, parts), parts, ranking)
+        recomputed = self._hopeful(proposer.recomputed(piped), parts, ranking)
+        usual = proposer.usual_placement(proposer.sharded(recomputed, parts))
         if not count(usual):
             return
         found = self._estimate(usual)
@@ -184,6 +193,25 @@ class Search:
         placed = take(placed, placed["placement"] != self.proposer.space.placement[0])
         if count(placed):
             self._take_in(placed, self._estimate(placed), ranking)
+
+    def _hopeful(self, rows: Columns, parts: Parts, ranking: Ranking) -> Columns:
+        """Partial layouts that can still fit and enter the ranking, whatever is chosen besides."""
+        if not count(rows):
+            return rows
+        space = self.proposer.space
+        common = self._leanest(rows, parts)
+        lean = {"recompute": max(space.recompute), "recompute_every": min(space.recompute_every)}
+        fast = {"recompute": min(space.recompute), "recompute_every": max(space.recompute_every)}
+        least, quickest = (
+            self._estimate(common | {n: rows.get(n, np.full(count(rows), value)) for n, value in choices.items()})
+            for choices in (lean, fast)
+        )
+        kept = least.mem_gib <= self._limit(rows)
+        # How replicas agree, and over which links, is not chosen yet.
+        quiet = quickest.sec_per_it - quickest.pp - quickest.dp - quickest.optimizer
+        devices, batch = rows["dp"] * rows["tp"] * rows["pp"], rows["global_batch"]
+        kept &= self.objective.value(quiet * CHOICE_SLACK, devices, batch) <= self._threshold(ranking)
+        return take(rows, kept)
 
     def _take_in(self, rows: Columns, found: Estimates, ranking: Ranking) -> Bools:
         """Merge evaluated layouts into the ranking; answers which of them fit."""
