@@ -39,6 +39,20 @@ def test_the_same_text_is_tokenised_once_and_changed_text_anew(tmp_path: Path, m
     assert prepare(job) != first
 
 
+def test_it_tells_what_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data_module._Progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(data_module, "DOCUMENTS_AT_ONCE", 2)
+    for n in range(10):
+        (tmp_path / f"{n}.txt").write_text("z" * (1 << 20))
+    prepare(make_job(tmp_path, paths=[str(tmp_path / f"{n}.txt") for n in range(10)]))
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in told] == [
+        f"progress: tokenised {done}.0 of 10.0 MiB" for done in (2, 4, 6, 8)
+    ]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_bpe_learns_from_records_and_gives_the_text_back(tmp_path: Path, kind: str) -> None:
     texts = [f"{i} {POEM}" for i in range(200)]

@@ -118,6 +118,10 @@ def require_own_trainer(recipe: Recipe) -> None:
         )
 
 
+# How a program begins a line that tells what remains.
+PROGRESS = "progress: "
+
+
 def require_torch(what: str) -> None:
     """Raise TrimaranError unless PyTorch is installed (planning alone does not need it)."""
     if importlib.util.find_spec("torch") is None:
@@ -127,18 +131,28 @@ def require_torch(what: str) -> None:
 def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bool = False) -> str:
     """Run one of Trimaran's torch programs to its end; its standard output when captured.
 
-    Raises TrimaranError with the program's own last line when it fails.
+    Its lines of progress are passed on as they come. Raises TrimaranError with the program's own last line when it
+    fails.
     """
     require_torch(what)
     command = [sys.executable, "-P", "-m", module, *arguments]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE if capture else None, stderr=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        reason = lines[-1].removeprefix("trimaran: ") if lines else f"it ended with status {done.returncode}"
-        raise TrimaranError(reason)
-    return done.stdout or ""
+    last = ""
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(command, stdout=output if capture else None, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(PROGRESS):
+                print(line.removeprefix(PROGRESS), end="", file=sys.stderr, flush=True)
+            elif line.strip():
+                last = line.strip()
+        status = process.wait()
+        output.seek(0)
+        told = output.read()
+    if status:
+        raise TrimaranError(last.removeprefix("trimaran: ") or f"it ended with status {status}")
+    return told
 
 
 def run_program_on(job: BaseModel, module: str, what: str) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +21,7 @@ from trimaran.noun import TrimaranError
 from trimaran.recipe import BlendedText, DataJob, DataSettings
 from trimaran.train.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
 from trimaran.train.program import run_job
-from trimaran.train.text import MIB, documents, text_files
+from trimaran.train.text import MIB, documents, text_files, text_size
 from trimaran.train.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
@@ -123,6 +124,7 @@ def _write(job: DataJob, folder: Path) -> None:
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     files: list[TokenFile] = []
     count = text_bytes = 0
+    progress = _Progress(sum(text_size(text, job.data.max_mib) for text in job.data.texts))
     for part, text in enumerate(job.data.texts):
         for pair in _megatron_indices(text):
             path = str(pair.bin_path.resolve())
@@ -134,6 +136,7 @@ def _write(job: DataJob, folder: Path) -> None:
                 writer.write(np.append(tokens, np.uint32(tokenizer.end_of_document)))
             count += len(batch)
             text_bytes += sum(len(document.encode(errors="replace")) for document in batch)
+            progress.tell(text_bytes)
         files += writer.close()
     index = TokenIndex(
         files=tuple(files),
@@ -145,6 +148,26 @@ def _write(job: DataJob, folder: Path) -> None:
         text_bytes=text_bytes,
     )
     (folder / INDEX_NAME).write_text(index.model_dump_json(indent=1))
+
+
+class _Progress:
+    """Tells now and then how much of the text is tokenised and how long the rest takes."""
+
+    EVERY_S = 2.0
+
+    def __init__(self, total_bytes: float) -> None:
+        self._total, self._begin = total_bytes, time.monotonic()
+        self._told = self._begin
+
+    def tell(self, done_bytes: int) -> None:
+        """So much is done now."""
+        now = time.monotonic()
+        if now - self._told < self.EVERY_S or not 0 < done_bytes < self._total:
+            return
+        self._told = now
+        left_s = (now - self._begin) * (self._total - done_bytes) / done_bytes
+        done, total = done_bytes / MIB, self._total / MIB
+        print(f"progress: tokenised {done:.1f} of {total:.1f} MiB, about {left_s:.0f} s left", file=sys.stderr)
 
 
 class _Writer:

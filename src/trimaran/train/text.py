@@ -38,6 +38,12 @@ def text_files(text: BlendedText) -> list[Path]:
     return files
 
 
+def text_size(text: BlendedText, max_mib: float | None) -> float:
+    """Bytes of the files of a text, of which no more than `max_mib` are read."""
+    size = float(sum(file.stat().st_size for file in text_files(text)))
+    return size if max_mib is None else min(size, max_mib * MIB)
+
+
 def text_paths(text: BlendedText) -> list[str]:
     """The paths of a text that are not token files."""
     return [path for path in text.paths if not is_megatron(path)]
