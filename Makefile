@@ -8,7 +8,7 @@ PACKAGES := chromium munge slurm-wlm
 # Most tests wait for processes they start; those of one file share what is costly to set up.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: demo packages test proof lint docs screenshots recipes bench clean
+.PHONY: demo packages test proof gpu lint docs screenshots recipes bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,11 @@ test: packages lint
 
 proof: packages $(STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "proof"
+
+# Tests and training speed on a CUDA device; where none is at hand it says so.
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -m "gpu"
+	$(BIN)/python benchmarks/gpu.py
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

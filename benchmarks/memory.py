@@ -58,7 +58,7 @@ def main() -> None:
         place = Workspace((options.runs or Path(name)) / recipe.name)
         cluster = place.cluster(recipe)
         for layout in LAYOUTS:
-            if violations(parse_layout(layout), recipe.workload, cluster, recipe.stack):
+            if any(violations(parse_layout(layout), recipe.workload, cluster, recipe.stack)):
                 print(f"{layout}: refused")
                 continue
             predicted, measured = measured_gib(recipe, place, layout)

@@ -1,10 +1,10 @@
 """A GPT as one would write it in plain PyTorch (after nanoGPT), alone or under DistributedDataParallel.
 
-    python benchmarks/peers/plain_pytorch.py JOB.json
+    python benchmarks/peers/plain_pytorch.py JOB.json [--compile]
 
 Reads the same job file as Trimaran's worker and trains the same model on the same tokens with the
-same optimizer, at the micro-batch that the layout states; writes `result.json` with `sec_per_it` and
-`losses`. It does DP only.
+same optimizer, at the micro-batch that the layout states; writes `result.json` with `sec_per_it`,
+`losses` and `mem_gib_per_rank`. bf16 is autocast over fp32 weights, bf16_pure all in bf16. It does DP only.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trimaran.model import Model, padded_vocab
 from trimaran.recipe import TrainJob
 from trimaran.train.learning_rate import Position, learning_rate
+from trimaran.train.memory import memory_record
 from trimaran.train.sampler import Sampler
 from trimaran.train.tokens import Tokens
 
@@ -76,7 +77,11 @@ def main() -> None:
     torch.set_num_threads(job.threads_per_rank)
     torch.manual_seed(job.train.seed)
     dtype = torch.bfloat16 if job.layout.precision == "bf16_pure" else torch.float32
-    model: nn.Module = Gpt(job.workload.model).to(dtype)
+    device = torch.device(job.device)
+    model: nn.Module = Gpt(job.workload.model).to(device, dtype)
+    if "--compile" in sys.argv:
+        model.compile()
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.layout.precision == "bf16")
     if world_size > 1:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
@@ -89,12 +94,13 @@ def main() -> None:
         begin = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(job.train, Position(step, 0, 0, 0))
-        text = torch.from_numpy(sampler.batch(step * batch + rank * own, own)).view(own // mbs, mbs, -1)
+        text = torch.from_numpy(sampler.batch(step * batch + rank * own, own)).to(device).view(own // mbs, mbs, -1)
         total = 0.0
         for i, part in enumerate(text):
             if isinstance(model, DistributedDataParallel):
                 model.require_backward_grad_sync = i == len(text) - 1
-            loss = model(part[:, :-1], part[:, 1:]) / len(text)
+            with autocast:
+                loss = model(part[:, :-1], part[:, 1:]) / len(text)
             loss.backward()
             total += loss.item()
         nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_grad)
@@ -103,7 +109,9 @@ def main() -> None:
         seconds.append(time.perf_counter() - begin)
         losses.append(total)
     if rank == 0:
-        (Path(job.out_dir) / "result.json").write_text(json.dumps({"sec_per_it": seconds, "losses": losses}))
+        peak = memory_record(device, 0.0)["peak"]
+        figures = {"sec_per_it": seconds, "losses": losses, "mem_gib_per_rank": [peak]}
+        (Path(job.out_dir) / "result.json").write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":
