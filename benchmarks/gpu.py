@@ -2,11 +2,12 @@
 
     python benchmarks/gpu.py [--steps 12] [--smoke] [--results DIR]
 
-24 layers, hidden 2048, 16 heads, vocabulary 50304, sequence 2048, 32 sequences a step in micro-batches of 8; bf16
+24 layers, hidden 2048, 16 heads, vocabulary 50304, sequence 2048, 32 sequences a step in micro-batches of 4; bf16
 with fp32 master weights, AdamW, clipping, real text as bytes. Trimaran with and without recompute, and a loop after
 nanoGPT (`peers/plain_pytorch.py`, autocast), compiled and not. A run's time is the median of its steps after the
 first four; MFU is model operations, nothing recomputed, over the card's own matmul rate as measured here. Writes
-RESULTS/DEVICE.md. Where no CUDA device is at hand it says so. `--smoke` runs the same code on the CPU at a small size.
+RESULTS/DEVICE.md. Where no CUDA device is at hand it says so in RESULTS/gpu.md. `--smoke` runs the same code on the
+CPU at a small size.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from trimaran.host import processor_name
 from trimaran.model import Model
 from trimaran.notation import parse_layout
 from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
+from trimaran.train.rank import EXIT_OUT_OF_MEMORY
 from trimaran.workload import Workload
 
 HERE = Path(__file__).parent
 WARM_UP_STEPS = 4
+NO_DEVICE = "no CUDA device is at hand: nothing is measured"
 GPT_1B3 = Workload(
     model=Model(layers=24, hidden=2048, heads=16, vocab=50304, max_positions=2048), seq_len=2048, global_batch=32
 )
@@ -93,8 +96,8 @@ def prepare_data(folder: Path, vocab: int) -> Path:
 
 def run(
     contender: Contender, workload: Workload, mbs: int, device: str, data_dir: Path, out_dir: Path, steps: int
-) -> tuple[float, float]:
-    """Seconds per iteration, and peak memory in GiB, of one run. Raises SystemExit where it fails."""
+) -> tuple[float, float] | str:
+    """Seconds per iteration, and peak memory in GiB, of one run; how it ended where it failed."""
     layout = parse_layout(f"dp1,mbs{mbs},bf16{contender.recompute}")
     job = TrainJob(
         workload=workload,
@@ -113,8 +116,8 @@ def run(
         port = probe.getsockname()[1]
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, *contender.program, str(out_dir / "job.json"), *contender.options]
-    if subprocess.run(command, env={**os.environ, **place}, check=False).returncode:
-        raise SystemExit(f"{contender.name} failed")
+    if status := subprocess.run(command, env={**os.environ, **place}, check=False).returncode:
+        return "out of memory" if status == EXIT_OUT_OF_MEMORY else f"failed, status {status}"
     result = json.loads((out_dir / "result.json").read_text())
     return statistics.median(result["sec_per_it"][WARM_UP_STEPS:]), max(result["mem_gib_per_rank"])
 
@@ -125,35 +128,40 @@ def main() -> None:
     arguments.add_argument("--smoke", action="store_true", help="a small model on the CPU, to try the program")
     arguments.add_argument("--results", type=Path, default=HERE / "results")
     options = arguments.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
     if not options.smoke and not torch.cuda.is_available():
-        print("no CUDA device is at hand: nothing is measured")
+        print(NO_DEVICE)
+        where = f"on {processor_name()}, PyTorch {torch.__version__}"
+        (options.results / "gpu.md").write_text(f"# Training speed on a CUDA device\n\n{NO_DEVICE} ({where}).\n")
         return
     kind = "cpu" if options.smoke else "cuda"
     name = f"{processor_name()} (smoke)" if options.smoke else torch.cuda.get_device_name()
-    workload, mbs = (SMOKE, 4) if options.smoke else (GPT_1B3, 8)
+    workload, mbs = (SMOKE, 2) if options.smoke else (GPT_1B3, 4)
     tflops = matmul_tflops(torch.device(kind), workload, mbs, seconds=0.1 if options.smoke else 2.0)
     flops = model_flops(workload.model, workload.seq_len, workload.global_batch)
-    lines = ["| who | sec/it | tokens/s | MFU | peak GiB |", "| --- | --: | --: | --: | --: |"]
+    model = workload.model
+    lines = [
+        f"# Training speed on {name}\n\nPyTorch {torch.__version__}; {model.layers} layers, hidden {model.hidden}, "
+        f"sequence {workload.seq_len}, {workload.global_batch} sequences a step in micro-batches of {mbs}, bf16. "
+        f"Measured matmul rate {tflops:.4g} TFLOP/s.\n",
+        "| who | sec/it | tokens/s | MFU | peak GiB |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    path = options.results / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
     with tempfile.TemporaryDirectory() as folder:
         data_dir = prepare_data(Path(folder), workload.model.vocab)
         for number, contender in enumerate(CONTENDERS):
-            out_dir = Path(folder) / str(number)
-            seconds, gib = run(contender, workload, mbs, kind, data_dir, out_dir, options.steps)
-            rate = workload.tokens_per_step / seconds
-            lines.append(
-                f"| {contender.name} | {seconds:.3f} | {rate:.0f} | {flops / seconds / tflops / 1e12:.0%} | {gib:.1f} |"
-            )
+            shown = run(contender, workload, mbs, kind, data_dir, Path(folder) / str(number), options.steps)
+            if isinstance(shown, str):
+                lines.append(f"| {contender.name} | {shown} | | | |")
+            else:
+                seconds, gib = shown
+                rate, mfu = workload.tokens_per_step / seconds, flops / seconds / tflops / 1e12
+                lines.append(f"| {contender.name} | {seconds:.3f} | {rate:.0f} | {mfu:.0%} | {gib:.1f} |")
+            # a later contender that takes the machine down leaves what was measured before it
+            path.write_text("\n".join(lines) + "\n")
             print(lines[-1], flush=True)
-    model = workload.model
-    text = (
-        f"# Training speed on {name}\n\nPyTorch {torch.__version__}; {model.layers} layers, hidden {model.hidden}, "
-        f"sequence {workload.seq_len}, {workload.global_batch} sequences a step in micro-batches of {mbs}, bf16. "
-        f"Measured matmul rate {tflops:.4g} TFLOP/s.\n\n" + "\n".join(lines) + "\n"
-    )
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
-    path.write_text(text)
-    print(f"{text}\nwritten to {path}")
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Peak memory of the trainer's ranks beside the estimate, on this machine, over layouts of every kind.
 
-    python benchmarks/memory.py [--recipe recipes/laptop.toml] [--runs DIR]
+    python benchmarks/memory.py [LAYOUT ..] [--runs DIR]
 
-Each layout is a trial of the recipe's model as `trimaran bench` runs it; the probe's cluster file of `--runs` is
-used where there is one, and made where there is none. Predicted and measured are the largest over the ranks. Writes
-benchmarks/results/memory.md.
+Each layout is a trial as `trimaran bench` runs it, of a model large enough that weights, optimizer state and
+activations are most of a rank's memory. The cluster file is the probe's, from `--runs` where there is one. Predicted
+and measured are the largest over the ranks. Writes benchmarks/results/memory.md, unless layouts are named.
 """
 
 from __future__ import annotations
@@ -18,20 +18,33 @@ from trimaran.bench import Limits, prepare_trial, run_trial
 from trimaran.bench.local import LocalLauncher
 from trimaran.bench.workspace import Workspace
 from trimaran.cost.estimate import estimate
-from trimaran.files import load_recipe
+from trimaran.files import load_stack
 from trimaran.host import processor_name
 from trimaran.layout import violations
+from trimaran.model import Model
 from trimaran.notation import parse_layout
-from trimaran.recipe import Recipe
+from trimaran.recipe import Recipe, SweepSettings
+from trimaran.workload import Workload
 
 HERE = Path(__file__).parent
 LAYOUTS = (
     "dp1,mbs1", "dp1,mbs4", "dp1,mbs8", "dp1,mbs8,recompute-full", "dp1,mbs8,recompute-selective", "dp1,mbs8,bf16",
-    "dp1,mbs8,bf16_pure", "dp2,mbs1", "dp2,mbs4", "dp2,mbs4,recompute-full", "dp2,mbs4,zero1", "dp2,mbs4,zero2",
-    "dp2,mbs4,zero3", "tp2,mbs4", "tp2,mbs8,sp", "pp2,mbs1", "pp2,mbs2,gpipe", "pp2,mbs4,bf16", "dp2,tp2,mbs4",
-    "dp2,pp2,mbs1", "tp2,pp2,mbs2", "pp4,mbs2,recompute-full",
+    "dp1,mbs8,bf16_pure", "dp2,mbs1", "dp2,mbs4", "dp2,mbs4,recompute-full", "dp2,mbs4,zero1", "dp2,mbs2,zero2",
+    "dp2,mbs2,zero3", "dp2,mbs4,bf16,zero3", "tp2,mbs4", "tp2,mbs8,sp", "tp2,mbs4,bf16", "pp2,mbs1", "pp2,mbs2,gpipe",
+    "pp2,mbs4,bf16", "pp2,vpp2,mbs1", "dp2,tp2,mbs4", "dp2,pp2,mbs1", "tp2,pp2,mbs2", "pp4,mbs2,recompute-full",
+    "dp4,mbs2,zero1",
 )  # fmt: skip
 GOAL = 0.10
+RECIPE = Recipe(
+    name="memory",
+    workload=Workload(
+        model=Model(layers=8, hidden=512, heads=8, vocab=8192, max_positions=512, activation="gelu"),
+        seq_len=512,
+        global_batch=8,
+    ),
+    stack=load_stack("trimaran"),
+    sweep=SweepSettings(steps=3, warmup_steps=1),
+)
 
 
 def measured_gib(recipe: Recipe, place: Workspace, layout: str) -> tuple[float, float]:
@@ -47,35 +60,34 @@ def measured_gib(recipe: Recipe, place: Workspace, layout: str) -> tuple[float, 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--recipe", default=str(HERE.parent / "recipes" / "laptop.toml"))
+    arguments.add_argument("layouts", nargs="*", help="these alone; nothing is written down")
     arguments.add_argument("--runs", type=Path, default=None, help="folder of studies whose probe is to be used")
     options = arguments.parse_args()
-    recipe = load_recipe(options.recipe)
-    recipe = recipe.model_copy(update={"sweep": recipe.sweep.model_copy(update={"steps": 3, "warmup_steps": 1})})
     lines = ["| layout | predicted GiB | measured GiB | error |", "| --- | --: | --: | --: |"]
     errors = []
     with tempfile.TemporaryDirectory() as name:
-        place = Workspace((options.runs or Path(name)) / recipe.name)
-        cluster = place.cluster(recipe)
-        for layout in LAYOUTS:
-            if any(violations(parse_layout(layout), recipe.workload, cluster, recipe.stack)):
-                print(f"{layout}: refused")
-                continue
-            predicted, measured = measured_gib(recipe, place, layout)
+        place = Workspace((options.runs or Path(name)) / RECIPE.name)
+        cluster = place.cluster(RECIPE)
+        for layout in options.layouts or LAYOUTS:
+            if broken := next(violations(parse_layout(layout), RECIPE.workload, cluster, RECIPE.stack), None):
+                raise SystemExit(f"{layout}: {broken.sentence}")
+            predicted, measured = measured_gib(RECIPE, place, layout)
             errors.append(predicted / measured - 1)
             lines.append(f"| {layout} | {predicted:.3f} | {measured:.3f} | {errors[-1]:+.1%} |")
             print(lines[-1], flush=True)
     within = sum(abs(error) <= GOAL for error in errors)
-    mean = statistics.mean(map(abs, errors))
+    mean, model = statistics.mean(map(abs, errors)), RECIPE.workload.model
     text = "\n\n".join(
         (
-            f"# Memory of the largest rank, predicted and measured\n\nOn {processor_name()}; {recipe.name}, "
-            f"{recipe.workload.model.layers} layers of {recipe.workload.model.hidden}.",
+            f"# Memory of the largest rank, predicted and measured\n\nOn {processor_name()}; {model.layers} layers, "
+            f"hidden {model.hidden}, vocabulary {model.vocab}, sequence {RECIPE.workload.seq_len}, "
+            f"{RECIPE.workload.global_batch} sequences a step. Made by `python benchmarks/memory.py`.",
             "\n".join(lines),
             f"{within} of {len(errors)} layouts are within {GOAL:.0%}; mean error {mean:.1%}.",
         )
     )
-    (HERE / "results" / "memory.md").write_text(text + "\n")
+    if not options.layouts:
+        (HERE / "results" / "memory.md").write_text(text + "\n")
     print(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,19 +12,35 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from trimaran.notation import parse_layout
 from trimaran.recipe import TrainJob
+from trimaran.train.mesh import GroupFactory, build_mesh
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand")
+on_two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two CUDA devices are at hand")
 
 
 def losses(job: TrainJob) -> list[float]:
     path = Path(job.out_dir) / "job.json"
     path.write_text(job.model_dump_json())
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"WORLD_SIZE": str(job.layout.devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "trimaran.train.worker", str(path)]
-    subprocess.run(command, env={**os.environ, **place}, check=True, timeout=250)
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(job.layout.devices)
+    ]
+    try:
+        assert [rank.wait(timeout=250) for rank in ranks] == [0] * len(ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
     return json.loads((path.parent / "result.json").read_text())["losses"]
 
 
@@ -32,6 +49,18 @@ def losses(job: TrainJob) -> list[float]:
 @pytest.mark.parametrize("layout", ["dp1,mbs24", "dp1,mbs8,recompute-full", "dp1,mbs24,zero1"])
 def test_a_device_s_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
     on_cpu = losses(make_job(layout))
+    assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_two_devices
+@pytest.mark.parametrize(
+    "layout",
+    ["dp2,mbs12", "dp2,mbs6,zero1", "dp2,mbs6,zero3", "dp2,mbs12,ps", "tp2,mbs24", "tp2,mbs24,sp", "pp2,mbs6",
+     "pp2,vpp2,mbs6", "pp2,mbs6,zero_bubble"],
+)  # fmt: skip
+def test_two_devices_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
+    on_cpu = losses(make_job("dp1,mbs24"))
     assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)
 
 
@@ -49,6 +78,7 @@ def test_a_checkpoint_of_a_device_goes_on_there_and_on_the_cpu(
     assert losses(on_cpu) == pytest.approx(undisturbed[3:], rel=1e-4)
 
 
+@pytest.mark.proof
 def test_the_benchmark_s_program_runs_at_a_small_size_on_the_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--smoke", "--steps", "6", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
@@ -65,4 +95,14 @@ def test_without_a_device_the_benchmark_says_so_in_one_line(tmp_path: Path) -> N
     command = [sys.executable, str(BENCHMARK), "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "no CUDA device is at hand: nothing is measured\n"
-    assert not list(tmp_path.iterdir())
+    assert done.stdout.strip() in (tmp_path / "gpu.md").read_text()
+
+
+def test_what_goes_down_a_pipeline_has_a_communicator_of_its_own_on_a_device() -> None:
+    """Also where the pipeline is the whole world, which has a communicator from the start."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = build_mesh(parse_layout("pp2"), 0, range(2), GroupFactory(torch.device("cuda")))
+        assert mesh is not None and mesh.pp.handle is not mesh.pp_returning.handle
+    finally:
+        dist.destroy_process_group()

@@ -21,7 +21,7 @@ from trimaran.workload import Workload
 
 GIB = 2.0**30
 ELEMENT_BYTES = np.array([4.0, 2.0, 2.0, 2.0])  # of an activation or weight, by PRECISIONS
-LOSS_CHUNK_TOKENS = 512  # trimaran.train.vocabulary.CHUNK_TOKENS
+LOSS_CHUNK_TOKENS = {"cpu": 512, "gpu": 4096}  # trimaran.train.vocabulary.CHUNK_TOKENS and GPU_CHUNK_TOKENS
 PURE = PRECISIONS.index("bf16_pure")
 
 
@@ -164,7 +164,7 @@ def stage_memory(
     v = padded_vocab_of(model, stack, grid.tp)
     tokens = grid.mbs * float(workload.seq_len)
     if stack.framework == "trimaran":
-        tokens = np.minimum(tokens, LOSS_CHUNK_TOKENS)
+        tokens = np.minimum(tokens, LOSS_CHUNK_TOKENS[cluster.device.kind])
     # Three fp32 copies for the loss, and the logits in 16 bit that they are made from. They are gone before
     # the backward pass makes the first layer's activations again, so the larger of the two counts.
     copies = 12.0 + np.where(sixteen, element, 0.0)

@@ -135,14 +135,14 @@ class GroupFactory:
         """
         key = (returning and not self._on_cpu, ranks)
         if key not in self._groups:
-            self._groups[key] = self._make(ranks, me)
+            self._groups[key] = self._make(ranks, me, apart=key[0])
         return self._groups[key]
 
-    def _make(self, ranks: tuple[int, ...], me: int) -> Group | None:
+    def _make(self, ranks: tuple[int, ...], me: int, *, apart: bool) -> Group | None:
         if len(ranks) == 1:
             return Group(ranks, 0, None) if me in ranks else None
         whole_world = ranks == tuple(range(dist.get_world_size()))
-        handle = dist.group.WORLD if whole_world else dist.new_group(list(ranks))
+        handle = dist.group.WORLD if whole_world and not apart else dist.new_group(list(ranks))
         if me not in ranks:
             return None
         index = ranks.index(me)

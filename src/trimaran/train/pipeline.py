@@ -65,11 +65,19 @@ class Mailbox:
     Each ordered pair of ranks is one first-in-first-out channel, on which the receiver posts its receives in the
     order in which the sender sends, so that neither can wait for the other in a circle. On NCCL the two directions
     of a pair need communicators of their own, or a send waiting for its receive would block the other direction:
-    `rising` carries what goes to a higher rank of the pipeline, `falling` what goes to a lower one.
+    `rising` carries what goes to a higher rank of the pipeline, `falling` what goes to a lower one. `ring` says that
+    the last rank sends to the first.
     """
 
     def __init__(
-        self, rising: Group, falling: Group, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self,
+        rising: Group,
+        falling: Group,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        ring: bool,
     ) -> None:
         self._index, self._ranks = rising.index, rising.size
         self._rising, self._falling = rising, falling
@@ -79,6 +87,24 @@ class Mailbox:
             source: Inbox(source, rising if source < self._index else falling, shape, dtype, device)
             for source in neighbours
         }
+        self._connect(ring, torch.zeros(1, device=device))
+
+    def _connect(self, ring: bool, token: Tensor) -> None:
+        """Pass a token between all neighbours, pair by pair in one order.
+
+        NCCL makes the communicator of two ranks when they first send, and both wait for each other there: a receive
+        that is posted early would be waited for by a rank that the sender itself waits for. (With a `device_id` it
+        makes all of them at once, but then runs the sends of a group one after another.)
+        """
+        pairs = [(rank, rank + 1) for rank in range(self._ranks - 1)]
+        if ring and self._ranks > 2:
+            pairs.append((0, self._ranks - 1))
+        for group in (self._rising, self._falling):
+            for low, high in pairs:
+                if self._index == low:
+                    dist.send(token, group.ranks[high], group=group.handle)
+                elif self._index == high:
+                    dist.recv(token, group.ranks[low], group=group.handle)
 
     def expect(self, actions_of: Callable[[int], Sequence[Action]], stages: int) -> None:
         """Read from the neighbours' own lists of actions what they will send here."""
@@ -129,7 +155,7 @@ class Engine:
     ) -> None:
         self._stage, self._schedule = stage, schedule
         self._index, self._ranks, self._stages = rising.index, rising.size, stage.stages
-        self._mail = Mailbox(rising, falling, shape, dtype, device)
+        self._mail = Mailbox(rising, falling, shape, dtype, device, ring=self._stages > self._ranks)
         self._on_action, self._recorder = on_action, recorder
         # weight gradients that the backward at hand has put off
         self._put_off: list[Callable[[], None]] = []

@@ -20,6 +20,9 @@ from trimaran.train.weight import Declaring, Weight, WeightSpec
 # enough that logits do not set the memory peak.
 CHUNK_TOKENS = 512
 
+# A GPU's products want more, to keep all its processors busy and to add to the gradients of the matrix seldom.
+GPU_CHUNK_TOKENS = 4096
+
 # Of these logits a softmax works on so many fp32 bytes a core at once as its cache holds: 5% of a bf16 step.
 BLOCK_BYTES = 1 << 20
 
@@ -130,12 +133,14 @@ class _HeadLoss(torch.autograd.Function):
         rows = weight.shape[0]
         first_row = group.index * rows
         own_real = max(0, min(real_rows - first_row, rows))
-        # ranks that have to meet do so once a chunk; a rank alone goes block by block, within its cache
-        block_tokens = CHUNK_TOKENS if group.size > 1 else max(1, BLOCK_BYTES * torch.get_num_threads() // (4 * rows))
+        chunk_tokens = block_tokens = GPU_CHUNK_TOKENS if x.is_cuda else CHUNK_TOKENS
+        if group.size == 1 and not x.is_cuda:
+            # ranks that have to meet do so once a chunk; a rank alone goes block by block, within its cache
+            block_tokens = max(1, BLOCK_BYTES * torch.get_num_threads() // (4 * rows))
         dx = torch.empty_like(x) if x.requires_grad else None
         losses = []
-        for begin in range(0, len(x), CHUNK_TOKENS):
-            chunk = slice(begin, begin + CHUNK_TOKENS)
+        for begin in range(0, len(x), chunk_tokens):
+            chunk = slice(begin, begin + chunk_tokens)
             logits = linear(x[chunk], weight)
             for at in range(0, len(logits), block_tokens):
                 block, wanted = logits[at : at + block_tokens], targets[begin + at : begin + at + block_tokens]
