@@ -29,6 +29,7 @@ from trimaran.cost.fit import Observation
 from trimaran.cost.fit_rows import fit_observations
 from trimaran.cost.score import Score, score
 from trimaran.files import load_cluster, load_recipe, write_atomically
+from trimaran.host import Work
 from trimaran.layout import Layout
 from trimaran.measurement import Measurement
 from trimaran.notation import parse_layout
@@ -129,12 +130,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/accuracy"), help="where the study is kept")
     place = Workspace(parser.parse_args().folder)
     recipe = study(load_recipe(str(HERE.parent / "recipes" / "laptop.toml")))
-    started = time.monotonic()
+    started, before = time.monotonic(), Work.so_far()
     place.folder.mkdir(parents=True, exist_ok=True)
     cluster = probed(recipe, place)
     known = prior(cluster, recipe.stack)
     rows = measured(recipe, cluster, place)
-    wall_min = (time.monotonic() - started) / 60
+    wall_min, after = (time.monotonic() - started) / 60, Work.so_far()
+    others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
 
     texts = [text for text in LAYOUTS if all(row.status == "ok" for row in rows[text])]
     layouts = [parse_layout(text) for text in texts]
@@ -168,7 +170,7 @@ def main() -> None:
             "# Predicted beside measured on one machine\n",
             f"`python benchmarks/accuracy.py` on {machine()}; {len(texts)} layouts, {ROUNDS} trials each of {STEPS} "
             f"steps, {wall_min:.0f} min in all. The two trials of a layout differ by {statistics.median(repeat):.1%} "
-            f"(median).\n",
+            f"(median).{others}\n",
             render(scores, SCORES, "markdown"),
             "",
             render(lines, LINES, "markdown"),

@@ -23,6 +23,7 @@ from trimaran.bench.trial import prepare_trial
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster, Device, Link
 from trimaran.files import load_stack, write_atomically
+from trimaran.host import Work
 from trimaran.layout import Layout
 from trimaran.model import Model
 from trimaran.recipe import DataSettings, Recipe, SweepSettings
@@ -100,15 +101,19 @@ def look(ranks: int, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     lines = []
+    before = Work.so_far()
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:
             lines.append({"ranks": ranks, **look(ranks, Path(folder))})
         print(lines[-1], flush=True)
+    after = Work.so_far()
+    others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
     warm = [100 * (line["import"] + line["connect"]) / line["harness"] for line in lines]
     report = "\n".join(
         [
             "# What the harness adds to a trial\n",
-            f"`python benchmarks/harness.py` on {machine()}; medians of {REPEATS} trials of 3 steps, in turns.\n",
+            f"`python benchmarks/harness.py` on {machine()}; medians of {REPEATS} trials of 3 steps, in turns."
+            f"{others}\n",
             render(lines, FIELDS, "markdown"),
             f"\nRanks kept warm between trials would save import and connection, {min(warm):.0f} to {max(warm):.0f}% "
             "of so short a trial. They are not kept: what a trial leaves in a process (allocator, caches, a broken "

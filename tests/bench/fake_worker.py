@@ -99,7 +99,7 @@ if behaviour == "hang-first":
     (out_dir / f"heartbeat.{rank}").write_text("step" if last or rank else "connect")
     sleep_for_ever()
 if behaviour == "leave-children":
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left-by-a-fake-rank"])
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(out_dir)])
 
 for step in range(steps):
     time.sleep(0.5 if behaviour == "ok-slowly" else float(os.environ.get("FAKE_STEP_S", "0.02")))

@@ -13,6 +13,7 @@ from pathlib import Path
 from trimaran.bench.cgroup import MemoryGroup, memory_group
 from trimaran.bench.clock import capped_clock
 from trimaran.bench.launcher import Launch
+from trimaran.bench.memory import kernel_oom_kills
 from trimaran.bench.port import HeldPort
 from trimaran.noun import TrimaranError
 
@@ -97,7 +98,8 @@ class LocalRanks:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.memory: MemoryGroup | None = None
         self._held = contextlib.ExitStack()
-        self._over_memory = False
+        self._over_memory = self._ended = False
+        self._kills_before = kernel_oom_kills()
 
     def hold(self, context: contextlib.AbstractContextManager[None]) -> None:
         """Enter a context that ends with the trial."""
@@ -116,8 +118,13 @@ class LocalRanks:
         return tuple(process.pid for process in self.processes if process.poll() is None)
 
     def over_memory(self) -> bool:
-        """Whether the kernel has ended a process of the trial for its memory limit."""
-        self._over_memory = self._over_memory or (self.memory is not None and self.memory.over_memory())
+        """Whether the kernel has ended a process of the trial for memory."""
+        if self.memory:
+            over = self.memory.over_memory()
+        else:  # the kernel counts for the whole machine, where others may be over their limits too
+            killed = any(process.poll() == -signal.SIGKILL for process in self.processes)
+            over = not self._ended and killed and kernel_oom_kills() > self._kills_before
+        self._over_memory = self._over_memory or over
         return self._over_memory
 
     def taken_away(self) -> str | None:
@@ -138,6 +145,8 @@ class LocalRanks:
 
     def kill(self) -> None:
         """SIGKILL to every rank's process group, children that outlived their rank included."""
+        self.over_memory()
+        self._ended = True
         for process in self.processes:
             _kill_group(process.pid)
         for process in self.processes:

@@ -48,7 +48,7 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     if not ending.first_failed:
         return Verdict("ok", ending.sentence)
     if ending.over_memory:
-        limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its node has"
+        limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its machine has"
         return Verdict("oom", f"the kernel ended a process for memory: the trial's limit is {limit}")
     if sentence := _out_of_memory(ending, launch):
         return Verdict("oom", sentence)
@@ -60,8 +60,6 @@ def _out_of_memory(ending: Ending, launch: Launch) -> str | None:
         if code == OUT_OF_MEMORY or _own_word(launch.out_dir, rank) == "oom":
             return f"rank {rank} ran out of memory: {_last_words(launch, rank)}"
     for rank in ending.first_failed:
-        if ending.exit_codes[rank] == -signal.SIGKILL and ending.kernel_oom:
-            return f"the kernel killed rank {rank} because the machine ran out of memory"
         if _SAYS_OOM.search(last_lines(launch.stderr(rank))):
             return f"rank {rank} ran out of memory: {_last_words(launch, rank)}"
     return None

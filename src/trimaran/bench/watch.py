@@ -10,7 +10,7 @@ from typing import Literal
 from trimaran.bench.heartbeat import Pulse
 from trimaran.bench.launcher import Launch, Ranks
 from trimaran.bench.limits import Limits
-from trimaran.bench.memory import kernel_oom_kills, memory_exceeded
+from trimaran.bench.memory import memory_exceeded
 
 Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
 _LOOK_EVERY_S = 0.05
@@ -32,7 +32,6 @@ class Ending:
     first_failed: tuple[int, ...]
     steps: int
     silence_s: tuple[float, ...]
-    kernel_oom: bool
     over_memory: bool
 
 
@@ -57,7 +56,6 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         first_failed=watcher.first_failed,
         steps=watcher.pulse.steps,
         silence_s=watcher.pulse.ages_s(),
-        kernel_oom=kernel_oom_kills() > watcher.oom_kills_before,
         over_memory=ranks.over_memory(),
     )
 
@@ -69,7 +67,6 @@ class _Watch:
         self._failed_at = 0.0
         self.pulse = Pulse(launch.out_dir, launch.ranks)
         self.first_failed: tuple[int, ...] = ()
-        self.oom_kills_before = kernel_oom_kills()
 
     def until_the_end(self) -> tuple[Cause, str]:
         closer_look = 0.0
