@@ -5,8 +5,7 @@
 Each search picks rows of a table one by one and is told the seconds per iteration of that row, off by 1% (1 sigma)
 anew with every seed, or that it ran out of memory, until it has picked one within 1.2% of the best. Trimaran's cost
 model stands on its prior and on what the search has measured, nothing else of that table. Optuna's TPE chooses
-tp, pp, mbs, global batch and recompute; what the table does not hold costs it nothing.
-Writes benchmarks/results/tune.md.
+tp, then pp, mbs, global batch and recompute among what the table holds. Writes benchmarks/results/tune.md.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GROUPS = {
 SEEDS = 50
 GOOD_ENOUGH = 1.012
 AXES = ("tp", "pp", "mbs", "gbs", "recompute")
-ASKED_AT_MOST = 400
+ASKED_AT_MOST = 100
 
 
 @dataclass(frozen=True)
@@ -111,21 +110,17 @@ def _candidate(nouns: Nouns, calibration: Calibration) -> Candidate:
 def tpe(known: Oracle, seed: int, start_up: int) -> int:
     """Optuna's TPE over the table's axes after `start_up` random trials; out of memory is told as twice the slowest.
 
-    What the table does not hold, or was measured before, counts as no trial. Where TPE asks for nothing else for
-    long, it stands still, and the rest is tried in random order.
+    Asking for what was measured before counts as no trial. Where TPE asks for nothing else for long, it stands
+    still, and the rest is tried in random order.
     """
     seconds = known.measured(seed)
     slowest = max(s for s in seconds if s is not None)
     places = {_axes(nouns): index for index, nouns in enumerate(known.nouns)}
-    axes = [sorted(set(values)) for values in zip(*places, strict=True)]
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=start_up))
     order: list[int] = []
     for _ in range(ASKED_AT_MOST):
         trial = study.ask()
-        index = places.get(tuple(trial.suggest_categorical(name, a) for name, a in zip(AXES, axes, strict=True)))
-        if index is None:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            continue
+        index = places[_suggested(trial, list(places))]
         time = seconds[index]
         study.tell(trial, 2 * slowest if time is None else time)
         if index not in order:
@@ -134,6 +129,16 @@ def tpe(known: Oracle, seed: int, start_up: int) -> int:
             break
     rest = np.random.default_rng(seed).permutation(len(known.nouns)).tolist()
     return trials_until_good([*order, *(index for index in rest if index not in order)], known)
+
+
+def _suggested(trial: optuna.Trial, left: list[tuple[int | str, ...]]) -> tuple[int | str, ...]:
+    """One row of the table, axis by axis; the choices of an axis are those that the axes before it leave."""
+    for axis, name in enumerate(AXES):
+        choices = sorted({row[axis] for row in left}, key=str)
+        before = ", ".join(map(str, left[0][:axis])) if axis else ""
+        chosen = trial.suggest_categorical(f"{name} ({before})", choices)
+        left = [row for row in left if row[axis] == chosen]
+    return left[0]
 
 
 def _axes(nouns: Nouns) -> tuple[int | str, ...]:
