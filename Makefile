@@ -8,7 +8,7 @@ PACKAGES := chromium munge slurm-wlm
 # Most tests wait for processes they start; those of one file share what is costly to set up.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: demo packages test proof gpu lint docs screenshots recipes bench clean
+.PHONY: demo packages test proof gpu lint docs screenshots recipes bench peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -55,5 +55,10 @@ recipes: $(STAMP)
 bench: $(STAMP)
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+# The trainers of others that benchmarks/training.py runs beside this one, kept apart from what the project needs.
+peers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers \
+		-r benchmarks/peers/requirements.txt
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .peers runs

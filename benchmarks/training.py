@@ -1,19 +1,24 @@
-"""Training speed: Trimaran's trainer against plain PyTorch on two cores, in turns.
+"""Training speed: Trimaran's trainer against other trainers on two cores, in turns.
 
-    python benchmarks/training.py [--repeats 3] [--steps 8]
+    make peers; python benchmarks/training.py [--precision fp32] [--repeats 3] [--steps 6]
 
 The workload: 8 layers, hidden 384, 6 heads, vocabulary 8192, sequence 256, 8 sequences a step; real
 text, AdamW, clipping. Every repeat runs each contender once, so that a machine that slows down slows
 all of them; a run's time is the median of its steps after the first two, and the table shows the median
 of the runs with their spread. MFU is model operations (scores in full, nothing recomputed) over the
-matmul ceiling that the same repeat measured. Writes benchmarks/results/training.md.
+matmul ceiling that the same repeat measured. Two processes have one thread each, one process has two.
+torchtitan trains a Llama and litgpt a model with rotary positions and an untied head, of the same products.
+
+A run replaces its precision's half of benchmarks/results/training.md; peers that are not installed are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import platform
 import socket
 import statistics
 import subprocess
@@ -31,35 +36,51 @@ from trimaran.workload import Workload
 
 HERE = Path(__file__).parent
 CORES = 2
+PRECISIONS = ("fp32", "bf16_pure")
 WARM_UP_STEPS = 2
 MODEL = Model(layers=8, hidden=384, heads=6, vocab=8192, max_positions=256, activation="gelu")
 WORKLOAD = Workload(model=MODEL, seq_len=256, global_batch=8)
+PEERS = HERE / "peers"
+# where `make peers` installs the frameworks of others
+INSTALLED = HERE.parent / ".peers"
+RESULTS = HERE / "results"
 TRIMARAN = ("-m", "trimaran.train.worker")
-NATIVE_PIPELINE = (str(HERE / "peers" / "torch_pipelining.py"),)
-PLAIN = (str(HERE / "peers" / "plain_pytorch.py"),)
+PLAIN = (str(PEERS / "plain_pytorch.py"),)
+NATIVE_PIPELINE = (str(PEERS / "torch_pipelining.py"),)
+HUGGING_FACE = (str(PEERS / "hugging_face.py"),)
+LITGPT = (str(PEERS / "lit_gpt.py"),)
+TORCHTITAN = (str(PEERS / "torch_titan.py"),)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One program on one layout; all use both cores."""
+    """One program on one layout; all use both cores. `package` is what the program cannot do without."""
 
     name: str
     program: tuple[str, ...]
     layout: str
+    package: str = "torch"
 
 
-CONTENDERS = tuple(
-    Contender(name, program, f"{layout},{precision}")
-    for precision in ("fp32", "bf16_pure")
-    for name, program, layout in (
-        ("plain PyTorch, 1 process", PLAIN, "mbs8"),
-        ("Trimaran, 1 process", TRIMARAN, "mbs8"),
-        ("plain PyTorch, DDP 2", PLAIN, "dp2,mbs4"),
-        ("Trimaran, DP 2", TRIMARAN, "dp2,mbs4"),
-        ("Trimaran, TP 2", TRIMARAN, "tp2,mbs8"),
-        ("torch.distributed.pipelining, PP 2 1F1B", NATIVE_PIPELINE, "pp2,mbs1"),
-        ("Trimaran, PP 2 1F1B", TRIMARAN, "pp2,mbs1"),
-    )
+CONTENDERS = (
+    Contender("plain PyTorch", PLAIN, "mbs8"),
+    Contender("transformers, accelerate", HUGGING_FACE, "mbs8", "accelerate"),
+    Contender("litgpt", LITGPT, "mbs8", "litgpt"),
+    Contender("Trimaran", TRIMARAN, "mbs8"),
+    Contender("plain PyTorch, DDP", PLAIN, "dp2,mbs4"),
+    Contender("transformers, accelerate DDP", HUGGING_FACE, "dp2,mbs4", "accelerate"),
+    Contender("litgpt, DDP", LITGPT, "dp2,mbs4", "litgpt"),
+    Contender("Trimaran, DP", TRIMARAN, "dp2,mbs4"),
+    Contender("plain PyTorch, ZeroRedundancyOptimizer", PLAIN, "dp2,mbs4,zero1"),
+    Contender("Trimaran, ZeRO 1", TRIMARAN, "dp2,mbs4,zero1"),
+    Contender("plain PyTorch, FSDP2", PLAIN, "dp2,mbs4,fsdp"),
+    Contender("torchtitan, FSDP2", TORCHTITAN, "dp2,mbs4,fsdp", "torchtitan"),
+    Contender("Trimaran, ZeRO 3", TRIMARAN, "dp2,mbs4,fsdp"),
+    Contender("torchtitan, TP and SP", TORCHTITAN, "tp2,mbs8,sp", "torchtitan"),
+    Contender("Trimaran, TP", TRIMARAN, "tp2,mbs8"),
+    Contender("torch.distributed.pipelining, 1F1B", NATIVE_PIPELINE, "pp2,mbs1"),
+    Contender("torchtitan, 1F1B", TORCHTITAN, "pp2,mbs1", "torchtitan"),
+    Contender("Trimaran, 1F1B", TRIMARAN, "pp2,mbs1"),
 )
 
 
@@ -71,9 +92,14 @@ def prepare_data(folder: Path) -> Path:
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
-def run(contender: Contender, data_dir: Path, out_dir: Path, steps: int) -> float:
+def is_installed(package: str) -> bool:
+    """Whether a contender's package is at hand."""
+    return (INSTALLED / package).is_dir() or importlib.util.find_spec(package) is not None
+
+
+def run(contender: Contender, precision: str, data_dir: Path, out_dir: Path, steps: int) -> float:
     """Seconds per iteration of one run."""
-    layout = parse_layout(contender.layout)
+    layout = parse_layout(f"{contender.layout},{precision}")
     job = TrainJob(
         workload=WORKLOAD,
         layout=layout,
@@ -96,6 +122,7 @@ def run(contender: Contender, data_dir: Path, out_dir: Path, steps: int) -> floa
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(job.threads_per_rank),
+        "PYTHONPATH": str(INSTALLED),
     }
     ranks = [
         subprocess.Popen(
@@ -113,49 +140,78 @@ def run(contender: Contender, data_dir: Path, out_dir: Path, steps: int) -> floa
 
 def matmul_gflops(precision: str) -> float:
     """The matmul ceiling of both cores together."""
-    command = [sys.executable, str(HERE / "peers" / "matmul.py"), precision, str(CORES)]
+    command = [sys.executable, str(PEERS / "matmul.py"), precision, str(CORES)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def table(seconds: dict[Contender, list[float]], ceilings: dict[str, list[float]]) -> str:
-    """The result as Markdown."""
+def processor() -> str:
+    """What the results were measured on."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            extensions = [name for name in ("amx_bf16", "avx512_bf16") if name in Path("/proc/cpuinfo").read_text()]
+            return f"{line.split(':')[1].strip()} ({', '.join(extensions) or 'no bf16 instructions'})"
+    return platform.machine()
+
+
+def table(seconds: dict[Contender, list[float]], ceilings: list[float]) -> str:
+    """One precision's result as Markdown."""
     flops = model_flops(MODEL, WORKLOAD.seq_len, WORKLOAD.global_batch)
+    ceiling = statistics.median(ceilings)
     lines = [
+        f"Matmul ceiling of both cores: {ceiling:.0f} GFLOP/s. {len(ceilings)} repeats on {processor()}.",
+        "",
         "| who | layout | sec/it | spread | tokens/s | MFU |",
         "| --- | --- | --: | --: | --: | --: |",
     ]
     for contender, times in seconds.items():
         middle = statistics.median(times)
-        ceiling = statistics.median(ceilings[parse_layout(contender.layout).precision]) * 1e9
         lines.append(
             f"| {contender.name} | {contender.layout} | {middle:.3f} | {(max(times) - min(times)) / middle:.0%} | "
-            f"{WORKLOAD.tokens_per_step / middle:.0f} | {flops / middle / ceiling:.0%} |"
+            f"{WORKLOAD.tokens_per_step / middle:.0f} | {flops / middle / ceiling / 1e9:.0%} |"
         )
     return "\n".join(lines)
 
 
+def measure(precision: str, repeats: int, steps: int, folder: Path, data_dir: Path) -> str:
+    """All contenders in turns; the table."""
+    contenders = [contender for contender in CONTENDERS if is_installed(contender.package)]
+    seconds: dict[Contender, list[float]] = {contender: [] for contender in contenders}
+    ceilings: list[float] = []
+    for repeat in range(repeats):
+        ceilings.append(matmul_gflops(precision))
+        for number, contender in enumerate(contenders):
+            out_dir = folder / f"{precision}-{repeat}-{number}"
+            seconds[contender].append(run(contender, precision, data_dir, out_dir, steps))
+            print(
+                f"{contender.name:40} {contender.layout:16} {precision:10} {seconds[contender][-1]:.3f} s", flush=True
+            )
+    return table(seconds, ceilings)
+
+
+def write_results(precision: str, found: str) -> None:
+    """Replace one precision's part of the page."""
+    page = RESULTS / "training.md"
+    parts = page.read_text().split("\n## ")[1:] if page.exists() else []
+    sections = {name: text.strip() for name, _, text in (part.partition("\n") for part in parts)} | {precision: found}
+    text = [f"# Training speed on {CORES} cores", *__doc__.strip().split("\n\n")[2:]]
+    text += [f"## {name}\n\n{sections[name]}" for name in PRECISIONS if name in sections]
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("\n\n".join(text) + "\n")
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--precision", choices=PRECISIONS, help="this one alone")
     arguments.add_argument("--repeats", type=int, default=3)
-    arguments.add_argument("--steps", type=int, default=8, help="steps of one run, the first two untimed")
+    arguments.add_argument("--steps", type=int, default=6, help="steps of one run, the first two untimed")
     options = arguments.parse_args()
-    seconds: dict[Contender, list[float]] = {contender: [] for contender in CONTENDERS}
-    ceilings: dict[str, list[float]] = {"fp32": [], "bf16_pure": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data_dir = prepare_data(folder)
-        for repeat in range(options.repeats):
-            for precision, rates in ceilings.items():
-                rates.append(matmul_gflops(precision))
-            for number, contender in enumerate(CONTENDERS):
-                seconds[contender].append(run(contender, data_dir, folder / f"{repeat}-{number}", options.steps))
-                print(f"{contender.name:40} {contender.layout:20} {seconds[contender][-1]:.3f} s", flush=True)
-    rates = ", ".join(f"{precision} {statistics.median(found):.0f} GFLOP/s" for precision, found in ceilings.items())
-    title = f"# Training speed on {CORES} cores\n\n{__doc__.split(chr(10) * 2)[2]}\n"
-    text = f"{title}\nMatmul ceiling of both cores: {rates}. {options.repeats} repeats.\n\n{table(seconds, ceilings)}\n"
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "training.md").write_text(text)
-    print(text)
+        for precision in (options.precision,) if options.precision else PRECISIONS:
+            text = measure(precision, options.repeats, options.steps, folder, data_dir)
+            write_results(precision, text)
+            print(text)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,25 @@
-"""A GPT as one would write it in plain PyTorch (after nanoGPT), alone or under DistributedDataParallel.
+"""A GPT as one would write it in plain PyTorch (after nanoGPT): alone, or sharded as the layout says.
 
     python benchmarks/peers/plain_pytorch.py JOB.json [--compile]
 
-Reads the same job file as Trimaran's worker and trains the same model on the same tokens with the
-same optimizer, at the micro-batch that the layout states; writes `result.json` with `sec_per_it`,
-`losses` and `mem_gib_per_rank`. bf16 is autocast over fp32 weights, bf16_pure all in bf16. It does DP only.
+DistributedDataParallel; with ZeRO 1 ZeroRedundancyOptimizer over it; with ZeRO 3 fully_shard. It does DP only.
+bf16 is autocast over fp32 weights, bf16_pure all in bf16.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from peer import Peer
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from trimaran.model import Model, padded_vocab
-from trimaran.recipe import TrainJob
-from trimaran.train.learning_rate import Position, learning_rate
-from trimaran.train.memory import memory_record
-from trimaran.train.sampler import Sampler
-from trimaran.train.tokens import Tokens
 
 
 class Block(nn.Module):
@@ -71,47 +64,47 @@ class Gpt(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def main() -> None:
-    job = TrainJob.model_validate_json(Path(sys.argv[1]).read_text())
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(job.threads_per_rank)
-    torch.manual_seed(job.train.seed)
-    dtype = torch.bfloat16 if job.layout.precision == "bf16_pure" else torch.float32
-    device = torch.device(job.device)
-    model: nn.Module = Gpt(job.workload.model).to(device, dtype)
+def parallel(peer: Peer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model over the layout's replicas, and its optimizer."""
+    model: nn.Module = Gpt(peer.model).to(peer.device, peer.dtype)
     if "--compile" in sys.argv:
         model.compile()
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=job.layout.precision == "bf16")
-    if world_size > 1:
-        dist.init_process_group("gloo")
-        model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(job.train.beta1, job.train.beta2), fused=True)
-    sampler = Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed)
-    batch = job.workload.global_batch
-    own, mbs = batch // world_size, job.layout.mbs
-    seconds, losses = [], []
-    for step in range(job.steps):
-        begin = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(job.train, Position(step, 0, 0, 0))
-        text = torch.from_numpy(sampler.batch(step * batch + rank * own, own)).to(device).view(own // mbs, mbs, -1)
-        total = 0.0
-        for i, part in enumerate(text):
+    if peer.world_size == 1:
+        return model, peer.adamw(list(model.parameters()))
+    dist.init_process_group("gloo")
+    if peer.layout.zero_stage == 3:
+        assert isinstance(model, Gpt)
+        for module in (*model.layers, model):
+            # gloo has sums alone: the mean is taken apart from them
+            fully_shard(module).set_force_sum_reduction_for_comms(True)  # type: ignore[attr-defined]
+        return model, peer.adamw(list(model.parameters()))
+    model = DistributedDataParallel(model)
+    if peer.layout.zero_stage == 1:
+        betas = (peer.job.train.beta1, peer.job.train.beta2)
+        return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, betas=betas, fused=True)
+    return model, peer.adamw(list(model.parameters()))
+
+
+def main() -> None:
+    peer = Peer()
+    model, optimizer = parallel(peer)
+    autocast = torch.autocast(peer.device.type, torch.bfloat16, enabled=peer.layout.precision == "bf16")
+
+    def step(text: Tensor) -> float:
+        total, parts = 0.0, peer.micro_batches(text)
+        for i, part in enumerate(parts):
             if isinstance(model, DistributedDataParallel):
-                model.require_backward_grad_sync = i == len(text) - 1
+                model.require_backward_grad_sync = i == len(parts) - 1
             with autocast:
-                loss = model(part[:, :-1], part[:, 1:]) / len(text)
+                loss = model(part[:, :-1], part[:, 1:]) / len(parts)
             loss.backward()
             total += loss.item()
-        nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_grad)
+        nn.utils.clip_grad_norm_(model.parameters(), peer.job.train.clip_grad)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - begin)
-        losses.append(total)
-    if rank == 0:
-        peak = memory_record(device, 0.0)["peak"]
-        figures = {"sec_per_it": seconds, "losses": losses, "mem_gib_per_rank": [peak]}
-        (Path(job.out_dir) / "result.json").write_text(json.dumps(figures))
+        return total
+
+    peer.train(step, optimizer, reports=peer.rank == 0)
 
 
 if __name__ == "__main__":

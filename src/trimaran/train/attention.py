@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimaran.model import Model
+from trimaran.train.causal import causal_attention, is_faster_in_blocks
 from trimaran.train.mesh import Group
 from trimaran.train.positions import Positions
 from trimaran.train.recompute import recomputed
@@ -50,7 +51,10 @@ class Attention(nn.Module):
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
         q, k = self.positions.rotate(q, k)
         mask = self.positions.mask(q, documents)
-        y = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.queries_per_kv > 1
-        )
+        if mask is None and is_faster_in_blocks(q, k):
+            y = causal_attention(q, k, v)
+        else:
+            y = functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.queries_per_kv > 1
+            )
         return y.transpose(1, 2).reshape(b, s, -1)
