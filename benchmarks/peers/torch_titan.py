@@ -10,12 +10,16 @@ loss and clipping are torchtitan's; its loop wants tokenizers and data sets of i
 from __future__ import annotations
 
 import logging
+import sys
+from unittest.mock import MagicMock
 
 import torch
 import torch.distributed as dist
 
-# the shim: torchtitan takes a machine without an accelerator for one with CUDA
+# the shim: torchtitan takes a machine without an accelerator for one with CUDA, and reads the Triton kernels of its
+# mixtures of experts, which no Llama calls
 torch._utils._get_available_device_type = lambda: "cpu"
+sys.modules["torchtitan.models.moe.kernels"] = MagicMock()
 
 from peer import Peer  # noqa: E402
 from torch import Tensor  # noqa: E402

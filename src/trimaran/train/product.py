@@ -3,13 +3,43 @@
 PyTorch has fp16 products on every CPU, but where the CPU has no fp16 arithmetic they run at 3 to 17 GFLOP/s beside 80
 in fp32 (AVX-512 without its fp16 part). There they go through fp32, which gives what a GPU's fp16 products give:
 exact factors, sums in fp32, one rounding.
+
+Products in fp32 it gives to MKL, whose kernels for processors of other makers than Intel are its older ones: on an
+EPYC 9004 oneDNN takes 7 to 15% less for those of forward passes and input gradients.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def _is_amd() -> bool:
+    """Whether Linux says that the processor is AMD's; its maker stands in the first lines."""
+    try:
+        with CPUINFO.open() as lines:
+            return "AuthenticAMD" in lines.read(256)
+    except OSError:
+        return False
+
+
+PREFERS_ONEDNN = torch.backends.mkldnn.is_available() and _is_amd()  # type: ignore[no-untyped-call]
+
+
+def goes_by_onednn(x: Tensor) -> bool:
+    """Whether a product of `x` is faster by oneDNN than as PyTorch makes it."""
+    return PREFERS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x matrix^T + bias by the operator that torch.compile takes for a linear layer; autograd does not see it."""
+    return torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 def goes_through_fp32(x: Tensor) -> bool:
@@ -19,6 +49,8 @@ def goes_through_fp32(x: Tensor) -> bool:
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """(.., in) and (out, in) -> (.., out)."""
+    if goes_by_onednn(x):
+        return _by_onednn(x, matrix, bias)
     if not goes_through_fp32(x):
         return functional.linear(x, matrix, bias)
     return functional.linear(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
@@ -26,6 +58,8 @@ def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
     """(.., n) and (n, m) -> (.., m), written to `out` where that is given."""
+    if out is None and goes_by_onednn(x):
+        return _by_onednn(x, y.t())
     if not goes_through_fp32(x):
         return torch.matmul(x, y, out=out)
     made = x.float() @ y.float()
