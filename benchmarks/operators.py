@@ -1,0 +1,126 @@
+"""What one layer of benchmarks/training.py costs by its parts, on one thread.
+
+    python benchmarks/operators.py
+
+Milliseconds of processor time (the best of several calls, so that other programs on the machine count little) of a
+layer with 8 sequences of 256 tokens, forward and backward. The limit is what the MFU of a step would be if it were
+the layers' products and attention alone. Writes benchmarks/results/operators.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from peers.matmul import gflops
+from trimaran.train.causal import causal_attention, is_faster_in_blocks
+from trimaran.train.product import input_gradient, linear
+from trimaran.train.tensor_parallel import add_product
+
+RESULTS = Path(__file__).parent / "results" / "operators.md"
+CALLS = 8
+BATCH, SEQ_LEN, HEADS, HEAD_DIM = 8, 256, 6, 64
+TOKENS, HIDDEN = BATCH * SEQ_LEN, HEADS * HEAD_DIM
+# (out, in) of the products of a layer
+MATRICES = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN))
+PRODUCT_FLOPS = sum(3 * 2 * TOKENS * out * width for out, width in MATRICES)
+ATTENTION_FLOPS = 3 * 2 * 2 * BATCH * HEADS * SEQ_LEN**2 * HEAD_DIM
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    call()
+    best = float("inf")
+    for _ in range(CALLS):
+        begin = time.thread_time()
+        call()
+        best = min(best, time.thread_time() - begin)
+    return best * 1e3
+
+
+def products(dtype: torch.dtype, forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> float:
+    """Forward, input gradient and weight gradient of all matrices."""
+    total = 0.0
+    for out, width in MATRICES:
+        x, dy = torch.randn(TOKENS, width, dtype=dtype), torch.randn(TOKENS, out, dtype=dtype)
+        weight, bias = torch.randn(out, width, dtype=dtype), torch.randn(out, dtype=dtype)
+        grad = torch.zeros_like(weight)
+        total += milliseconds(lambda x=x, w=weight, b=bias: forward(x, w, b))
+        total += milliseconds(lambda dy=dy, w=weight: backward(dy, w))
+        total += milliseconds(lambda g=grad, dy=dy, x=x: add_product(g, dy, x))
+    return total
+
+
+def attention(dtype: torch.dtype, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
+    packed = torch.randn(BATCH, SEQ_LEN, HEADS, 3, HEAD_DIM, dtype=dtype, requires_grad=True)
+    dy = torch.randn(BATCH, HEADS, SEQ_LEN, HEAD_DIM, dtype=dtype)
+
+    def call() -> None:
+        q, k, v = (packed[:, :, :, part].transpose(1, 2) for part in range(3))
+        torch.autograd.grad(attend(q, k, v), (q, k, v), dy)
+
+    return milliseconds(call)
+
+
+def elementwise(dtype: torch.dtype) -> float:
+    """GELU, two norms and two residual sums."""
+    wide, x = (torch.randn(TOKENS, n * HIDDEN, dtype=dtype, requires_grad=True) for n in (4, 1))
+    weight, bias = (torch.randn(HIDDEN, dtype=dtype, requires_grad=True) for _ in range(2))
+    total = milliseconds(lambda: torch.autograd.grad(functional.gelu(wide), wide, wide))
+    total += 2 * milliseconds(
+        lambda: torch.autograd.grad(functional.layer_norm(x, (HIDDEN,), weight, bias), (x, weight, bias), x)
+    )
+    return total + 2 * milliseconds(lambda: x.detach() + x.detach())
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def column(dtype: torch.dtype) -> list[str]:
+    """One precision's figures, in the order of the table's rows."""
+    own = causal_attention if is_faster_in_blocks(*[torch.empty(1, 1, 1, 1, dtype=dtype)] * 2) else flash
+    ceiling = gflops(dtype, 1)
+    in_products, in_attention = products(dtype, linear, input_gradient), attention(dtype, own)
+    ideal = (PRODUCT_FLOPS + ATTENTION_FLOPS) / ceiling / 1e6
+    parts = (
+        products(dtype, functional.linear, torch.matmul),
+        in_products,
+        attention(dtype, flash),
+        attention(dtype, causal_attention),
+        elementwise(dtype),
+    )
+    return [
+        f"{ceiling:.0f} GFLOP/s",
+        *(f"{part:.1f} ms" for part in parts),
+        f"{ideal / (in_products + in_attention):.0%}",
+    ]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = (
+        "matmul ceiling of one core",
+        "products as PyTorch does them",
+        "products as the trainer does them",
+        "attention: the flash kernel",
+        "attention: blocks of queries",
+        "GELU, norms, residuals",
+        "limit of MFU by products and attention",
+    )
+    found = [column(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    lines = ["| a layer, one thread | fp32 | bf16 |", "| --- | --: | --: |"]
+    lines += [f"| {name} | {fp32} | {bf16} |" for name, fp32, bf16 in zip(rows, *found, strict=True)]
+    text = (
+        "# A layer by its parts\n\n" + "\n\n".join(__doc__.strip().split("\n\n")[2:]) + "\n\n" + "\n".join(lines) + "\n"
+    )
+    RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
