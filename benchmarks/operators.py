@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from peers.matmul import gflops
 from trimaran.train.causal import causal_attention, is_faster_in_blocks
-from trimaran.train.product import input_gradient, linear
+from trimaran.train.product import linear, product
 from trimaran.train.tensor_parallel import add_product
 
 RESULTS = Path(__file__).parent / "results" / "operators.md"
@@ -85,7 +85,7 @@ def column(dtype: torch.dtype) -> list[str]:
     """One precision's figures, in the order of the table's rows."""
     own = causal_attention if is_faster_in_blocks(*[torch.empty(1, 1, 1, 1, dtype=dtype)] * 2) else flash
     ceiling = gflops(dtype, 1)
-    in_products, in_attention = products(dtype, linear, input_gradient), attention(dtype, own)
+    in_products, in_attention = products(dtype, linear, product), attention(dtype, own)
     ideal = (PRODUCT_FLOPS + ATTENTION_FLOPS) / ceiling / 1e6
     parts = (
         products(dtype, functional.linear, torch.matmul),

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -38,7 +37,7 @@ def goes_by_onednn(x: Tensor) -> bool:
 
 
 def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x matrix^T + bias by the operator that torch.compile takes for a linear layer; autograd does not see it."""
+    """X matrix^T + bias by the operator that torch.compile takes for a linear layer; autograd does not see it."""
     return torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
