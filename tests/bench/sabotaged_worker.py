@@ -36,7 +36,7 @@ def sleep_in_a_collective() -> None:
 def eat() -> None:
     hoard = []
     while True:
-        hoard.append(bytearray(os.urandom(1 << 16) * 256))
+        hoard.append(b"x" * (64 << 20))
 
 
 def fill_disk() -> None:

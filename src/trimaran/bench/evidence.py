@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 _TAIL_BYTES = 8 * 1024
 _LIMIT_CHARACTERS = 32 * 1024
+# With less room than this on a disk, what a trial leaves there is kept only where it is small.
+_LITTLE_ROOM_BYTES, _SMALL_MIB = 8 << 20, 1.0
 
 
 def last_lines(path: Path, count: int = 40) -> str:
@@ -53,8 +56,12 @@ def collect(
 def drop_large_files(out_dir: Path, limit_mib: float) -> list[str]:
     """Remove files of more than `limit_mib` MiB from a trial's folder; says which, with their sizes.
 
-    A trial that filled the disk must not take the rest of the sweep along.
+    Where the disk is all but full, that is files of more than 1 MiB: a trial that filled it must not take the rest
+    of the sweep along.
     """
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(out_dir).free < _LITTLE_ROOM_BYTES:
+            limit_mib = min(limit_mib, _SMALL_MIB)
     dropped = []
     for path in sorted(out_dir.rglob("*")):
         with contextlib.suppress(OSError):
