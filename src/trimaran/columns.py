@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,8 @@ class Column:
     """One column: its cell type, unit, the default of a missing cell, and whether it must be there.
 
     `choices` are the words a text cell may hold (lower case; the cell's case is ignored).
-    `minimum` bounds a number from below (inclusive).
+    `minimum` bounds a number from below (inclusive). `looks` is a pattern that a text cell must have something of, and
+    `like` what such a cell is: a row shifted by a column is noticed by it.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Column:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    looks: str = ""
+    like: str = ""
     says: str = ""
 
 
@@ -92,7 +96,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("mem_gib", "float", "GiB", minimum=1e-6, maximum=1e6, says="memory as the stack's own tool reports it"),
     Column("sec_per_it", "float", "s", minimum=1e-9, maximum=1e9, says="seconds per iteration"),
     Column("tflops", "float", "TFLOP/s", minimum=0, maximum=1e9, says="per device, by flops_formula"),
-    Column("tokens_per_s_per_gpu", "float", "tokens/s", minimum=0, says="throughput per device"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", minimum=0, maximum=1e12, says="throughput per device"),
     Column(
         "status",
         "text",
@@ -106,9 +110,16 @@ COLUMNS: tuple[Column, ...] = (
         choices=("megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"),
         says="the calculator behind tflops",
     ),
-    Column("date", "text", says="day of the run"),
+    Column("date", "text", looks=r"\d{4}|\d\d[./-]\d\d", like="a date such as 2022-02-25", says="day of the run"),
     Column("comparable_group", "text", says="same code, model and day; rank only inside a group"),
-    Column("quality", "text", default="ok", says="ok and corrected are fit for fitting"),
+    Column(
+        "quality",
+        "text",
+        default="ok",
+        looks=r"^[A-Za-z_ ]{1,40}$",
+        like="a word such as ok or suspect",
+        says="ok and corrected are fit for fitting",
+    ),
     Column("notes", "text", says="anything else"),
 )
 
@@ -143,6 +154,8 @@ def parse_cell(column: Column, text: str) -> Cell:
 
 def _parse_word(column: Column, text: str) -> str:
     if not column.choices:
+        if not re.search(column.looks, text):
+            raise ValueError(f"{column.name} is {text[:60]!r}, expected {column.like}: is a cell missing or shifted?")
         return text
     known = {choice.lower(): choice for choice in column.choices}
     word = known.get(text.lower())

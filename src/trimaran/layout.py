@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trimaran.cluster import Cluster, Precision
 from trimaran.noun import Noun, TrimaranError
-from trimaran.stack import Stack
+from trimaran.stack import DataParallelKind, Recompute, Schedule, Stack
 from trimaran.stages import even_split, weighted_split
 from trimaran.workload import Workload
 
-DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
-Recompute = Literal["none", "selective", "full"]
-Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
 Axis = Literal["tp", "pp", "dp"]
 SCHEDULES: tuple[Schedule, ...] = ("none", "gpipe", "1f1b", "interleaved", "zero_bubble")
 # Longer runs of equal stages are written `6x10` in the short notation.
@@ -48,7 +45,7 @@ class Layout(Noun):
     recompute_every: int = Field(default=1, gt=0, description="full recompute of every n-th layer")
     precision: Precision = "fp32"
     schedule: Schedule = "none"
-    stage_split: tuple[int, ...] = ()
+    stage_split: tuple[Annotated[int, Field(gt=0, le=100_000)], ...] = ()
     placement: tuple[Axis, Axis, Axis] = ("tp", "dp", "pp")
 
     @model_validator(mode="before")

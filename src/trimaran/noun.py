@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import difflib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+# No count, size, time or rate that anybody means is larger.
+LARGEST = 2.0**63
+_SLIP = "slip"
 
 
 class TrimaranError(Exception):
@@ -16,9 +26,61 @@ class TrimaranError(Exception):
 
 
 class Noun(BaseModel):
-    """A frozen value object. Unknown fields are refused, NaN and infinity too."""
+    """A frozen value object. Unknown fields are refused; so are NaN, infinity, and true or false for a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_slips(cls, data: object) -> object:
+        """What pydantic would word badly (a misspelt name) or take (true for 1, 1e30 for a size)."""
+        if not isinstance(data, dict):
+            return data
+        for name, given in data.items():
+            if name not in cls.model_fields:
+                raise ValueError(unknown(str(name), cls.model_fields))
+            takes = _takes(cls, name)
+            if not isinstance(given, str) and (int in takes or float in takes):
+                for where, value in _numbers(name, given):
+                    if isinstance(value, bool) and bool not in takes:
+                        raise _slip(f"{where} is {str(value).lower()}, and a number is expected")
+                    if abs(value) >= LARGEST:
+                        raise _slip(f"{where} is {value:.4g}, which is beyond any such number: correct it")
+        return data
+
+
+def unknown(name: str, known: Any) -> str:
+    """The sentence on a name that is not among those known: the nearest one, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(known)}"
+    return f"{name!r} is not known: {hint}"
+
+
+def _slip(sentence: str) -> PydanticCustomError:
+    """An error whose sentence begins with the field; first_error puts the way to it before."""
+    return PydanticCustomError(_SLIP, "{sentence}", {"sentence": sentence})
+
+
+def _numbers(name: str, given: object) -> Iterator[tuple[str, int | float]]:
+    """The number itself, or those in a list or a plain table, truths among them; and where each is."""
+    if isinstance(given, int | float):
+        yield name, given
+        return
+    inside = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list | tuple) else ()
+    yield from ((f"{name}.{key}", value) for key, value in inside if isinstance(value, int | float))
+
+
+@cache
+def _takes(noun: type[Noun], name: str) -> frozenset[Any]:
+    """The plain types in a field's annotation; none where a noun is among them, which sees to itself."""
+    found = frozenset(_types(noun.model_fields[name].annotation))
+    return frozenset() if any(isinstance(one, type) and issubclass(one, Noun) for one in found) else found
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _types(inner)
 
 
 def first_error(error: ValidationError) -> str:
@@ -26,6 +88,10 @@ def first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == _SLIP:
+        return f"{where}.{message}" if where else message
     given = first.get("input")
+    if first["type"] in ("tuple_type", "list_type"):
+        message = f"a list is expected, as [{given!r}]"
     shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {given!r})"
     return f"{where}: {message}{shown}" if where else message

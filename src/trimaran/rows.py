@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -124,6 +125,17 @@ def parse_table(text: str, source: str) -> Table:
         raise TrimaranError(f"table {source} lacks column {missing[0]!r}: required are {_required_names()}{hint}")
     rows = tuple(_parse_row(number, header, cells) for number, cells in enumerate(lines[1:], start=1) if any(cells))
     return Table(header, rows, source)
+
+
+def misspelt_columns(header: Sequence[str]) -> list[str]:
+    """A sentence for each unknown column that resembles a missing one: perhaps it was not meant to pass through."""
+    missing = [name for name in BY_NAME if name not in header]
+    unknown = ((name, get_close_matches(name, missing, n=1, cutoff=0.8)) for name in header if name not in BY_NAME)
+    return [
+        f"column {name!r} is not known and passes through unread, and column {near[0]!r} is missing: is it that one?"
+        for name, near in unknown
+        if near
+    ]
 
 
 def _required_names() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from trimaran.layout import Schedule
+from trimaran.stack import Schedule
 from trimaran.timeline import EventKind
 
 

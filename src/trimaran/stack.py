@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trimaran.cluster import Precision
 from trimaran.noun import Noun
 
+DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -41,11 +45,11 @@ class Stack(Noun):
     head_weighted_stages: bool = False
     tied_embedding_replicated: bool = Field(default=True, description="last stage keeps a copy and reduces it")
     pads_vocab: bool = True
-    schedules: tuple[str, ...] = ("gpipe", "1f1b")
-    zero_stages: tuple[int, ...] = (0,)
-    dp_kinds: tuple[str, ...] = ("all_reduce",)
-    precisions: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    recomputes: tuple[str, ...] = ("none", "full")
+    schedules: tuple[Schedule, ...] = ("gpipe", "1f1b")
+    zero_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(default=(0,), min_length=1)
+    dp_kinds: tuple[DataParallelKind, ...] = Field(default=("all_reduce",), min_length=1)
+    precisions: tuple[Precision, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
+    recomputes: tuple[Recompute, ...] = Field(default=("none", "full"), min_length=1)
     sequence_parallel: bool = False
     tensor_parallel: bool = True
     pipeline_parallel: bool = True

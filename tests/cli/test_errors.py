@@ -78,6 +78,28 @@ def test_a_stated_layout_is_checked_before_the_text_is_read(tmp_path: Path) -> N
         assert_one_line(run(verb[0], str(recipe), *verb[1:], cwd=tmp_path), "DP 64", "the cluster has 2")
 
 
+@pytest.mark.parametrize(
+    ("sweep", "verb", "says"),
+    [
+        ("", ["train", "--layout", "dp1,mbs3"], "4 is not a multiple of DP 1 x micro-batch 3"),
+        ('layouts = ["dp1,mbs3"]', ["bench"], "4 is not a multiple of DP 1 x micro-batch 3"),
+        ("fixed = {tp = 3}", ["tune"], "not a multiple of TP 3"),
+        ("devices = [512]", ["tune"], "sweep.devices 512: no valid layout uses so many"),
+        ("devices = 2", ["tune"], "sweep.devices: a list is expected, as [2]"),
+    ],
+)
+def test_an_impossible_recipe_is_refused_before_the_machine_is_probed(
+    tmp_path: Path, sweep: str, verb: list[str], says: str
+) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        "[model]\nlayers = 2\nhidden = 32\nheads = 2\nvocab = 257\n"
+        f"[workload]\nseq_len = 32\nglobal_batch = 4\n[sweep]\n{sweep}\n"
+    )
+    assert_one_line(run(verb[0], str(recipe), *verb[1:], cwd=tmp_path), says)
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("verb", ["bench", "tune"])
 def test_a_status_that_does_not_exist_cannot_be_retried(tmp_path: Path, verb: str) -> None:
     recipe = str(tiny_recipe(tmp_path))

@@ -18,9 +18,10 @@ from trimaran.cost.pipeline import StageTimes, pipeline_runs, pipeline_time
 from trimaran.cost.simulate import Link, PipelineRun, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import SCHEDULES, Layout, Schedule
+from trimaran.layout import SCHEDULES, Layout
 from trimaran.notation import parse_layout
 from trimaran.schedule import actions
+from trimaran.stack import Schedule
 from trimaran.workload import Workload
 
 

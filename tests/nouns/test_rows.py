@@ -8,8 +8,9 @@ import io
 import pytest
 
 from trimaran.columns import BY_NAME, COLUMNS, parse_cell
+from trimaran.cost.predict import predict_table
 from trimaran.noun import TrimaranError
-from trimaran.rows import Table, format_table, nouns_of, packaged_table, packaged_tables, parse_table
+from trimaran.rows import Table, format_table, misspelt_columns, nouns_of, packaged_table, packaged_tables, parse_table
 
 SEEDS = packaged_table()
 
@@ -57,6 +58,22 @@ def test_a_shifted_row_is_noticed() -> None:
     assert table.rows[1].measurement is not None
 
 
+@pytest.mark.parametrize("shift", ["a blank too many", "a cell too few"])
+def test_cells_shifted_by_one_are_noticed_wherever_it_begins(shift: str) -> None:
+    """As in document 000; up to the last two columns, whose text may be anything."""
+    names = SEEDS.header
+    whole = [[row.cells[name] for name in names] for row in SEEDS.rows[::60] if row.cells["comparable_group"]]
+    for start in range(len(names) - 2):
+        out = io.StringIO()
+        writer = csv.writer(out)
+        writer.writerow(names)
+        for cells in whole:
+            moved = ["", *cells[start:-1]] if shift == "a blank too many" else [*cells[start + 1 :], ""]
+            writer.writerow(cells[:start] + moved)
+        for row in predict_table(parse_table(out.getvalue(), "shifted")):
+            assert row.error, f"{names[start]}: {row.row.cells}"
+
+
 def test_a_table_without_a_required_column_is_refused() -> None:
     with pytest.raises(TrimaranError, match="lacks column 'heads'"):
         parse_table("layers,hidden,seq_len,vocab,mbs,gbs\n1,2,3,4,5,6\n", "t")
@@ -96,3 +113,10 @@ def test_blank_cells_get_the_stated_default() -> None:
     assert parse_cell(BY_NAME["zero_stage"], "") == 0
     assert parse_cell(BY_NAME["recompute"], " ") == "none"
     assert parse_cell(BY_NAME["mem_gib"], "") is None
+
+
+def test_a_misspelt_column_that_is_not_required_is_told() -> None:
+    header = ["recomputee" if name == "recompute" else name for name in SEEDS.header]
+    (told,) = misspelt_columns([*header, "my_own_remark"])
+    assert "'recomputee' is not known" in told and "'recompute' is missing" in told
+    assert not misspelt_columns(SEEDS.header)

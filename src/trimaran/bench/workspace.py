@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from trimaran.cluster import Cluster
+from trimaran.cluster import Cluster, Device, Link
 from trimaran.files import load_cluster, write_atomically
 from trimaran.layout import Layout, check_layout
 from trimaran.notation import parse_layout
@@ -57,10 +57,11 @@ class Workspace:
         """This machine, as the probe measured it."""
         return self.folder / "cluster.toml"
 
-    def cluster(self, recipe: Recipe) -> Cluster:
+    def cluster(self, recipe: Recipe, layouts: Sequence[Layout] | None = None) -> Cluster:
         """The recipe's cluster, or this machine as a probe measures it on the first call.
 
-        Raises TrimaranError when the probe fails or its file is not valid.
+        Layouts to run on it, the recipe's own if none are given, are refused before the probe where no machine of
+        as many slots could run them. Raises TrimaranError for those, and when the probe fails or its file is not valid.
         """
         if recipe.cluster is not None:
             return recipe.cluster
@@ -70,14 +71,14 @@ class Workspace:
                 f'name one, as cluster = "dgx-h100", or a file that `trimaran probe` wrote there'
             )
         if not self.cluster_file.exists():
+            for layout in stated_layouts(recipe) if layouts is None else layouts:
+                check_layout(layout, recipe.workload, unprobed_machine(recipe), recipe.stack)
             self.folder.mkdir(parents=True, exist_ok=True)
             run_program("trimaran.probe", [*self._probe_arguments(recipe), "-o", str(self.cluster_file)], "probe")
         return load_cluster(str(self.cluster_file))
 
     def _probe_arguments(self, recipe: Recipe) -> list[str]:
-        slots = max(
-            [os.cpu_count() or 1, *recipe.sweep.devices, *(layout.devices for layout in stated_layouts(recipe))]
-        )
+        slots = _slots(recipe)
         model = self.folder / "model.json"
         write_atomically(model, recipe.workload.model.model_dump_json())
         arguments = ["--quick", "--slots", str(slots), "--model", str(model), "--seq", str(recipe.workload.seq_len)]
@@ -107,6 +108,22 @@ def check_stated_layouts(recipe: Recipe, cluster: Cluster) -> None:
     """Raise TrimaranError for a stated layout that breaks a rule on this cluster, before anything is made."""
     for layout in stated_layouts(recipe):
         check_layout(layout, recipe.workload, cluster, recipe.stack)
+
+
+def unprobed_machine(recipe: Recipe) -> Cluster:
+    """This machine before its probe: the slots it will be probed for, with all precisions and memory without end."""
+    device = Device(
+        name="this machine", kind="cpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1e6,
+        mem_bandwidth_gb_s=100.0,
+    )  # fmt: skip
+    link = Link(bandwidth_gbps=100.0, latency_us=1.0)
+    slots = min(_slots(recipe), 1024)
+    return Cluster(name="this machine", device=device, nodes=1, devices_per_node=slots, intra=link, inter=link)
+
+
+def _slots(recipe: Recipe) -> int:
+    """Slots that the machine is probed for: its cores, or as many as the recipe asks for."""
+    return max([os.cpu_count() or 1, *recipe.sweep.devices, *(layout.devices for layout in stated_layouts(recipe))])
 
 
 def require_own_trainer(recipe: Recipe) -> None:

@@ -38,7 +38,7 @@ def predict(
     from trimaran.files import load_cluster, load_stack, write_atomically
     from trimaran.noun import TrimaranError
     from trimaran.report.tables import render
-    from trimaran.rows import packaged_table, packaged_tables, read_table
+    from trimaran.rows import misspelt_columns, packaged_table, packaged_tables, read_table
 
     if cluster is not None:
         load_cluster(cluster)
@@ -50,6 +50,8 @@ def predict(
     rows = packaged_table(table) if table in packaged_tables() else read_table(table)
     if not rows.rows:
         raise TrimaranError(f"table {table} has a header but no rows: add a line for each run")
+    for sentence in misspelt_columns(rows.header):
+        typer.echo(f"note: {sentence}", err=True)
     given = load_calibration(calibration) if calibration not in (None, "none") else None
     found = predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=calibration == "none")
     if output is not None:

@@ -61,7 +61,7 @@ def train(
         raise TrimaranError(f"layout {chosen} needs {chosen.devices} ranks, but {among.world_size} were started")
     if among and among.rank:
         among.follow()
-    cluster = place.cluster(study)
+    cluster = place.cluster(study, [chosen])
     check_layout(chosen, study.workload, cluster, study.stack)
     data = place.data(study)
     say(f"training {study.train.steps} steps with {chosen}; log in {place.training}")

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cluster import PRECISIONS
 from trimaran.cost.splits import Split, SplitTable
-from trimaran.layout import SCHEDULES, Axis, DataParallelKind, Layout, Recompute, resolve_split
+from trimaran.layout import SCHEDULES, Axis, Layout, resolve_split
 from trimaran.model import Model
-from trimaran.stack import Stack
+from trimaran.stack import DataParallelKind, Recompute, Stack
 from trimaran.stages import even_split, weighted_split
 from trimaran.workload import Workload
 

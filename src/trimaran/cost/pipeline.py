@@ -16,7 +16,8 @@ import numpy as np
 
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
 from trimaran.cost.lockstep import PipelineRuns
-from trimaran.layout import SCHEDULES, Schedule
+from trimaran.layout import SCHEDULES
+from trimaran.stack import Schedule
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import pipeline_runs
 from trimaran.cost.stage_work import stage_work
-from trimaran.layout import Layout, Schedule
+from trimaran.layout import Layout
 from trimaran.schedule import Action, actions, feeds
-from trimaran.stack import Stack
+from trimaran.stack import Schedule, Stack
 from trimaran.timeline import Event, EventKind, Timeline
 from trimaran.workload import Workload
 

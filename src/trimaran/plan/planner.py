@@ -249,7 +249,12 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
     unfit = _nearest_unfit(ranking, search)
     if unfit is not None:
         return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}"
-    sieve = search.proposer.sieve
+    sieve, counts = search.proposer.sieve, search.proposer.settings.device_counts
+    if sieve.emptied is None and counts:
+        return (
+            f"sweep.devices {', '.join(map(str, counts))}: no valid layout uses so many of {devices} devices "
+            f"(DP x TP x PP) with a global batch of {search.workload.global_batch}: state other numbers, or none"
+        )
     if sieve.emptied is None:
         return f"no layout on {devices} devices is left: allow more devices or fix fewer choices"
     rule, fields = sieve.emptied

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, ValidationError
 
 from trimaran.noun import Noun, TrimaranError, first_error
@@ -19,7 +21,9 @@ class PlanSettings(Noun):
     """
 
     devices: int | None = Field(default=None, gt=0, le=10_000_000)
-    device_counts: tuple[int, ...] = Field(default=(), description="the only numbers of devices to use; empty: any")
+    device_counts: tuple[Annotated[int, Field(gt=0, le=10_000_000)], ...] = Field(
+        default=(), description="the only numbers of devices to use; empty: any"
+    )
     objective: Objective = Objective()
     top: int = Field(default=20, gt=0, le=10_000)
     fixed: dict[str, Fixable] = Field(default_factory=dict)

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trimaran.layout import Schedule
 from trimaran.schedule import Action, actions, feeds, forwards
+from trimaran.stack import Schedule
 from trimaran.train.gpt import Stage
 from trimaran.train.mesh import Group
 from trimaran.train.recorder import Recorder

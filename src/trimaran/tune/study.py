@@ -18,6 +18,7 @@ from trimaran.bench.workspace import (
     require_own_trainer,
     require_torch,
     stated_layouts,
+    unprobed_machine,
 )
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration, save_calibration
@@ -78,6 +79,9 @@ def tune(
         )
     network = _only_network(recipe)
     if recipe.cluster is None and not workspace.cluster_file.exists():
+        # What no machine of as many slots could run is told before a probe, which takes a while.
+        nowhere = unprobed_machine(recipe) if network is None else unprobed_machine(recipe).on(network)
+        candidates_of(recipe, nowhere, resolve_calibration(nowhere, recipe.stack))
         say("probing this machine (matmul, memory, collectives)")
     cluster = workspace.cluster(recipe)
     if network is not None:
