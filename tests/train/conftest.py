@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from pool import Pool
 from trimaran.layout import resolve_split
@@ -32,6 +33,12 @@ LLAMA = SMALL.model_copy(
 )
 
 JobMaker = Callable[..., TrainJob]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Models of this size gain nothing from threads, which beside other programs wait for each other for seconds."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,23 @@ from __future__ import annotations
 import pickle
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from conftest import SMALL
 from pool import Pool, Run
 from trimaran.recipe import TrainJob
+from trimaran.train import checkpoint_storage
+from trimaran.train.checkpoint import Saver, resume
+from trimaran.train.loop import Trainer
 from trimaran.train.manifest import folder_name, read_manifest, saved_steps
+from trimaran.train.mesh import GroupFactory, build_mesh
+from trimaran.train.rank import open_data
 from trimaran.workload import RampUp
 
 Maker = Callable[..., TrainJob]
@@ -175,6 +183,31 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_the_training_goes_on
     (told,) = run.of_kind("not_saved")
     assert told["step"] == 4 and "the training goes on" in told["text"]
     assert saved_steps(tmp_path) == [6, 2]
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
+    make_job: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, device = make_job("dp1,mbs24", steps=6), torch.device("cpu")
+    mesh = build_mesh(job.layout, 0, range(1), GroupFactory(device))
+    assert mesh is not None
+    trainer, later = (Trainer(job, mesh, open_data(job)[0], device) for _ in range(2))
+    disk_is_free, write = threading.Event(), checkpoint_storage._write_safetensors
+
+    def write_once_free(*arguments: Any) -> str:
+        assert disk_is_free.wait(100)
+        return write(*arguments)
+
+    monkeypatch.setattr(checkpoint_storage, "_write_safetensors", write_once_free)
+    saver = Saver(trainer, tmp_path, 3, None, lambda notice: None)
+    trainer.step()
+    saver.save()
+    losses = [trainer.step().loss for _ in range(3)]
+    assert saved_steps(tmp_path) == [], "the steps waited for the disk"
+    disk_is_free.set()
+    saver.finish()
+    assert resume(later, tmp_path, lambda notice: None) and later.step_number == 1
+    assert [later.step().loss for _ in range(3)] == losses
 
 
 class Payload:
