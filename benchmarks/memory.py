@@ -38,8 +38,8 @@ GOAL = 0.10
 RECIPE = Recipe(
     name="memory",
     workload=Workload(
-        model=Model(layers=8, hidden=512, heads=8, vocab=8192, max_positions=512, activation="gelu"),
-        seq_len=512,
+        model=Model(layers=8, hidden=512, heads=8, vocab=8192, max_positions=256, activation="gelu"),
+        seq_len=256,
         global_batch=8,
     ),
     stack=load_stack("trimaran"),
@@ -52,7 +52,7 @@ def measured_gib(recipe: Recipe, place: Workspace, layout: str) -> tuple[float, 
     cluster = place.cluster(recipe)
     parsed = parse_layout(layout)
     trial = prepare_trial(recipe, cluster, parsed, data_dir=place.data(recipe), work_dir=place.trials)
-    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=300))
+    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=600, hang_s=120))
     if row.mem_gib is None:
         raise SystemExit(f"{layout} ended as {row.status}: {row.evidence}")
     return estimate(recipe.workload, cluster, recipe.stack, parsed).mem_gib, row.mem_gib

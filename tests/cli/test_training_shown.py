@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from command import run, tiny_recipe
+from trimaran.cli.progress import TrainingProgress, readable
 
 
 def test_a_training_leaves_event_files_traces_and_memory_by_its_parts(tmp_path: Path) -> None:
@@ -43,3 +44,24 @@ def test_a_tracker_that_is_not_installed_is_told_before_the_first_step(tmp_path:
     recipe.write_text(recipe.read_text().replace("[train]", '[train]\ntrack = ["mlflow"]'))
     done = run("train", str(recipe), "--layout", "dp1,mbs4", cwd=tmp_path)
     assert done.returncode == 2 and "train.track names mlflow, which is not installed" in done.stderr
+
+
+def test_progress_tells_perplexity_and_the_time_left_by_the_usual_step(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = TrainingProgress(steps=100_000)
+    for step in range(1, 21):
+        line = {"iteration": step, "lm_loss": 2.5, "sec_per_it": 600.0 if step == 20 else 2.0}
+        progress(line | ({"validation_loss": 2.25, "validation_perplexity": 9.4877} if step == 20 else {}))
+    first, _, last = capsys.readouterr().err.splitlines()
+    assert first == "step 1 of 100000: loss 2.5000, 2.000 s/it, about 2 d 08 h left"
+    assert last == (
+        "step 20 of 100000: loss 2.5000, validation 2.2500 (perplexity 9.488), 2.000 s/it, about 2 d 08 h left"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (99, "99 s"), (100, "2 min"), (5940, "99 min"), (6000, "1 h 40 min"), (170_000, "47 h 13 min"),
+     (172_800, "2 d 00 h"), (175_000, "2 d 01 h")],
+)  # fmt: skip
+def test_times_are_told_as_one_says_them(seconds: float, text: str) -> None:
+    assert readable(seconds) == text

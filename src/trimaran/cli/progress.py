@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,9 +16,24 @@ if TYPE_CHECKING:
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+# A single step may be a slow one; speed and time left are told by the median of so many.
+RECENT_STEPS = 50
+
+
 def say(text: str) -> None:
     """One line for the user, on standard error."""
     console.print(text, markup=False)
+
+
+def readable(seconds: float) -> str:
+    """A time as one says it: 48 s, 12 min, 3 h 05 min, 2 d 04 h."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = round(seconds / 3600)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
 
 
 class TrialProgress:
@@ -50,7 +67,7 @@ class TrialProgress:
         remains = ""
         if self._walls and self._done < self._total:
             left_s = (self._total - self._done) * sum(self._walls) / len(self._walls)
-            remains = f"{self._bound or 'about '}{left_s:.0f} s left"
+            remains = f"{self._bound or 'about '}{readable(left_s)} left"
         what_runs = f"{event.layout} {event.variant}".rstrip()
         text = f"{what_runs} step"
         self._bar.update(self._task, description=text, total=event.steps, completed=event.steps_done, remains=remains)
@@ -74,6 +91,7 @@ class TrainingProgress:
 
     def __init__(self, steps: int, every: int = 10) -> None:
         self._steps, self._every = steps, every
+        self._seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self._bar = Progress(
             TextColumn("training"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
             TextColumn("{task.fields[loss]}"), console=console, transient=True, disable=not console.is_terminal,
@@ -92,8 +110,12 @@ class TrainingProgress:
         step, loss, seconds = line["iteration"], line["lm_loss"], line["sec_per_it"]
         shown = "not finite" if loss is None else f"{loss:.4f}"
         self._bar.update(self._task, completed=step, loss=f"loss {shown}")
+        self._seconds.append(seconds)
+        usual = statistics.median(self._seconds)
         validation = line.get("validation_loss")
         if step == 1 or step % self._every == 0 or step == self._steps or validation is not None:
-            left = (self._steps - step) * seconds
-            shown += "" if validation is None else f", validation {validation:.4f}"
-            say(f"step {step} of {self._steps}: loss {shown}, {seconds:.3f} s/it, about {left:.0f} s left")
+            if validation is not None:
+                perplexity = line.get("validation_perplexity")
+                shown += f", validation {validation:.4f}" + (f" (perplexity {perplexity:.4g})" if perplexity else "")
+            left = f", about {readable((self._steps - step) * usual)} left" if step < self._steps else ""
+            say(f"step {step} of {self._steps}: loss {shown}, {usual:.3f} s/it{left}")
