@@ -164,13 +164,17 @@ def stage_memory(
     v = padded_vocab_of(model, stack, grid.tp)
     tokens = grid.mbs * float(workload.seq_len)
     if stack.framework == "trimaran":
+        # the MLP's backward holds the gradients of its inner activations and of its output beside them
+        at_work = at_work + tokens * (model.mlp_matrices * model.ffn_hidden / grid.tp + model.hidden) * element
         tokens = np.minimum(tokens, LOSS_CHUNK_TOKENS[cluster.device.kind])
     # Three fp32 copies for the loss, and the logits in 16 bit that they are made from. They are gone before
-    # the backward pass makes the first layer's activations again, so the larger of the two counts.
+    # the backward pass makes the first layer's activations again, so the larger of the two counts; but a heap
+    # in which other buffers lie between has no room for large ones where logits were.
     copies = 12.0 + np.where(sixteen, element, 0.0)
     logits = tokens * v / grid.tp * copies if model.head == "vocabulary" else np.zeros(len(grid))
     logits = np.where(shape.head, logits, 0.0)
-    activations = shape.in_flight * shape.layers * stored + np.maximum(at_work - logits, 0.0)
+    reused = 0.0 if stack.framework == "trimaran" and cluster.device.kind == "cpu" else logits
+    activations = shape.in_flight * shape.layers * stored + np.maximum(at_work - reused, 0.0)
     buckets = np.minimum(count, float(stack.bucket_elements)) * 2.0 * gradient
     ones = np.ones(np.broadcast_shapes(count.shape, activations.shape))
     alibi = alibi_bytes(model, workload.seq_len, stack, grid)
