@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trimaran.notation import parse_layout
+from trimaran.noun import TrimaranError
 from trimaran.recipe import TrainJob
 from trimaran.train.mesh import GroupFactory, build_mesh
+from trimaran.train.rank import choose_device
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand")
@@ -106,3 +108,20 @@ def test_what_goes_down_a_pipeline_has_a_communicator_of_its_own_on_a_device() -
         assert mesh is not None and mesh.pp.handle is not mesh.pp_returning.handle
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("count", "local_rank", "index"), [(1, 0, 0), (1, 3, 0), (4, 3, 3), (2, 2, None)])
+def test_a_rank_takes_its_own_device_or_the_only_one_it_is_shown(
+    make_job: Callable[..., TrainJob], monkeypatch: pytest.MonkeyPatch, count: int, local_rank: int, index: int | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda mode: None)
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    job = make_job("dp1,mbs24").model_copy(update={"device": "cuda"})
+    if index is None:
+        with pytest.raises(TrimaranError, match="local rank 2 has no CUDA device, this node shows 2"):
+            choose_device(job)
+    else:
+        assert choose_device(job) == torch.device("cuda", index)

@@ -253,7 +253,13 @@ def choose_device(job: TrainJob) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise TrimaranError("device cuda is asked for, but PyTorch finds none here: set device to cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if count > 1 and local_rank >= count:
+        raise TrimaranError(
+            f"local rank {local_rank} has no CUDA device, this node shows {count}: start at most {count} ranks a node"
+        )
+    # a scheduler may show every rank its own device alone (srun --gpus-per-task=1)
+    device = torch.device("cuda", local_rank if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
