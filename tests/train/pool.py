@@ -141,7 +141,9 @@ class Pool:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
+        # forked from a process that has imported what all of them need, which takes seconds
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["trimaran.train.checkpoint", "trimaran.train.loop", "trimaran.train.rank"])
         self._pipes = []
         self._processes = []
         for rank in range(RANKS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle, product
 
 import pytest
@@ -15,6 +16,26 @@ from trimaran.notation import parse_layout
 from trimaran.recipe import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
+
+# Between them: every axis alone and with the others, TP of 3 and 8, every schedule, ZeRO stage and kind of data
+# parallelism, every recompute, slices of the sequence, a split and a placement of its own.
+DOZEN = (
+    "dp8,mbs3,zero2,recompute-full2",
+    "tp8,mbs24,sp",
+    "pp8,mbs8,gpipe",
+    "dp2,tp3,mbs12,zero1",
+    "pp3,vpp2,mbs4,split2-1-1-1-2-1",
+    "dp2,tp2,pp2,mbs6,sp,zero_bubble,recompute-full2",
+    "dp2,tp2,pp2,mbs6,fsdp,sp,recompute-selective",
+    "dp2,pp3,mbs4,ps,recompute-full",
+    "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
+)
+# ... and on models of the other families.
+DOZEN_OF_FAMILIES = (
+    (BLOOM, "tp2,pp4,mbs8,split3-1-3-1,recompute-selective"),
+    (BLOOM, "dp2,tp2,pp2,mbs6,zero1,zero_bubble"),
+    (LLAMA, "dp2,tp2,pp2,vpp2,mbs6,fsdp,sp,recompute-full"),
+)
 
 LAYOUTS = (
     # one axis alone
@@ -30,12 +51,10 @@ LAYOUTS = (
     "pp3,mbs8,split1-5-2",
     # several chunks a rank, on two ranks (which speak both ways) and on more; weight gradients put off
     "pp2,vpp4,mbs6",
-    "pp3,vpp2,mbs4,split2-1-1-1-2-1",
     "pp4,mbs4,zero_bubble",
     # slices of the sequence between the products of TP; attention made again
     "tp4,mbs12,sp",
     "tp2,pp2,vpp2,mbs6,sp,recompute-selective",
-    "dp2,tp2,pp2,mbs6,sp,zero_bubble,recompute-full2",
     # two axes
     "dp2,tp3,mbs12",
     "dp3,pp2,mbs4,gpipe",
@@ -45,7 +64,6 @@ LAYOUTS = (
     "dp2,tp2,pp2,mbs6",
     "dp2,tp2,pp2,mbs12,recompute-full",
     "dp2,tp2,pp2,mbs6,gpipe,recompute-full2",
-    "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
     # optimizer state, gradients and weights sharded over replicas, or held by the first of them
     "dp2,mbs3,zero1",
     "dp2,tp2,pp2,mbs6,zero1,gpipe",
@@ -56,6 +74,8 @@ LAYOUTS = (
     "dp2,tp2,mbs6,fsdp,sp,recompute-selective",
     "dp3,pp2,vpp2,mbs4,fsdp",
     "dp2,pp3,mbs4,ps",
+    "dp2,tp2,pp2,mbs6,place-dp-pp-tp,fsdp",
+    "dp4,pp2,mbs3,split2-6,zero2",
 )
 
 SHARDED_DEGREES = (
@@ -75,9 +95,11 @@ SHARDED_DEGREES = (
 )
 EVERY_SHARDING = tuple(
     f"{degrees},{kind}{recompute}"
-    for kind in ("zero1", "zero2", "fsdp", "ps")
-    for degrees in SHARDED_DEGREES
-    for recompute in ("", ",recompute-full", ",recompute-full3")
+    for (kind, degrees), recompute in zip(
+        product(("zero1", "zero2", "fsdp", "ps"), SHARDED_DEGREES),
+        cycle(("", ",recompute-full", ",recompute-full3", ",recompute-selective")),
+        strict=False,
+    )
 )
 
 
@@ -97,6 +119,12 @@ def every_mix() -> Iterator[str]:
 
 
 EVERY_MIX = tuple(every_mix())
+
+# Llama's 12 key-value heads divide by every TP here but 8.
+IN_TURNS = tuple(
+    (layout, BLOOM if number % 2 or LLAMA.kv_heads % parse_layout(layout).tp else LLAMA)
+    for number, layout in enumerate(DOZEN + LAYOUTS)
+)
 
 
 @dataclass
@@ -127,27 +155,48 @@ def assert_same(run: Run, expected: Run) -> None:
     assert set(run.grad_norm_of) - set(expected.grad_norm_of) <= {"head.weight"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", DOZEN)
 def test_fp32_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
     assert_same(pool.run(make_job(layout)), reference.run())
 
 
+@pytest.mark.parametrize(("model", "layout"), DOZEN_OF_FAMILIES, ids=["bloom", "bloom sharded", "llama sharded"])
+def test_other_families_agree_with_one_process(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp32_agrees_on_every_layout(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout)), reference.run())
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("layout", "model"), IN_TURNS)
+def test_other_families_agree_on_every_layout(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
+) -> None:
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+
+
 @pytest.mark.parametrize(
-    "layout", ["dp2,mbs6", "dp4,tp2,mbs3,zero1", "dp2,pp2,mbs6,zero2", "dp4,mbs3,fsdp", "dp3,mbs8,ps"]
-)
+    "layout",
+    [
+        "dp4,tp2,mbs3,zero2",
+        *(pytest.param(layout, marks=pytest.mark.proof)
+          for layout in ("dp2,mbs6", "dp4,tp2,mbs3,zero1", "dp2,pp2,mbs6,zero2", "dp4,mbs3,fsdp", "dp3,mbs8,ps")),
+    ],
+)  # fmt: skip
 def test_ranks_that_share_no_memory_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
     assert_same(pool.run(make_job(layout), machines="several"), reference.run())
-
-
-def test_a_parameter_server_makes_the_step_that_all_replicas_make(
-    pool: Pool, make_job: Callable[..., TrainJob]
-) -> None:
-    served, agreed = (pool.run(make_job(f"dp3,mbs4,{kind}")) for kind in ("ps", "zero0"))
-    assert served.losses == pytest.approx(agreed.losses, rel=1e-6)
 
 
 @pytest.mark.proof
@@ -158,6 +207,7 @@ def test_every_mix_of_degrees_agrees_with_one_process(
     assert_same(pool.run(make_job(layout)), reference.run())
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("change", [{"tied_embedding": False}, {"bias": False}, {"kv_heads": 12}], ids=str)
 def test_other_models_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, change: dict[str, object]
@@ -166,34 +216,15 @@ def test_other_models_agree_with_one_process(
     assert_same(pool.run(make_job("tp3,pp2,mbs12", model=model)), reference.run(model))
 
 
-@pytest.mark.parametrize("layout", ["tp2,pp2,mbs12,recompute-full", "dp2,tp4,mbs6,sp,recompute-selective"])
-@pytest.mark.parametrize("model", [BLOOM, LLAMA], ids=["bloom", "llama"])
-def test_other_families_agree_with_one_process(
-    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
-) -> None:
-    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", [BLOOM, LLAMA], ids=["bloom", "llama"])
-def test_other_families_agree_on_every_layout(
-    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
-) -> None:
-    if model.kv_heads % parse_layout(layout).tp:
-        pytest.skip("key-value heads do not divide by TP: the layout is refused")
-    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
-
-
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        (SMALL, "tp2,pp2,vpp2,mbs6,sp,recompute-selective"),
-        (BLOOM, "dp2,tp2,pp2,mbs6,recompute-full"),
         (BLOOM, "dp2,tp2,pp2,mbs6,fsdp,sp"),
-        (LLAMA, "tp2,pp2,mbs6,zero_bubble,sp"),
+        pytest.param(SMALL, "tp2,pp2,vpp2,mbs6,sp,recompute-selective", marks=pytest.mark.proof),
+        pytest.param(BLOOM, "dp2,tp2,pp2,mbs6,recompute-full", marks=pytest.mark.proof),
+        pytest.param(LLAMA, "tp2,pp2,mbs6,zero_bubble,sp", marks=pytest.mark.proof),
     ],
-    ids=["gpt", "bloom", "bloom sharded", "llama"],
+    ids=["bloom sharded", "gpt", "bloom", "llama"],
 )
 def test_documents_apart_and_validation_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
@@ -212,11 +243,53 @@ def test_training_learns(reference: Reference) -> None:
     assert losses[-1] < losses[0] - 0.7
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16_pure"])
-def test_16_bit_stays_within_its_own_rounding(pool: Pool, make_job: Callable[..., TrainJob], precision: str) -> None:
-    """Layouts differ by no more than a few times what one process does under another micro-batch."""
-    expected = pool.run(make_job(f"{ONE_PROCESS},{precision}")).losses
-    regrouped = pool.run(make_job(f"mbs12,{precision}")).losses
-    spread = max(abs(a - b) / a for a, b in zip(expected, regrouped, strict=True))
-    run = pool.run(make_job(f"dp2,tp2,pp2,mbs12,recompute-full,{precision}"))
-    assert run.losses == pytest.approx(expected, rel=3 * max(spread, 2e-4))
+# Distance of 1 from the next number, as torch.finfo has it.
+ROUNDING = {"fp16": 2.0**-10, "bf16": 2.0**-7, "bf16_pure": 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What one process makes of one training in 16 bit under several micro-batches, which only round differently."""
+
+    runs: tuple[list[float], ...]
+
+    @property
+    def spread(self) -> float:
+        """The largest relative difference between two of them at one step."""
+        return max((max(at) - min(at)) / min(at) for at in zip(*self.runs, strict=True))
+
+    def distance(self, losses: list[float]) -> float:
+        """How far losses are from the nearest of them, relative, where that is largest."""
+        steps = zip(losses, *self.runs, strict=True)
+        return max(min(abs(loss - one) / one for one in at) for loss, *at in steps)
+
+
+@pytest.fixture(scope="module")
+def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str], Rounding]:
+    @cache
+    def made(precision: str) -> Rounding:
+        return Rounding(tuple(pool.run(make_job(f"mbs{mbs},{precision}")).losses for mbs in (24, 8, 3, 1)))
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        ("fp16", "dp2,tp2,pp2,mbs6,fsdp,sp"),
+        ("bf16", "dp2,tp2,pp2,mbs6,zero1,recompute-full2"),
+        *(pytest.param(precision, layout, marks=pytest.mark.proof)
+          for layout, precision in zip(DOZEN + LAYOUTS, cycle(("fp16", "bf16", "bf16_pure")), strict=False)),
+    ],
+)  # fmt: skip
+def test_16_bit_differs_by_no_more_than_one_process_from_itself(
+    pool: Pool, make_job: Callable[..., TrainJob], rounding: Callable[[str], Rounding], precision: str, layout: str
+) -> None:
+    alone = rounding(precision)
+    run = pool.run(make_job(f"{layout},{precision}"))
+    allowed = alone.spread
+    if parse_layout(layout).tp > 1:
+        # parts of a sum are rounded before they are added, which no micro-batch does: each token's loss moves by
+        # about a rounding, and so their mean by that over the root of their number
+        allowed += ROUNDING[precision] / (24 * 16) ** 0.5
+    assert alone.distance(run.losses) <= allowed

@@ -33,7 +33,9 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
         for size in SIZES:
             generators = [torch.Generator().manual_seed(r) for r in range(RANKS)]
             parts = [torch.randn(size, generator=g).to(dtype) for g in generators]
-            total = parts[0] + parts[1] + parts[2]
+            # 16 bit is added up in fp32
+            wide = [p.float() if p.element_size() == 2 else p for p in parts]
+            total = (wide[0] + wide[1] + wide[2]).to(dtype)
             for _ in range(3):  # the slots take turns
                 own = parts[rank].clone()
                 memory.sum_(own)
@@ -45,7 +47,8 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
             assert torch.equal(served, total)
             if dtype != torch.float64:
                 whole = torch.stack([p.roll(rank) for p in parts])
-                wanted = sum(parts[rank].roll(r) for r in (rank, *(r for r in range(RANKS) if r != rank)))
+                wanted = sum(wide[rank].roll(r) for r in (rank, *(r for r in range(RANKS) if r != rank)))
+                wanted = wanted.to(dtype)
                 apart = torch.empty(size, dtype=dtype)
                 memory.scatter_sum(apart, whole)
                 memory.scatter_sum(whole[rank], whole)

@@ -127,10 +127,7 @@ class SharedMemory:
 
     def _add_slots(self, like: Tensor, begin: int, end: int, out: Tensor) -> None:
         """Out = the sum of all slots, from `begin` to `end`; in the order of the ranks, on which rounding depends."""
-        slots = [self._slot(rank, like)[begin:end] for rank in range(self._size)]
-        torch.add(slots[0], slots[1], out=out)
-        for slot in slots[2:]:
-            out.add_(slot)
+        _add_up([self._slot(rank, like)[begin:end] for rank in range(self._size)], out)
 
     def sum_to_first_(self, tensor: Tensor) -> None:
         """Sum `tensor` over the ranks, in place on rank 0; the others' stays as it is."""
@@ -142,8 +139,7 @@ class SharedMemory:
                 self._slot(self._index, own).copy_(own)
             self._meet()
             if not self._index:
-                for rank in self._others():
-                    own.add_(self._slot(rank, own))
+                _add_up([own, *(self._slot(rank, own) for rank in self._others())], own)
             self._turn = 1 - self._turn
 
     def broadcast_first_(self, tensor: Tensor) -> None:
@@ -182,9 +178,8 @@ class SharedMemory:
             for rank in others:
                 mine[rank].copy_(pieces[rank])
             self._meet()
-            out = flat[span].copy_(pieces[self._index])
-            for rank in others:
-                out.add_(self._slot(rank, pieces).view(pieces.shape)[self._index])
+            theirs = [self._slot(rank, pieces).view(pieces.shape)[self._index] for rank in others]
+            _add_up([pieces[self._index], *theirs], flat[span])
             self._turn = 1 - self._turn
 
     def gather_into(self, whole: Tensor, own: Tensor) -> None:
@@ -199,6 +194,20 @@ class SharedMemory:
                 source = flat[span] if rank == self._index else self._slot(rank, flat[span])
                 parts[rank, span].copy_(source)
             self._turn = 1 - self._turn
+
+
+def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
+    """Out = the sum of two or more parts, in their order. Those of 16 bit are added up in fp32 and rounded once."""
+    first, second, *rest = parts
+    if not rest or out.element_size() > 2:
+        torch.add(first, second, out=out)
+        for part in rest:
+            out.add_(part)
+        return
+    total = first.float()
+    for part in (second, *rest):
+        total.add_(part)
+    out.copy_(total)
 
 
 def bytes_needed(size: int) -> int:
