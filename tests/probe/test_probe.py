@@ -124,11 +124,12 @@ def test_what_other_programs_take_of_the_cores_is_seen_and_what_the_probe_takes_
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what its cores do")
 def test_a_probe_beside_a_busy_program_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+    spin = ["nice", "-n", "5", sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(spin) for _ in range(usable_cores())]
     try:
         cluster = measure(tiny_settings(ranks=1, groups=()), "busy")
     finally:
-        for one in spin:
+        for one in busy:
             one.kill()
             one.wait()
     assert "other programs took" in cluster.source
