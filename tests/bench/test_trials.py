@@ -121,6 +121,11 @@ def test_a_trial_over_its_memory_limit_is_out_of_memory(run_fake: Run) -> None:
     assert "the trial's limit is 0.25 GiB" in (row.evidence or "")
 
 
+def test_memory_that_fills_slowly_is_no_hang(run_fake: Run) -> None:
+    row = run_fake("eat-slowly", "dp2,mbs1", memory_gib=0.5, hang_s=0.5)
+    assert row.status == "oom", row.evidence
+
+
 def test_a_trial_that_floods_its_log_is_stopped(run_fake: Run) -> None:
     row = run_fake("flood", "dp1,mbs1", log_mib=8, hang_s=10)
     assert row.status == "fail"

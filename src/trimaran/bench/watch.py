@@ -10,12 +10,14 @@ from typing import Literal
 from trimaran.bench.heartbeat import Pulse
 from trimaran.bench.launcher import Launch, Ranks
 from trimaran.bench.limits import Limits
-from trimaran.bench.memory import memory_exceeded
+from trimaran.bench.memory import memory_exceeded, resident_gib
 
 Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
 _LOOK_EVERY_S = 0.05
 _LOOK_CLOSER_EVERY_S = 0.5
 _STACKS_WITHIN_S = 1.0
+# Ranks that take so much more memory from one look to the next are at work, whatever signs they give.
+_GROWTH_GIB = 4 / 1024
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class _Watch:
         self._ranks, self._launch, self._limits, self._on_step = ranks, launch, limits, on_step
         self._started = time.monotonic()
         self._failed_at = 0.0
+        self._held_gib = 0.0
         self.pulse = Pulse(launch.out_dir, launch.ranks)
         self.first_failed: tuple[int, ...] = ()
 
@@ -82,13 +85,11 @@ class _Watch:
                 # a rank that fails takes its peers along within moments, or leaves them waiting for ever
                 if now - self._failed_at > self._limits.peers_s:
                     return "exited", f"rank {self.first_failed[0]} ended and the others were stopped"
-            else:
-                broken = self._broken_limit(codes, now)
-                if broken or now >= closer_look:
-                    closer_look = now + _LOOK_CLOSER_EVERY_S
-                    # what fills the memory or the disk is slow too, and that is not the reason to give
-                    broken = self._broken_resource() or broken
-                if broken:
+            elif now >= closer_look:
+                closer_look = now + _LOOK_CLOSER_EVERY_S
+                # what fills the memory or the disk is slow too, and that is not the reason to give
+                broken = self._broken_resource() or self._broken_limit(codes, now)
+                if broken and not (broken[0] == "hang" and self._grows()):
                     return broken
             time.sleep(_LOOK_EVERY_S)
 
@@ -102,6 +103,10 @@ class _Watch:
         failed = tuple(rank for rank, code in enumerate(codes) if code not in (None, 0))
         if failed and not self.first_failed:
             self.first_failed, self._failed_at = failed, time.monotonic()
+
+    def _grows(self) -> bool:
+        before, self._held_gib = self._held_gib, resident_gib(self._ranks.process_ids())
+        return self._held_gib > before + _GROWTH_GIB
 
     def _broken_limit(self, codes: tuple[int | None, ...], now: float) -> tuple[Cause, str] | None:
         if now - self._started > self._limits.timeout_s:
