@@ -1,5 +1,6 @@
 """Every block of code in README and docs works: shell lines run, TOML is read as what it is, Python runs."""
 
+import functools
 import json
 import re
 import shutil
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 import tomli_w
+from typer.main import get_command
 
+from trimaran.cli.app import app
 from trimaran.files import load_recipe
 from trimaran.store.importers.profile import load_profile
 
@@ -88,7 +91,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_line(line: str, place: Path) -> None:
     words = re.sub(r"\s+#.*", "", line).replace("runs/NAME", "runs/laptop").strip()
-    if not words:
+    words = words.replace("RECIPE.toml", "recipes/laptop.toml")
+    if not words or words.startswith("srun "):
         return
     if words.startswith("make "):
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -127,6 +131,22 @@ def run_page(page: Path, place: Path) -> None:
     for block in blocks(page, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             run_line(line, place)
+
+
+@pytest.mark.parametrize("code", some("bash") + some("sh"))
+def test_shell_reads_it_and_its_options_exist(code: str) -> None:
+    subprocess.run(["bash", "-n", "-c", code], check=True)
+    for words in re.findall(r"\btrimaran ((?:[a-z]+ )*[^\n#|>]*)", code.replace("\\\n", " ")):
+        told = options_of(words.split()[0])
+        assert [option for option in re.findall(r"--[a-z-]+", words) if option not in told] == []
+
+
+@functools.cache
+def options_of(verb: str) -> set[str]:
+    """All options of a verb and of the verbs below it."""
+    command = get_command(app).commands[verb]  # type: ignore[attr-defined]
+    below = getattr(command, "commands", {}).values()
+    return {name for one in (command, *below) for parameter in one.params for name in parameter.opts} | {"--help"}
 
 
 @pytest.mark.parametrize("code", some("toml"))
