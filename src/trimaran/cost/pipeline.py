@@ -273,10 +273,11 @@ def _interleaved(pipe: _Pipes) -> Floats:
     layer = t.forward + t.backward
     best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
     with_trips = best
+    last_chunk = pipe.grid.splits.pivots.last_chunk[own, -1]
     for j in range(pipe.pivots):
         if j % 3 == 1 or j in (2, pipe.pivots - 1):
             continue
-        q, n, _, after, behind, mine, beyond, heavy, warm_up, firsts, lasts = (
+        q, n, _, after, behind, mine, beyond, heavy, warm_up, firsts, lasts, chunk = (
             column[own, j] for column in pipe.grid.splits.pivots
         )
         first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
@@ -307,6 +308,11 @@ def _interleaved(pipe: _Pipes) -> Floats:
         laps = np.maximum(m * v - turns, 0.0) / (2.0 * ahead + 1.0)
         ends = np.where(m * v > warm, at_start + at_end, np.maximum(at_start, at_end))
         slowest = np.maximum(slowest, down + up)
+        # A lone group of PP micro-batches is paced by the last rank in its last chunk, between which and this one it is
+        # sent once each way.
+        visit = after * layer + (p - 1.0) * (last_chunk - chunk) * layer + 2.0 * ahead * (wait + lag)
+        visit += (1.0 - last) * p * (t.last_forward + t.last_backward)
+        ends = np.where(m == p, np.maximum(ends, visit), ends)
         left, trips = around + m * (down + up) + ends, laps * np.maximum(gain, 0.0)
         best, with_trips = np.maximum(best, left), np.maximum(with_trips, left + trips)
     # Between the first and the last group of PP micro-batches the slowest way round sets the pace.

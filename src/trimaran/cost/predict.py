@@ -147,12 +147,6 @@ def _score_group(name: str, members: Sequence[PredictedRow]) -> GroupScore | Non
     )
 
 
-def _score_memory(weighed: Sequence[tuple[Measurement, Estimate]]) -> Score | None:
-    if not weighed:
-        return None
-    return score([e.reported_mem_gib for _, e in weighed], [m.mem_gib or 0.0 for m, _ in weighed])
-
-
 def _score_times(timed: Sequence[tuple[Measurement, Estimate]]) -> Score | None:
     """Time scores, repeats of one configuration averaged first."""
     if not timed:

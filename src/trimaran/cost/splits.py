@@ -18,12 +18,11 @@ Split = tuple[int, tuple[int, ...]]
 class Pivots(NamedTuple):
     """The first, the middle and the last rank of each run of equal ranks, in turn; arrays (splits, pivots).
 
-    `own`: layers of the rank itself. `before` and
-    `after`: of the ranks before and behind it in the first chunk, and in the last. The rest is for interleaved
-    schedules. `behind`: of the ranks behind it, whole. `first_chunk`: of its first virtual stage; `beyond`: of
-    every virtual stage behind that. `heavy_before`: of the ranks before it in the chunk where they hold most.
-    `warm_up`: of all it runs forward before its first backward, `warm_firsts` and `warm_lasts` of it the first and the
-    last virtual stage.
+    `own`: layers of the rank itself. `before` and `after`: of the ranks before and behind it in the first chunk, and
+    in the last. The rest is for interleaved schedules. `behind`: of the ranks behind it, whole. `first_chunk` and
+    `last_chunk`: of its first and its last virtual stage; `beyond`: of every virtual stage behind the first.
+    `heavy_before`: of the ranks before it in the chunk where they hold most. `warm_up`: of all it runs forward before
+    its first backward, `warm_firsts` and `warm_lasts` of it the first and the last virtual stage.
     """
 
     rank: NDArray[np.float64]
@@ -37,6 +36,7 @@ class Pivots(NamedTuple):
     warm_up: NDArray[np.float64]
     warm_firsts: NDArray[np.float64]
     warm_lasts: NDArray[np.float64]
+    last_chunk: NDArray[np.float64]
 
 
 class Phases(NamedTuple):
@@ -157,6 +157,7 @@ def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
                 sum(n * own for n, own in zip(warm, chunks[rank], strict=True)),
                 warm[0] if rank == 0 else 0,
                 warm[-1] if rank == p - 1 else 0,
+                layers[(v - 1) * p + rank],
             )
         )
     return tuple(found)
