@@ -90,7 +90,8 @@ def main() -> None:
         parts = [parallelize_llama(whole, dims, config)]
     for part in parts:
         part.to_empty(device=device)
-        part.init_weights(buffer_device=device)
+        with torch.no_grad():
+            part.init_weights(buffer_device=device)
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 # gloo has sums alone: the mean is taken apart from them
@@ -105,11 +106,11 @@ def main() -> None:
         if schedule is None:
             loss = cross_entropy_loss(parts[0](inputs), targets) / tokens
             loss.backward()
-            return float(loss)
+            return loss.item() * layout.dp
         found: list[Tensor] = []
         wanted = {"target": targets, "losses": found} if reports else {}
         schedule.step(*((inputs,) if first else ()), **wanted, return_outputs=False)
-        return float(torch.stack(found).sum()) / tokens if found else 0.0
+        return torch.stack(found).detach().sum().item() / tokens if found else 0.0
 
     def step(text: Tensor) -> float:
         with context():
