@@ -76,7 +76,6 @@ CONTENDERS = (
     Contender("plain PyTorch, FSDP2", PLAIN, "dp2,mbs4,fsdp"),
     Contender("torchtitan, FSDP2", TORCHTITAN, "dp2,mbs4,fsdp", "torchtitan"),
     Contender("Trimaran, ZeRO 3", TRIMARAN, "dp2,mbs4,fsdp"),
-    Contender("torchtitan, TP and SP", TORCHTITAN, "tp2,mbs8,sp", "torchtitan"),
     Contender("Trimaran, TP", TRIMARAN, "tp2,mbs8"),
     Contender("torch.distributed.pipelining, 1F1B", NATIVE_PIPELINE, "pp2,mbs1"),
     Contender("torchtitan, 1F1B", TORCHTITAN, "pp2,mbs1", "torchtitan"),
