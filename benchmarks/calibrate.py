@@ -68,9 +68,8 @@ def _group(source: Source, row: Measurement) -> str:
     return str(row.table if source.table == "seeds" else row.comparable_group)
 
 
-def held_out_error(seen: list[Observation], groups: list[str], what: str) -> float:
-    """Spread (1 sigma, from the mean absolute error) of log errors on rows whose group was left out."""
-    found = leave_out(seen, groups)
+def held_out_error(seen: list[Observation], groups: list[str], what: str, found: dict[str, Calibration]) -> float:
+    """Spread (1 sigma, from the mean absolute error) of log errors on rows whose group was left out of `found`."""
     errors = []
     for group, calibration in found.items():
         rows = [o for o, g in zip(seen, groups, strict=True) if g == group and getattr(o, what)]
@@ -87,9 +86,10 @@ def calibrate(source: Source) -> Calibration:
     seen, groups = observations(source)
     found = fit(seen)
     several = len(set(groups)) > 1
+    without = leave_out(seen, groups) if several else {}
     errors = {
-        "time_error": held_out_error(seen, groups, "sec_per_it") if several else found.time_error,
-        "mem_error": held_out_error(seen, groups, "mem_gib") if several else 0.0,
+        "time_error": held_out_error(seen, groups, "sec_per_it", without) if several else found.time_error,
+        "mem_error": held_out_error(seen, groups, "mem_gib", without) if several else 0.0,
     }
     origin = f"{source.table}: {len(seen)} rows in {len(set(groups))} groups"
     rounded = {

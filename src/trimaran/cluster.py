@@ -72,6 +72,9 @@ class Device(Noun):
     peak_tflops: dict[Literal["fp32", "fp16", "bf16"], float]
     mem_gib: float = Field(gt=0, le=1e6)
     mem_bandwidth_gb_s: float = Field(gt=0, le=1e9)
+    matmul_share: float = Field(
+        default=0.0, ge=0, le=1, description="best 16-bit matmul rate measured over peak; 0: none"
+    )
     context_gib: float = Field(default=0.0, ge=0, description="runtime context: CUDA, or the process itself")
     multiprocessors: int = Field(default=0, ge=0, description="SMs of a GPU, for wave quantization")
     cores: int = Field(default=0, ge=0, description="CPU cores that one slot computes with")
@@ -121,6 +124,9 @@ class Cluster(Noun):
     inter: Link = Field(description="per node, shared by its devices")
     cores_per_node: int = Field(default=0, ge=0, description="CPU nodes: real cores; slots may want more")
     host_mem_gib: float = Field(default=0.0, ge=0, description="memory that all slots of a node share; 0: none")
+    all_reduce_gb_s: float = Field(
+        default=0.0, ge=0, le=1e9, description="measured bus bandwidth of large all-reduces across nodes; 0: not known"
+    )
     price_per_device_hour: float | None = Field(default=None, ge=0)
     source: str = Field(default="", description="where the figures come from")
     matmul: tuple[MatmulRate, ...] = Field(default=(), description="measured by probe")

@@ -33,8 +33,13 @@ class Stack(Noun):
     fused_layernorm: bool = False
     fused_optimizer: bool = False
     fp32_softmax: bool = False
+    fp32_loss: bool = Field(default=True, description="logits are cast to fp32 for the loss")
     overlap_dp: float = Field(default=0.0, ge=0, le=1, description="share of the gradient traffic hidden by prior")
     overlap_pp: bool = False
+    splits_sends: tuple[str, ...] = Field(
+        default=(), description="schedules in which TP ranks send a part of an activation each, and gather it there"
+    )
+    recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
     grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")

@@ -14,6 +14,9 @@ from trimaran.noun import Noun, TrimaranError, first_error
 from trimaran.stack import Stack
 
 SLOW_LINK_GBPS = 50.0
+# What training keeps up of the best shape's rate alone: power and clocks (A100: fits to vTrain's and llm-foundry's
+# tables, against micro_matmul.csv).
+SUSTAINED = 0.95
 
 
 class Calibration(Noun):
@@ -57,11 +60,15 @@ class Calibration(Noun):
 def prior(cluster: Cluster, stack: Stack) -> Calibration:
     """What is believed of a cluster and a stack before any of their rows was measured."""
     stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
+    if cluster.device.matmul_share:
+        stated["gemm"] = SUSTAINED * cluster.device.matmul_share
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:
         # Such a link is itself the bottleneck, not the hosts behind it.
         stated.update(inter_bandwidth=0.9, send_bandwidth=0.9)
+    if cluster.all_reduce_gb_s:
+        stated["inter_bandwidth"] = min(1.0, cluster.all_reduce_gb_s * 1e9 / cluster.inter.bytes_per_s)
     if cluster.device.kind == "cpu":
         # The probe times a bare operator; modules, autograd and Python come on top of it in training.
         stated.update(attention=0.5, memory=0.5, op_us=8.0 * cluster.device.op_overhead_us or 10.0)
@@ -90,8 +97,12 @@ def load_calibration(path: str | Path) -> Calibration:
     """A calibration from a TOML file; raises TrimaranError when it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrimaranError(f"calibration {path} cannot be read: {error}; check the path") from None
+    except OSError as error:
+        raise TrimaranError(f"calibration {path} cannot be read: {error.strerror or error}; check the path") from None
+    except UnicodeDecodeError:
+        raise TrimaranError(f"calibration {path} is not UTF-8 text: give a TOML file that trimaran fit wrote") from None
+    except ValueError as error:  # a path that no file system takes
+        raise TrimaranError(f"calibration {str(path)!r} cannot be read: {error}; check the path") from None
     return _parse(text, f"calibration {path}")
 
 

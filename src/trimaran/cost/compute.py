@@ -26,6 +26,9 @@ TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
 LAYER_OPERATORS, UNFUSED_SOFTMAX_OPERATORS = 20.0, 5.0
 # Operators that autograd runs for one of the forward pass.
 BACKWARD_OPERATORS = 1.4
+# Bytes an element beyond a fused kernel's of a layer's two RMS norms, forward and backward, and of rotary angles, in
+# PyTorch's eager operators: casts to fp32 and back, square, mean, scale; complex products.
+EAGER_RMS_NORM_BYTES, EAGER_ROTARY_BYTES = (64.0, 100.0), 20.0
 # Clock of a CPU whose cluster file states none.
 USUAL_CLOCK_GHZ = 2.5
 # Tensor cores want sizes in multiples of 16 bytes.
@@ -199,6 +202,8 @@ class LayerModel:
         backward = self.product(tokens, h, v, 1.0, rate) + self.product(h, v, tokens, 1.0, rate)
         # Cast to fp32, maximum, exponential, sum; the gradient is written once and cast back.
         elements = tokens * v * self._per_byte(rate)
+        if not self.stack.fp32_loss:
+            return forward + elements * 2.0 * rate.element, backward + elements * 2.0 * rate.element
         return forward + elements * (rate.element + 16.0), backward + elements * (rate.element + 8.0)
 
     def embedding(self, mbs: Ints, rate: Rates) -> Floats:
@@ -257,10 +262,10 @@ class LayerModel:
             return self.calibration.attention
         return np.where(rate.half, self.calibration.attention_pow2, self.calibration.attention)
 
-    def fused_softmax(self, t: Floats, b: Floats) -> Bools:
-        """Whether Megatron's fused kernel takes the scores: (a/t) b in fours, s within its limit."""
+    def fused_softmax(self, t: Floats, b: Floats, rate: Rates) -> Bools:
+        """Whether Megatron's fused kernel takes the scores: 16 bit, (a/t) b in fours, s within its limit."""
         stack, s = self.stack, self.seq_len
-        eligible = (self.model.heads / t * b) % 4 == 0
+        eligible = ((self.model.heads / t * b) % 4 == 0) & (rate.element < 4)
         return np.asarray(eligible & (stack.fused_softmax and 16 < s <= stack.fused_softmax_max_seq and s % 4 == 0))
 
     def _memory_bound(self, t: Floats, b: Floats, sequence_parallel: Bools, rate: Rates) -> tuple[Floats, Floats]:
@@ -273,15 +278,23 @@ class LayerModel:
         hidden = tokens * model.hidden / np.where(sequence_parallel, t, 1.0) * rate.element
         wide = tokens * model.ffn_hidden / t * rate.element
         norm = (4.0, 6.0) if stack.fused_layernorm else (4.0, 8.0)
+        eager = stack.framework == "torch" and not stack.fused_layernorm and self.cluster.device.kind == "gpu"
         residual = (7.0, 5.0) if stack.dropout else (6.0, 2.0)
         gelu = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
         if model.mlp == "swiglu":
             gelu = (gelu[0] + 2.0, gelu[1] + 3.0)
         forward = hidden * (norm[0] + residual[0]) + wide * gelu[0]
         backward = hidden * (norm[1] + residual[1]) + wide * gelu[1]
+        if eager and model.norm == "rmsnorm":
+            forward = forward + hidden / rate.element * EAGER_RMS_NORM_BYTES[0]
+            backward = backward + hidden / rate.element * EAGER_RMS_NORM_BYTES[1]
+        if model.positions == "rotary":
+            turned = tokens * (model.attention_hidden + model.kv_hidden) / t
+            turned = turned * (EAGER_ROTARY_BYTES if eager else 2.0 * rate.element)
+            forward, backward = forward + turned, backward + turned
         if not stack.flash_attention:
             scores = b * (model.heads / t) * s * s * rate.element
-            fused = self.fused_softmax(t, b)
+            fused = self.fused_softmax(t, b, rate)
             # Fused: softmax with its scale and mask, then dropout. Unfused they pass one by one, with casts
             # to fp32 and back where the stack wants its softmax in it.
             casts = 5.0 if stack.fp32_softmax else 0.0
@@ -298,6 +311,6 @@ class LayerModel:
         """
         operators = LAYER_OPERATORS + np.where(t > 1, 2.0, 0.0)
         if self.stack.fused_softmax and not self.stack.flash_attention:
-            operators = operators + np.where(self.fused_softmax(t, b), 0.0, UNFUSED_SOFTMAX_OPERATORS)
+            operators = operators + np.where(self.fused_softmax(t, b, rate), 0.0, UNFUSED_SOFTMAX_OPERATORS)
         forward = operators * self.calibration.op_us * 1e-6 * rate.overhead_slowdown
         return forward, BACKWARD_OPERATORS * forward

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.columns import FIT_QUALITIES
-from trimaran.cost.calibration import Calibration
+from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.fit import Observation, batches, fit, leave_out, predict_memory, predict_times
 from trimaran.layout import check_layout
 from trimaran.measurement import Measurement
 from trimaran.noun import TrimaranError
 from trimaran.rows import nouns_of
 
+# A time or memory so many times off the prior is another unit or another row's, not news of the machine.
+ABSURD = 100.0
 # Fewer groups than this say nothing of rows not seen: the prior's own error then stands.
 LEAST_GROUPS = 3
 
@@ -39,8 +41,8 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
     """Fit to the rows that ran and whose quality is fit for it; leave one comparable group out for the error.
 
     A row that names a cluster or stack other than the given one is skipped, as is one that breaks
-    a rule; `skipped` says why. Raises TrimaranError when no row is left, or rows are of several
-    clusters or stacks.
+    a rule or is a hundred times off the prior; `skipped` says why. Raises TrimaranError when no row is
+    left, or rows are of several clusters or stacks.
     """
     seen: list[Observation] = []
     groups: list[str] = []
@@ -53,8 +55,13 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
         except TrimaranError as error:
             skipped.append(f"row {number}: {error}")
             continue
+        if reason := _absurd(found):
+            skipped.append(f"row {number}: {reason}")
+            continue
         seen.append(found)
         groups.append(row.comparable_group or f"{row.table}")
+    if skipped and not seen:
+        raise TrimaranError(f"fit: none of {len(skipped)} rows that ran can be fitted to; {skipped[0]}")
     _same_subject(seen)
     if len(set(groups)) == 1:
         groups = [one.layout.label() for one in seen]
@@ -85,6 +92,20 @@ def observation(row: Measurement, cluster: str | None = None, stack: str | None 
         mem_gib=row.mem_gib,
         day=row.date or "",
     )
+
+
+def _absurd(one: Observation) -> str | None:
+    """Why a row cannot be true, if it cannot: its time or memory against the prior's."""
+    known = prior(one.cluster, one.stack)
+    prepared = batches([one])
+    for name, unit, value, predict in (
+        ("sec_per_it", "s", one.sec_per_it, predict_times),
+        ("mem_gib", "GiB", one.mem_gib, predict_memory),
+    ):
+        expected = float(predict(prepared, 1, known)[0])
+        if value and not expected / ABSURD < value < expected * ABSURD:
+            return f"{name} {value:g} {unit} where the prior expects {expected:.3g} {unit}: check its unit and its row"
+    return None
 
 
 def _same_subject(seen: Sequence[Observation]) -> None:

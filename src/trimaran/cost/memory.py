@@ -149,8 +149,9 @@ def stage_memory(
     optimizer_share = np.where((zero >= 1) | fully, dp, 1.0)
     gradient = gradient_bytes(grid, stack)
     states = np.where(pure, 4.0, 8.0) if workload.optimizer == "adam" else np.zeros(len(grid))
-    # Where gradients are kept in 16 bit, the optimizer makes fp32 copies of those it updates by.
-    master = np.where(sixteen & ~pure, float(stack.master_weight_bytes) + np.where(gradient == 2.0, 4.0, 0.0), 0.0)
+    master = np.where(sixteen & ~pure, float(stack.master_weight_bytes), 0.0)
+    # Where gradients are kept in 16 bit, the step makes fp32 copies of those it updates by; activations are gone then.
+    copied = count / optimizer_share * np.where(sixteen & ~pure & (gradient == 2.0), 4.0, 0.0)
     element = ELEMENT_BYTES[grid.precision]
     # ZeRO-3 keeps two layers gathered: the one at work and the next.
     gathered = np.where(weight_share > 1, 2.0 * model.layer_parameters / grid.tp * element, 0.0)
@@ -161,16 +162,20 @@ def stage_memory(
     stored = np.where(recompute == RECOMPUTES.index("selective"), selective, full)
     stored = np.where(is_full, kept / every + full * (1.0 - 1.0 / every), stored)
     at_work = np.where(is_full, full, np.where(recompute == RECOMPUTES.index("selective"), full - selective, 0.0))
+    if stack.recomputes_stage:
+        stored = np.where(is_full, kept / np.maximum(shape.layers, 1.0), stored)
+        at_work = np.where(is_full, full * shape.layers, at_work)
     v = padded_vocab_of(model, stack, grid.tp)
     tokens = grid.mbs * float(workload.seq_len)
     if stack.framework == "trimaran":
         # the MLP's backward holds the gradients of its inner activations and of its output beside them
         at_work = at_work + tokens * (model.mlp_matrices * model.ffn_hidden / grid.tp + model.hidden) * element
         tokens = np.minimum(tokens, LOSS_CHUNK_TOKENS[cluster.device.kind])
-    # Three fp32 copies for the loss, and the logits in 16 bit that they are made from. They are gone before
-    # the backward pass makes the first layer's activations again, so the larger of the two counts; but a heap
-    # in which other buffers lie between has no room for large ones where logits were.
-    copies = 12.0 + np.where(sixteen, element, 0.0)
+    # Three fp32 copies for the loss, and the logits in 16 bit that they are made from; or the logits and their
+    # gradient alone, where the loss is fused and takes them as they are. They are gone before the backward pass
+    # makes the first layer's activations again, so the larger of the two counts; but a heap in which other buffers
+    # lie between has no room for large ones where logits were.
+    copies = 12.0 + np.where(sixteen, element, 0.0) if stack.fp32_loss else 2.0 * element
     logits = tokens * v / grid.tp * copies if model.head == "vocabulary" else np.zeros(len(grid))
     logits = np.where(shape.head, logits, 0.0)
     reused = 0.0 if stack.framework == "trimaran" and cluster.device.kind == "cpu" else logits
@@ -181,7 +186,7 @@ def stage_memory(
     return StageMemory(
         weights=(count / weight_share * element + gathered) * ones,
         gradients=count / gradient_share * gradient * ones,
-        optimizer=count / optimizer_share * (states + master) * ones,
+        optimizer=(count / optimizer_share * (states + master) + np.maximum(copied - activations - logits, 0.0)) * ones,
         activations=(activations * calibration.activation_scale + alibi) * ones,
         logits=logits * ones,
         buffers=(calibration.buffer_gib * GIB + buckets) * ones,

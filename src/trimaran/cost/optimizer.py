@@ -14,6 +14,18 @@ from trimaran.workload import Optimizer
 UNFUSED = 3.5
 
 
+def accumulation_time(grid: LayoutGrid, stack: Stack, parameters: Floats | float, rate: Rates) -> Floats:
+    """Seconds of adding one micro-batch's gradients of `parameters` weights to the sum of those before.
+
+    The new gradients are read, the sum is read and written: however small the micro-batch, all weights are
+    passed over once more. Where gradients are sharded after each micro-batch, a rank adds its own part.
+    """
+    sharded = (grid.zero_stage >= 2) | (grid.dp_kind == DP_KINDS.index("fully_sharded"))
+    own = parameters / np.where(sharded, grid.dp, 1)
+    moved = own * (ELEMENT_BYTES[grid.precision] + 2.0 * gradient_bytes(grid, stack))
+    return np.asarray(np.where(grid.micro_batches > 1, moved / rate.bandwidth * rate.memory_slowdown, 0.0))
+
+
 def step_time(grid: LayoutGrid, stack: Stack, optimizer: Optimizer, parameters: Floats, rate: Rates) -> Floats:
     """Seconds of gradient norm, clipping and update on one rank.
 

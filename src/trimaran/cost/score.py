@@ -34,8 +34,11 @@ def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float 
 
 
 def top1_regret(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
-    """How much slower the pick (the least predicted) is than the best measured, as a share."""
-    if len(measured) < 2:
+    """How much slower the pick (the least predicted) is than the best measured, as a share.
+
+    None where there is nothing to pick from, or a time of zero to compare with.
+    """
+    if len(measured) < 2 or min(measured) <= 0:
         return None
     pick = int(np.argmin(np.asarray(predicted)))
     return float(measured[pick] / min(measured) - 1.0)

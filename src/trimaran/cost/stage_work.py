@@ -11,8 +11,10 @@ from trimaran.cost.calibration import Calibration
 from trimaran.cost.compute import LayerModel, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.grid import RECOMPUTES, Floats, LayoutGrid, distinct, padded_vocab_of
 from trimaran.cost.memory import ELEMENT_BYTES
-from trimaran.cost.network import Network, group
+from trimaran.cost.network import Group, Network, group
+from trimaran.cost.optimizer import accumulation_time
 from trimaran.cost.pipeline import StageTimes, slowest_rank
+from trimaran.layout import SCHEDULES
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
@@ -42,6 +44,7 @@ def stage_work(
     rate = rates(cluster, calibration, grid.precision, grid.devices)
     layer, head_forward, head_backward, embedding = _per_shape(workload, cluster, stack, grid, calibration)
     forward, backward, attention = layer.forward, layer.backward, layer.attention_forward
+    backward = backward + accumulation_time(grid, stack, model.layer_parameters / grid.tp, rate)
     recompute = np.where(grid.recompute == RECOMPUTES.index("full"), forward / grid.recompute_every, 0.0)
     recompute = np.where(grid.recompute == RECOMPUTES.index("selective"), attention, recompute)
     network = Network(cluster, calibration)
@@ -52,7 +55,7 @@ def stage_work(
     again = np.where(grid.recompute == RECOMPUTES.index("full"), 1.0 / grid.recompute_every, 0.0)
     tp_forward = np.maximum(2.0 * reduce - layer.idle_forward, 0.0)
     tp_backward = np.maximum(2.0 * reduce - layer.idle_backward, 0.0) + again * tp_forward
-    held, arrives = _sends(grid, network, message)
+    held, arrives = _sends(grid, stack, network, message, where)
     times = StageTimes(
         forward=forward + tp_forward,
         backward=backward + recompute + tp_backward,
@@ -100,12 +103,22 @@ def _crowding(cluster: Cluster, grid: LayoutGrid, rate: Rates) -> Floats:
     return np.maximum(1.0, rate.matmul_slowdown / one_stage)
 
 
-def _sends(grid: LayoutGrid, network: Network, message: Floats) -> tuple[Floats, Floats]:
-    """Time a send between stages holds its link and takes to arrive; sequence parallelism sends shards."""
-    size = message / np.where(grid.sequence_parallel, grid.tp, 1)
+def _sends(
+    grid: LayoutGrid, stack: Stack, network: Network, message: Floats, tensor_group: Group
+) -> tuple[Floats, Floats]:
+    """Time a send between stages holds its link and takes to arrive.
+
+    Sequence parallelism holds shards and sends them. Some stacks split what their tensor-parallel ranks all hold,
+    send a part each and gather it on arrival: Megatron-LM under its interleaved schedule (Narayanan et al.,
+    arXiv 2104.04473, section 4.1), DeepSpeed's pipeline engine always.
+    """
+    splitting = [i for i, name in enumerate(SCHEDULES) if name in stack.splits_sends]
+    splits = np.isin(grid.schedule, splitting) & ~grid.sequence_parallel
+    size = message / np.where(splits | grid.sequence_parallel, grid.tp, 1)
     stride, per_node = grid.stride("pp"), network.cluster.devices_per_node
     # Pipelines that fill nodes exactly stay inside them; any other has a replica that spans two.
     crosses = (grid.pp > 1) & (grid.devices > per_node) & (per_node % np.maximum(stride * grid.pp, 1) != 0)
     # All ranks of a node that sit next to a boundary send at once: those of one stage in it.
     rivals = np.minimum(np.minimum(stride, per_node), grid.devices).astype(np.float64)
-    return network.send(size, crosses, rivals)
+    held, arrives = network.send(size, crosses, rivals)
+    return held, arrives + np.where(splits, network.all_gather(message, tensor_group), 0.0)
