@@ -110,7 +110,7 @@ def test_a_real_trial_runs_over_the_shaped_link_and_its_row_says_so(
     with Store(workspace.store) as store:
         (row,) = run_sweep(
             text_recipe, shaped, [parse_layout("dp2,mbs2")], store,
-            data_dir=workspace.data(text_recipe), work_dir=workspace.trials, limits=Limits(timeout_s=90),
+            data_dir=workspace.data(text_recipe), work_dir=workspace.trials, limits=Limits(timeout_s=250),
         )  # fmt: skip
     assert row.status == "ok", row.evidence
     assert row.losses[0] == pytest.approx(math.log(384), abs=0.5)

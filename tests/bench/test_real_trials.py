@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trial_helpers import LIMITS
 from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
 from trimaran.bench.local import LocalLauncher
 from trimaran.bench.workspace import Workspace
@@ -36,6 +35,7 @@ def real(recipe: Recipe, text: Path) -> Recipe:
     )
 
 
+@pytest.mark.timeout(900)  # a busy machine loads PyTorch slowly
 def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
     real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -44,7 +44,7 @@ def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
     with Store(workspace.store) as store:
         rows = run_sweep(
             real, cluster, layouts, store, data_dir=workspace.data(real), work_dir=workspace.trials,
-            limits=Limits(timeout_s=60),
+            limits=Limits(timeout_s=250),
         )  # fmt: skip
     for row in rows:
         assert row.status == "ok", row.evidence
@@ -77,7 +77,7 @@ def test_ranks_listen_on_the_loopback_alone(real: Recipe, cluster: Cluster, tmp_
     row = run_trial(
         trial,
         LocalLauncher(),
-        Limits(timeout_s=60),
+        Limits(timeout_s=250),
         on_step=lambda step: seen.update(listening_addresses(str(tmp_path))),
     )
     assert row.status == "ok", row.evidence
@@ -88,7 +88,7 @@ def test_what_the_trainer_refuses_is_a_failure_with_its_own_words(
     real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     trial = prepare_trial(real, cluster, parse_layout("dp1,mbs4"), data_dir=tmp_path / "no", work_dir=tmp_path)
-    row = run_trial(trial, LocalLauncher(), LIMITS)
+    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=250))
     assert row.status == "fail"
     assert "rank 0 refused: trimaran: " in (row.evidence or "").splitlines()[0]
 
@@ -100,6 +100,6 @@ def test_a_real_trial_over_its_memory_limit_is_out_of_memory(real: Recipe, clust
     trial = prepare_trial(
         recipe, cluster, parse_layout("dp1,mbs4"), data_dir=workspace.data(real), work_dir=workspace.trials
     )
-    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=60, memory_gib=0.4))
+    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=250, memory_gib=0.4))
     assert row.status == "oom", row.evidence
     assert "the trial's limit is 0.40 GiB" in (row.evidence or "")
