@@ -33,10 +33,12 @@ def sleep_in_a_collective() -> None:
         time.sleep(1)
 
 
+HOARD: list[bytes] = []
+
+
 def eat() -> None:
-    hoard = []
-    while True:
-        hoard.append(b"x" * (64 << 20))
+    """More with every step, as what is leaked."""
+    HOARD.append(b"x" * (512 << 20))
 
 
 def fill_disk() -> None:
@@ -59,7 +61,8 @@ if sabotage in AT_STEP and rank == world - 1:
     step = Trainer.step
 
     def sabotaged(self: Trainer) -> object:
-        if self.step_number == (0 if sabotage == "hang-first" else 2):
+        first = 0 if sabotage == "hang-first" else 2
+        if self.step_number == first or (sabotage == "eat" and self.step_number > first):
             AT_STEP[sabotage]()
         return step(self)
 
