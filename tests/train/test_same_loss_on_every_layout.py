@@ -26,7 +26,7 @@ DOZEN = (
     "dp2,tp3,mbs12,zero1",
     "pp3,vpp2,mbs4,split2-1-1-1-2-1",
     "dp2,tp2,pp2,mbs6,sp,zero_bubble,recompute-full2",
-    "dp2,tp2,pp2,mbs6,fsdp,sp,recompute-selective",
+    "dp2,tp2,pp2,mbs3,gpipe,fsdp,sp,recompute-selective",
     "dp2,pp3,mbs4,ps,recompute-full",
     "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
 )

@@ -269,7 +269,10 @@ class DataParallel:
     def _behind_backward(self, home: Home) -> None:
         for unit in home.own:
             if self._zero >= 2:
-                self._begin_shard_sum(unit)
+                # the head's gradients are made with the loss: where GPipe has seen all losses, they left with the
+                # first micro-batch that goes back
+                if unit in self._open:
+                    self._begin_shard_sum(unit)
                 continue
             self._finished[unit.name] = self._finished.get(unit.name, 0) + 1
             if self._finished[unit.name] == self._micro_batches:
