@@ -57,13 +57,6 @@ def eat() -> None:
     sleep_for_ever()
 
 
-def eat_slowly() -> None:
-    hoard = []
-    while True:
-        hoard.append(b"x" * (16 << 20))
-        time.sleep(0.1)
-
-
 def flood() -> None:
     while True:
         sys.stdout.buffer.write(os.urandom(1 << 16))
@@ -93,7 +86,7 @@ LAST = {
     "hang": sleep_for_ever,
     "fill-disk": fill_disk,
 }
-ALL = {"eat": eat, "eat-slowly": eat_slowly, "flood": flood, "slow": slow}
+ALL = {"eat": eat, "flood": flood, "slow": slow}
 
 if behaviour == "exit-2":
     print("data_dir: holds no tokens: run trimaran.train.data first", file=sys.stderr)

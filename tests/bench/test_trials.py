@@ -121,9 +121,18 @@ def test_a_trial_over_its_memory_limit_is_out_of_memory(run_fake: Run) -> None:
     assert "the trial's limit is 0.25 GiB" in (row.evidence or "")
 
 
-def test_memory_that_fills_slowly_is_no_hang(run_fake: Run) -> None:
-    row = run_fake("eat-slowly", "dp2,mbs1", memory_gib=0.5, hang_s=0.5)
-    assert row.status == "oom", row.evidence
+def test_silent_ranks_whose_memory_grows_are_no_hang_until_it_stops(
+    run_fake: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing, seen = iter([0.1, 0.2, 0.3, 0.4]), []
+
+    def held(process_ids: tuple[int, ...]) -> float:
+        seen.append(next(growing, 0.4))
+        return seen[-1]
+
+    monkeypatch.setattr("trimaran.bench.watch.resident_gib", held)
+    assert run_fake("hang").status == "hang"
+    assert seen == [0.1, 0.2, 0.3, 0.4, 0.4]
 
 
 def test_a_trial_that_floods_its_log_is_stopped(run_fake: Run) -> None:
