@@ -83,7 +83,7 @@ def test_a_hang_is_noticed_by_silence_and_leaves_the_stacks_of_all_ranks(run_fak
     row = run_fake("hang")
     assert row.status == "hang"
     assert row.evidence is not None
-    assert re.match(r"rank \d gave no sign for [\d.]+ s after step 2; 1\.0 s are allowed", row.evidence)
+    assert re.match(r"rank \d gave no sign for [\d.]+ s after step 2; [\d.]+ s are allowed", row.evidence)
     assert row.evidence.count("in sleep_for_ever") == 2
     assert time.monotonic() - started < LIMITS.timeout_s
 
