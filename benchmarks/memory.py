@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 LAYOUTS = (
     "dp1,mbs1", "dp1,mbs4", "dp1,mbs8", "dp1,mbs8,recompute-full", "dp1,mbs8,recompute-selective", "dp1,mbs8,bf16",
     "dp1,mbs8,bf16_pure", "dp2,mbs1", "dp2,mbs4", "dp2,mbs4,recompute-full", "dp2,mbs4,zero1", "dp2,mbs2,zero2",
-    "dp2,mbs2,zero3", "dp2,mbs4,bf16,zero3", "tp2,mbs4", "tp2,mbs8,sp", "tp2,mbs4,bf16", "pp2,mbs1", "pp2,mbs2,gpipe",
+    "dp2,mbs2,fsdp", "dp2,mbs4,bf16,fsdp", "tp2,mbs4", "tp2,mbs8,sp", "tp2,mbs4,bf16", "pp2,mbs1", "pp2,mbs2,gpipe",
     "pp2,mbs4,bf16", "pp2,vpp2,mbs1", "pp2,mbs2,recompute-full", "dp2,mbs4,bf16,zero1",
 )  # fmt: skip
 GOAL = 0.10

@@ -33,7 +33,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not happened() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -93,9 +93,11 @@ def kill_once(running: subprocess.Popen[str], runs: Path, chance: random.Random,
     if kind == "in start-up":
         time.sleep(chance.uniform(0, 2))
     else:
-        fresh = time.time()
-        wait_for(lambda: log.exists() and log.stat().st_mtime > fresh and log.stat().st_size > 0, running)
-        time.sleep(chance.uniform(0, 0.2))
+        # the new log begins with the earlier lines up to the checkpoint that is gone on from
+        steps = [entry.name for entry in checkpoints.glob("step-*")]
+        begins = max((int(name.removeprefix("step-")) for name in steps), default=0)
+        until, fresh = begins + chance.randint(1, 40), time.time()
+        wait_for(lambda: log.exists() and log.stat().st_mtime > fresh and log.read_text().count("\n") >= until, running)
     if kind == "in a save":
         wait_for(lambda: any(checkpoints.glob("saving-*")), running)
     ranks = ranks_of(running)
@@ -115,7 +117,7 @@ def losses_with_kills(recipe: Path, folder: Path, layout: str, kills: int) -> li
         running = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         if killed < kills:
             kill_once(running, folder / "runs", chance, KINDS[killed % len(KINDS)])
-        told = running.communicate(timeout=200)[1]
+        told = running.communicate(timeout=600)[1]
         if running.returncode == 0:
             assert killed == kills, f"the training was over after {killed} kills"
             return losses(folder / "runs/tiny/train")
@@ -131,7 +133,7 @@ def losses_with_kills(recipe: Path, folder: Path, layout: str, kills: int) -> li
         pytest.param("pp2,mbs1", 20, marks=pytest.mark.proof),
     ],
 )
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_training_killed_again_and_again_ends_as_if_undisturbed(
     recipe: Path, tmp_path: Path, layout: str, kills: int
 ) -> None:
