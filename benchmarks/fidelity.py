@@ -112,7 +112,7 @@ class Result:
             return False
         goal = float(self.goal.rstrip("%")) / (100.0 if self.goal.endswith("%") else 1.0)
         value = round(self.value, 3 if "%" in self.form else 2)
-        return value < goal if "tau" in self.what or "found" in self.what else value > goal
+        return value < goal if self.what.endswith(("tau", "found")) else value > goal
 
     def __str__(self) -> str:
         value = "-" if self.value is None else self.form.format(self.value)
