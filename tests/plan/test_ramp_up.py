@@ -46,7 +46,7 @@ def test_dearer_restarts_make_fewer_phases() -> None:
 
 
 def test_a_layout_that_divides_every_step_needs_no_restart() -> None:
-    layout = parse_layout("dp16,pp2,mbs2,zero1,fp16")
+    layout = parse_layout("dp16,pp2,mbs1,zero1,fp16")
     found = ramp_up_schedule(layout, WORKLOAD, CLUSTER, STACK, devices=32)
     assert found.fixed_layout_hours is not None
     assert found.hours <= found.fixed_layout_hours

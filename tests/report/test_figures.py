@@ -15,7 +15,7 @@ from trimaran.rows import packaged_table
 
 @pytest.fixture(scope="module")
 def planned() -> Content:
-    return plan_content(as_json(plan("gpt2-124m", "dgx-h100", 64, devices=16)))
+    return plan_content(as_json(plan("gpt2-124m", "dgx-h100", 64, devices=16, top=200)))
 
 
 def bloom_rows() -> Content:

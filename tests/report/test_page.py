@@ -85,8 +85,10 @@ def test_a_filter_takes_words_and_conditions_and_says_what_is_left(
     watched: Watched, bloom_page: Path, bloom: dict[str, Any]
 ) -> None:
     opened = watched.open(bloom_page)
-    opened.get_by_label("Filter").fill("tp=4 mem<60 mbs1")
-    wanted = [e["layout"] for e in bloom["layouts"] if e["tp"] == 4 and e["mem_gib"] < 60 and "mbs1" in e["layout"]]
+    chosen = bloom["layouts"][len(bloom["layouts"]) // 2]
+    tp, mbs, limit = chosen["tp"], f"mbs{chosen['mbs']}", int(chosen["mem_gib"]) + 1
+    opened.get_by_label("Filter").fill(f"tp={tp} mem<{limit} {mbs}")
+    wanted = [e["layout"] for e in bloom["layouts"] if e["tp"] == tp and e["mem_gib"] < limit and mbs in e["layout"]]
     assert 0 < len(wanted) < len(bloom["layouts"])
     opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(wanted))
     assert sorted(column(opened, "layout")) == sorted(wanted)

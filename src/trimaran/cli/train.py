@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from trimaran.bench.workspace import Workspace
     from trimaran.layout import Layout
     from trimaran.recipe import Recipe
+
+# torchrun ends all ranks when one has left: the others wait until rank 0 has said why it refuses.
+SPEAKS_WITHIN_S = 5.0
 
 
 def train(
@@ -52,6 +57,7 @@ def train(
     among = joined(os.environ)
     if among and among.rank:
         sys.stderr = io.StringIO()  # rank 0 says the same
+        atexit.register(time.sleep, SPEAKS_WITHIN_S)
     study = load_recipe(str(recipe))
     require_trust(study.sweep.variants, trust)
     require_own_trainer(study)

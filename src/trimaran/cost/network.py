@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cluster import Cluster
-from trimaran.cost.calibration import Calibration
+from trimaran.cost.calibration import SLOW_LINK_GBPS, Calibration
 from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.measured import CollectiveTable
 
@@ -137,8 +137,11 @@ class Network:
         four rates). gloo broadcasts along a binomial tree.
         """
         cluster, calibration = self.cluster, self.calibration
-        intra = self._inside(calibration.send_bandwidth)
-        inter = self._across(calibration.send_bandwidth, where.rivals, intra)
+        # Both are chains of sends; over a fast link collectives do not get more than other collectives do.
+        fast = cluster.inter.bandwidth_gbps > SLOW_LINK_GBPS
+        collective = calibration.inter_bandwidth if fast else np.inf
+        intra = self._inside(min(calibration.send_bandwidth, calibration.intra_bandwidth))
+        inter = self._across(min(calibration.send_bandwidth, collective), where.rivals, intra)
         rounds = np.ceil(np.log2(np.maximum(where.ranks, 2.0))) if cluster.device.kind == "cpu" else 1.0
         if cluster.shaped is not None:
             time = self._gloo_serve(size, where, rounds)
