@@ -130,14 +130,13 @@ def gemm_time(
         return np.maximum(operations / rate.peak, moved / rate.bandwidth)
     per_sm = rate.peak / sms
     fill = np.where(rate.tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
-    best = np.full(np.broadcast_shapes(operations.shape, rate.peak.shape), np.inf)
-    for rows, columns, relative in TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
-        # A product with fewer tiles than multiprocessors is split along K as far as that pays.
-        split = np.clip(np.floor(sms / tiles), 1.0, np.maximum(1.0, k / 512.0))
-        waves = np.ceil(tiles * split / sms)
-        tile = 2.0 * rows * columns * (k / split + fill) / (per_sm * relative)
-        best = np.minimum(best, waves * tile)
+    rows, columns, relative = np.array(TILES).T[:, :, None]
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+    # A product with fewer tiles than multiprocessors is split along K as far as that pays.
+    split = np.maximum(np.minimum(np.floor(sms / tiles), np.maximum(1.0, k / 512.0)), 1.0)
+    waves = np.ceil(tiles * split / sms)
+    tile = 2.0 * rows * columns * (k / split + fill) / (per_sm * relative)
+    best = (waves * tile).min(axis=0)
     aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
     slow = operations / (rate.peak * unaligned)
     best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)

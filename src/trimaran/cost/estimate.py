@@ -27,7 +27,7 @@ from trimaran.cost.memory import (
 )
 from trimaran.cost.network import Network, group
 from trimaran.cost.optimizer import step_time
-from trimaran.cost.pipeline import pipeline_runs, pipeline_time
+from trimaran.cost.pipeline import pipeline_runs, pipeline_time, silent_time
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout import Layout
 from trimaran.noun import Noun
@@ -217,6 +217,25 @@ def time_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGr
     return _added(_time_parts(workload, cluster, stack, grid, calibration))
 
 
+def busy_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration) -> Floats:
+    """Seconds in which the slowest stage computes and reduces over TP, recomputation apart, shape (n,)."""
+    work = stage_work(workload, cluster, stack, grid, calibration)
+    once = work.layers * (work.layer_forward + work.layer_backward) + work.ends + work.tp_time
+    return np.asarray(grid.micro_batches * once * calibration.time_scale)
+
+
+def stages_many(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+) -> Floats:
+    """Seconds per iteration that the pipeline takes on links between its stages without delay, shape (n,).
+
+    Less than the whole by sends, data parallelism and the optimizer's step.
+    """
+    times = stage_work(workload, cluster, stack, grid, calibration).times
+    silent = silent_time(grid, times) + _overhead(grid, stack, Network(cluster, calibration), calibration)
+    return np.asarray(silent * calibration.time_scale)
+
+
 def memory_many(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
 ) -> tuple[Floats, Floats]:
@@ -270,11 +289,15 @@ def _time_parts(
         "bubble": run.bubble,
         "dp": dp,
         "optimizer": step_time(grid, stack, workload.optimizer, largest, work.rate),
-        "overhead": m * calibration.micro_batch_ms * 1e-3
-        + calibration.iteration_ms * 1e-3
-        + _agreement(grid, stack, network),
+        "overhead": _overhead(grid, stack, network, calibration),
     }
     return {name: value * calibration.time_scale for name, value in parts.items()}
+
+
+def _overhead(grid: LayoutGrid, stack: Stack, network: Network, calibration: Calibration) -> Floats:
+    """Seconds that every micro-batch and every iteration cost besides."""
+    own = grid.micro_batches * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3
+    return np.asarray(own + _agreement(grid, stack, network))
 
 
 def _agreement(grid: LayoutGrid, stack: Stack, network: Network) -> Floats:

@@ -8,13 +8,13 @@ trimaran.cost.lockstep plays the schedules themselves; benchmarks/planner.py sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
+from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.lockstep import PipelineRuns
 from trimaran.layout import SCHEDULES
 from trimaran.stack import Schedule
@@ -97,16 +97,30 @@ def pipeline_time(grid: LayoutGrid, times: StageTimes) -> PipelineTime:
     """
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
     total, silent = busy.copy(), busy.copy()
-    times = times.alone()
-    for name, formula in _FORMULAS.items():
-        rows = np.flatnonzero((grid.schedule == SCHEDULES.index(name)) & (grid.pp > 1))
-        if not len(rows):
-            continue
-        pipe = _Pipes.of(grid, times, rows)
+    for rows, formula, pipe in _pipes(grid, times.alone()):
         total[rows] = np.maximum(formula(pipe), busy[rows])
         silent[rows] = np.maximum(formula(pipe.without_sends()), busy[rows])
     silent = np.minimum(silent, total)
     return PipelineTime(total=total, busy=busy, sends=total - silent, bubble=silent - busy)
+
+
+def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
+    """The same without sends: the busy time of the slowest rank and the bubble."""
+    busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
+    silent = np.asarray(busy)
+    for rows, formula, pipe in _pipes(grid, times.alone()):
+        silent[rows] = np.maximum(formula(pipe.without_sends()), silent[rows])
+    return silent
+
+
+def _pipes(grid: LayoutGrid, times: StageTimes) -> Iterator[tuple[Ints, Callable[[_Pipes], Floats], _Pipes]]:
+    """The grid's pipelines by schedule, and by how many pivots they have."""
+    pivots = np.where(grid.schedule == SCHEDULES.index("gpipe"), 0, grid.splits.pivot_counts[grid.own_split])
+    for name, formula in _FORMULAS.items():
+        members = np.flatnonzero((grid.schedule == SCHEDULES.index(name)) & (grid.pp > 1))
+        for many in np.unique(pivots[members]):
+            rows = members[pivots[members] == many]
+            yield rows, formula, _Pipes.of(grid, times, rows, int(many))
 
 
 def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
@@ -136,34 +150,26 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
 
 @dataclass(frozen=True)
 class _Pipes:
-    """Pipelines of one schedule: arrays over layouts."""
+    """Pipelines of one schedule that have as many pivots: arrays over layouts."""
 
     grid: LayoutGrid
     times: StageTimes
     p: Floats
     v: Floats
     m: Floats
+    pivots: int
 
     @classmethod
-    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints) -> _Pipes:
+    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints, pivots: int) -> _Pipes:
         own = {f.name: getattr(times, f.name) for f in fields(StageTimes)}
         chosen = {name: value if name == "blocks" else value[rows] for name, value in own.items()}
         some = grid.take(rows)
-        return cls(some, StageTimes(**chosen), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0)
-
-    @property
-    def pivots(self) -> int:
-        """How many pivots a pipeline has at most."""
-        return int(self.grid.splits.pivots.rank.shape[1])
+        return cls(some, StageTimes(**chosen), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots)
 
     def without_sends(self) -> _Pipes:
         """The same pipelines on links that take no time."""
         none = np.zeros(len(self.p))
         return replace(self, times=replace(self.times, send_held=none, send_arrives=none))
-
-    def chosen(self, rows: Bools) -> _Pipes:
-        """Those of the pipelines at `rows`."""
-        return _Pipes.of(self.grid, self.times, np.flatnonzero(rows))
 
 
 def _gpipe(pipe: _Pipes) -> Floats:
@@ -212,38 +218,48 @@ def _paced(pipe: _Pipes, put_off: Floats) -> Floats:
     t, m, p = pipe.times, pipe.m, pipe.p
     own = pipe.grid.own_split
     pivots = [_Pivot(*(column[own, j] for column in pipe.grid.splits.pivots[:4])) for j in range(pipe.pivots)]
-    lag = np.zeros(len(p)) if t.blocks else t.send_arrives
-    wait = t.send_arrives if t.blocks else np.zeros(len(p))
-    held = 0.0 if t.blocks else t.send_held
+    send = t.send_arrives
+    wait: Floats | float = send if t.blocks else 0.0
     layer, layer_up = t.forward + t.backward - put_off, t.backward - put_off
     ends_last = t.last_forward + t.last_backward - wait
     first_weight = pipe.grid.splits.first[own] * put_off
     best = np.full(len(p), -np.inf)
+    at_last = len(pivots) - 3
     for j, (q, n, before, after) in enumerate(pivots):
-        if j in (1, 2, len(pivots) - 2, len(pivots) - 1):
+        if j in (1, 2, at_last + 1, at_last + 2):
             continue  # the first and the last rank are runs of one
-        first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
         k = p - q
-        down = n * t.forward + first * t.first_forward + last * t.last_forward + (1.0 - last) * wait
-        up = n * layer_up + first * t.first_backward + last * t.last_backward + (1.0 - first) * wait
         weight = n * put_off
-        fill = before * t.forward + (1.0 - first) * t.first_forward + q * (wait + lag)
-        drain = before * layer_up + (1.0 - first) * (t.first_backward - wait) + q * (wait + lag)
-        behind = after * layer + (1.0 - last) * ends_last + (k - 1.0) * 2.0 * (wait + lag)
-        work = np.maximum(down + up + weight, held)
-        at_start = behind - (k - 1.0) * down
-        at_end = behind - (k - 1.0) * (up + weight)
+        down, up = n * t.forward + wait, n * layer_up + wait
+        fill = drain = behind = np.zeros(len(p))
+        if j == 0:
+            down, up = down + t.first_forward, up + (t.first_backward - wait)
+        else:
+            fill = before * t.forward + t.first_forward + q * send
+            drain = before * layer_up + (t.first_backward - wait) + q * send
+        if j == at_last:
+            down, up = down + (t.last_forward - wait), up + t.last_backward
+        else:
+            behind = after * layer + ends_last + 2.0 * (k - 1.0) * send
+        up_in_all = up + weight
+        work = down + up_in_all if t.blocks else np.maximum(down + up_in_all, t.send_held)
         between = np.zeros(len(p))
         left = m - 1.0 - k
-        for to, _, _, rest in pivots[j + 2 - j % 3 :: 3]:
+        # The last ranks of its own run and of those behind, where that is another rank.
+        nearest = j + (5 if j in (0, at_last) else (2, 1, 3)[j % 3])
+        for ahead in range(nearest, len(pivots), 3):
+            to, _, _, rest = pivots[ahead]
             trips = to - q
-            gain = (after - rest) * layer + (to == p - 1) * (1.0 - last) * ends_last
-            gain += 2.0 * trips * (wait + lag) - trips * work
-            laps, over = np.divmod(left, trips + 1.0)
-            laps = laps + np.maximum(over - 1.0, 0.0) / np.maximum(trips, 1.0)
+            gain = (after - rest) * layer + trips * (2.0 * send - work)
+            if ahead > at_last:
+                gain += ends_last
+            turns = trips + 1.0
+            laps = np.floor(left / turns)
+            laps += np.maximum(left - laps * turns - 1.0, 0.0) / np.maximum(trips, 1.0)
             between = np.maximum(between, laps * gain)
+        at_start, at_end = behind - (k - 1.0) * down, behind - (k - 1.0) * up_in_all
         several = np.maximum(at_start, 0.0) + np.maximum(at_end, 0.0) + between
-        few = np.maximum(np.maximum(behind - (m - 1.0) * down, behind - (m - 1.0) * (up + weight)), 0.0)
+        few = np.maximum(behind - (m - 1.0) * np.minimum(down, up_in_all), 0.0)
         # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
         mine = np.minimum(q + 1.0, m) * weight
         end = np.maximum(drain + first_weight - mine, 0.0)

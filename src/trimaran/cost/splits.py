@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -115,6 +115,11 @@ class SplitTable:
         table = np.array([[*row, *[row[-1]] * (widest - len(row))] for row in rows], dtype=np.float64)
         return Pivots(*np.ascontiguousarray(np.moveaxis(table, 2, 0)))
 
+    @cached_property
+    def pivot_counts(self) -> NDArray[np.int64]:
+        """How many pivots each split has, shape (k,)."""
+        return np.array([len(_pivots(split)) for split in self.splits], dtype=np.int64)
+
     def layers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Layers of each virtual stage of the splits at `index`: (n, chunks, ranks), 0 beyond a split's own."""
         used, inverse = np.unique(index, return_inverse=True)
@@ -127,6 +132,7 @@ class SplitTable:
         return table[inverse]
 
 
+@cache
 def _rank_layers(split: Split) -> tuple[int, ...]:
     ranks, layers = split
     return tuple(sum(layers[rank::ranks]) for rank in range(ranks))
@@ -141,20 +147,24 @@ def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
     runs = [[rank for rank, _ in run] for _, run in groupby(enumerate(chunks[1:-1], 1), key=lambda item: item[1])]
     between = [rank for run in runs for rank in (run[0], (run[0] + run[-1]) // 2, run[-1])]
     ranks = [0, 0, 0, *between, p - 1, p - 1, p - 1]
+    # Layers of all virtual stages before each, and of the whole ranks behind each.
+    before = [0, *accumulate(layers)]
+    own = [sum(chunk) for chunk in chunks]
+    behind = [before[-1] - held for held in accumulate(own)]
     found = []
     for rank in ranks:
         warm = _warm_up(rank, p, v)
         found.append(
             (
                 rank,
-                sum(chunks[rank]),
-                sum(layers[:rank]),
-                sum(layers[(v - 1) * p + rank + 1 :]),
-                sum(sum(own) for own in chunks[rank + 1 :]),
+                own[rank],
+                before[rank],
+                before[-1] - before[(v - 1) * p + rank + 1],
+                behind[rank],
                 layers[rank],
-                sum(layers[rank + 1 :]),
-                max(sum(layers[chunk * p : chunk * p + rank]) for chunk in range(v)),
-                sum(n * own for n, own in zip(warm, chunks[rank], strict=True)),
+                before[-1] - before[rank + 1],
+                max(before[chunk * p + rank] - before[chunk * p] for chunk in range(v)),
+                sum(n * held for n, held in zip(warm, chunks[rank], strict=True)),
                 warm[0] if rank == 0 else 0,
                 warm[-1] if rank == p - 1 else 0,
                 layers[(v - 1) * p + rank],

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import estimate
+from trimaran.cost.estimate import estimate_many
+from trimaran.cost.grid import LayoutGrid
 from trimaran.flops import model_flops
 from trimaran.layout import Layout, violations
 from trimaran.model import Model
@@ -71,7 +72,8 @@ def advise(
 
 def _rate(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration | None) -> float:
     """Useful operations a second."""
-    seconds = estimate(workload, cluster, stack, layout, calibration).sec_per_it
+    grid = LayoutGrid.from_layouts([layout], workload, stack)
+    seconds = float(estimate_many(workload, cluster, stack, grid, calibration).sec_per_it[0])
     return model_flops(workload.model, workload.seq_len, workload.global_batch, layout.tp) / seconds
 
 

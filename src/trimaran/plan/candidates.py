@@ -71,10 +71,14 @@ class Proposer:
     def piped(self, rows: Columns, parts: Parts) -> Columns:
         """(TP, PP, DP, MBS) rows with their virtual stages, schedules and stage splits, valid ones, twins spared."""
         piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=(frozenset(rows), _PIPE))
-        piped = cross(piped, _column("split", self.space.split))
+        return self.splits(piped)
+
+    def splits(self, rows: Columns) -> Columns:
+        """Each row under every kind of stage split that differs from the others."""
+        rows = cross(rows, _column("split", self.space.split))
         if len(self.space.split) == 1:
-            return piped
-        return take(piped, (piped["split"] == STACK_SPLIT) | ~self._same_split(piped))
+            return rows
+        return take(rows, (rows["split"] == STACK_SPLIT) | ~self._same_split(rows))
 
     def recomputed(self, piped: Columns) -> Columns:
         """Piped rows with recompute, sequence parallelism and precision, valid ones, twins spared."""

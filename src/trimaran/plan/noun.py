@@ -13,8 +13,8 @@ class Entry(Noun):
     """One ranked layout: what it costs in time, memory and money.
 
     `sec_per_it_low` and `_high` bound the prediction at one standard error; `rival_chance` is the
-    chance that this layout is better than the first; `variants` counts the ranked-as-one layouts that
-    differ in placement or stage split alone (the best of them is shown).
+    chance that this layout is better than the first; `variants` counts the layouts that fit and
+    differ in placement or stage split alone, which rank as one (the best of them is shown).
     """
 
     rank: int

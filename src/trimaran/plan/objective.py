@@ -31,6 +31,11 @@ class Objective(Noun):
             raise ValueError("objective devices asks for the fewest devices, but names no limit: state a deadline")
         return self
 
+    @property
+    def limited(self) -> bool:
+        """Whether a training must meet a deadline or a budget."""
+        return self.deadline_days is not None or self.budget is not None
+
     def check(self, workload: Workload, cluster: Cluster) -> None:
         """Raise TrimaranError where the objective needs a figure that workload or cluster does not state."""
         if (self.deadline_days or self.budget) and workload.tokens is None:

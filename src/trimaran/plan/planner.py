@@ -33,7 +33,8 @@ RIVAL_CHANCE = 0.25
 # errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
-# The closed form ranks; as many of the best are simulated, and ranked by that.
+# The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
+# ranked by that.
 SIMULATED = 1000
 
 
@@ -111,10 +112,12 @@ def searched(
     space = space_of(workload, cluster, stack, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
     proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
     most = max(settings.top, SIMULATED)
-    search = Search(workload, cluster, stack, proposer, settings.objective, known, settings.mem_margin, most)
+    search = Search(
+        workload, cluster, stack, proposer, settings.objective, known, settings.mem_margin, most, settings.top
+    )
     ranking = search.search()
     if len(ranking.value):
-        search.simulate(ranking, most)
+        search.simulate(ranking)
     if not len(ranking.value):
         raise TrimaranError(_nothing(ranking, search, cap))
     return search, ranking
@@ -129,7 +132,8 @@ def on_devices(cluster: Cluster, devices: int) -> Cluster:
 
 def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     workload, cluster, stack = search.workload, search.cluster, search.stack
-    grid = search.proposer.grid(take(ranking.rows, slice(top)))
+    rows = take(ranking.rows, slice(top))
+    grid, variants = search.proposer.grid(rows), search.variants(rows).tolist()
     error = search.calibration.time_error
     devices = grid.devices.tolist()
     found = []
@@ -137,7 +141,7 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
         layout = grid.layout(index, workload, stack)
         own = with_batch(workload, int(grid.global_batch[index]))
         chance = _rival_chance(search.objective, ranking, devices, index, error)
-        found.append(_entry(index + 1, layout, own, cluster, predicted, chance, int(ranking.variants[index]), error))
+        found.append(_entry(index + 1, layout, own, cluster, predicted, chance, variants[index], error))
     return tuple(found)
 
 

@@ -26,7 +26,7 @@ Columns = dict[str, Ints]
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": PRECISIONS, "schedule": SCHEDULES,
 }  # fmt: skip
-_DEFAULTS: dict[str, object] = {name: info.default for name, info in Layout.model_fields.items()}
+_PLAIN: dict[str, object] = Layout().__dict__
 
 
 @dataclass
@@ -66,7 +66,9 @@ class Sieve:
         words = {n: _WORDS[n][v] if n in _WORDS else v for n, v in fields.items() if n != "global_batch"}
         if "sequence_parallel" in words:
             words["sequence_parallel"] = bool(words["sequence_parallel"])
-        layout = Layout.model_construct(**{**_DEFAULTS, **words})  # type: ignore[arg-type]
+        # Thousands are asked about, and rules read fields alone: no need to make it as pydantic does.
+        layout = object.__new__(Layout)
+        layout.__dict__.update(_PLAIN, **words)
         workload = self._with_batch(fields.get("global_batch", self.workload.global_batch))
         return rule.broken(layout, workload, self.cluster, self.stack)
 
