@@ -64,7 +64,6 @@ def _probe(options: argparse.Namespace) -> None:
     output = Path(options.output)
     cluster = measure(settings, name=output.stem)
     dump_toml(cluster, output)
-    print(f"probe: wrote {output}")
 
 
 def _positive(text: str) -> int:

@@ -42,7 +42,8 @@ def measure(settings: ProbeSettings, name: str) -> Cluster:
     others = before.others_share(after) if before and after else 0.0
     if others > QUIET_SHARE:
         busy = f"other programs took {others:.0%} of the cores' time"
-        print(f"probe: {busy}, so the figures may be too low: probe again on a quiet machine", flush=True)
+        told = f"progress: {busy}, so the figures may be too low: probe again on a quiet machine"
+        print(told, file=sys.stderr, flush=True)
         cluster = cluster.model_copy(update={"source": f"{cluster.source}; {busy}"})
     return cluster
 
@@ -134,7 +135,7 @@ def _start_rank(settings: ProbeSettings, folder: Path, rank: int) -> subprocess.
     }
     command = [sys.executable, "-P", "-m", "trimaran.probe.worker", str(folder / "settings.json")]
     with (folder / f"stderr.{rank}").open("wb") as stderr:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=stderr)
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=sys.stderr, stderr=stderr)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:

@@ -101,7 +101,7 @@ class _Course:
         if not self._tells:
             return
         left = f", about {(time.perf_counter() - self._begin) * (1 - past) / past:.0f} s left" if past else ""
-        print(f"probe: {self._entered} of {len(self.SHARES)}, {doing}{left}", flush=True)
+        print(f"progress: probe {self._entered} of {len(self.SHARES)}, {doing}{left}", flush=True)
 
 
 def _leave_with_starter() -> None:
