@@ -12,21 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, load_calibration, prior
-from trimaran.cost.predict import PredictedRow, predict_table
 from trimaran.files import load_cluster, load_model, load_stack
 from trimaran.model import Model
 from trimaran.noun import TrimaranError, first_error
 from trimaran.plan.noun import Plan
 from trimaran.plan.planner import plan_with
 from trimaran.plan.settings import settings_from
-from trimaran.rows import Table, packaged_table, packaged_tables, read_table
 from trimaran.stack import Stack
 from trimaran.workload import RampUp, Workload
+
+if TYPE_CHECKING:
+    from trimaran.cost.predict import PredictedRow
+    from trimaran.rows import Table
 
 DEFAULT_STACK = "trimaran"
 
@@ -80,6 +83,9 @@ def predict(
     for the priors. A row that cannot be answered says why in its `error`. Raises TrimaranError where the
     table cannot be read.
     """
+    from trimaran.cost.predict import predict_table
+    from trimaran.rows import Table, packaged_table, packaged_tables, read_table
+
     if isinstance(table, Table):
         rows = table
     else:

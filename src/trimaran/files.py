@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files as package_files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,9 +20,11 @@ from trimaran.cluster import Cluster, Device
 from trimaran.huggingface import model_from_config
 from trimaran.model import Model
 from trimaran.noun import TrimaranError, first_error
-from trimaran.recipe import Recipe
 from trimaran.stack import Stack
 from trimaran.workload import Workload
+
+if TYPE_CHECKING:
+    from trimaran.recipe import Recipe
 
 N = TypeVar("N", bound=BaseModel)
 CATALOG = package_files("trimaran") / "catalog"
@@ -70,6 +72,9 @@ def load_recipe(path: str) -> Recipe:
     `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
     file, relative to the recipe). A cluster of the name `this-machine` is left to be probed.
     """
+    # The noun is large to make, and a question asked by options needs none.
+    from trimaran.recipe import Recipe
+
     table, source = _read_table(Path(path), f"recipe {path}")
     folder = Path(path).parent
     known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}

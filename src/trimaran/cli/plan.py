@@ -58,7 +58,6 @@ def plan(
 
     from trimaran.cli.study import study_of
     from trimaran.plan.planner import plan_with
-    from trimaran.plan.ramp_up import ramp_up_schedule
     from trimaran.plan.settings import fixed_choices, settings_from
     from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
     from trimaran.report.tables import render
@@ -86,6 +85,8 @@ def plan(
     printed: Format = form.value
     schedule = None
     if study.workload.ramp_up:
+        from trimaran.plan.ramp_up import ramp_up_schedule
+
         schedule = ramp_up_schedule(
             found.best.layout, study.workload, study.cluster, study.stack, study.calibration,
             devices=found.devices, mem_margin=found.mem_margin,

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from trimaran.api import DEFAULT_STACK, calibration_of, workload_of
-from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.files import load_cluster, load_recipe, load_stack
-from trimaran.measurement import Measurement, Status
 from trimaran.noun import TrimaranError
-from trimaran.recipe import Recipe
 from trimaran.stack import Stack
 from trimaran.workload import Workload
+
+if TYPE_CHECKING:
+    from trimaran.measurement import Measurement, Status
+    from trimaran.recipe import Recipe
 
 # The stack whose abilities are those of a trainer that export writes for.
 TRAINER_STACKS = {
@@ -84,6 +85,8 @@ def study_of(
 
 def retried(words: list[str] | None) -> frozenset[Status]:
     """The statuses to run again; raises TrimaranError naming a word that is none."""
+    from trimaran.measurement import Status
+
     known: dict[str, Status] = {status: status for status in get_args(Status)}
     for word in words or ():
         if word not in known:
@@ -106,6 +109,8 @@ def some_ran(rows: Sequence[Measurement]) -> None:
 def _cluster(base: Recipe | None, cluster: str | None, runs: Path) -> Cluster:
     if cluster is not None or base is None:
         return load_cluster(cluster or "")
+    from trimaran.bench.workspace import Workspace
+
     return Workspace(runs / base.name).cluster(base)
 
 

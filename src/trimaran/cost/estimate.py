@@ -204,8 +204,9 @@ def memory_per_stage(
     shape = StageShape(layers * 1.0, in_flight(each, stages * 1.0), stages == 0, stages == each.pp - 1)
     memory = stage_memory(workload, cluster, stack, each, calibration, shape)
     columns = zip(*((getattr(memory, name) / GIB).tolist() for name in MEMORY_PARTS), strict=True)
+    # Made unchecked: hundreds of stages, and figures of the model's own.
     found = [
-        MemoryParts(stage=stage, layers=n, **dict(zip(MEMORY_PARTS, parts, strict=True)))
+        MemoryParts.model_construct(stage=stage, layers=n, **dict(zip(MEMORY_PARTS, parts, strict=True)))
         for stage, n, parts in zip(stages.tolist(), layers.tolist(), columns, strict=True)
     ]
     ends = np.cumsum(grid.pp).tolist()

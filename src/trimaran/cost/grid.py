@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from itertools import permutations
 from typing import Any, Self, get_args
 
@@ -186,22 +187,21 @@ def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, spl
     kind = np.where(split == STACK_SPLIT, own, split)
     keys = (np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind)
     first, inverse = distinct(keys)
-    splits = [
-        _split(workload.model, workload.seq_len, *map(int, column))
-        for column in zip(*(key[first] for key in keys), strict=True)
-    ]
+    layers = workload.model.layers
+    head = cache(partial(workload.model.head_in_layers, workload.seq_len))
+    splits = [_split(layers, head, *column) for column in zip(*(key[first].tolist() for key in keys), strict=True)]
     table = tuple(dict.fromkeys(splits))
     row = {known: index for index, known in enumerate(table)}
     return SplitTable(table), np.array([row[known] for known in splits], dtype=np.int64)[inverse]
 
 
-def _split(model: Model, seq_len: int, tp: int, pp: int, vpp: int, kind: int) -> Split:
+def _split(layers: int, head: Callable[[int], float], tp: int, pp: int, vpp: int, kind: int) -> Split:
     stages = pp * vpp
-    if stages > model.layers:
-        return 1, (model.layers,)  # refused by the rule on stages; any figure does
+    if stages > layers:
+        return 1, (layers,)  # refused by the rule on stages; any figure does
     if kind == WEIGHTED_SPLIT:
-        return pp, weighted_split(model.layers, stages, model.head_in_layers(seq_len, tp))
-    return pp, even_split(model.layers, stages)
+        return pp, weighted_split(layers, stages, head(tp))
+    return pp, even_split(layers, stages)
 
 
 def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:

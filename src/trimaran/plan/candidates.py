@@ -8,6 +8,7 @@ are the same run under two names only one is proposed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -169,12 +170,13 @@ class Proposer:
     def _same_split(self, rows: Columns) -> Bools:
         """Where the head-weighted and the even split are one."""
         model, seq_len = self.workload.model, self.workload.seq_len
-        first, inverse = distinct([rows["tp"], rows["pp"], rows["vpp"]])
-        same = []
-        for row in first:
-            stages = int(rows["pp"][row] * rows["vpp"][row])
-            head = model.head_in_layers(seq_len, int(rows["tp"][row]))
-            same.append(weighted_split(model.layers, stages, head) == even_split(model.layers, stages))
+        head = cache(partial(model.head_in_layers, seq_len))
+        stages = rows["pp"] * rows["vpp"]
+        first, inverse = distinct([rows["tp"], stages])
+        same = [
+            weighted_split(model.layers, own, head(tp)) == even_split(model.layers, own)
+            for tp, own in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True)
+        ]
         return np.array(same, dtype=np.bool_)[inverse]
 
     def _own_placement(self, rows: Columns) -> Bools:

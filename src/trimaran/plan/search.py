@@ -9,7 +9,7 @@ import numpy as np
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimate import Estimates, busy_many, estimate_many, memory_many, simulated_many, stages_many
-from trimaran.cost.grid import Bools, Floats, Ints, distinct
+from trimaran.cost.grid import PLACEMENTS, Bools, Floats, Ints, distinct
 from trimaran.cost.memory import memory_limit_gib
 from trimaran.layout import SCHEDULES
 from trimaran.plan.candidates import Parts, Proposer
@@ -204,7 +204,9 @@ class Search:
         fits = self._take_in(usual, found, ranking)
         if len(self.proposer.space.placement) == 1:
             return
-        quiet = found.sec_per_it - found.tp - found.pp - found.dp
+        quiet = found.sec_per_it - found.pp - found.dp
+        if PLACEMENTS[self.proposer.space.placement[0]][0] != "tp":
+            quiet = quiet - found.tp  # else no other placement keeps more of a TP group inside a node
         devices = usual["dp"] * usual["tp"] * usual["pp"]
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
         placed = self.proposer.placements(take(usual, hopeful))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimaran.flops import aggregate_pflops
 from trimaran.plan.noun import Entry, Plan
-from trimaran.plan.ramp_up import RampUpSchedule
 from trimaran.report.tables import Field, Format, render
+
+if TYPE_CHECKING:
+    from trimaran.plan.ramp_up import RampUpSchedule
 
 FIELDS = (
     Field("rank", "#"),
