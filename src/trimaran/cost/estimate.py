@@ -215,7 +215,9 @@ def memory_per_stage(
 
 def time_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration) -> Floats:
     """Seconds per iteration alone, shape (n,)."""
-    return _added(_time_parts(workload, cluster, stack, grid, calibration))
+    chunks = [grid.take(slice(start, start + CHUNK)) for start in range(0, max(len(grid), 1), CHUNK)]
+    parts = [_time_parts(workload, cluster, stack, chunk, calibration, apart=False) for chunk in chunks]
+    return np.concatenate([_added(own) for own in parts])
 
 
 def busy_many(workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration) -> Floats:
@@ -267,13 +269,19 @@ def _added(parts: dict[str, Floats]) -> Floats:
 
 
 def _time_parts(
-    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    grid: LayoutGrid,
+    calibration: Calibration,
+    *,
+    apart: bool = True,
 ) -> dict[str, Floats]:
     model = workload.model
     own = [parameters(model, stack, grid, shape) for shape in _end_shapes(grid)]
     largest = np.maximum(np.maximum(own[0], own[1]), own[2])
     work = stage_work(workload, cluster, stack, grid, calibration)
-    run = pipeline_time(grid, work.times)
+    run = pipeline_time(grid, work.times, apart=apart)
     m = grid.micro_batches.astype(np.float64)
     network = Network(cluster, calibration)
     tied = np.where((grid.pp > 1) & model.tied_embedding & (model.head == "vocabulary"), 1.0, 0.0)

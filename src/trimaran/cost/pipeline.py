@@ -89,17 +89,19 @@ def _rank_work(grid: LayoutGrid, times: StageTimes, layers: tuple[Floats, Floats
     )
 
 
-def pipeline_time(grid: LayoutGrid, times: StageTimes) -> PipelineTime:
+def pipeline_time(grid: LayoutGrid, times: StageTimes, *, apart: bool = True) -> PipelineTime:
     """Time from the first forward to the last backward, for every layout of the grid.
 
     Where stages share cores it is the larger of two bounds: the cores never rest (`busy`), or the stages wait for
-    each other and for the network, and whoever works then has the cores to itself.
+    each other and for the network, and whoever works then has the cores to itself. Unless `apart`, all waiting is
+    told as sends, which takes half as long.
     """
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
     total, silent = busy.copy(), busy.copy()
     for rows, formula, pipe in _pipes(grid, times.alone()):
         total[rows] = np.maximum(formula(pipe), busy[rows])
-        silent[rows] = np.maximum(formula(pipe.without_sends()), busy[rows])
+        if apart:
+            silent[rows] = np.maximum(formula(pipe.without_sends()), busy[rows])
     silent = np.minimum(silent, total)
     return PipelineTime(total=total, busy=busy, sends=total - silent, bubble=silent - busy)
 

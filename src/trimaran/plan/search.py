@@ -8,7 +8,15 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import Estimates, busy_many, estimate_many, memory_many, simulated_many, stages_many
+from trimaran.cost.estimate import (
+    Estimates,
+    busy_many,
+    estimate_many,
+    memory_many,
+    simulated_many,
+    stages_many,
+    time_many,
+)
 from trimaran.cost.grid import PLACEMENTS, Bools, Floats, Ints, distinct
 from trimaran.cost.memory import memory_limit_gib
 from trimaran.layout import SCHEDULES
@@ -167,7 +175,7 @@ class Search:
         nearest = np.flatnonzero(~fits)[np.argsort(excess[~fits], kind="stable")[:KEPT_UNFIT]]
         if len(nearest):
             unfit = take(lean, nearest)
-            self._note_unfit(unfit, self._estimate(unfit), np.ones(len(nearest), dtype=np.bool_), ranking)
+            self._note_unfit(unfit, self._seconds(unfit), excess[nearest], ranking)
         return fits, busy_many(self.workload, self.cluster, self.stack, self.proposer.grid(fast), self.calibration)
 
     def _leanest(self, rows: Columns, parts: Parts) -> Columns:
@@ -201,7 +209,7 @@ class Search:
         if not count(usual):
             return
         found = self._estimate(usual)
-        fits = self._take_in(usual, found, ranking)
+        fits = self._take_in(usual, found.sec_per_it, found.mem_gib, ranking)
         if len(self.proposer.space.placement) == 1:
             return
         quiet = found.sec_per_it - found.pp - found.dp
@@ -212,7 +220,7 @@ class Search:
         placed = self.proposer.placements(take(usual, hopeful))
         placed = take(placed, placed["placement"] != self.proposer.space.placement[0])
         if count(placed):
-            self._take_in(placed, self._estimate(placed), ranking)
+            self._take_in(placed, self._seconds(placed), self._memory(placed), ranking)
 
     def _hopeful(self, rows: Columns, parts: Parts, ranking: Ranking) -> Columns:
         """Partial layouts that can still fit and enter the ranking, whatever is chosen besides."""
@@ -231,46 +239,43 @@ class Search:
         value = self.objective.value(quiet * CHOICE_SLACK, grid.devices, rows["global_batch"])
         return take(rows, value <= self._threshold(ranking))
 
-    def _take_in(self, rows: Columns, found: Estimates, ranking: Ranking) -> Bools:
+    def _take_in(self, rows: Columns, seconds: Floats, memory: Floats, ranking: Ranking) -> Bools:
         """Merge evaluated layouts into the ranking; answers which of them fit."""
-        fits = found.mem_gib <= self._limit(rows)
+        limit = self._limit(rows)
+        fits = memory <= limit
         devices = rows["dp"] * rows["tp"] * rows["pp"]
-        value = self.objective.value(found.sec_per_it, devices, rows["global_batch"])
-        met = self.objective.meets(found.sec_per_it, devices, rows["global_batch"], self.workload, self.cluster)
+        value = self.objective.value(seconds, devices, rows["global_batch"])
+        met = self.objective.meets(seconds, devices, rows["global_batch"], self.workload, self.cluster)
         ranking.evaluated += len(fits)
         ranking.fitting += int(np.count_nonzero(fits))
         ranking.unmet += int(np.count_nonzero(fits & ~met))
         chosen = fits & met & (value <= self._threshold(ranking)) & np.isfinite(value)
         if chosen.any():
-            self._merge(take(rows, chosen), value[chosen], found, chosen, ranking)
-        self._note_unfit(rows, found, ~fits & met, ranking)
+            self._merge(take(rows, chosen), value[chosen], seconds[chosen], memory[chosen], ranking)
+        unfit = ~fits & met
+        self._note_unfit(take(rows, unfit), seconds[unfit], (memory / limit)[unfit], ranking)
         return fits
 
-    def _merge(self, rows: Columns, value: Floats, found: Estimates, chosen: Bools, ranking: Ranking) -> None:
+    def _merge(self, rows: Columns, value: Floats, seconds: Floats, memory: Floats, ranking: Ranking) -> None:
         if ranking.rows:
             rows = {name: np.concatenate([ranking.rows[name], rows[name]]) for name in rows}
         value = np.concatenate([ranking.value, value])
-        seconds = np.concatenate([ranking.sec_per_it, found.sec_per_it[chosen]])
-        memory = np.concatenate([ranking.mem_gib, found.mem_gib[chosen]])
+        seconds = np.concatenate([ranking.sec_per_it, seconds])
+        memory = np.concatenate([ranking.mem_gib, memory])
         order = _order(value, memory, rows)
         rows = take(rows, order)
         kept = np.sort(distinct([rows[name] for name in DISTINCT])[0])[: self.top]
         ranking.rows, ranking.mem_gib = take(rows, kept), memory[order][kept]
         ranking.value, ranking.sec_per_it = value[order][kept], seconds[order][kept]
 
-    def _note_unfit(self, rows: Columns, found: Estimates, unfit: Bools, ranking: Ranking) -> None:
+    def _note_unfit(self, rows: Columns, seconds: Floats, excess: Floats, ranking: Ranking) -> None:
         """Remember what comes nearest to fitting, of the layouts that would beat the best so far, else of all."""
-        index = np.flatnonzero(unfit)
-        if not len(index):
-            return
-        devices = (rows["dp"] * rows["tp"] * rows["pp"])[index]
-        value = self.objective.value(found.sec_per_it[index], devices, rows["global_batch"][index])
+        value = self.objective.value(seconds, rows["dp"] * rows["tp"] * rows["pp"], rows["global_batch"])
         best = ranking.value[0] if len(ranking.value) else np.inf
         slower = value >= best
-        excess = found.mem_gib[index] / self._limit(take(rows, index))
         distance = excess * np.where(slower & np.isfinite(best), value / best, 1.0)
         for nearest in np.lexsort((distance, slower))[:KEPT_UNFIT]:
-            row = take(rows, index[nearest : nearest + 1])
+            row = take(rows, slice(nearest, nearest + 1))
             ranking.unfit.append(Unfitting(row, float(value[nearest]), float(excess[nearest])))
 
     def _threshold(self, ranking: Ranking) -> float:
@@ -280,6 +285,9 @@ class Search:
         if self.objective.limited or len(ranking.value) < self.shown:
             return last
         return min(last, float(ranking.value[self.shown - 1]) * BEHIND)
+
+    def _seconds(self, rows: Columns) -> Floats:
+        return time_many(self.workload, self.cluster, self.stack, self.proposer.grid(rows), self.calibration)
 
     def _memory(self, rows: Columns) -> Floats:
         grid = self.proposer.grid(rows)
