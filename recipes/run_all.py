@@ -8,21 +8,24 @@ Writes recipes/README.md. Finished trials are kept under runs/, so that a run th
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 from trimaran.bench.machine import machine
+from trimaran.bench.scale import SmallRow
 from trimaran.bench.studied import measure_small
 from trimaran.bench.workspace import Workspace
 from trimaran.cli.progress import TrialProgress, say
 from trimaran.cost.predict import predict_table, score_groups
 from trimaran.files import load_recipe, write_atomically
+from trimaran.measurement import Measurement
+from trimaran.recipe import Recipe
 from trimaran.report.studied import answer
 from trimaran.report.tables import Field, render
 from trimaran.rows import study_table
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
+Measured = dict[str, list[tuple[SmallRow, Measurement | None]]]
 FIELDS = (
     Field("table", "Table", left=True),
     Field("rows", "Rows"),
@@ -52,18 +55,21 @@ these tables; what holds for rows that a fit has not seen stands in `benchmarks/
 """
 
 
-def study(name: str, runs: Path) -> str:
-    """One study's section of the page."""
-    recipe = load_recipe(str(ROOT / "recipes" / f"{name}.toml"))
+def measured(recipe: Recipe, runs: Path) -> Measured:
+    """Every table of a study, measured mapped down; finished trials are kept."""
     with TrialProgress(sum(len(study_table(table).rows) for table in recipe.tables)) as progress:
-        place = Workspace(runs / f"{name}-laptop")
-        measured = measure_small(recipe, recipe.tables, place, on_progress=progress, say=say)
+        place = Workspace(runs / f"{recipe.name}-laptop")
+        return measure_small(recipe, recipe.tables, place, on_progress=progress, say=say)
+
+
+def section(recipe: Recipe, found: Measured | None) -> str:
+    """One study's section of the page; `found` is None where it is not measured yet."""
     records = []
     for table in recipe.tables:
         rows = study_table(table)
         scores = score_groups(predict_table(rows))
         score = scores[-1].time if scores else None
-        small = measured[table.name]
+        small = [] if found is None else found[table.name]
         records.append(
             {
                 "table": table.name,
@@ -72,23 +78,25 @@ def study(name: str, runs: Path) -> str:
                 "mape": score.mape if score else None,
                 "tau": score.tau if score else None,
                 "regret": score.regret if score else None,
-                "here": f"{sum(row is not None and row.status == 'ok' for _, row in small)} of {len(small)}",
-                "answer": answer(table, small),
+                "here": f"{sum(row is not None and row.status == 'ok' for _, row in small)} of {len(rows.rows)}",
+                "answer": "not measured yet" if found is None else answer(table, small),
             }
         )
-    return f"## {name}\n\n{render(records, FIELDS, 'markdown')}\n"
+    return f"## {recipe.name}\n\n{render(records, FIELDS, 'markdown')}\n"
 
 
 def main() -> None:
-    """Run all studies and write the page."""
+    """Run all studies; the page is written after each."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--runs", type=Path, default=ROOT / "runs")
     runs = arguments.parse_args().runs
-    begin = time.monotonic()
-    sections = [study(name, runs) for name in STUDIES]
-    minutes = (time.monotonic() - begin) / 60
-    told = f"Measured on {machine().split(', Linux')[0]}, in {minutes:.0f} minutes.\n"
-    write_atomically(ROOT / "recipes" / "README.md", "\n".join([HEADER, told, *sections]))
+    recipes = [load_recipe(str(ROOT / "recipes" / f"{name}.toml")) for name in STUDIES]
+    found: dict[str, Measured] = {}
+    for recipe in recipes:
+        found[recipe.name] = measured(recipe, runs)
+        told = f"Measured on {machine().split(', Linux')[0]}.\n"
+        sections = [section(one, found.get(one.name)) for one in recipes]
+        write_atomically(ROOT / "recipes" / "README.md", "\n".join([HEADER, told, *sections]))
 
 
 if __name__ == "__main__":
