@@ -23,18 +23,18 @@ import torch.distributed as dist
 torch._utils._get_available_device_type = lambda: "cpu"
 sys.modules["torchtitan.models.moe.kernels"] = MagicMock()
 
-from peer import Peer  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.distributed.fsdp import FSDPModule  # noqa: E402
-from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
-from torchtitan.config import JobConfig  # noqa: E402
-from torchtitan.distributed import ParallelDims, utils  # noqa: E402
-from torchtitan.distributed.pipeline_parallel import pipeline_llm  # noqa: E402
-from torchtitan.models.llama3.infra.parallelize import parallelize_llama  # noqa: E402
-from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
-from torchtitan.models.llama3.model.model import Transformer  # noqa: E402
+from peer import Peer
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.components.loss import cross_entropy_loss
+from torchtitan.config import JobConfig
+from torchtitan.distributed import ParallelDims, utils
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.llama3.infra.parallelize import parallelize_llama
+from torchtitan.models.llama3.model.args import TransformerModelArgs
+from torchtitan.models.llama3.model.model import Transformer
 
-from trimaran.model import Model, padded_vocab  # noqa: E402
+from trimaran.model import Model, padded_vocab
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import cast, get_args
 
 from trimaran.columns import FIT_QUALITIES
 from trimaran.cost.calibration import Calibration, prior, resolve_calibration
@@ -99,7 +99,8 @@ def _predict_row(
     tflops = None
     if formula in get_args(FlopsFormula):
         devices = nouns.layout.devices
-        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, found.sec_per_it, formula)  # type: ignore[arg-type]
+        known_formula = cast(FlopsFormula, formula)
+        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, found.sec_per_it, known_formula)
     return PredictedRow(row, found, tflops, None)
 
 

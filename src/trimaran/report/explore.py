@@ -86,10 +86,11 @@ def _only_from_this_machine(app: Dash) -> None:
     """Refuse requests under another name: a page elsewhere may point its own name at the loopback."""
     from flask import abort, request
 
-    @app.server.before_request  # type: ignore[untyped-decorator]
     def check_host() -> None:
         if request.host.rsplit(":", 1)[0] not in (HOST, "localhost"):
             abort(403)
+
+    app.server.before_request(check_host)
 
 
 def question_of(values: dict[str, Any]) -> Question:
