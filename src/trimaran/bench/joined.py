@@ -10,13 +10,12 @@ import contextlib
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimaran.bench.launcher import Launch
-from trimaran.bench.local import BECOME_RANK, LocalRanks
+from trimaran.bench.local import LocalRanks, rank_process
 from trimaran.bench.port import HeldPort
 from trimaran.bench.trial import WORKER
 from trimaran.noun import TrimaranError
@@ -111,23 +110,8 @@ class JoinedLauncher:
                 held = stack.enter_context(socket.create_server((_LOOPBACK, int(place["MASTER_PORT"]))))
                 environment["TRIMARAN_RENDEZVOUS_FD"] = str(held.fileno())
                 handed_over = (held.fileno(),)
-            settled = [str(os.getpid()), "-", "-", "-"]
-            command = [sys.executable, "-I", "-S", str(BECOME_RANK), *settled, *launch.command, JOINED]
-            stdout = stack.enter_context(launch.stdout(0).open("wb"))
-            stderr = stack.enter_context(launch.stderr(0).open("wb"))
             try:
-                ranks.add(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        pass_fds=handed_over,
-                        start_new_session=True,
-                        cwd=launch.out_dir,
-                    )
-                )
+                ranks.add(rank_process(launch, 0, ["-", "-", "-", *launch.command, JOINED], environment, handed_over))
             except OSError as error:
                 ranks.kill()
                 raise TrimaranError(f"rank 0 cannot be started: {error}") from None

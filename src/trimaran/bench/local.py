@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trimaran.bench.cgroup import MemoryGroup, memory_group
@@ -75,19 +76,25 @@ class LocalLauncher:
         group = str(ranks.memory.processes_file) if ranks.memory else "-"
         # without a group one rank alone can be held to the limit, and the watch looks at their sum
         data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
-        settled = [str(os.getpid()), cores, group, data]
-        command = [sys.executable, "-I", "-S", str(BECOME_RANK), *settled, *launch.command]
-        with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
-            return subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=handed_over,
-                start_new_session=True,
-                cwd=launch.out_dir,  # a file that a library writes by a bare name stays in the trial's folder
-            )
+        return rank_process(launch, rank, [cores, group, data, *launch.command], environment, handed_over)
+
+
+def rank_process(
+    launch: Launch, rank: int, settled: Sequence[str], environment: Mapping[str, str], handed_over: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start one rank, which settles (cores, group, data limit, or `-` for none) and becomes its command."""
+    command = [sys.executable, "-I", "-S", str(BECOME_RANK), str(os.getpid()), *settled]
+    with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=handed_over,
+            start_new_session=True,
+            cwd=launch.out_dir,  # a file that a library writes by a bare name stays in the trial's folder
+        )
 
 
 class LocalRanks:

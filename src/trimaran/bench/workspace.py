@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from trimaran import progress
 from trimaran.cluster import Cluster, Device, Link
 from trimaran.files import load_cluster, write_atomically
 from trimaran.layout import Layout, check_layout
@@ -135,10 +136,6 @@ def require_own_trainer(recipe: Recipe) -> None:
         )
 
 
-# How a program begins a line that tells what remains.
-PROGRESS = "progress: "
-
-
 def require_torch(what: str) -> None:
     """Raise TrimaranError unless PyTorch is installed (planning alone does not need it)."""
     if importlib.util.find_spec("torch") is None:
@@ -160,8 +157,8 @@ def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bo
     ):
         assert process.stderr is not None
         for line in process.stderr:
-            if line.startswith(PROGRESS):
-                print(line.removeprefix(PROGRESS), end="", file=sys.stderr, flush=True)
+            if line.startswith(progress.MARK):
+                print(line.removeprefix(progress.MARK), end="", file=sys.stderr, flush=True)
             elif line.strip():
                 last = line.strip()
         status = process.wait()

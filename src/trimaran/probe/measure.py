@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from trimaran import progress
 from trimaran.cluster import Cluster, CollectiveTime, Device, Link
 from trimaran.host import Work, memory_gib, usable_cores
 from trimaran.noun import TrimaranError
@@ -42,8 +43,7 @@ def measure(settings: ProbeSettings, name: str) -> Cluster:
     others = before.others_share(after) if before and after else 0.0
     if others > QUIET_SHARE:
         busy = f"other programs took {others:.0%} of the cores' time"
-        told = f"progress: {busy}, so the figures may be too low: probe again on a quiet machine"
-        print(told, file=sys.stderr, flush=True)
+        progress.tell(f"{busy}, so the figures may be too low: probe again on a quiet machine")
         cluster = cluster.model_copy(update={"source": f"{cluster.source}; {busy}"})
     return cluster
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from trimaran import progress
 from trimaran.host import GIB, memory_gib, processor_name
 from trimaran.probe.kernels import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
 from trimaran.probe.result import ProbeResult
@@ -101,7 +102,7 @@ class _Course:
         if not self._tells:
             return
         left = f", about {(time.perf_counter() - self._begin) * (1 - past) / past:.0f} s left" if past else ""
-        print(f"progress: probe {self._entered} of {len(self.SHARES)}, {doing}{left}", flush=True)
+        progress.tell(f"probe {self._entered} of {len(self.SHARES)}, {doing}{left}", sys.stdout)
 
 
 def _leave_with_starter() -> None:

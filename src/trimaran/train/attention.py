@@ -41,7 +41,8 @@ class Attention(nn.Module):
         """(b, s, h) -> (b, s, h). `documents` (b, s): tokens see none but their own."""
         core = partial(self.attend, documents=documents)
         qkv = self.qkv(x)
-        return self.projection(recomputed(core, qkv) if self.recompute else core(qkv))  # type: ignore[no-any-return]
+        y: Tensor = self.projection(recomputed(core, qkv) if self.recompute else core(qkv))
+        return y
 
     def attend(self, qkv: Tensor, documents: Tensor | None) -> Tensor:
         """What the own heads of (b, s, own q, k and v) see, (b, s, own heads x head_dim)."""

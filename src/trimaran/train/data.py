@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran import progress
 from trimaran.noun import TrimaranError
 from trimaran.recipe import BlendedText, DataJob, DataSettings
 from trimaran.train.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
@@ -124,7 +125,7 @@ def _write(job: DataJob, folder: Path) -> None:
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     files: list[TokenFile] = []
     count = text_bytes = 0
-    progress = _Progress(sum(text_size(text, job.data.max_mib) for text in job.data.texts))
+    shown = _Progress(sum(text_size(text, job.data.max_mib) for text in job.data.texts))
     for part, text in enumerate(job.data.texts):
         for pair in _megatron_indices(text):
             path = str(pair.bin_path.resolve())
@@ -136,7 +137,7 @@ def _write(job: DataJob, folder: Path) -> None:
                 writer.write(np.append(tokens, np.uint32(tokenizer.end_of_document)))
             count += len(batch)
             text_bytes += sum(len(document.encode(errors="replace")) for document in batch)
-            progress.tell(text_bytes)
+            shown.tell(text_bytes)
         files += writer.close()
     index = TokenIndex(
         files=tuple(files),
@@ -167,7 +168,7 @@ class _Progress:
         self._told = now
         left_s = (now - self._begin) * (self._total - done_bytes) / done_bytes
         done, total = done_bytes / MIB, self._total / MIB
-        print(f"progress: tokenised {done:.1f} of {total:.1f} MiB, about {left_s:.0f} s left", file=sys.stderr)
+        progress.tell(f"tokenised {done:.1f} of {total:.1f} MiB, about {left_s:.0f} s left")
 
 
 class _Writer:

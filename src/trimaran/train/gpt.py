@@ -33,7 +33,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
         x = x + self.attention(self.attention_norm(x), documents)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        y: Tensor = self.mlp(self.mlp_norm(x))
+        return x + y
 
 
 class Stage(nn.Module):
@@ -77,7 +78,8 @@ class Stage(nn.Module):
         if stage < self.stages - 1:
             return x
         assert self.norm is not None, "the last virtual stage lies on the last rank"
-        return self.norm(x)  # type: ignore[no-any-return]
+        normed: Tensor = self.norm(x)
+        return normed
 
     def weights(self) -> Iterator[Weight]:
         """All weights of this rank."""
