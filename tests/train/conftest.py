@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pool import Pool
+from shapes import SMALL
 from trimaran.layout import resolve_split
 from trimaran.model import Model
 from trimaran.notation import parse_layout
@@ -16,21 +17,6 @@ from trimaran.train.data import prepare
 from trimaran.workload import Optimizer, Workload
 
 STACK = Stack(name="trimaran", uneven_stages=True, head_weighted_stages=True)
-
-# 24 heads and 24 sequences a step divide by every degree up to 8 but 5 and 7; 8 layers not by 3.
-SMALL = Model(layers=8, hidden=48, heads=24, vocab=300, max_positions=16)
-BLOOM = SMALL.model_copy(update={"positions": "alibi", "embedding_norm": True})
-LLAMA = SMALL.model_copy(
-    update={
-        "kv_heads": 12,
-        "ffn_hidden": 96,
-        "positions": "rotary",
-        "norm": "rmsnorm",
-        "mlp": "swiglu",
-        "bias": False,
-        "tied_embedding": False,
-    }
-)
 
 JobMaker = Callable[..., TrainJob]
 

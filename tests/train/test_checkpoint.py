@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import SMALL
 from pool import Pool, Run
+from shapes import SMALL
 from trimaran.recipe import TrainJob
 from trimaran.train import checkpoint_storage
 from trimaran.train.checkpoint import Saver, resume

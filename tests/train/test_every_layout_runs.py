@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import BLOOM, LLAMA, SMALL
 from pool import Pool, Run
+from shapes import BLOOM, LLAMA, SMALL
 from trimaran.cluster import Cluster, Device, Link
 from trimaran.files import load_stack
 from trimaran.layout import Layout, violations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conftest import BLOOM, LLAMA, SMALL
+from shapes import BLOOM, LLAMA, SMALL
 from trimaran.model import Model
 from trimaran.recipe import TrainJob
 from trimaran.train.loop import Trainer

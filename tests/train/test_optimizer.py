@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from conftest import SMALL
 from pool import Pool
+from shapes import SMALL
 from test_gpt import make_trainer
 from trimaran.cluster import PRECISIONS
 from trimaran.cost.estimate import estimate

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import LLAMA
+from shapes import LLAMA
 from test_worker import run_ranks
 from trimaran.noun import TrimaranError
 from trimaran.recipe import TrainJob

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL
+from shapes import SMALL
 from trimaran.recipe import TrainJob, TrainSettings
 from trimaran.workload import Workload
 
