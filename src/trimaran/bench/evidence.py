@@ -6,6 +6,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from trimaran.bench.flight import waited_in
+
 _TAIL_BYTES = 8 * 1024
 _LIMIT_CHARACTERS = 32 * 1024
 # With less room than this on a disk, what a trial leaves there is kept only where it is small.
@@ -39,11 +41,12 @@ def collect(
     exit_codes: tuple[int | None, ...],
     silence_s: tuple[float, ...],
 ) -> str:
-    """The sentence, each rank's exit status and silence, and the ends of their logs."""
+    """The sentence, each rank's exit status and silence, the collectives it waited in, the ends of logs."""
     parts = [sentence]
     for rank, (code, silent) in enumerate(zip(exit_codes, silence_s, strict=True)):
         ended = "was still running" if code is None else f"left with {code}"
         parts.append(f"rank {rank}: {ended}, last sign {silent:.1f} s before the end")
+    parts += [printable(line) for rank in range(len(exit_codes)) if (line := waited_in(out_dir, rank))]
     for name in (
         "log.txt",
         *(f"{stream}.{rank}" for rank in range(len(exit_codes)) for stream in ("stderr", "stdout")),

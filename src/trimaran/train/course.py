@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from trimaran.noun import TrimaranError
 from trimaran.train.loop import StepResult, Trainer
 from trimaran.train.notices import Tell
+from trimaran.train.silence import stacks_before
 from trimaran.train.trace import Trace
 
 if TYPE_CHECKING:
@@ -20,19 +20,14 @@ if TYPE_CHECKING:
 # sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
 EXIT_STOPPED = 75
 
-# What schedulers send before they take the machine away.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
 
 class StopSignals:
-    """Notes a scheduler's signal, for the training to leave after its step."""
+    """Notes SIGTERM and SIGUSR1, which schedulers send before they take the machine away."""
 
     def __init__(self) -> None:
         self.seen = False
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._note)
-        # the watch of a training asks for stacks by the same signal
-        faulthandler.register(signal.SIGUSR1, chain=True)
+        signal.signal(signal.SIGTERM, self._note)
+        stacks_before(self._note)  # the watch of a training asks for stacks by the scheduler's SIGUSR1
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.seen = True

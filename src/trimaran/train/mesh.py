@@ -142,7 +142,8 @@ class GroupFactory:
         if len(ranks) == 1:
             return Group(ranks, 0, None) if me in ranks else None
         whole_world = ranks == tuple(range(dist.get_world_size()))
-        handle = dist.group.WORLD if whole_world and not apart else dist.new_group(list(ranks))
+        named = f"ranks {','.join(map(str, ranks))}"
+        handle = dist.group.WORLD if whole_world and not apart else dist.new_group(list(ranks), group_desc=named)
         if me not in ranks:
             return None
         index = ranks.index(me)

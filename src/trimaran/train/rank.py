@@ -102,9 +102,7 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
     device = choose_device(job)
     with phases.time("connect"):
         if world_size > 1:
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            store = store or meeting_point(rank, world_size)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
+            connect(store or meeting_point(rank, world_size), rank, world_size, device, out_dir)
         mesh = build_mesh(layout, rank, range(world_size), GroupFactory(device))
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
@@ -136,6 +134,17 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
     if world_size > 1:
         dist.destroy_process_group()
     return 0
+
+
+def connect(store: Store | None, rank: int, world_size: int, device: torch.device, out_dir: Path) -> None:
+    """Join the other ranks; from then on this one can be asked which collective it waits in."""
+    import torch.distributed as dist
+
+    from trimaran.train.silence import tell_collectives
+
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=RENDEZVOUS_TIMEOUT)
+    tell_collectives(out_dir / f"flight.{rank}.json", on_gpu=device.type == "cuda")
 
 
 def timed_step(trainer: Trainer, *, record: bool) -> tuple[StepResult, float]:
