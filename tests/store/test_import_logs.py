@@ -117,6 +117,10 @@ def test_trimarans_own_log_and_job_give_the_row_of_the_training(tmp_path: Path) 
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "oom"),
         ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", "hang"),
         ("Signal 11 (SIGSEGV) received by PID 7", "crash"),
+        ("srun: error: n2: task 3: Killed", "crash"),
+        ("srun: error: n2: tasks 3-7: Exited with exit code 1", "fail"),
+        ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268", "fail"),
+        ("srun: error: Node failure on n2\nWatchdog caught collective operation timeout", "fail"),
         ("Traceback (most recent call last):\n  File train.py\nValueError: bad shape", "fail"),
     ],
 )
@@ -136,6 +140,22 @@ def test_a_run_out_of_memory_before_its_first_step_is_a_row_too(
     row = only(read(tmp_path, "\n".join([*start, "x" * 9000, "torch.OutOfMemoryError: CUDA out of memory."]), **given))
     assert (row.status, row.sec_per_it, row.step_times_s) == ("oom", None, ())
     assert (row.evidence or "").endswith("out of memory.") and len(row.evidence or "") < 2000
+
+
+def test_a_log_that_was_cut_off_by_a_dead_node_gives_what_is_whole(tmp_path: Path) -> None:
+    whole, (path, last) = only(read(tmp_path, DEEPSPEED)), (tmp_path / "train.log", "TFLOPs: 96.89")
+    assert last in DEEPSPEED
+    for end in range(DEEPSPEED.rindex(" iteration ") + 30, DEEPSPEED.index(last) + len(last), 7):
+        row = only(read(tmp_path, DEEPSPEED[:end]))
+        assert (row.gbs, row.status, row.sec_per_it in (430.21, 430.61)) == (2048, "ok", True), DEEPSPEED[:end][-60:]
+    path.write_bytes(DEEPSPEED.encode() + bytes(200_000) + b"\nslurmstepd: *** STEP 1.0 CANCELLED DUE TO NODE FAILURE")
+    row = only(import_file(path, Asked()))
+    assert (row.status, row.sec_per_it) == ("fail", whole.sec_per_it)
+
+
+def test_a_run_that_its_time_limit_ended_is_as_good_as_any(tmp_path: Path) -> None:
+    row = only(read(tmp_path, DEEPSPEED + "slurmstepd: *** JOB 7 ON n1 CANCELLED AT 2022-02-25 DUE TO TIME LIMIT"))
+    assert row.status == "ok" and "time limit ended the run" in (row.notes or "")
 
 
 def test_a_time_over_several_iterations_is_said_to_be_their_mean(tmp_path: Path) -> None:

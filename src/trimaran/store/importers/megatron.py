@@ -87,7 +87,7 @@ def _step(line: str) -> Step | None:
     if found is None:
         return None
     fields = {}
-    for part in line[found.end() :].split("|"):
+    for part in line[found.end() :].split("|")[:-1]:  # behind the last bar stands nothing, or what was cut off
         if pair := _FIELD.match(part):
             fields[pair[1]] = pair[2]
     seconds, milliseconds = _number(fields, "elapsed time per iteration (s)"), None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from trimaran.columns import BY_NAME, Cell, parse_cell
@@ -45,13 +45,29 @@ class LogReading:
     notes: list[str] = field(default_factory=list)
 
 
-# What the last lines of a run that did not end well say. The first that is found counts.
+# What the last lines of a run that did not end well say. The first that is found counts: a node that is lost
+# leaves the others waiting for it, and a rank that is, has them complain of the network.
 _ENDINGS = (
     ("oom", re.compile(r"out of memory|OutOfMemoryError|oom-kill|oom_kill", re.IGNORECASE)),
-    ("hang", re.compile(r"watchdog caught collective|collective operation timeout", re.IGNORECASE)),
-    ("crash", re.compile(r"Segmentation fault|SIGSEGV|SIGABRT|Bus error")),
-    ("fail", re.compile(r"Traceback \(most recent call last\)|RuntimeError|AssertionError|ChildFailedError")),
+    ("fail", re.compile(r"DUE TO (?:NODE FAILURE|PREEMPTION)|error: Node failure on")),
+    (
+        "hang",
+        re.compile(r"watchdog caught collective|collective operation timeout|watchdog got stuck", re.IGNORECASE),
+    ),
+    (
+        "crash",
+        re.compile(r"Segmentation fault|SIGSEGV|SIGABRT|SIGKILL|Bus error|\btasks? [\d,-]{1,200}: (?:Killed|Abort)"),
+    ),
+    (
+        "fail",
+        re.compile(
+            r"Traceback \(most recent call last\)|RuntimeError|AssertionError|ChildFailedError|DistBackendError"
+            r"|NCCL error|\btasks? [\d,-]{1,200}: Exited with exit code [1-9]"
+        ),
+    ),
 )
+# How a training in several jobs ends each of them; its figures are as good as any.
+_TIME_LIMIT = re.compile(r"CANCELLED AT .{0,80}DUE TO TIME LIMIT")
 
 
 def ending(lines: Sequence[str]) -> tuple[str, str | None]:
@@ -79,7 +95,7 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
     """
     status, evidence = ending(lines[reading.after :])
     drafts = []
-    for number, (gbs, group) in enumerate(groupby(reading.steps, key=lambda step: step.gbs), start=1):
+    for number, (gbs, group) in enumerate(groupby(_with_batch(reading.steps), key=lambda step: step.gbs), start=1):
         steps = list(group)
         draft = Draft("log", str(number), notes=list(reading.notes))
         draft.cells |= {"gbs": gbs} if gbs else {}
@@ -94,11 +110,21 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
     last = drafts[-1]
     if status != "ok":
         last.cells["status"], last.extra["evidence"] = status, evidence
+    elif any(_TIME_LIMIT.search(line) for line in lines[reading.after :]):
+        last.notes.append("Slurm's time limit ended the run")
     memory = reading.mem_gib_by_rank
     if memory:
         last.cells["mem_gib"] = max(memory.values())
         last.extra["mem_gib_per_rank"] = tuple(memory[rank] for rank in sorted(memory))
     return drafts
+
+
+def _with_batch(steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps; one whose line was cut off before its batch is of that before it."""
+    gbs = None
+    for step in steps:
+        gbs = step.gbs or gbs
+        yield replace(step, gbs=gbs)
 
 
 def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None:

@@ -13,6 +13,8 @@ MAX_LINE = 64 * 1024
 # Colours of a terminal, then every other control character: a log must not steer the reader's terminal.
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
+# What a network file system leaves where a node died before its lines were written.
+_HOLE = re.compile("\0{2,}")
 
 
 def read_text(path: Path, *, strict: bool = False) -> str:
@@ -39,6 +41,7 @@ def read_text(path: Path, *, strict: bool = False) -> str:
     except UnicodeDecodeError:
         raise TrimaranError(f"{path} is not UTF-8 text: save it as UTF-8") from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _HOLE.sub("\n", text)
     longest = max(map(len, text.split("\n")), default=0)
     if longest > MAX_LINE:
         raise TrimaranError(f"{path} has a line of {longest} characters, above the limit of {MAX_LINE}: is it text?")
