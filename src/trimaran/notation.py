@@ -42,7 +42,7 @@ def _parse_word(word: str) -> dict[str, object] | None:
 def stated_fields(text: str) -> dict[str, object]:
     """The fields that a layout in short notation states, `dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16`.
 
-    Raises TrimaranError naming the word that is not understood.
+    Raises TrimaranError naming the word that is not understood or states a field again.
     """
     fields: dict[str, object] = {}
     for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
@@ -54,6 +54,10 @@ def stated_fields(text: str) -> dict[str, object]:
             raise TrimaranError(
                 f"layout: {word!r} is not understood; write for example dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
             )
+        for name in stated.keys() & fields.keys():
+            # `fsdp` says ZeRO 3, and so may the user
+            if name != "zero_stage" or stated[name] != fields[name]:
+                raise TrimaranError(f"layout {text!r}: {word!r} states {name} a second time: leave one of them out")
         fields.update(stated)
     return fields
 

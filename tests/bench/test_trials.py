@@ -166,6 +166,18 @@ def test_a_variant_reaches_the_ranks_and_the_row(recipe: Recipe, cluster: Cluste
     assert plain.key != trial.key
 
 
+def test_a_library_that_was_not_loaded_is_a_failure_and_not_a_figure(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    variant = Variant(environment={"LD_PRELOAD": "libtcmalloc.so.0.misspelt"})
+    trial = prepare_trial(
+        recipe, cluster, parse_layout("dp2,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant
+    )
+    row = run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
+    assert (row.status, row.sec_per_it) == ("fail", None)
+    assert (row.evidence or "").startswith("rank 0 ran without the library libtcmalloc.so.0.misspelt: it cannot be ")
+
+
 def test_what_an_interrupted_run_left_is_not_mistaken_for_a_result(
     recipe: Recipe, cluster: Cluster, tmp_path: Path, run_fake: Run
 ) -> None:

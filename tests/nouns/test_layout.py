@@ -148,7 +148,24 @@ def test_vocabulary_is_padded_to_128_times_tp() -> None:
     assert padded_vocab(250880, 8) == 250880
 
 
-@pytest.mark.parametrize("text", ["dp2,xx3", "dp-1", "dp0", "mbs=0", "tp2,fp8", "cp2", "split", "offload", "", " "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp2,xx3",
+        "dp-1",
+        "dp0",
+        "mbs=0",
+        "tp2,fp8",
+        "cp2",
+        "split",
+        "offload",
+        "",
+        " ",
+        "dp2,dp4",
+        "dp2,tp2,tp2",
+        "zero1,fsdp",
+    ],
+)
 def test_a_layout_that_is_not_understood_says_so_in_one_line(text: str) -> None:
     with pytest.raises(TrimaranError) as caught:
         layout = parse_layout(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import threading
 import time
@@ -36,7 +37,9 @@ def run(*command: str) -> str:
         raise TrimaranError(f"{command[0]} does not answer ({error}): see whether Slurm's controller is up") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = lines[0].removeprefix(f"{command[0]}: error: ") if lines else f"status {done.returncode}"
+        # what Slurm gives up for, else what it complained of first
+        line = next((line for line in lines if ": fatal: " in line), lines[0] if lines else f"status {done.returncode}")
+        said = re.sub(rf"^{re.escape(command[0])}: (?:error|fatal): ", "", line)
         raise TrimaranError(f"{command[0]} refused: {said}; see [sweep.slurm] of the recipe")
     return done.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.bench.evidence import last_lines
+from trimaran.bench.evidence import last_lines, printable
 from trimaran.bench.launcher import Launch
 from trimaran.bench.watch import Ending
 from trimaran.measurement import Status
@@ -24,6 +25,12 @@ _SAYS_OOM = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|MemoryError|std::bad_alloc|OutOfMemoryError",
     re.IGNORECASE,
 )
+
+# glibc's dynamic linker goes on without a library that it does not find, and says so before the program begins
+_SAYS_IGNORED = re.compile(
+    r"ERROR: ld\.so: object '([^'\n]{1,200})' from LD_PRELOAD (cannot be [^:\n]{1,200}): ignored"
+)
+_HEAD_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,24 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     if ending.cause in ("flood", "lost"):
         return Verdict("fail", ending.sentence)
     if not ending.first_failed:
-        return Verdict("ok", ending.sentence)
+        ignored = _ignored_preload(launch)
+        return Verdict("fail", ignored) if ignored else Verdict("ok", ending.sentence)
     if ending.over_memory:
         limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its machine has"
         return Verdict("oom", f"the kernel ended a process for memory: the trial's limit is {limit}")
     if sentence := _out_of_memory(ending, launch):
         return Verdict("oom", sentence)
     return _by_exit_code(ending, launch)
+
+
+def _ignored_preload(launch: Launch) -> str | None:
+    """A sentence where a library of the variant's was not loaded: the figures are then another variant's."""
+    for rank in range(launch.ranks):
+        with contextlib.suppress(OSError), launch.stderr(rank).open("rb") as file:
+            if said := _SAYS_IGNORED.search(file.read(_HEAD_BYTES).decode("utf-8", errors="replace")):
+                library, why = printable(said[1]), printable(said[2])
+                return f"rank {rank} ran without the library {library}: it {why}; see LD_PRELOAD of the variant"
+    return None
 
 
 def _out_of_memory(ending: Ending, launch: Launch) -> str | None:
