@@ -2,8 +2,9 @@
 
     python benchmarks/harness.py
 
-Both train the same few steps of a tiny model, in turns, on 2, 4 and 8 ranks. The rest of the time is taken apart by
-the phases that rank 0 writes down. Writes benchmarks/results/harness.md.
+Both train the same few steps of a tiny model, in turns, on 2, 4 and 8 ranks; sweeps of one trial and of three show
+what a further trial takes. The rest of the time is taken apart by the phases that rank 0 writes down. Writes
+benchmarks/results/harness.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RANKS = (2, 4, 8)
 REPEATS = 3
 FIELDS = (
     Field("ranks", "Ranks"), Field("bare", "torchrun", ".2f", " s"), Field("harness", "Harness", ".2f", " s"),
-    Field("added", "Added", "+.2f", " s"), Field("import", "Import PyTorch", ".2f", " s"),
+    Field("added", "Added", "+.2f", " s"), Field("further", "A further trial", ".2f", " s"),
     Field("connect", "Connect", ".2f", " s"), Field("build", "Build", ".2f", " s"),
     Field("steps", "Steps", ".2f", " s"), Field("rest", "Start, leave, look, store", ".2f", " s"),
 )  # fmt: skip
@@ -74,6 +75,7 @@ def look(ranks: int, folder: Path) -> dict[str, float]:
     recipe, cluster = study(folder)
     place = Workspace(folder / "place")
     data, layout = place.data(recipe), Layout(dp=ranks)
+    further = [layout, *(layout.model_copy(update={"recompute": way}) for way in ("selective", "full"))]
     trial = prepare_trial(recipe, cluster, layout, data_dir=data, work_dir=folder / "bare")
     Path(trial.job.out_dir).mkdir(parents=True)
     job = Path(trial.job.out_dir) / "job.json"
@@ -88,11 +90,15 @@ def look(ranks: int, folder: Path) -> dict[str, float]:
         wall = time.perf_counter() - began
         if row.status != "ok":
             sys.exit(row.evidence)
+        began = time.perf_counter()
+        with Store(folder / f"{ranks}-{number}-further.sqlite") as store:
+            run_sweep(recipe, cluster, further, store, data_dir=data, work_dir=folder / f"{ranks}-{number}-further")
+        three = time.perf_counter() - began
         phases = json.loads(next(work.glob("*/result.json")).read_text())["startup_s"]
         steps = sum(row.step_times_s)
         if number:  # the first look of each warms the disk's cache
             seen.append(
-                {"bare": bare, "harness": wall, "added": wall - bare, "import": phases["import_torch"],
+                {"bare": bare, "harness": wall, "added": wall - bare, "further": (three - wall) / (len(further) - 1),
                  "connect": phases["connect"], "build": phases["build"], "steps": steps,
                  "rest": wall - sum(phases.values()) - steps}
             )  # fmt: skip
@@ -108,16 +114,16 @@ def main() -> None:
         print(lines[-1], flush=True)
     after = Work.so_far()
     others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
-    warm = [100 * (line["import"] + line["connect"]) / line["harness"] for line in lines]
     report = "\n".join(
         [
             "# What the harness adds to a trial\n",
             f"`python benchmarks/harness.py` on {machine()}; medians of {REPEATS} trials of 3 steps, in turns."
             f"{others}\n",
             render(lines, FIELDS, "markdown"),
-            f"\nRanks kept warm between trials would save import and connection, {min(warm):.0f} to {max(warm):.0f}% "
-            "of so short a trial. They are not kept: what a trial leaves in a process (allocator, caches, a broken "
-            "communicator, a variable of its variant) would be the next trial's, and a trial that is killed "
+            "\nA sweep imports PyTorch once, in a process that runs nothing and from which the ranks of all its trials "
+            "are forked: the first trial pays for it, a further one takes what its own column says. Connections are "
+            "made anew each time. Ranks themselves are not kept: what a trial leaves in a process (allocator, caches, "
+            "a broken communicator, a variable of its variant) would be the next trial's, and a trial that is killed "
             "would take the warm ranks with it.",
         ]
     )

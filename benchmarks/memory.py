@@ -11,6 +11,7 @@ named.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 from pathlib import Path
@@ -48,12 +49,12 @@ RECIPE = Recipe(
 )
 
 
-def measured_gib(recipe: Recipe, place: Workspace, layout: str) -> tuple[float, float]:
+def measured_gib(recipe: Recipe, place: Workspace, launcher: LocalLauncher, layout: str) -> tuple[float, float]:
     """Predicted and measured peak of the largest rank."""
     cluster = place.cluster(recipe)
     parsed = parse_layout(layout)
     trial = prepare_trial(recipe, cluster, parsed, data_dir=place.data(recipe), work_dir=place.trials)
-    row = finished_before(trial) or run_trial(trial, LocalLauncher(), Limits(timeout_s=600, hang_s=120))
+    row = finished_before(trial) or run_trial(trial, launcher, Limits(timeout_s=600, hang_s=120))
     if row.mem_gib is None:
         raise SystemExit(f"{layout} ended as {row.status}: {row.evidence}")
     return estimate(recipe.workload, cluster, recipe.stack, parsed).mem_gib, row.mem_gib
@@ -66,13 +67,13 @@ def main() -> None:
     options = arguments.parse_args()
     lines = ["| layout | predicted GiB | measured GiB | error |", "| --- | --: | --: | --: |"]
     errors = []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(LocalLauncher()) as launcher:
         place = Workspace((options.runs or Path(name)) / RECIPE.name)
         cluster = place.cluster(RECIPE)
         for layout in options.layouts or LAYOUTS:
             if broken := next(violations(parse_layout(layout), RECIPE.workload, cluster, RECIPE.stack), None):
                 raise SystemExit(f"{layout}: {broken.sentence}")
-            predicted, measured = measured_gib(RECIPE, place, layout)
+            predicted, measured = measured_gib(RECIPE, place, launcher, layout)
             errors.append(predicted / measured - 1)
             lines.append(f"| {layout} | {predicted:.3f} | {measured:.3f} | {errors[-1]:+.1%} |")
             print(lines[-1], flush=True)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
-from trimaran.bench.local import LocalLauncher
+from trimaran.bench.launcher import Launch
+from trimaran.bench.local import LocalLauncher, LocalRanks
+from trimaran.bench.nursery import TRAINER
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
 from trimaran.notation import parse_layout
@@ -35,6 +42,12 @@ def real(recipe: Recipe, text: Path) -> Recipe:
     )
 
 
+@pytest.fixture
+def launcher() -> Iterator[LocalLauncher]:
+    with contextlib.closing(LocalLauncher()) as launcher:
+        yield launcher
+
+
 @pytest.mark.timeout(900)  # a busy machine loads PyTorch slowly
 def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
     real: Recipe, cluster: Cluster, tmp_path: Path
@@ -57,18 +70,29 @@ def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
         assert row.losses == pytest.approx(rows[0].losses, rel=1e-4), "the loss is the same on every layout"
 
 
-def listening_addresses(text: str) -> set[str]:
-    """Addresses (hexadecimal, as the kernel prints them) on which processes that name `text` listen."""
-    sockets = set()
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
+def processes_in(folder: Path) -> list[Path]:
+    """What /proc holds of the processes that work in `folder` or below it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if text.encode() in command.read_bytes():
-                sockets |= {str(fd.readlink()) for fd in (command.parent / "fd").iterdir()}
+            if (process / "cwd").readlink().is_relative_to(folder):
+                found.append(process)
+    return found
+
+
+def listening_addresses(folder: Path) -> set[str]:
+    """Addresses (hexadecimal, as the kernel prints them) on which processes that work in `folder` listen."""
+    sockets = set()
+    for process in processes_in(folder):
+        with contextlib.suppress(OSError):
+            sockets |= {str(fd.readlink()) for fd in (process / "fd").iterdir()}
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 
-def test_ranks_listen_on_the_loopback_alone(real: Recipe, cluster: Cluster, tmp_path: Path) -> None:
+def test_ranks_listen_on_the_loopback_alone(
+    launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
     workspace = Workspace(tmp_path)
     trial = prepare_trial(
         real, cluster, parse_layout("dp2,mbs2"), data_dir=workspace.data(real), work_dir=workspace.trials
@@ -76,30 +100,95 @@ def test_ranks_listen_on_the_loopback_alone(real: Recipe, cluster: Cluster, tmp_
     seen: set[str] = set()
     row = run_trial(
         trial,
-        LocalLauncher(),
+        launcher,
         Limits(timeout_s=250),
-        on_step=lambda step: seen.update(listening_addresses(str(tmp_path))),
+        on_step=lambda step: seen.update(listening_addresses(tmp_path)),
     )
     assert row.status == "ok", row.evidence
     assert seen == {"0100007F"}  # 127.0.0.1
 
 
 def test_what_the_trainer_refuses_is_a_failure_with_its_own_words(
-    real: Recipe, cluster: Cluster, tmp_path: Path
+    launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     trial = prepare_trial(real, cluster, parse_layout("dp1,mbs4"), data_dir=tmp_path / "no", work_dir=tmp_path)
-    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=250))
+    row = run_trial(trial, launcher, Limits(timeout_s=250))
     assert row.status == "fail"
     assert "rank 0 refused: trimaran: " in (row.evidence or "").splitlines()[0]
 
 
-def test_a_real_trial_over_its_memory_limit_is_out_of_memory(real: Recipe, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_real_trial_over_its_memory_limit_is_out_of_memory(
+    launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
     workspace = Workspace(tmp_path)
     large = real.workload.model.model_copy(update={"vocab": 400_000})  # 400 MB of weights, gradients, moments
     recipe = real.model_copy(update={"workload": real.workload.model_copy(update={"model": large})})
     trial = prepare_trial(
         recipe, cluster, parse_layout("dp1,mbs4"), data_dir=workspace.data(real), work_dir=workspace.trials
     )
-    row = run_trial(trial, LocalLauncher(), Limits(timeout_s=250, memory_gib=0.4))
+    row = run_trial(trial, launcher, Limits(timeout_s=250, memory_gib=0.4))
     assert row.status == "oom", row.evidence
     assert "the trial's limit is 0.40 GiB" in (row.evidence or "")
+
+
+class StartedRanks(LocalLauncher):
+    """Starts every rank by itself, as it would one of another program."""
+
+    def start(self, launch: Launch) -> LocalRanks:
+        python, *rest = launch.command
+        return super().start(replace(launch, command=(python, "-u", *rest)))
+
+
+def test_a_forked_rank_learns_and_holds_what_a_started_one_does(
+    launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    data = workspace.data(real)
+    rows = {}
+    # the second forked trial meets another environment and number of ranks than the first
+    cases = (
+        ("forked", launcher, "tp2,mbs2"),
+        ("started", StartedRanks(), "dp2,mbs2"),
+        ("forked", launcher, "dp2,mbs2"),
+    )
+    for name, starting, layout in cases:
+        trial = prepare_trial(real, cluster, parse_layout(layout), data_dir=data, work_dir=tmp_path / name)
+        rows[name] = run_trial(trial, starting, Limits(timeout_s=250))
+        assert rows[name].status == "ok", rows[name].evidence
+    assert rows["forked"].losses == rows["started"].losses
+    assert rows["forked"].mem_gib == pytest.approx(rows["started"].mem_gib, rel=0.05)
+
+
+def test_forked_ranks_end_with_the_process_they_were_forked_from(
+    launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    work_dir = workspace.trials
+    trial = prepare_trial(real, cluster, parse_layout("dp2,mbs2"), data_dir=workspace.data(real), work_dir=work_dir)
+    long = replace(trial, job=trial.job.model_copy(update={"steps": 100_000}))
+
+    def kill_the_parent(_step: int) -> None:
+        ranks = processes_in(tmp_path)
+        if ranks:
+            parent = int((ranks[0] / "stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(parent, signal.SIGKILL)
+
+    row = run_trial(long, launcher, Limits(timeout_s=250), on_step=kill_the_parent)
+    assert row.status == "crash", row.evidence
+    assert processes_in(tmp_path) == []
+    assert run_trial(trial, launcher, Limits(timeout_s=250)).status == "ok", "another process takes its place"
+
+
+def test_an_interpreter_without_pytorch_is_told_by_its_ranks(
+    launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    trial = prepare_trial(
+        real, cluster, parse_layout("dp1,mbs4"), data_dir=workspace.data(real), work_dir=workspace.trials
+    )
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    row = run_trial(trial, launcher, Limits(timeout_s=250), worker=(str(bare), *TRAINER))
+    assert row.status == "fail"
+    assert "No module named" in (row.evidence or "")

@@ -108,7 +108,8 @@ def test_a_status_that_does_not_exist_cannot_be_retried(tmp_path: Path, verb: st
 
 def test_layouts_of_which_none_runs_end_with_the_first_reason(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
-    recipe.write_text(recipe.read_text().replace("[sweep]", "[sweep]\ntimeout_s = 0.01"))
+    short = recipe.read_text().replace("[sweep]", "[sweep]\ntimeout_s = 0.01")
+    recipe.write_text(short.replace("steps = 3\n", "steps = 20_000\n"))
     done = run("bench", str(recipe), cwd=tmp_path)
     assert done.returncode == 2 and done.stdout.strip(), "the rows are printed all the same"
     last = done.stderr.strip().splitlines()[-1]

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimaran.bench.launcher import Launch
-from trimaran.bench.local import LocalRanks, rank_process
+from trimaran.bench.local import RENDEZVOUS, LocalRanks, rank_process, shared_environment
+from trimaran.bench.nursery import settled
 from trimaran.bench.port import HeldPort
 from trimaran.bench.trial import WORKER
 from trimaran.noun import TrimaranError
@@ -94,24 +95,17 @@ class JoinedLauncher:
     def start(self, launch: Launch) -> LocalRanks:
         """Start rank 0's trainer, which hands the job to the others."""
         place = self._place.environment
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(launch.threads_per_rank),
-            "MKL_NUM_THREADS": str(launch.threads_per_rank),
-            "PYTHONFAULTHANDLER": "1",
-            **launch.environment,
-            **place,
-        }
+        environment = {**shared_environment(launch), **place}
         ranks = LocalRanks(HeldPort())
         with contextlib.ExitStack() as stack:
-            handed_over: tuple[int, ...] = ()
+            handed_over: dict[str, int] = {}
             if place["MASTER_ADDR"] == _LOOPBACK and "TORCHELASTIC_RUN_ID" not in environment:
                 # so that rank 0 listens on the loopback alone
                 held = stack.enter_context(socket.create_server((_LOOPBACK, int(place["MASTER_PORT"]))))
-                environment["TRIMARAN_RENDEZVOUS_FD"] = str(held.fileno())
-                handed_over = (held.fileno(),)
+                handed_over[RENDEZVOUS] = held.fileno()
             try:
-                ranks.add(rank_process(launch, 0, ["-", "-", "-", *launch.command, JOINED], environment, handed_over))
+                command = settled(("-", "-", "-"), (*launch.command, JOINED))
+                ranks.add(rank_process(launch, 0, command, environment, handed_over))
             except OSError as error:
                 ranks.kill()
                 raise TrimaranError(f"rank 0 cannot be started: {error}") from None

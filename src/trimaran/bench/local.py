@@ -10,20 +10,26 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from trimaran.bench.cgroup import MemoryGroup, memory_group
 from trimaran.bench.clock import capped_clock
 from trimaran.bench.launcher import Launch
 from trimaran.bench.memory import kernel_oom_kills
+from trimaran.bench.nursery import TRAINER, Nursery, NurseryLostError, settled
 from trimaran.bench.port import HeldPort
 from trimaran.noun import TrimaranError
 
-BECOME_RANK = Path(__file__).with_name("rank.py")
+# Where rank 0 finds the bound socket of the port at which ranks meet.
+RENDEZVOUS = "TRIMARAN_RENDEZVOUS_FD"
+
 _FREED_WITHIN_S = 10.0
 
 
 class LocalLauncher:
-    """Starts every rank on this machine, each in a session of its own, over the loopback.
+    """Starts every rank on this machine, each in a process group of its own, over the loopback.
+
+    Ranks of the trainer on CPUs are forked from a process that is kept between trials.
 
     The kernel ends the ranks when the thread that started them ends, so `start` must be called
     from the thread that then watches the trial.
@@ -32,69 +38,125 @@ class LocalLauncher:
     at_once = 1  # trials side by side would disturb each other's times
     restarts = 0
 
+    def __init__(self) -> None:
+        self._nursery: Nursery | None = None
+
     def close(self) -> None:
-        """Nothing is held between trials."""
+        """End what is kept between trials."""
+        if self._nursery:
+            self._nursery.close()
+            self._nursery = None
 
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
-        ranks = LocalRanks(HeldPort())
         try:
-            ranks.hold(capped_clock(launch.clock_ghz))
-            ranks.memory = memory_group(launch.memory_gib)
-            for rank in range(launch.ranks):
-                ranks.add(self._start_rank(launch, rank, ranks))
-        except OSError as error:
-            ranks.kill()
-            raise TrimaranError(f"rank {len(ranks.processes)} of {launch.ranks} cannot be started: {error}") from None
-        except BaseException:
-            ranks.kill()
-            raise
-        return ranks
+            return _start(launch, self._nursery_for(launch))
+        except NurseryLostError:
+            self.close()
+            # ranks that are started by themselves say in their logs what is wrong
+            return _start(launch, None)
 
-    @staticmethod
-    def _start_rank(launch: Launch, rank: int, ranks: LocalRanks) -> subprocess.Popen[bytes]:
-        port = ranks.port
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(launch.threads_per_rank),
-            "MKL_NUM_THREADS": str(launch.threads_per_rank),
-            "PYTHONFAULTHANDLER": "1",  # a crash leaves its stacks in stderr
-            **launch.environment,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(launch.ranks),
-            "LOCAL_WORLD_SIZE": str(launch.ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port.number),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        handed_over: tuple[int, ...] = ()
-        if rank == 0:
-            environment["TRIMARAN_RENDEZVOUS_FD"] = str(port.fileno())
-            handed_over = (port.fileno(),)
-        cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"
-        group = str(ranks.memory.processes_file) if ranks.memory else "-"
-        # without a group one rank alone can be held to the limit, and the watch looks at their sum
-        data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
-        return rank_process(launch, rank, [cores, group, data, *launch.command], environment, handed_over)
+    def _nursery_for(self, launch: Launch) -> Nursery | None:
+        """The process to fork the ranks from; None for ranks that must be started: of other programs, or on GPUs."""
+        python, *rest = launch.command
+        if sys.platform != "linux" or launch.gpus or tuple(rest[: len(TRAINER)]) != TRAINER:
+            return None
+        environment = shared_environment(launch)
+        if not (self._nursery and self._nursery.serves(python, environment)):
+            self.close()
+            self._nursery = Nursery(python, environment)
+        return self._nursery
+
+
+def _start(launch: Launch, nursery: Nursery | None) -> LocalRanks:
+    ranks = LocalRanks(HeldPort())
+    try:
+        ranks.hold(capped_clock(launch.clock_ghz))
+        ranks.memory = memory_group(launch.memory_gib)
+        for rank in range(launch.ranks):
+            ranks.add(_start_rank(launch, rank, ranks, nursery))
+    except NurseryLostError:
+        ranks.kill()
+        raise
+    except OSError as error:
+        ranks.kill()
+        raise TrimaranError(f"rank {len(ranks.processes)} of {launch.ranks} cannot be started: {error}") from None
+    except BaseException:
+        ranks.kill()
+        raise
+    return ranks
+
+
+def shared_environment(launch: Launch) -> dict[str, str]:
+    """What the environments of all ranks have in common."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(launch.threads_per_rank),
+        "MKL_NUM_THREADS": str(launch.threads_per_rank),
+        "PYTHONFAULTHANDLER": "1",  # a crash leaves its stacks in stderr
+        **launch.environment,
+    }
+
+
+def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery | None) -> Process:
+    port = ranks.port
+    place = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(launch.ranks),
+        "LOCAL_WORLD_SIZE": str(launch.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port.number),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    handed_over = {RENDEZVOUS: port.fileno()} if rank == 0 else {}
+    cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"
+    group = str(ranks.memory.processes_file) if ranks.memory else "-"
+    # without a group one rank alone can be held to the limit, and the watch looks at their sum
+    data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
+    settles = (cores, group, data)
+    if nursery is None:
+        environment = {**shared_environment(launch), **place}
+        return rank_process(launch, rank, settled(settles, launch.command), environment, handed_over)
+    arguments = launch.command[1 + len(TRAINER) :]
+    with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
+        output = (stdout.fileno(), stderr.fileno())
+        return nursery.fork(settles, arguments, place, launch.out_dir, output, handed_over)
 
 
 def rank_process(
-    launch: Launch, rank: int, settled: Sequence[str], environment: Mapping[str, str], handed_over: Sequence[int]
+    launch: Launch, rank: int, command: Sequence[str], environment: Mapping[str, str], handed_over: Mapping[str, int]
 ) -> subprocess.Popen[bytes]:
-    """Start one rank, which settles (cores, group, data limit, or `-` for none) and becomes its command."""
-    command = [sys.executable, "-I", "-S", str(BECOME_RANK), str(os.getpid()), *settled]
+    """Start one rank. `handed_over` are descriptors by the variables that name them."""
     with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
         return subprocess.Popen(
             command,
-            env=environment,
+            env={**environment, **{name: str(descriptor) for name, descriptor in handed_over.items()}},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=handed_over,
+            pass_fds=tuple(handed_over.values()),
             start_new_session=True,
             cwd=launch.out_dir,  # a file that a library writes by a bare name stays in the trial's folder
         )
+
+
+class Process(Protocol):
+    """What `subprocess.Popen` and a forked rank have in common."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status; None while it runs, minus the signal's number where one killed it."""
+        ...
+
+    def wait(self) -> int:
+        """Exit status, once it has ended."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal."""
+        ...
 
 
 class LocalRanks:
@@ -102,7 +164,7 @@ class LocalRanks:
 
     def __init__(self, port: HeldPort) -> None:
         self.port = port
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
         self.memory: MemoryGroup | None = None
         self._held = contextlib.ExitStack()
         self._over_memory = self._ended = False
@@ -112,7 +174,7 @@ class LocalRanks:
         """Enter a context that ends with the trial."""
         self._held.enter_context(context)
 
-    def add(self, process: subprocess.Popen[bytes]) -> None:
+    def add(self, process: Process) -> None:
         """Take a started rank into care."""
         self.processes.append(process)
 

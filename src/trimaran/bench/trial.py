@@ -16,6 +16,7 @@ from trimaran.bench.launcher import Launch, Launcher, TrialRefusedError
 from trimaran.bench.limits import Limits
 from trimaran.bench.machine import code_version, libraries, machine, telling_environment
 from trimaran.bench.network import network_note, network_variant
+from trimaran.bench.nursery import TRAINER
 from trimaran.bench.result import WorkerResult, median_and_spread, read_result
 from trimaran.bench.verdict import Verdict, verdict
 from trimaran.bench.watch import watch
@@ -29,8 +30,7 @@ from trimaran.recipe import Recipe, TrainJob
 from trimaran.store import trial_key
 from trimaran.variant import PLAIN, Variant
 
-# -P: a file in the current folder must not stand in for a module of the trainer's
-WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "trimaran.train.worker")
+WORKER: tuple[str, ...] = (sys.executable, *TRAINER)
 
 UNSTORED = "unstored"
 

@@ -1,5 +1,6 @@
 """One rank of a training: `python -m trimaran.train.worker JOB.json`, started once per rank.
 
+`--nursery FD` starts a process instead from which ranks are forked (`nursery.py`).
 With `--joined` the ranks were started by torchrun or Slurm: rank 0 alone is given the job, and hands it on.
 
 JOB.json is a `trimaran.recipe.TrainJob`. Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
@@ -21,6 +22,10 @@ def main(arguments: list[str]) -> int:
     """Run one rank; returns the exit status."""
     faulthandler.register(signal.SIGUSR1)  # a harness that finds this rank silent asks for its stacks
     restart_with_kept_memory()
+    if arguments[:1] == ["--nursery"]:
+        from trimaran.train.nursery import serve
+
+        return serve(int(arguments[1]))
     from trimaran.train.rank import run
 
     return run(arguments)
