@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import processes_in
 from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
 from trimaran.bench.launcher import Launch
 from trimaran.bench.local import LocalLauncher, LocalRanks
@@ -68,16 +69,6 @@ def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
         assert 0.05 < (row.mem_gib or 0) < 8
         assert row.losses[0] == pytest.approx(math.log(384), abs=0.5)
         assert row.losses == pytest.approx(rows[0].losses, rel=1e-4), "the loss is the same on every layout"
-
-
-def processes_in(folder: Path) -> list[Path]:
-    """What /proc holds of the processes that work in `folder` or below it."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (process / "cwd").readlink().is_relative_to(folder):
-                found.append(process)
-    return found
 
 
 def listening_addresses(folder: Path) -> set[str]:

@@ -18,11 +18,12 @@ def fake_worker(behaviour: str) -> tuple[str, ...]:
 
 
 def processes_that_name(text: str) -> list[str]:
-    """Command lines of other processes that hold `text`."""
+    """Command lines, and folders, of other processes that hold `text`."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command += f"in {(file.parent / 'cwd').readlink()}"
         except OSError:
             continue
         if text in command and file.parent.name != str(os.getpid()):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from command import TRIMARAN, run, tiny_recipe
+from processes import processes_in
 from trimaran.store import Store
 
 LAYOUTS = ["dp1,mbs4", "dp2,mbs1", "tp2,mbs2", "pp2,mbs1"]
@@ -31,6 +32,9 @@ def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp
         time.sleep(0.1)
     first.send_signal(signal.SIGKILL)
     first.wait()
+    while processes_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_in(tmp_path) == [], "ranks end with the sweep that started them"
     before = stored(tmp_path)
     assert 2 <= len(before) < len(LAYOUTS)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from command import TRIMARAN, run, tiny_recipe
+from processes import processes_in
 
 STEPS = 60
 STOPPED = 75
@@ -78,18 +79,10 @@ def test_a_new_training_keeps_the_checkpoints_of_the_one_before(tmp_path: Path) 
     assert "workload.model.hidden is 64, the checkpoint has 32" in refused.stderr
 
 
-def ranks_of(command: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
-    try:
-        return [int(word) for word in children.read_text().split()]
-    except OSError:
-        return []
-
-
 def kill_once(running: subprocess.Popen[str], runs: Path, chance: random.Random, kind: str) -> None:
     """Kill -9 one rank or all, at a random step, in start-up, or while a checkpoint is being written."""
     log, checkpoints = runs / "tiny/train/log.jsonl", runs / "tiny/checkpoints"
-    wait_for(lambda: len(ranks_of(running)) == 2, running)
+    wait_for(lambda: len(processes_in(runs)) == 2, running)
     if kind == "in start-up":
         time.sleep(chance.uniform(0, 2))
     else:
@@ -100,7 +93,7 @@ def kill_once(running: subprocess.Popen[str], runs: Path, chance: random.Random,
         wait_for(lambda: log.exists() and log.stat().st_mtime > fresh and log.read_text().count("\n") >= until, running)
     if kind == "in a save":
         wait_for(lambda: any(checkpoints.glob("saving-*")), running)
-    ranks = ranks_of(running)
+    ranks = [int(process.name) for process in processes_in(runs)]
     for rank in ranks if kind == "all" else [chance.choice(ranks)] if ranks else []:
         os.kill(rank, signal.SIGKILL)
 

@@ -1,0 +1,16 @@
+"""Processes of this machine by where they work."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def processes_in(folder: Path) -> list[Path]:
+    """What /proc holds of the processes that work in `folder` or below it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink().is_relative_to(folder):
+                found.append(process)
+    return found
