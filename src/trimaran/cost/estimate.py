@@ -14,7 +14,7 @@ import numpy as np
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.cost.data_parallel import exposed_time
-from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.lockstep import play
 from trimaran.cost.memory import (
     GIB,
@@ -65,6 +65,10 @@ class Estimates:
     def join(cls, parts: list[Self]) -> Self:
         """One from several, in order."""
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+    def take(self, index: Ints | slice) -> Self:
+        """Those of the layouts at `index`."""
+        return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
 class TimeParts(Noun):
@@ -149,6 +153,13 @@ def estimate_each(
     many = estimate_many(workload, cluster, stack, grid, known)
     if simulate:
         many = simulated_many(workload, cluster, stack, grid, many, known)
+    return told_each(workload, cluster, stack, grid, many, known)
+
+
+def told_each(
+    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, many: Estimates, known: Calibration
+) -> list[Estimate]:
+    """What was predicted for the grid, an Estimate of every layout."""
     memory = memory_per_stage(workload, cluster, stack, grid, known)
     time = [getattr(many, name).tolist() for name in TIME_PARTS]
     totals = [getattr(many, name).tolist() for name in ("sec_per_it", "mem_gib", "reported_mem_gib", "fits")]

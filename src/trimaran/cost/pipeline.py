@@ -8,7 +8,7 @@ trimaran.cost.lockstep plays the schedules themselves; benchmarks/planner.py sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.lockstep import PipelineRuns
 from trimaran.layout import SCHEDULES
 from trimaran.stack import Schedule
+
+# An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,17 @@ class StageTimes:
     send_arrives: Floats
     blocks: bool
     crowding: Floats
+
+    def take(self, rows: Ints) -> StageTimes:
+        """Those of the layouts at `rows`."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return StageTimes(**{name: value if name == "blocks" else value[rows] for name, value in own.items()})
+
+    def silent_from(self, row: int) -> StageTimes:
+        """The same, from the layout `row` on over links that take no time."""
+        sends = np.arange(len(self.forward)) < row
+        held, arrives = (np.where(sends, seconds, 0.0) for seconds in (self.send_held, self.send_arrives))
+        return replace(self, send_held=held, send_arrives=arrives)
 
     def alone(self) -> StageTimes:
         """The same where a stage has its cores to itself, as it has while the others wait."""
@@ -94,35 +108,59 @@ def pipeline_time(grid: LayoutGrid, times: StageTimes, *, apart: bool = True) ->
 
     Where stages share cores it is the larger of two bounds: the cores never rest (`busy`), or the stages wait for
     each other and for the network, and whoever works then has the cores to itself. Unless `apart`, all waiting is
-    told as sends, which takes half as long.
+    told as sends, which is quicker.
     """
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
-    total, silent = busy.copy(), busy.copy()
-    for rows, formula, pipe in _pipes(grid, times.alone()):
-        total[rows] = np.maximum(formula(pipe), busy[rows])
-        if apart:
-            silent[rows] = np.maximum(formula(pipe.without_sends()), busy[rows])
-    silent = np.minimum(silent, total)
-    return PipelineTime(total=total, busy=busy, sends=total - silent, bubble=silent - busy)
+    alone = times.alone()
+    first, inverse = _distinct_pipelines(grid, alone)
+    some, own = grid.take(first), alone.take(first)
+    if apart:
+        # Both at once: a few thousand pipelines cost little more than a few hundred.
+        both = np.tile(np.arange(len(some)), 2)
+        once = _longest(some.take(both), own.take(both).silent_from(len(some)))
+        total, silent = once[: len(some)], once[len(some) :]
+    else:
+        total, silent = _longest(some, own), np.zeros(len(some))
+    waited, computed = np.maximum(total[inverse], busy), np.maximum(silent[inverse], busy)
+    computed = np.minimum(computed, waited)
+    return PipelineTime(total=waited, busy=busy, sends=waited - computed, bubble=computed - busy)
+
+
+def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints]:
+    """Index of one layout of each distinct pipeline, and each layout's pipeline.
+
+    Layouts that differ in ZeRO, in how replicas agree or, often, in placement run the same one. They are told apart by
+    a hash, which is checked: should two pipelines share one, all are taken to be distinct.
+    """
+    keys = [grid.schedule, grid.pp, grid.vpp, grid.own_split, grid.micro_batches]
+    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name not in ("blocks", "crowding")]
+    code = np.zeros(len(grid), dtype=np.uint64)
+    for key in keys:
+        code = (code ^ key.view(np.uint64)) * _MIX
+        code ^= code >> np.uint64(29)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    if all(np.array_equal(key[first][inverse], key) for key in keys):
+        return first, inverse
+    return np.arange(len(grid)), np.arange(len(grid))
 
 
 def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
     """The same without sends: the busy time of the slowest rank and the bubble."""
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
-    silent = np.asarray(busy)
-    for rows, formula, pipe in _pipes(grid, times.alone()):
-        silent[rows] = np.maximum(formula(pipe.without_sends()), silent[rows])
-    return silent
+    return np.asarray(np.maximum(_longest(grid, times.alone().silent_from(0)), busy))
 
 
-def _pipes(grid: LayoutGrid, times: StageTimes) -> Iterator[tuple[Ints, Callable[[_Pipes], Floats], _Pipes]]:
-    """The grid's pipelines by schedule, and by how many pivots they have."""
+def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
+    """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
+    longest = np.zeros(len(grid))
+    # GPipe's formula has none.
     pivots = np.where(grid.schedule == SCHEDULES.index("gpipe"), 0, grid.splits.pivot_counts[grid.own_split])
-    for name, formula in _FORMULAS.items():
-        members = np.flatnonzero((grid.schedule == SCHEDULES.index(name)) & (grid.pp > 1))
+    for names, formula in _FORMULAS.items():
+        members = np.flatnonzero(np.isin(grid.schedule, [SCHEDULES.index(name) for name in names]) & (grid.pp > 1))
         for many in np.unique(pivots[members]):
             rows = members[pivots[members] == many]
-            yield rows, formula, _Pipes.of(grid, times, rows, int(many))
+            longest[rows] = formula(_Pipes.of(grid, times, rows, int(many)))
+    return longest
 
 
 def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
@@ -163,15 +201,8 @@ class _Pipes:
 
     @classmethod
     def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints, pivots: int) -> _Pipes:
-        own = {f.name: getattr(times, f.name) for f in fields(StageTimes)}
-        chosen = {name: value if name == "blocks" else value[rows] for name, value in own.items()}
         some = grid.take(rows)
-        return cls(some, StageTimes(**chosen), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots)
-
-    def without_sends(self) -> _Pipes:
-        """The same pipelines on links that take no time."""
-        none = np.zeros(len(self.p))
-        return replace(self, times=replace(self.times, send_held=none, send_arrives=none))
+        return cls(some, times.take(rows), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots)
 
 
 def _gpipe(pipe: _Pipes) -> Floats:
@@ -197,29 +228,20 @@ def _once(pipe: _Pipes) -> Floats:
     return pipe.grid.splits.totals[pipe.grid.own_split] * (t.forward + t.backward) + ends + sends
 
 
-def _one_f_one_b(pipe: _Pipes) -> Floats:
-    """1F1B: see _paced."""
-    return _paced(pipe, np.zeros(len(pipe.p)))
+def _paced(pipe: _Pipes) -> Floats:
+    """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241).
 
-
-def _zero_bubble(pipe: _Pipes) -> Floats:
-    """ZB-H1 (Qi et al., arXiv 2401.10241): rank q puts weight gradients off by q micro-batches.
-
-    They delay neither the way down and up nor round trips and are done, q + 1 of them, after the last backward.
-    """
-    return _paced(pipe, pipe.times.weight)
-
-
-def _paced(pipe: _Pipes, put_off: Floats) -> Floats:
-    """1F1B, a part `put_off` of each layer's backward (seconds) done apart from it.
-
+    Under the latter rank q puts weight gradients off by q micro-batches: they delay neither the way down and up nor
+    round trips and are done, q + 1 of them, after the last backward.
     Rank q keeps k = p - q micro-batches in flight. A round trip from it to the last stage spares it the work of
     k - 1 micro-batches: at the start their forwards, at the end their backwards, in between both; one to a rank
     n - 1 behind it that of n - 1.
     """
     t, m, p = pipe.times, pipe.m, pipe.p
     own = pipe.grid.own_split
-    pivots = [_Pivot(*(column[own, j] for column in pipe.grid.splits.pivots[:4])) for j in range(pipe.pivots)]
+    put_off = np.where(pipe.grid.schedule == SCHEDULES.index("zero_bubble"), t.weight, 0.0)
+    table = np.stack(pipe.grid.splits.pivots[:4])[:, :, : pipe.pivots]
+    pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, own]]
     send = t.send_arrives
     wait: Floats | float = send if t.blocks else 0.0
     layer, layer_up = t.forward + t.backward - put_off, t.backward - put_off
@@ -358,9 +380,8 @@ def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
     return np.asarray(total)
 
 
-_FORMULAS: dict[Schedule, Callable[[_Pipes], Floats]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "zero_bubble": _zero_bubble,
+_FORMULAS: dict[tuple[Schedule, ...], Callable[[_Pipes], Floats]] = {
+    ("gpipe",): _gpipe,
+    ("1f1b", "zero_bubble"): _paced,
+    ("interleaved",): _interleaved,
 }

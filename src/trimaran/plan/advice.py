@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trimaran.cluster import Cluster
-from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import estimate_many
+from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.estimate import time_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.flops import model_flops
 from trimaran.layout import Layout, violations
@@ -44,13 +44,14 @@ def advise(
 ) -> Advice | None:
     """The best neighbour of the model in hidden size and heads, or None where none gains enough."""
     model = workload.model
-    own = _rate(layout, workload, cluster, stack, calibration)
+    known = resolve_calibration(cluster, stack, calibration)
+    own = _rate(layout, workload, cluster, stack, known)
     best: tuple[float, Model] | None = None
     for neighbour in _neighbours(model):
         other = workload.model_copy(update={"model": neighbour})
         if any(violations(layout, other, cluster, stack)):
             continue
-        rate = _rate(layout, other, cluster, stack, calibration)
+        rate = _rate(layout, other, cluster, stack, known)
         # Of equally good neighbours the nearer one, which comes first, stays.
         if best is None or rate > best[0] * (1.0 + 1e-3):
             best = rate, neighbour
@@ -70,10 +71,10 @@ def advise(
     )
 
 
-def _rate(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration | None) -> float:
+def _rate(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration) -> float:
     """Useful operations a second."""
     grid = LayoutGrid.from_layouts([layout], workload, stack)
-    seconds = float(estimate_many(workload, cluster, stack, grid, calibration).sec_per_it[0])
+    seconds = float(time_many(workload, cluster, stack, grid, calibration)[0])
     return model_flops(workload.model, workload.seq_len, workload.global_batch, layout.tp) / seconds
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
-from trimaran.cost.estimate import Estimate, estimate_each
+from trimaran.cost.estimate import Estimate, estimate_each, told_each
 from trimaran.cost.memory import memory_limit_gib
 from trimaran.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout import RULES, Layout
@@ -137,7 +137,9 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     error = search.calibration.time_error
     devices = grid.devices.tolist()
     found = []
-    for index, predicted in enumerate(estimate_each(workload, cluster, stack, grid, search.calibration, simulate=True)):
+    assert ranking.simulated is not None
+    simulated = ranking.simulated.take(slice(top))
+    for index, predicted in enumerate(told_each(workload, cluster, stack, grid, simulated, search.calibration)):
         layout = grid.layout(index, workload, stack)
         own = with_batch(workload, int(grid.global_batch[index]))
         chance = _rival_chance(search.objective, ranking, devices, index, error)

@@ -63,6 +63,8 @@ class Ranking:
     value: Floats = field(default_factory=lambda: np.empty(0))
     sec_per_it: Floats = field(default_factory=lambda: np.empty(0))
     mem_gib: Floats = field(default_factory=lambda: np.empty(0))
+    # All that is predicted of them, once they are simulated.
+    simulated: Estimates | None = None
     evaluated: int = 0
     fitting: int = 0
     unmet: int = 0
@@ -130,7 +132,7 @@ class Search:
         ranking.unmet += int(np.count_nonzero(~met))
         ranking.rows = take(best, order)
         ranking.value, ranking.sec_per_it = value[order], found.sec_per_it[order]
-        ranking.mem_gib = ranking.mem_gib[order]
+        ranking.mem_gib, ranking.simulated = ranking.mem_gib[order], found.take(order)
 
     def variants(self, rows: Columns) -> Ints:
         """How many layouts each row of a ranking stands for: those that fit and differ in placement or split alone."""
@@ -217,10 +219,12 @@ class Search:
             quiet = quiet - found.tp  # else no other placement keeps more of a TP group inside a node
         devices = usual["dp"] * usual["tp"] * usual["pp"]
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
-        placed = self.proposer.placements(take(usual, hopeful))
+        placed = self.proposer.placements(take(usual | {"row": np.arange(count(usual))}, hopeful))
         placed = take(placed, placed["placement"] != self.proposer.space.placement[0])
+        # Where its ranks are does not change what a layout holds.
+        memory = found.mem_gib[placed.pop("row")]
         if count(placed):
-            self._take_in(placed, self._seconds(placed), self._memory(placed), ranking)
+            self._take_in(placed, self._seconds(placed), memory, ranking)
 
     def _hopeful(self, rows: Columns, parts: Parts, ranking: Ranking) -> Columns:
         """Partial layouts that can still fit and enter the ranking, whatever is chosen besides."""
