@@ -279,13 +279,3 @@ def memory_problem(observations: Sequence[Observation], base: Calibration) -> Pr
         np.zeros(len(rows), dtype=np.int64),
         lambda calibration: predict_memory(prepared, len(rows), calibration),
     )  # fmt: skip
-
-
-def day_scales(observations: Sequence[Observation], calibration: Calibration) -> dict[str, float]:
-    """By what factor each day's rows are slower than predicted (median)."""
-    timed = [seen for seen in observations if seen.sec_per_it]
-    predicted = predict_times(batches(timed), len(timed), calibration)
-    ratios: dict[str, list[float]] = defaultdict(list)
-    for seen, time in zip(timed, predicted, strict=True):
-        ratios[seen.day].append((seen.sec_per_it or 0.0) / time)
-    return {day: float(np.median(values)) for day, values in ratios.items()}

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cluster import PRECISIONS
-from trimaran.cost.splits import Split, SplitTable
+from trimaran.cost.splits import SplitTable
+from trimaran.cost.warm_up import Split
 from trimaran.layout import SCHEDULES, Axis, Layout, resolve_split
 from trimaran.model import Model
 from trimaran.stack import DataParallelKind, Recompute, Stack

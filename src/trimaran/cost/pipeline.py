@@ -16,6 +16,7 @@ import numpy as np
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.lockstep import PipelineRuns
+from trimaran.cost.splits import SplitTable
 from trimaran.layout import SCHEDULES
 from trimaran.stack import Schedule
 
@@ -153,14 +154,21 @@ def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
 def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
     """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
     longest = np.zeros(len(grid))
-    # GPipe's formula has none.
-    pivots = np.where(grid.schedule == SCHEDULES.index("gpipe"), 0, grid.splits.pivot_counts[grid.own_split])
     for names, formula in _FORMULAS.items():
         members = np.flatnonzero(np.isin(grid.schedule, [SCHEDULES.index(name) for name in names]) & (grid.pp > 1))
-        for many in np.unique(pivots[members]):
-            rows = members[pivots[members] == many]
+        if not len(members):
+            continue
+        pivots = _pivot_counts(grid.splits, formula)[grid.own_split[members]]
+        for many in np.unique(pivots):
+            rows = members[pivots == many]
             longest[rows] = formula(_Pipes.of(grid, times, rows, int(many)))
     return longest
+
+
+def _pivot_counts(splits: SplitTable, formula: Callable[[_Pipes], Floats]) -> Ints:
+    if formula is _gpipe:
+        return np.zeros(len(splits.splits), dtype=np.int64)
+    return splits.warm_up_counts if formula is _interleaved else splits.pivot_counts
 
 
 def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
@@ -240,7 +248,7 @@ def _paced(pipe: _Pipes) -> Floats:
     t, m, p = pipe.times, pipe.m, pipe.p
     own = pipe.grid.own_split
     put_off = np.where(pipe.grid.schedule == SCHEDULES.index("zero_bubble"), t.weight, 0.0)
-    table = np.stack(pipe.grid.splits.pivots[:4])[:, :, : pipe.pivots]
+    table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
     pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, own]]
     send = t.send_arrives
     wait: Floats | float = send if t.blocks else 0.0
@@ -303,8 +311,12 @@ class _Pivot(NamedTuple):
 def _interleaved(pipe: _Pipes) -> Floats:
     """1F1B whose fill and drain shrink by v (Narayanan et al., arXiv 2104.04473, section 2.2).
 
-    Rank q runs w = 2 (p - 1 - q) + (v - 1) p forwards ahead. The way down may be taken in any chunk, best in that of
-    most layers. A round trip from q to the last rank spares it 2 (p - 1 - q) turns of F + B.
+    The pivot q runs w forwards until its first backward, and w backwards from its last forward on. The longest ways
+    through that warm-up and that cool-down (trimaran.cost.warm_up) are of so many layers, sends and visits to the first
+    stage; between them q does what is left of its work:
+
+        time = max over q of  way(F) + m (F + B) layers(q) - w-turns(F) - w-turns(B) + way(B)
+
     """
     t, m, p, v = pipe.times, pipe.m, pipe.p, pipe.v
     own = pipe.grid.own_split
@@ -312,52 +324,28 @@ def _interleaved(pipe: _Pipes) -> Floats:
     wait = t.send_arrives if t.blocks else np.zeros(len(p))
     layer = t.forward + t.backward
     best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
-    with_trips = best
-    last_chunk = pipe.grid.splits.pivots.last_chunk[own, -1]
+    table = pipe.grid.splits.warm_ups
     for j in range(pipe.pivots):
-        if j % 3 == 1 or j in (2, pipe.pivots - 1):
-            continue
-        q, n, _, after, behind, mine, beyond, heavy, warm_up, firsts, lasts, chunk = (
-            column[own, j] for column in pipe.grid.splits.pivots
-        )
+        q, n, turns, warm, firsts, lasts = (column[own, j] for column in table[:6])
+        layers, sends, visits = (column[own, j] for column in table[6:])
         first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
-        ahead = p - 1.0 - q
-        warm = 2.0 * ahead + (v - 1.0) * p + 1.0
-        turns = np.minimum(warm, m * v)
         # Every chunk is sent on and its gradient back, but for the last one's output and the first one's input.
         down = n * t.forward + first * t.first_forward + last * t.last_forward + (v - last) * wait
         up = n * t.backward + first * t.first_backward + last * t.last_backward + (v - first) * wait
-        # The first rank runs a chunk of all PP micro-batches before the way leads on.
-        around = heavy * layer + 2.0 * q * (wait + lag)
-        around += (1.0 - first) * (p * t.first_forward + t.first_backward - wait)
-        warm_down = np.minimum(warm_up, p * n) * t.forward + firsts * t.first_forward + lasts * t.last_forward
-        warm_back = np.minimum(warm_up, p * n) * t.backward + firsts * t.first_backward + lasts * t.last_backward
-        hops = ((p * v - 1.0 - q) + ahead) * (wait + lag)
-        chain_down = (
-            (mine + beyond) * t.forward + after * t.backward + first * t.first_forward + t.last_forward
-            + (1.0 - last) * t.last_backward + hops
-        )  # fmt: skip
-        chain_up = (
-            after * t.forward + (mine + beyond) * t.backward + first * t.first_backward + t.last_backward
-            + (1.0 - last) * t.last_forward + hops
-        )  # fmt: skip
-        at_start = np.maximum(chain_down - warm_down - turns * wait, 0.0)
-        at_end = np.maximum(chain_up - warm_back - turns * wait, 0.0)
-        trip = (behind * layer + (1.0 - last) * (t.last_forward + t.last_backward)) / v + 2.0 * ahead * (wait + lag)
-        gain = trip - 2.0 * ahead * (down + up) / v
-        laps = np.maximum(m * v - turns, 0.0) / (2.0 * ahead + 1.0)
-        ends = np.where(m * v > warm, at_start + at_end, np.maximum(at_start, at_end))
+        warm_down = warm * t.forward + firsts * t.first_forward + lasts * t.last_forward + (turns - lasts) * wait
+        warm_back = warm * t.backward + firsts * t.first_backward + lasts * t.last_backward + (turns - firsts) * wait
+        hops = sends * lag[:, None]
+        ahead = layers * t.forward[:, None] + visits * t.first_forward[:, None] + hops
+        back = layers * t.backward[:, None] + visits * (t.first_backward - wait)[:, None] + hops
+        fill = ahead.max(axis=1) + last * (t.last_forward - wait) + (q + turns) * wait
+        drain = back.max(axis=1) + last * t.last_backward + (q + turns) * wait
+        left = m * (down + up) - warm_down - warm_back
+        best = np.where(m * v >= turns, np.maximum(best, fill + left + drain), best)
         slowest = np.maximum(slowest, down + up)
-        # A lone group of PP micro-batches is paced by the last rank in its last chunk, between which and this one it is
-        # sent once each way.
-        visit = after * layer + (p - 1.0) * (last_chunk - chunk) * layer + 2.0 * ahead * (wait + lag)
-        visit += (1.0 - last) * p * (t.last_forward + t.last_backward)
-        ends = np.where(m == p, np.maximum(ends, visit), ends)
-        left, trips = around + m * (down + up) + ends, laps * np.maximum(gain, 0.0)
-        best, with_trips = np.maximum(best, left), np.maximum(with_trips, left + trips)
-    # Between the first and the last group of PP micro-batches the slowest way round sets the pace.
-    rounds = (m / p - 1.0) * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0)
-    return np.asarray(np.maximum(best + rounds, with_trips))
+    # All but one of the groups of PP micro-batches go down while others come back, and on entering and leaving a way
+    # round is not whole: m / p - 2 rounds are, in which the slowest way sets the pace.
+    rounds = np.maximum(m / p - 2.0, 0.0)
+    return np.asarray(best + rounds * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0))
 
 
 def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:

@@ -11,32 +11,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# One stage split: layers of each virtual stage in pipeline order, over so many ranks.
-Split = tuple[int, tuple[int, ...]]
+from trimaran.cost.warm_up import Split, WarmUps, warm_ups
 
 
 class Pivots(NamedTuple):
     """The first, the middle and the last rank of each run of equal ranks, in turn; arrays (splits, pivots).
 
     `own`: layers of the rank itself. `before` and `after`: of the ranks before and behind it in the first chunk, and
-    in the last. The rest is for interleaved schedules. `behind`: of the ranks behind it, whole. `first_chunk` and
-    `last_chunk`: of its first and its last virtual stage; `beyond`: of every virtual stage behind the first.
-    `heavy_before`: of the ranks before it in the chunk where they hold most. `warm_up`: of all it runs forward before
-    its first backward, `warm_firsts` and `warm_lasts` of it the first and the last virtual stage.
+    in the last.
     """
 
     rank: NDArray[np.float64]
     own: NDArray[np.float64]
     before: NDArray[np.float64]
     after: NDArray[np.float64]
-    behind: NDArray[np.float64]
-    first_chunk: NDArray[np.float64]
-    beyond: NDArray[np.float64]
-    heavy_before: NDArray[np.float64]
-    warm_up: NDArray[np.float64]
-    warm_firsts: NDArray[np.float64]
-    warm_lasts: NDArray[np.float64]
-    last_chunk: NDArray[np.float64]
 
 
 class Phases(NamedTuple):
@@ -116,6 +104,20 @@ class SplitTable:
         return Pivots(*np.ascontiguousarray(np.moveaxis(table, 2, 0)))
 
     @cached_property
+    def _warm_ups(self) -> tuple[WarmUps, NDArray[np.int64]]:
+        return warm_ups(self.splits)
+
+    @property
+    def warm_ups(self) -> WarmUps:
+        """Warm-ups of the ranks that may pace an interleaved pipeline, of each split."""
+        return self._warm_ups[0]
+
+    @property
+    def warm_up_counts(self) -> NDArray[np.int64]:
+        """How many such ranks each split has, shape (k,)."""
+        return self._warm_ups[1]
+
+    @cached_property
     def pivot_counts(self) -> NDArray[np.int64]:
         """How many pivots each split has, shape (k,)."""
         return np.array([len(_pivots(split)) for split in self.splits], dtype=np.int64)
@@ -142,42 +144,16 @@ def _rank_layers(split: Split) -> tuple[int, ...]:
 def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
     """The ends of each run of equal ranks; the first and the last rank, which hold the ends, are runs of their own."""
     p, layers = split
-    v = len(layers) // p
     chunks = [layers[rank::p] for rank in range(p)]
     runs = [[rank for rank, _ in run] for _, run in groupby(enumerate(chunks[1:-1], 1), key=lambda item: item[1])]
     between = [rank for run in runs for rank in (run[0], (run[0] + run[-1]) // 2, run[-1])]
-    ranks = [0, 0, 0, *between, p - 1, p - 1, p - 1]
-    # Layers of all virtual stages before each, and of the whole ranks behind each.
+    # Layers of all virtual stages before each.
     before = [0, *accumulate(layers)]
-    own = [sum(chunk) for chunk in chunks]
-    behind = [before[-1] - held for held in accumulate(own)]
-    found = []
-    for rank in ranks:
-        warm = _warm_up(rank, p, v)
-        found.append(
-            (
-                rank,
-                own[rank],
-                before[rank],
-                before[-1] - before[(v - 1) * p + rank + 1],
-                behind[rank],
-                layers[rank],
-                before[-1] - before[rank + 1],
-                max(before[chunk * p + rank] - before[chunk * p] for chunk in range(v)),
-                sum(n * held for n, held in zip(warm, chunks[rank], strict=True)),
-                warm[0] if rank == 0 else 0,
-                warm[-1] if rank == p - 1 else 0,
-                layers[(v - 1) * p + rank],
-            )
-        )
-    return tuple(found)
-
-
-def _warm_up(rank: int, p: int, v: int) -> list[int]:
-    """How many forwards of each chunk an interleaved rank runs before its first backward."""
-    turns = 2 * (p - 1 - rank) + (v - 1) * p + 1
-    periods, rest = divmod(turns, p * v)
-    return [periods * p + min(max(rest - chunk * p, 0), p) for chunk in range(v)]
+    last_chunk = len(layers) - p
+    return tuple(
+        (rank, sum(chunks[rank]), before[rank], before[-1] - before[last_chunk + rank + 1])
+        for rank in (0, 0, 0, *between, p - 1, p - 1, p - 1)
+    )
 
 
 def _heavier(split: Split) -> list[tuple[bool, tuple[int, int]]]:

@@ -1,0 +1,137 @@
+"""Longest ways through the warm-up of an interleaved pipeline, by stage split.
+
+Rank q of p, with v chunks, runs w = 2 (p - 1 - q) + (v - 1) p + 1 forwards until its first backward (Narayanan et al.,
+arXiv 2104.04473, section 2.2), turn u of them in chunk floor(u / p) mod v. Each waits for the rank's turn before and
+for what is sent to it, so the end of turn u of rank r is
+
+    T(r, u) = forward(r, u) + max( T(r, u - 1), T(r - 1, u) + send ),    T(0, u) from T(p - 1, u - p) + send too.
+
+Unrolled this is the longest of many ways from T(0, 0): one way stays with a rank for turns, goes on to the next, and
+passes the last rank once for each chunk that it goes down whole. Staying pays off where layers are many, going down
+where they are few or sends are slow: with uneven stages the longest way does both. The cool-down, read from its end, is
+the same recurrence of backwards: its chunks come in the same order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Layers of each virtual stage in pipeline order, and over how many ranks.
+Split = tuple[int, tuple[int, ...]]
+
+# What a send and the first stage's own work take, in layers: which way is longest depends on them, and its counts are
+# kept for each pair. A link as fast as a layer's hundredth, usual ones, and one as slow as a layer.
+_SEND = (1 / 64, 1 / 16, 1 / 4, 1.0)
+_FIRST = (1 / 32, 1 / 4, 1 / 8, 1 / 8)
+# A way's value is one integer: its length, in parts of a layer, above the counts of its sends and of its visits to the
+# first stage. So the largest brings its own counts along.
+_VISIT, _HOP, _PART, _LAYER = 1, 1 << 12, 1 << 26, 1 << 36
+_NOWHERE = np.int64(-(1 << 62))
+
+
+class WarmUps(NamedTuple):
+    """Ranks that may pace an interleaved pipeline, and their warm-ups; arrays (splits, pivots).
+
+    `rank`, `own`: the rank and its layers. Until its first backward it runs `turns` forwards of `layers` in all,
+    `firsts` of them in the first virtual stage and `lasts` in the last. The longest ways through all ranks to the last
+    of these turns, arrays (splits, pivots, ways), have `way_layers`, `way_sends` and `way_firsts`.
+    """
+
+    rank: NDArray[np.float64]
+    own: NDArray[np.float64]
+    turns: NDArray[np.float64]
+    layers: NDArray[np.float64]
+    firsts: NDArray[np.float64]
+    lasts: NDArray[np.float64]
+    way_layers: NDArray[np.float64]
+    way_sends: NDArray[np.float64]
+    way_firsts: NDArray[np.float64]
+
+
+def warm_ups(splits: tuple[Split, ...]) -> tuple[WarmUps, NDArray[np.int64]]:
+    """The warm-ups of each split, one with fewer pivots naming its last one again; and how many it has."""
+    rows = [_warm_ups(split) for split in splits]
+    counts = np.array([len(row) for row in rows], dtype=np.int64)
+    table = np.stack([row[np.minimum(np.arange(counts.max()), len(row) - 1)] for row in rows])
+    ways = np.split(table[:, :, 6:], 3, axis=2)
+    return WarmUps(*np.ascontiguousarray(np.moveaxis(table[:, :, :6], 2, 0)), *map(np.ascontiguousarray, ways)), counts
+
+
+@cache
+def _warm_ups(split: Split) -> NDArray[np.float64]:
+    """One row for each rank that may pace: the ends of runs of equal ranks, and the two in the middle.
+
+    Before the middle a warm-up reaches into the second group of p micro-batches, behind it it ends in the first.
+    """
+    p, layers = split
+    v = len(layers) // p
+    if v == 1:
+        return np.zeros((1, 6 + 3 * len(_SEND)))  # not interleaved, but of the same table
+    chunks = [layers[rank::p] for rank in range(p)]
+    pivots = {p // 2 - 1, p // 2}
+    for _, run in groupby(range(p), key=chunks.__getitem__):
+        ranks = list(run)
+        pivots |= {ranks[0], ranks[-1]}
+    stops = sorted(pivots)
+    found = []
+    for rank, ways in zip(stops, _ways(split, stops), strict=True):
+        turns = _turns(rank, p, v)
+        periods, rest = divmod(turns, p * v)
+        runs = [periods * p + min(max(rest - chunk * p, 0), p) for chunk in range(v)]
+        ahead = sum(n * held for n, held in zip(runs, chunks[rank], strict=True))
+        firsts, lasts = runs[0] * (rank == 0), runs[-1] * (rank == p - 1)
+        found.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways))
+    return np.array(found)
+
+
+def _turns(rank: int, p: int, v: int) -> int:
+    return 2 * (p - 1 - rank) + (v - 1) * p + 1
+
+
+def _ways(split: Split, stops: list[int]) -> list[tuple[float, ...]]:
+    """Of the longest ways to the last turn of each stop's warm-up: layers, sends and visits to the first stage.
+
+    Among equal ranks nothing is lost by staying with the first or the last of them alone. So between stops a way goes
+    straight on, and the turns of a chunk that a stop stays with are a running maximum.
+    """
+    p, layers = split
+    v = len(layers) // p
+    send, first = (_parts(_SEND) * _PART + _HOP)[:, None], (_parts(_FIRST) * _PART + _VISIT)[:, None]
+    turn = np.arange(p)
+    came = np.full((len(_SEND), p), _NOWHERE)
+    came[:, 0] = 0
+    stayed = np.full((len(stops), len(_SEND)), _NOWHERE)
+    found = [came[:, 0]] * len(stops)
+    for phase in range(v + 1):
+        chunk = phase % v
+        before = 0
+        for at, rank in enumerate(stops):
+            layer = layers[chunk * p + rank] * _LAYER
+            if rank > before:
+                came = came + ((rank - before) * send + (rank - before - 1) * layer)
+            own = layer + first if rank == chunk == 0 else layer
+            came[:, 0] = np.maximum(came[:, 0], stayed[at])
+            ends = np.maximum.accumulate(came - own * turn, axis=1) + own * (turn + 1)
+            stayed[at] = ends[:, -1]
+            last = _turns(rank, p, v) - 1
+            if last // p == phase:
+                found[at] = ends[:, last % p]
+            came, before = ends, rank
+        # The last chunk's end goes nowhere: its gradients come back.
+        came = came + send if chunk < v - 1 else np.full_like(came, _NOWHERE)
+    return [_counted(way) for way in found]
+
+
+def _counted(way: NDArray[np.int64]) -> tuple[float, ...]:
+    visits, sends = way % _HOP, way % _PART // _HOP
+    parts = way // _PART - _parts(_SEND) * sends - _parts(_FIRST) * visits
+    return (*(parts // 1024).tolist(), *sends.tolist(), *visits.tolist())
+
+
+def _parts(layers: tuple[float, ...]) -> NDArray[np.int64]:
+    return np.array([round(one * 1024) for one in layers])
