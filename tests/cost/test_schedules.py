@@ -208,6 +208,40 @@ def test_closed_form_is_exact_on_equal_stages(
     assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=1e-9)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(2, 12), st.integers(2, 4), st.integers(0, 60), st.sampled_from([1, 2, 3, 6]), st.floats(1.2, 3.5),
+    st.floats(0.0, 0.5), st.lists(st.sampled_from([0.0, 0.3, 1.5]), min_size=4, max_size=4), st.booleans(),
+)  # fmt: skip
+def test_closed_form_of_interleaved_stages_never_exceeds_their_simulation(
+    ranks: int, chunks: int, more: int, groups: int, ratio: float, send: float, ends: list[float], blocks: bool
+) -> None:
+    """Its ways are ways of the schedule, so none is longer than the longest; on equal stages it is among them."""
+    layers = ranks * chunks + min(more, 2 * ranks * chunks)
+    model = load_model("gpt2-124m").model_copy(update={"layers": layers})
+    workload = Workload(model=model, seq_len=128, global_batch=groups * ranks)
+    layout = Layout(pp=ranks, vpp=chunks, schedule="interleaved")
+    grid = LayoutGrid.from_layouts([layout], workload, load_stack("trimaran"))
+    one = np.ones(1)
+    own = [end * one for end in ends]
+    times = StageTimes(one, ratio * one, one * ratio / 2, *own, send * one, send * one, blocks, one)
+    closed, played = pipeline_time(grid, times).total[0], play(pipeline_runs(grid, times))[0]
+    assert closed <= played * (1 + 1e-9)
+    if layers % (ranks * chunks) == 0 and not any(ends):
+        assert closed == pytest.approx(played, rel=1e-9)
+
+
+@pytest.mark.parametrize("label", ["pp48,vpp2,dp32", "pp24,vpp5,dp64", "pp12,vpp10,dp256", "pp6,vpp21,dp512"])
+def test_closed_form_of_a_few_micro_batches_on_uneven_interleaved_stages_is_within_3_percent(label: str) -> None:
+    layout = parse_layout(f"{label},tp8,mbs1,interleaved,bf16")
+    workload = Workload(model=load_model("gpt-1t"), seq_len=2048, global_batch=3072)
+    cluster, stack = load_cluster("dgx-h100").model_copy(update={"nodes": 3200}), load_stack("trimaran")
+    grid = LayoutGrid.from_layouts([layout], workload, stack)
+    assert len(set(grid.splits.splits[0][1])) > 1
+    times = stage_work(workload, cluster, stack, grid, resolve_calibration(cluster, stack)).times
+    assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=0.03)
+
+
 @pytest.mark.parametrize("micro_batches", [4, 16, 256])
 def test_stages_that_share_cores_take_their_work_or_their_waiting_whichever_is_longer(micro_batches: int) -> None:
     workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=micro_batches)
