@@ -68,7 +68,7 @@ class Ranks(Protocol):
         ...
 
     def ask_for_stacks(self) -> None:
-        """Have every living rank write its Python stacks to its stderr."""
+        """Have every living rank write its Python stacks to its stderr; who cannot be asked is `taken_away` then."""
         ...
 
     def ask_to_leave(self) -> None:

@@ -61,6 +61,8 @@ class LocalLauncher:
         python, *rest = launch.command
         if sys.platform != "linux" or launch.gpus or tuple(rest[: len(TRAINER)]) != TRAINER:
             return None
+        if "LD_PRELOAD" in launch.environment:  # what the dynamic linker says of it belongs into each rank's log
+            return None
         environment = shared_environment(launch)
         if not (self._nursery and self._nursery.serves(python, environment)):
             self.close()

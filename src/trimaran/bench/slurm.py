@@ -146,6 +146,7 @@ class SlurmRanks:
         self._launch, self._job, self._give_back = launch, job, give_back
         self._codes: list[int | None] = [None] * launch.ranks
         self._oom = self._told = False
+        self._unheard: list[int] = []
         self._looked_at = -math.inf
         self._ended_at: float | None = None
         self._killed = self._asked_to_leave = False
@@ -178,6 +179,9 @@ class SlurmRanks:
 
     def taken_away(self) -> str | None:
         """What Slurm did to the job, where that is no doing of the ranks'."""
+        if self._unheard and not self._killed:
+            ranks = ", ".join(map(str, self._unheard))
+            return f"the node of rank {ranks} does not answer (Slurm job {self._job.number}): see whether it is down"
         if self._killed or self._asked_to_leave or not (self._told or self._has_ended()):
             return None
         state, said = self._job.state(), self._said()
@@ -188,9 +192,13 @@ class SlurmRanks:
         return None
 
     def ask_for_stacks(self) -> None:
-        """SIGUSR1 to the parents of all ranks, which pass it on."""
+        """SIGUSR1 to all ranks and their parents. A parent that lives answers at once: else its node is gone."""
         with contextlib.suppress(TrimaranError):  # a step that has just ended has no stacks
             run("scancel", "--signal=USR1", self._step_name())
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while (silent := self._without_answer()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+        self._unheard = silent
 
     def ask_to_leave(self) -> None:
         """SIGTERM to all ranks, which is then no work of Slurm's."""
@@ -220,6 +228,14 @@ class SlurmRanks:
                 self._srun.kill()
                 self._srun.wait()
         self._give_back(self._job, lost)
+
+    def _without_answer(self) -> list[int]:
+        self._read_codes()
+        folder = self._launch.out_dir
+        os.listdir(folder)  # noqa: PTH208 - makes a network file system look anew
+        return [
+            rank for rank, code in enumerate(self._codes) if code is None and not (folder / f"answer.{rank}").exists()
+        ]
 
     def _read_codes(self) -> None:
         for rank, code in enumerate(self._codes):

@@ -4,6 +4,7 @@ Run by file name as `python -I -S slurm_node.py ...` with nothing of Trimaran im
 a file that the sweep touches, has not changed for LOST_AFTER_S: then the sweep is gone, and nobody waits for them.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -74,7 +75,7 @@ def run_rank(launch_file: str) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks and dies of SIGTERM by itself
     told_to_end: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    signal.signal(signal.SIGUSR1, lambda number, frame: _answer(folder, rank))
     signal.signal(signal.SIGTERM, lambda number, frame: told_to_end.append(number))
     line = Lifeline(launch["lifeline"])
     meeting = _meet(rank, folder, line)
@@ -95,7 +96,8 @@ def run_rank(launch_file: str) -> int:
     }
     if held is not None:
         environment["TRIMARAN_RENDEZVOUS_FD"] = str(held.fileno())
-    become = [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank.py")), str(os.getpid()), "-", "-"]
+    program = Path(__file__).parents[1] / "rank_process.py"
+    become = [sys.executable, "-I", "-S", str(program), str(os.getpid()), "-", "-"]
     data = "-" if launch["memory_gib"] is None else str(int(launch["memory_gib"] * 2**30))
     kills_before = _kernel_oom_kills()
     with (folder / f"stdout.{rank}").open("wb") as stdout, (folder / f"stderr.{rank}").open("wb") as stderr:
@@ -206,6 +208,12 @@ def _kernel_oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _answer(folder: Path, rank: int) -> None:
+    """Tell the watch, which finds a rank silent, that its node lives."""
+    with contextlib.suppress(OSError):
+        (folder / f"answer.{rank}").touch()
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

@@ -49,6 +49,8 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         if cause == "hang":
             ranks.ask_for_stacks()
             time.sleep(_STACKS_WITHIN_S)
+            if taken := ranks.taken_away():
+                cause, sentence = "lost", f"{taken}; {sentence}"
     finally:
         ranks.kill()
     return Ending(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -216,6 +217,41 @@ def test_a_job_that_is_taken_away_is_run_again_where_asked(
         assert row.status == status, row.evidence
         if status == "fail":
             assert "Slurm ended job" in (row.evidence or "")
+
+
+def processes_of_node(name: str, folder: Path) -> list[int]:
+    """The ranks of a trial under `folder` that run on a node, and their parents."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            on_node = f"SLURMD_NODENAME={name}\0".encode() in file.read_bytes()
+            if on_node and str(folder).encode() in (file.parent / "cmdline").read_bytes():
+                found.append(int(file.parent.name))
+    return found
+
+
+@pytest.mark.proof
+@SUBMITS
+def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again_where_asked(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
+) -> None:
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    frozen: list[int] = []
+
+    def freeze(step: int) -> None:
+        if not frozen:
+            frozen.extend(processes_of_node("n2", tmp_path))
+            for process in frozen:
+                os.kill(process, signal.SIGSTOP)
+
+    for requeue, status in ((False, "fail"), (True, "ok")):
+        frozen.clear()
+        with SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue)) as launcher:
+            row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=freeze)
+        assert len(frozen) >= 4
+        assert row.status == status, row.evidence
+        if status == "fail":
+            assert (row.evidence or "").startswith("the node of rank 2, 3 does not answer (Slurm job ")
 
 
 @pytest.mark.proof
