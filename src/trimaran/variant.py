@@ -19,6 +19,7 @@ TUNING_PREFIXES = (
 _HARNESS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _LONGEST_VALUE = 4096
+_THREADS, _COUNTS = "OMP_NUM_THREADS", re.compile(r"[1-9]\d{0,3}(?:,[1-9]\d{0,3})*")  # one for each nesting level
 
 
 class Variant(Noun):
@@ -46,6 +47,8 @@ class Variant(Noun):
                 raise ValueError(
                     f"{name} is {value[:60]!r}: a value is one line of at most {_LONGEST_VALUE} characters without ;"
                 )
+            if name == _THREADS and not _COUNTS.fullmatch(value):
+                raise ValueError(f"{name} is {value[:60]!r}: state the threads of a rank, as 2")
         return environment
 
     @field_validator("python")
@@ -54,6 +57,11 @@ class Variant(Noun):
         if python is not None and not (Path(python).is_absolute() and python.isprintable() and ";" not in python):
             raise ValueError(f"{python!r} is not an absolute path: write the interpreter's whole path")
         return python
+
+    @property
+    def threads_per_rank(self) -> int | None:
+        """Threads that each rank computes with, where the variant says so (OMP_NUM_THREADS)."""
+        return int(self.environment[_THREADS].split(",")[0]) if _THREADS in self.environment else None
 
     def text(self) -> str:
         """The row's `variant` column: `NAME=VALUE` joined by `;`, empty for the plain trial."""

@@ -160,10 +160,22 @@ def test_a_variant_reaches_the_ranks_and_the_row(recipe: Recipe, cluster: Cluste
     saw = json.loads((Path(trial.job.out_dir) / "result.json").read_text())["ranks_saw"]
     assert (saw["A_VARIANT"], saw["OMP_NUM_THREADS"]) == ("$(rm -rf $HOME) | `id`", "3")
     assert saw["cores"] == 1
+    assert trial.job.threads_per_rank == 3, "PyTorch is told the number too, and would else compute with the device's"
     assert row.variants == {"A_VARIANT": "$(rm -rf $HOME) | `id`", "OMP_NUM_THREADS": "3", "pin_cpus": "yes"}
     assert row.environment["OMP_NUM_THREADS"] == "3"
     plain = prepare_trial(recipe, cluster, layout, data_dir=tmp_path, work_dir=tmp_path)
     assert plain.key != trial.key
+
+
+def test_a_network_device_that_ranks_of_one_machine_do_not_use_is_no_variant_of_theirs(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    variant = Variant(environment={"GLOO_SOCKET_IFNAME": "eth0"})
+    trial = prepare_trial(
+        recipe, cluster, parse_layout("dp2,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant
+    )
+    row = run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
+    assert row.status == "not_run" and "GLOO_SOCKET_IFNAME is 'eth0'" in (row.evidence or "")
 
 
 def test_a_library_that_was_not_loaded_is_a_failure_and_not_a_figure(

@@ -46,6 +46,8 @@ def test_a_variants_text_says_all_that_it_sets(environment: dict[str, str], pin:
         ("OMP_NUM_THREADS", "1\nLD_PRELOAD=/tmp/x.so", "one line"),
         ("OMP_NUM_THREADS", "\x1b[2J", "one line"),
         ("OMP_NUM_THREADS", "x" * 5000, "one line"),
+        ("OMP_NUM_THREADS", "two", "threads of a rank"),
+        ("OMP_NUM_THREADS", "0", "threads of a rank"),
     ],
 )
 def test_a_hostile_environment_is_refused(name: str, value: str, says: str) -> None:

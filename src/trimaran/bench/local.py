@@ -14,7 +14,7 @@ from typing import Protocol
 
 from trimaran.bench.cgroup import MemoryGroup, memory_group
 from trimaran.bench.clock import capped_clock
-from trimaran.bench.launcher import Launch
+from trimaran.bench.launcher import Launch, TrialRefusedError
 from trimaran.bench.memory import kernel_oom_kills
 from trimaran.bench.nursery import TRAINER, Nursery, NurseryLostError, settled
 from trimaran.bench.port import HeldPort
@@ -24,6 +24,8 @@ from trimaran.noun import TrimaranError
 RENDEZVOUS = "TRIMARAN_RENDEZVOUS_FD"
 
 _FREED_WITHIN_S = 10.0
+# Nothing of a trial listens where other machines could reach it.
+_GLOO_DEVICE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 
 
 class LocalLauncher:
@@ -49,6 +51,11 @@ class LocalLauncher:
 
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
+        if (device := launch.environment.get(_GLOO_DEVICE, _LOOPBACK)) != _LOOPBACK:
+            raise TrialRefusedError(
+                f"environment.{_GLOO_DEVICE} is {device!r}, but ranks of one machine speak over its loopback: leave it "
+                f"out, or have Slurm start the ranks ([sweep.slurm])"
+            )
         try:
             return _start(launch, self._nursery_for(launch))
         except NurseryLostError:
@@ -109,7 +116,7 @@ def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery |
         "LOCAL_WORLD_SIZE": str(launch.ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port.number),
-        "GLOO_SOCKET_IFNAME": "lo",
+        _GLOO_DEVICE: _LOOPBACK,
     }
     handed_over = {RENDEZVOUS: port.fileno()} if rank == 0 else {}
     cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"

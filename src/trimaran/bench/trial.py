@@ -90,10 +90,14 @@ def prepare_trial(
         out_dir=str(work_dir.resolve() / f"{layout.label()[:80]}-{key[:8]}"),
         steps=recipe.sweep.steps,
         device="cuda" if cluster.device.kind == "gpu" else "cpu",
-        threads_per_rank=max(1, cluster.device.cores),
+        threads_per_rank=variant.threads_per_rank or _cores_per_rank(cluster),
         peak_tflops=cluster.device.peak(layout.precision),
     )
     return Trial(key=key, recipe=recipe, cluster=cluster, job=job, variant=variant)
+
+
+def _cores_per_rank(cluster: Cluster) -> int:
+    return max(1, cluster.device.cores)
 
 
 def run_trial(
@@ -150,7 +154,7 @@ def _run_once(
         command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
         ranks=trial.layout.devices,
         out_dir=out_dir,
-        threads_per_rank=trial.job.threads_per_rank,
+        threads_per_rank=_cores_per_rank(trial.cluster),
         environment=trial.variant.environment,
         ranks_per_node=trial.cluster.devices_per_node,
         memory_gib=limits.memory_gib,
