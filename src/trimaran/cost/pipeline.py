@@ -317,6 +317,7 @@ def _interleaved(pipe: _Pipes) -> Floats:
 
         time = max over q of  way(F) + m (F + B) layers(q) - w-turns(F) - w-turns(B) + way(B)
 
+    and where that is longer, the way to q or from it leads by the last rank, which works for some chunks meanwhile.
     """
     t, m, p, v = pipe.times, pipe.m, pipe.p, pipe.v
     own = pipe.grid.own_split
@@ -325,9 +326,11 @@ def _interleaved(pipe: _Pipes) -> Floats:
     layer = t.forward + t.backward
     best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
     table = pipe.grid.splits.warm_ups
-    for j in range(pipe.pivots):
+    fill_last = drain_last = best
+    # From the last rank, to which the others may go by a detour.
+    for j in reversed(range(pipe.pivots)):
         q, n, turns, warm, firsts, lasts = (column[own, j] for column in table[:6])
-        layers, sends, visits = (column[own, j] for column in table[6:])
+        layers, sends, visits, start, end = (column[own, j] for column in table[6:])
         first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
         # Every chunk is sent on and its gradient back, but for the last one's output and the first one's input.
         down = n * t.forward + first * t.first_forward + last * t.last_forward + (v - last) * wait
@@ -339,13 +342,31 @@ def _interleaved(pipe: _Pipes) -> Floats:
         back = layers * t.backward[:, None] + visits * (t.first_backward - wait)[:, None] + hops
         fill = ahead.max(axis=1) + last * (t.last_forward - wait) + (q + turns) * wait
         drain = back.max(axis=1) + last * t.last_backward + (q + turns) * wait
-        left = m * (down + up) - warm_down - warm_back
-        best = np.where(m * v >= turns, np.maximum(best, fill + left + drain), best)
+        if j == pipe.pivots - 1:
+            fill_last, drain_last = fill, drain
+        # By the last rank: its way instead, and what the detour from there is longer than staying.
+        left, nearer = m * v - turns, (p - 1.0 - q) * (lag + wait)
+        ahead_ends, back_ends = (t.last_forward - wait, t.first_forward), (t.last_backward, t.first_backward - wait)
+        at_start = fill_last - fill + nearer + _longer(start, (t.forward, *ahead_ends), (t.backward, *back_ends))
+        at_end = drain_last - drain + nearer + _longer(end, (t.backward, *back_ends), (t.forward, *ahead_ends))
+        at_start = np.where(start[:, 0] <= left, np.maximum(at_start, 0.0), 0.0)
+        at_end = np.where(end[:, 0] <= left, np.maximum(at_end, 0.0), 0.0)
+        both = start[:, 0] + end[:, 0] < left
+        ends = np.where(both, at_start + at_end, np.maximum(at_start, at_end))
+        total = fill + m * (down + up) - warm_down - warm_back + drain + ends
+        best = np.where(left >= 0.0, np.maximum(best, total), best)
         slowest = np.maximum(slowest, down + up)
     # All but one of the groups of PP micro-batches go down while others come back, and on entering and leaving a way
     # round is not whole: m / p - 2 rounds are, in which the slowest way sets the pace.
     rounds = np.maximum(m / p - 2.0, 0.0)
     return np.asarray(best + rounds * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0))
+
+
+def _longer(detour: Floats, one: tuple[Floats, Floats, Floats], other: tuple[Floats, Floats, Floats]) -> Floats:
+    """Seconds, but for sends, of trimaran.cost.warm_up.Detour, by what a layer, the last and the first stage take."""
+    _, ahead, back, last_ahead, last_back, first_ahead, first_back = detour.T
+    more = ahead * one[0] + last_ahead * one[1] - first_ahead * one[2]
+    return np.asarray(more + back * other[0] + last_back * other[1] - first_back * other[2])
 
 
 def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:

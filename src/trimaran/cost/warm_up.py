@@ -31,6 +31,8 @@ _FIRST = (1 / 32, 1 / 4, 1 / 8, 1 / 8)
 # A way's value is one integer: its length, in parts of a layer, above the counts of its sends and of its visits to the
 # first stage. So the largest brings its own counts along.
 _VISIT, _HOP, _PART, _LAYER = 1, 1 << 12, 1 << 26, 1 << 36
+# Which of the ways is taken, and what a backward is over a forward, where a choice comes before either is known.
+_USUAL_WAY, _USUAL_RATIO = 1, 2.5
 _NOWHERE = np.int64(-(1 << 62))
 
 
@@ -39,7 +41,8 @@ class WarmUps(NamedTuple):
 
     `rank`, `own`: the rank and its layers. Until its first backward it runs `turns` forwards of `layers` in all,
     `firsts` of them in the first virtual stage and `lasts` in the last. The longest ways through all ranks to the last
-    of these turns, arrays (splits, pivots, ways), have `way_layers`, `way_sends` and `way_firsts`.
+    of these turns, arrays (splits, pivots, ways), have `way_layers`, `way_sends` and `way_firsts`. `start` and `end`
+    are detours, arrays (splits, pivots, 7): see Detour.
     """
 
     rank: NDArray[np.float64]
@@ -51,6 +54,26 @@ class WarmUps(NamedTuple):
     way_layers: NDArray[np.float64]
     way_sends: NDArray[np.float64]
     way_firsts: NDArray[np.float64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+
+
+class Detour(NamedTuple):
+    """A way to rank q through the last rank: it stays there for `turns`, then goes up with gradients.
+
+    Against staying with q for as long, from the ends of both warm-ups on: `ahead` and `back` layers of forwards and
+    backwards more, `last_ahead` and `last_back` visits to the last stage more, `first_ahead` and `first_back` to the
+    first stage less. The same way from q to the last rank at the end of all is told from the end: its forwards are
+    backwards.
+    """
+
+    turns: float
+    ahead: float
+    back: float
+    last_ahead: float
+    last_back: float
+    first_ahead: float
+    first_back: float
 
 
 def warm_ups(splits: tuple[Split, ...]) -> tuple[WarmUps, NDArray[np.int64]]:
@@ -58,8 +81,9 @@ def warm_ups(splits: tuple[Split, ...]) -> tuple[WarmUps, NDArray[np.int64]]:
     rows = [_warm_ups(split) for split in splits]
     counts = np.array([len(row) for row in rows], dtype=np.int64)
     table = np.stack([row[np.minimum(np.arange(counts.max()), len(row) - 1)] for row in rows])
-    ways = np.split(table[:, :, 6:], 3, axis=2)
-    return WarmUps(*np.ascontiguousarray(np.moveaxis(table[:, :, :6], 2, 0)), *map(np.ascontiguousarray, ways)), counts
+    columns = np.split(table, [1, 2, 3, 4, 5, 6, *(6 + len(_SEND) * (i + 1) for i in range(3)), -7], axis=2)
+    single, several = columns[:6], columns[6:]
+    return WarmUps(*(np.ascontiguousarray(own[:, :, 0]) for own in single), *map(np.ascontiguousarray, several)), counts
 
 
 @cache
@@ -71,22 +95,58 @@ def _warm_ups(split: Split) -> NDArray[np.float64]:
     p, layers = split
     v = len(layers) // p
     if v == 1:
-        return np.zeros((1, 6 + 3 * len(_SEND)))  # not interleaved, but of the same table
+        return np.zeros((1, 6 + 3 * len(_SEND) + 14))  # not interleaved, but of the same table
     chunks = [layers[rank::p] for rank in range(p)]
     pivots = {p // 2 - 1, p // 2}
     for _, run in groupby(range(p), key=chunks.__getitem__):
         ranks = list(run)
         pivots |= {ranks[0], ranks[-1]}
     stops = sorted(pivots)
-    found = []
-    for rank, ways in zip(stops, _ways(split, stops), strict=True):
+    found, every = [], _ways(split, stops)
+    for rank, ways in zip(stops, every, strict=True):
         turns = _turns(rank, p, v)
-        periods, rest = divmod(turns, p * v)
-        runs = [periods * p + min(max(rest - chunk * p, 0), p) for chunk in range(v)]
+        runs = _runs(turns, p, v)
         ahead = sum(n * held for n, held in zip(runs, chunks[rank], strict=True))
         firsts, lasts = runs[0] * (rank == 0), runs[-1] * (rank == p - 1)
-        found.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways))
+        start, end = _detours(chunks, rank, every[-1][_USUAL_WAY] - ways[_USUAL_WAY])
+        found.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways, *start, *end))
     return np.array(found)
+
+
+def _runs(turns: int, p: int, v: int) -> list[int]:
+    """How many of a rank's first turns are of each chunk, in the order of its turns."""
+    periods, rest = divmod(turns, p * v)
+    return [periods * p + min(max(rest - chunk * p, 0), p) for chunk in range(v)]
+
+
+def _detours(chunks: list[tuple[int, ...]], rank: int, nearer: float) -> tuple[Detour, Detour]:
+    """The longest detours to and from a rank, by which the way to the last rank is `nearer` layers longer.
+
+    They stay for whole chunks: what a turn adds is the same all along one.
+    """
+    p, v = len(chunks), len(chunks[0])
+    if rank == p - 1:
+        return (Detour(np.inf, 0, 0, 0, 0, 0, 0),) * 2
+    found = []
+    mine, there = _turns(rank, p, v), _turns(p - 1, p, v)
+    for chunk in range(v):
+        turns, up = chunk * p, v - 1 - chunk
+        last_ahead, first_ahead = (np.subtract(_runs(w + turns, p, v), _runs(w, p, v)) for w in (there, mine))
+        last_back, first_back = np.array(_runs(turns + 1, p, v))[::-1], np.array(_runs(turns, p, v))[::-1]
+        between = sum(held[up] for held in chunks[rank + 1 : -1])
+        found.append(
+            Detour(
+                turns,
+                int(last_ahead @ chunks[-1] - first_ahead @ chunks[rank]),
+                int(last_back @ chunks[-1] - first_back @ chunks[rank]) + between,
+                last_ahead[-1],
+                last_back[-1],
+                first_ahead[0] * (rank == 0),
+                first_back[0] * (rank == 0),
+            )
+        )
+    start = max(found, key=lambda way: nearer + way.ahead + _USUAL_RATIO * way.back)
+    return start, max(found, key=lambda way: _USUAL_RATIO * (nearer + way.ahead) + way.back)
 
 
 def _turns(rank: int, p: int, v: int) -> int:
