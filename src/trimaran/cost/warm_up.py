@@ -103,13 +103,13 @@ def _warm_ups(split: Split) -> NDArray[np.float64]:
         pivots |= {ranks[0], ranks[-1]}
     stops = sorted(pivots)
     found, every = [], _ways(split, stops)
-    for rank, ways in zip(stops, every, strict=True):
+    nearer = np.array([every[-1][_USUAL_WAY] - ways[_USUAL_WAY] for ways in every])
+    for rank, ways, detours in zip(stops, every, _detours(split, stops, nearer), strict=True):
         turns = _turns(rank, p, v)
         runs = _runs(turns, p, v)
         ahead = sum(n * held for n, held in zip(runs, chunks[rank], strict=True))
         firsts, lasts = runs[0] * (rank == 0), runs[-1] * (rank == p - 1)
-        start, end = _detours(chunks, rank, every[-1][_USUAL_WAY] - ways[_USUAL_WAY])
-        found.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways, *start, *end))
+        found.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways, *detours))
     return np.array(found)
 
 
@@ -119,34 +119,38 @@ def _runs(turns: int, p: int, v: int) -> list[int]:
     return [periods * p + min(max(rest - chunk * p, 0), p) for chunk in range(v)]
 
 
-def _detours(chunks: list[tuple[int, ...]], rank: int, nearer: float) -> tuple[Detour, Detour]:
-    """The longest detours to and from a rank, by which the way to the last rank is `nearer` layers longer.
+def _detours(split: Split, stops: list[int], nearer: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The longest Detour to each stop and from it, one behind the other, shape (stops, 14).
 
-    They stay for whole chunks: what a turn adds is the same all along one.
+    The way to the last rank is `nearer` layers longer than that to the stop. Detours stay for whole chunks: what a turn
+    adds is the same all along one.
     """
-    p, v = len(chunks), len(chunks[0])
-    if rank == p - 1:
-        return (Detour(np.inf, 0, 0, 0, 0, 0, 0),) * 2
-    found = []
-    mine, there = _turns(rank, p, v), _turns(p - 1, p, v)
-    for chunk in range(v):
-        turns, up = chunk * p, v - 1 - chunk
-        last_ahead, first_ahead = (np.subtract(_runs(w + turns, p, v), _runs(w, p, v)) for w in (there, mine))
-        last_back, first_back = np.array(_runs(turns + 1, p, v))[::-1], np.array(_runs(turns, p, v))[::-1]
-        between = sum(held[up] for held in chunks[rank + 1 : -1])
-        found.append(
-            Detour(
-                turns,
-                int(last_ahead @ chunks[-1] - first_ahead @ chunks[rank]),
-                int(last_back @ chunks[-1] - first_back @ chunks[rank]) + between,
-                last_ahead[-1],
-                last_back[-1],
-                first_ahead[0] * (rank == 0),
-                first_back[0] * (rank == 0),
-            )
-        )
-    start = max(found, key=lambda way: nearer + way.ahead + _USUAL_RATIO * way.back)
-    return start, max(found, key=lambda way: _USUAL_RATIO * (nearer + way.ahead) + way.back)
+    p, layers = split
+    table = np.reshape(layers, (-1, p))
+    v = len(table)
+    ranks, turns = np.array(stops), np.arange(v) * p
+    chunk = np.arange(2 * p * (v + 1)) // p % v
+    # In the first so many turns: layers down and up of each stop, and turns of the first and of the last chunk.
+    down, up = (np.vstack([ranks * 0, table[of][:, ranks].cumsum(axis=0)]) for of in (chunk, v - 1 - chunk))
+    of_first, of_last = (np.concatenate([[0], (chunk == one).cumsum()]) for one in (0, v - 1))
+    since = (2 * (p - 1 - ranks) + (v - 1) * p + 1)[:, None]
+    own = np.arange(len(stops))[:, None]
+    ahead = down[since + turns, own] - down[since, own]
+    behind = table[::-1].cumsum(axis=1)
+    back = up[turns + 1, -1] + behind[:, p - 2] - behind[:, ranks].T - up[turns].T
+    at_first = (ranks == 0)[:, None]
+    ends = (
+        of_last[since[-1] + turns] - of_last[since[-1]], of_first[turns + 1],
+        (of_first[since + turns] - of_first[since]) * at_first, of_last[turns] * at_first,
+    )  # fmt: skip
+    found = (
+        np.stack([np.broadcast_to(one, ahead.shape) for one in (turns, ahead[-1] - ahead, back, *ends)], axis=2) * 1.0
+    )
+    more, back = nearer[:, None] + found[:, :, 1], found[:, :, 2]
+    best = [value.argmax(axis=1) for value in (more + _USUAL_RATIO * back, _USUAL_RATIO * more + back)]
+    chosen = np.stack([found[own[:, 0], one] for one in best], axis=1)
+    chosen[-1] = Detour(np.inf, 0, 0, 0, 0, 0, 0)
+    return chosen.reshape(len(stops), -1)
 
 
 def _turns(rank: int, p: int, v: int) -> int:
