@@ -210,7 +210,7 @@ def test_closed_form_is_exact_on_equal_stages(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.integers(2, 12), st.integers(2, 4), st.integers(0, 60), st.sampled_from([1, 2, 3, 6]), st.floats(1.2, 3.5),
+    st.integers(2, 12), st.integers(2, 4), st.integers(0, 60), st.integers(1, 2), st.floats(1.2, 3.5),
     st.floats(0.0, 0.5), st.lists(st.sampled_from([0.0, 0.3, 1.5]), min_size=4, max_size=4), st.booleans(),
 )  # fmt: skip
 def test_closed_form_of_interleaved_stages_never_exceeds_their_simulation(
@@ -218,7 +218,7 @@ def test_closed_form_of_interleaved_stages_never_exceeds_their_simulation(
 ) -> None:
     """Its ways are ways of the schedule, so none is longer than the longest; on equal stages it is among them.
 
-    But for rounds in the middle, of three groups or more: where they begin and end is not followed.
+    One or two groups of micro-batches: of the rounds between more, where they begin and end is not followed.
     """
     layers = ranks * chunks + min(more, 2 * ranks * chunks)
     model = load_model("gpt2-124m").model_copy(update={"layers": layers})
@@ -229,8 +229,8 @@ def test_closed_form_of_interleaved_stages_never_exceeds_their_simulation(
     own = [end * one for end in ends]
     times = StageTimes(one, ratio * one, one * ratio / 2, *own, send * one, send * one, blocks, one)
     closed, played = pipeline_time(grid, times).total[0], play(pipeline_runs(grid, times))[0]
-    assert closed <= played * (1 + (1e-9 if groups <= 2 else 0.02))
-    if layers % (ranks * chunks) == 0 and not any(ends):
+    assert closed <= played * (1 + 1e-9)
+    if len(set(grid.splits.splits[0][1])) == 1 and not any(ends):
         assert closed == pytest.approx(played, rel=1e-9)
 
 
