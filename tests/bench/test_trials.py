@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -242,10 +243,14 @@ def test_a_held_port_is_given_to_nobody_else_and_still_serves_its_trial() -> Non
         assert held.number not in {other.getsockname()[1] for other in others}
         for other in others:
             other.close()
-        rank_0 = socket.socket()
-        rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        rank_0.bind(("127.0.0.1", held.number))
+        early = socket.create_connection(("127.0.0.1", held.number), timeout=5)
+        rank_0 = socket.socket(fileno=os.dup(held.fileno()))
         rank_0.listen()
+        accepted, _ = rank_0.accept()
+        early.sendall(b"here")
+        assert accepted.recv(4) == b"here", "a rank that came before rank 0 is served"
+        early.close()
+        accepted.close()
         rank_0.close()
 
 

@@ -6,20 +6,22 @@ import socket
 from types import TracebackType
 from typing import Self
 
+# Ranks that may wait for rank 0; the kernel holds more to its own limit.
+_QUEUE = 1024
+
 
 class HeldPort:
-    """A port that the kernel picked, held by a bound socket for as long as this object is open.
+    """A port that the kernel picked, held by a listening socket for as long as this object is open.
 
-    The socket is bound with SO_REUSEADDR and never listens itself: the kernel then gives its
-    port to nobody who asks for any free one, while rank 0 of the trial, which asks for this one
-    with SO_REUSEADDR too, can listen on it. `fileno` may be handed to rank 0 instead, which
-    then listens on the loopback alone.
+    `fileno` is handed to rank 0 of the trial, which accepts on it. Ranks that come before rank 0 wait in the socket's
+    queue; where it did not listen yet they would be refused, and try again only after half a second.
     """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(_QUEUE)
         self.number: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> Self:
