@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trimaran.schedule import Action, actions, feeds, forwards
 from trimaran.stack import Schedule
+from trimaran.train.differentiable import backward
 from trimaran.train.gpt import Stage
 from trimaran.train.mesh import Group
 from trimaran.train.recorder import Recorder
@@ -196,7 +197,7 @@ class Engine:
                 inputs[action], outputs[action] = x, y
             elif kind == "backward":
                 dy = None if stage == last else self._received(action)
-                torch.autograd.backward(outputs.pop(forward), dy)
+                backward(outputs.pop(forward), dy)
                 x = inputs.pop(forward)
                 self._recorder.lap(kind, action)
                 if fed is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.differentiable import apply
+from trimaran.train.differentiable import apply, backward
 
 
 class _Recomputed(torch.autograd.Function):
@@ -26,7 +26,7 @@ class _Recomputed(torch.autograd.Function):
         x = saved.detach().requires_grad_()
         with torch.enable_grad():
             y = ctx.layer(x)
-        torch.autograd.backward(y, dy)
+        backward(y, dy)
         return x.grad, None
 
 
