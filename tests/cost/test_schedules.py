@@ -248,7 +248,7 @@ def test_closed_form_of_a_few_micro_batches_on_uneven_interleaved_stages_is_with
 
 
 @pytest.mark.parametrize("micro_batches", [4, 16, 256])
-def test_stages_that_share_cores_take_their_work_or_their_waiting_whichever_is_longer(micro_batches: int) -> None:
+def test_stages_that_share_cores_take_their_work_or_their_waiting_sweep_by_sweep(micro_batches: int) -> None:
     workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=micro_batches)
     cluster, stack = load_cluster("dgx-h100"), load_stack("trimaran")
     grid = LayoutGrid.from_layouts([parse_layout("pp4,mbs1,gpipe")], workload, stack)
@@ -256,10 +256,14 @@ def test_stages_that_share_cores_take_their_work_or_their_waiting_whichever_is_l
     own_cores = pipeline_time(grid, times)
     crowded = replace(times, crowding=np.array([2.0]))  # what is there counts the crowd already
     shared = pipeline_time(grid, crowded)
-    uncrowded = pipeline_time(grid, crowded.alone())
+    uncrowded = pipeline_time(grid, replace(crowded.alone(), crowding=np.array([1.0])))
     assert crowded.alone().forward == times.forward / 2
-    assert shared.total[0] == max(shared.busy[0], uncrowded.total[0])
-    assert shared.total[0] < own_cores.total[0]
+    assert max(shared.busy[0], uncrowded.total[0]) <= shared.total[0] < own_cores.total[0]
+    # a link that holds up the forwards alone leaves the cores as busy as ever with the backwards
+    forward, backward = 3.0 * times.forward[0], 3.0 * times.backward[0]
+    link = np.array([0.5 * (forward + backward)])
+    paced = pipeline_time(grid, replace(crowded, send_held=link, send_arrives=link)).total[0]
+    assert paced > (micro_batches - 1) * (link[0] + backward)
     slow_link = np.array([10.0 * times.backward[0] * 12])
     waiting = replace(crowded, send_held=slow_link, send_arrives=slow_link)
     assert pipeline_time(grid, waiting).total[0] > 2 * (micro_batches - 1) * slow_link[0]

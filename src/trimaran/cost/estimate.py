@@ -196,9 +196,12 @@ def simulated_many(
     workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, found: Estimates, calibration: Calibration
 ) -> Estimates:
     """The closed form's predictions of the grid with what waits in the pipeline (sends and bubble) simulated."""
-    runs = pipeline_runs(grid, stage_work(workload, cluster, stack, grid, calibration).times)
+    times = stage_work(workload, cluster, stack, grid, calibration).times
+    runs = pipeline_runs(grid, times)
     busy = reduce(np.add, (getattr(found, name) for name in ("forward", "backward", "recompute", "head", "tp")))
     waits = np.where(grid.pp > 1, np.maximum(play(runs) * calibration.time_scale - busy, 0.0), 0.0)
+    # Stages that share cores take longer while all of them work, of which the closed form knows and a player does not.
+    waits = np.where(times.crowding > 1.0, np.maximum(waits, found.pp + found.bubble), waits)
     sends = np.minimum(found.pp, waits)
     parts = {name: getattr(found, name) for name in TIME_PARTS} | {"pp": sends, "bubble": waits - sends}
     return replace(found, **parts, sec_per_it=_added(parts))

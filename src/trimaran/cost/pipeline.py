@@ -59,12 +59,12 @@ class StageTimes:
         return replace(self, send_held=held, send_arrives=arrives)
 
     def alone(self) -> StageTimes:
-        """The same where a stage has its cores to itself, as it has while the others wait."""
+        """Times of a stage that has its cores to itself, as it has while the others wait; `crowding` is kept."""
         if np.all(self.crowding <= 1.0):
             return self
         crowded = [f.name for f in fields(self) if f.name not in ("send_held", "send_arrives", "blocks", "crowding")]
         own = {name: getattr(self, name) / self.crowding for name in crowded}
-        return replace(self, **own, crowding=np.ones(len(self.crowding)))
+        return replace(self, **own)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints
     a hash, which is checked: should two pipelines share one, all are taken to be distinct.
     """
     keys = [grid.schedule, grid.pp, grid.vpp, grid.own_split, grid.micro_batches]
-    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name not in ("blocks", "crowding")]
+    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name != "blocks"]
     code = np.zeros(len(grid), dtype=np.uint64)
     for key in keys:
         code = (code ^ key.view(np.uint64)) * _MIX
@@ -214,7 +214,10 @@ class _Pipes:
 
 
 def _gpipe(pipe: _Pipes) -> Floats:
-    """All forwards, then all backwards: each sweep is paced by its slowest part, a rank or a link. Exact."""
+    """All forwards, then all backwards: each sweep is paced by its slowest part, a rank or a link. Exact.
+
+    Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
+    """
     t, splits, own = pipe.times, pipe.grid.splits, pipe.grid.own_split
     waits = t.send_arrives if t.blocks else 0.0
     layers = [ranks[own] for ranks in (splits.first, splits.middle, splits.last)]
@@ -224,7 +227,7 @@ def _gpipe(pipe: _Pipes) -> Floats:
     forward = np.where(between, np.maximum(forward, layers[1] * t.forward + waits), forward)
     backward = np.where(between, np.maximum(backward, layers[1] * t.backward + waits), backward)
     held = 0.0 if t.blocks else t.send_held
-    pace = np.maximum(forward, held) + np.maximum(backward, held)
+    pace = np.maximum(forward * t.crowding, held) + np.maximum(backward * t.crowding, held)
     return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
 
 
