@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,3 +106,20 @@ def test_a_memory_group_leaves_nothing_behind() -> None:
     assert not group.over_memory()
     group.close()
     assert not folder.exists()
+
+
+def test_a_sweep_removes_the_groups_of_dead_sweeps_and_of_no_living_one() -> None:
+    waiting = memory_group(0.5)
+    if waiting is None:
+        assert memory_group(None) is None
+        return
+    name = waiting.processes_file.parent.name
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left_over = waiting.processes_file.parent.with_name(name.replace(str(os.getpid()), str(dead.pid)))
+    left_over.mkdir()
+    other = [sys.executable, "-c", "from trimaran.bench.cgroup import memory_group; memory_group(0.5).close()"]
+    subprocess.run(other, check=True)
+    assert waiting.processes_file.exists(), "its ranks are still to come"
+    assert not left_over.exists()
+    waiting.close()

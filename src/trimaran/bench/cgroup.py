@@ -103,8 +103,10 @@ def _can_limit(version: int, folder: Path) -> bool:
 
 
 def _remove_left_over(parent: Path) -> None:
-    """Empty groups of harnesses that were killed; one in use cannot be removed."""
+    """Groups of harnesses that were killed; that of a living one may be empty because its ranks are still to come."""
     with contextlib.suppress(OSError):
         for folder in parent.glob(f"{_PREFIX}*"):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            if not Path("/proc", owner).exists():
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
