@@ -16,6 +16,11 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LAUNCHER_GONE = 75
 
 
+def settled(settles: tuple[str, ...], command: tuple[str, ...]) -> list[str]:
+    """The command line by which a child of this process settles (cores, cgroup, data bytes) and becomes `command`."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *settles, *command]
+
+
 def settle(launcher: int, cores: str, cgroup: str, data_bytes: str) -> None:
     """Ask the kernel for SIGKILL when the launcher dies, check that it has not yet, take cores and limits."""
     if sys.platform == "linux":

@@ -5,6 +5,7 @@ The last rank does it at the start of its third step, while the others wait for 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -15,8 +16,6 @@ from pathlib import Path
 from trimaran.train.allocator import restart_with_kept_memory
 
 restart_with_kept_memory()
-
-import faulthandler  # noqa: E402
 
 faulthandler.register(signal.SIGUSR1)
 

@@ -18,6 +18,7 @@ from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
 from trimaran.bench.launcher import Launch
 from trimaran.bench.local import LocalLauncher, LocalRanks
 from trimaran.bench.nursery import TRAINER
+from trimaran.bench.trial import Trial
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster
 from trimaran.notation import parse_layout
@@ -71,6 +72,12 @@ def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
         assert row.losses == pytest.approx(rows[0].losses, rel=1e-4), "the loss is the same on every layout"
 
 
+def trial_in(folder: Path, recipe: Recipe, cluster: Cluster, layout: str) -> Trial:
+    workspace = Workspace(folder)
+    data_dir = workspace.data(recipe)
+    return prepare_trial(recipe, cluster, parse_layout(layout), data_dir=data_dir, work_dir=workspace.trials)
+
+
 def listening_addresses(folder: Path) -> set[str]:
     """Addresses (hexadecimal, as the kernel prints them) on which processes that work in `folder` listen."""
     sockets = set()
@@ -84,10 +91,7 @@ def listening_addresses(folder: Path) -> set[str]:
 def test_ranks_listen_on_the_loopback_alone(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    workspace = Workspace(tmp_path)
-    trial = prepare_trial(
-        real, cluster, parse_layout("dp2,mbs2"), data_dir=workspace.data(real), work_dir=workspace.trials
-    )
+    trial = trial_in(tmp_path, real, cluster, "dp2,mbs2")
     seen: set[str] = set()
     row = run_trial(
         trial,
@@ -153,9 +157,7 @@ def test_a_forked_rank_learns_and_holds_what_a_started_one_does(
 def test_forked_ranks_end_with_the_process_they_were_forked_from(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    workspace = Workspace(tmp_path)
-    work_dir = workspace.trials
-    trial = prepare_trial(real, cluster, parse_layout("dp2,mbs2"), data_dir=workspace.data(real), work_dir=work_dir)
+    trial = trial_in(tmp_path, real, cluster, "dp2,mbs2")
     long = replace(trial, job=trial.job.model_copy(update={"steps": 100_000}))
 
     def kill_the_parent(_step: int) -> None:
@@ -173,10 +175,7 @@ def test_forked_ranks_end_with_the_process_they_were_forked_from(
 def test_an_interpreter_without_pytorch_is_told_by_its_ranks(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    workspace = Workspace(tmp_path)
-    trial = prepare_trial(
-        real, cluster, parse_layout("dp1,mbs4"), data_dir=workspace.data(real), work_dir=workspace.trials
-    )
+    trial = trial_in(tmp_path, real, cluster, "dp1,mbs4")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)

@@ -168,25 +168,25 @@ def test_a_variant_reaches_the_ranks_and_the_row(recipe: Recipe, cluster: Cluste
     assert plain.key != trial.key
 
 
+def tried_under(environment: dict[str, str], recipe: Recipe, cluster: Cluster, folder: Path) -> Measurement:
+    variant = Variant(environment=environment)
+    trial = prepare_trial(
+        recipe, cluster, parse_layout("dp2,mbs1"), data_dir=folder, work_dir=folder / "runs", variant=variant
+    )
+    return run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
+
+
 def test_a_network_device_that_ranks_of_one_machine_do_not_use_is_no_variant_of_theirs(
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    variant = Variant(environment={"GLOO_SOCKET_IFNAME": "eth0"})
-    trial = prepare_trial(
-        recipe, cluster, parse_layout("dp2,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant
-    )
-    row = run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
+    row = tried_under({"GLOO_SOCKET_IFNAME": "eth0"}, recipe, cluster, tmp_path)
     assert row.status == "not_run" and "GLOO_SOCKET_IFNAME is 'eth0'" in (row.evidence or "")
 
 
 def test_a_library_that_was_not_loaded_is_a_failure_and_not_a_figure(
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    variant = Variant(environment={"LD_PRELOAD": "libtcmalloc.so.0.misspelt"})
-    trial = prepare_trial(
-        recipe, cluster, parse_layout("dp2,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant
-    )
-    row = run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
+    row = tried_under({"LD_PRELOAD": "libtcmalloc.so.0.misspelt"}, recipe, cluster, tmp_path)
     assert (row.status, row.sec_per_it) == ("fail", None)
     assert (row.evidence or "").startswith("rank 0 ran without the library libtcmalloc.so.0.misspelt: it cannot be ")
 

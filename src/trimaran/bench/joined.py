@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimaran.bench.launcher import Launch
-from trimaran.bench.local import RENDEZVOUS, LocalRanks, rank_process, shared_environment
-from trimaran.bench.nursery import settled
+from trimaran.bench.local import RENDEZVOUS, LocalRanks, shared_environment, start_process
 from trimaran.bench.port import HeldPort
 from trimaran.bench.trial import WORKER
 from trimaran.noun import TrimaranError
+from trimaran.rank_process import settled
 
 JOINED = "--joined"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -105,7 +105,7 @@ class JoinedLauncher:
                 handed_over[RENDEZVOUS] = held.fileno()
             try:
                 command = settled(("-", "-", "-"), (*launch.command, JOINED))
-                ranks.add(rank_process(launch, 0, command, environment, handed_over))
+                ranks.add(start_process(launch, 0, command, environment, handed_over))
             except OSError as error:
                 ranks.kill()
                 raise TrimaranError(f"rank 0 cannot be started: {error}") from None

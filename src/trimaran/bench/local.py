@@ -16,9 +16,10 @@ from trimaran.bench.cgroup import MemoryGroup, memory_group
 from trimaran.bench.clock import capped_clock
 from trimaran.bench.launcher import Launch, TrialRefusedError
 from trimaran.bench.memory import kernel_oom_kills
-from trimaran.bench.nursery import TRAINER, Nursery, NurseryLostError, settled
+from trimaran.bench.nursery import TRAINER, Nursery, NurseryLostError
 from trimaran.bench.port import HeldPort
 from trimaran.noun import TrimaranError
+from trimaran.rank_process import settled
 
 # Where rank 0 finds the bound socket of the port at which ranks meet.
 RENDEZVOUS = "TRIMARAN_RENDEZVOUS_FD"
@@ -126,14 +127,14 @@ def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery |
     settles = (cores, group, data)
     if nursery is None:
         environment = {**shared_environment(launch), **place}
-        return rank_process(launch, rank, settled(settles, launch.command), environment, handed_over)
+        return start_process(launch, rank, settled(settles, tuple(launch.command)), environment, handed_over)
     arguments = launch.command[1 + len(TRAINER) :]
     with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
         output = (stdout.fileno(), stderr.fileno())
         return nursery.fork(settles, arguments, place, launch.out_dir, output, handed_over)
 
 
-def rank_process(
+def start_process(
     launch: Launch, rank: int, command: Sequence[str], environment: Mapping[str, str], handed_over: Mapping[str, int]
 ) -> subprocess.Popen[bytes]:
     """Start one rank. `handed_over` are descriptors by the variables that name them."""

@@ -1,6 +1,6 @@
 """Ranks of the trainer forked from one process that has imported what they need.
 
-Measured on two cores, eight ranks are ready after a second instead of nine: see `benchmarks/results/harness.md`.
+Importing takes a second of a core in every rank that is started: `benchmarks/results/harness.md` has both.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimaran import rank_process
+from trimaran.rank_process import settled
 
 # A trainer's command behind its interpreter, up to its arguments.
 # -P: a file in the current folder must not stand in for a module of the trainer's
@@ -132,8 +131,3 @@ class ForkedRank:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-
-
-def settled(settles: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The command of a process that settles (cores, group, data limit, or `-` for none) and becomes `command`."""
-    return [sys.executable, "-I", "-S", str(rank_process.__file__), str(os.getpid()), *settles, *command]

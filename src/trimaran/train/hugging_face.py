@@ -176,7 +176,8 @@ class HuggingFaceWeights:
         path = self.folder / self._file_of[stored]
         try:
             with safe_open(path, framework="pt") as file:
-                return file.get_tensor(stored)  # type: ignore[no-any-return]
+                tensor: Tensor = file.get_tensor(stored)
+                return tensor
         except (OSError, SafetensorError) as error:
             raise TrimaranError(f"{path} cannot be read ({error}): fetch it again") from None
 

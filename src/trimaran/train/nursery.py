@@ -17,11 +17,12 @@ import json
 import os
 import selectors
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from trimaran.rank_process import settle
 from trimaran.train import rank
-from trimaran.train.library_pages import Pages, resident_library_pages, touch
+from trimaran.train.touched_pages import Pages, resident_pages_of_files, touch
 
 # What a rank imports as it goes; no thread is begun by any of it, which a fork would lose.
 MODULES = ("course", "log", "loop", "mesh", "notices", "outcome", "source")
@@ -33,37 +34,45 @@ def serve(descriptor: int) -> int:
     """Fork ranks until the other end is closed. Returns the exit status: its own, or in a rank the rank's."""
     for module in MODULES:
         importlib.import_module(f"trimaran.train.{module}")
-    pages = resident_library_pages()
-    asking = socket.socket(fileno=descriptor)
-    with asking, selectors.DefaultSelector() as selector:
-        selector.register(asking, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is not asking:
-                    _tell_end(asking, key.data)
-                    selector.unregister(key.fileobj)
-                    os.close(key.fd)
-                    continue
-                message, descriptors, _, _ = socket.recv_fds(asking, _MESSAGE_BYTES, _DESCRIPTORS)
-                if not message:
-                    return 0
-                asked, parent = json.loads(message), os.getpid()
-                pid = os.fork()
-                if pid == 0:
-                    break
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.setpgid(pid, pid)  # here too: whoever is told the pid may end the group at once
-                for received in descriptors:
-                    os.close(received)
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-                asking.send(json.dumps({"pid": pid}).encode())
-            else:
+    pages, own_pid = resident_pages_of_files(), os.getpid()
+    asking, ends = socket.socket(fileno=descriptor), selectors.DefaultSelector()
+    ends.register(asking, selectors.EVENT_READ)
+    for asked, descriptors in _requests(asking, ends):
+        pid = os.fork()
+        if pid == 0:
+            _let_go(asking, ends)
+            return _become_rank(asked, descriptors, own_pid, pages)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)  # here too: whoever is told the pid may end the group at once
+        for received in descriptors:
+            os.close(received)
+        ends.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+        asking.send(json.dumps({"pid": pid}).encode())
+    return 0
+
+
+def _requests(asking: socket.socket, ends: selectors.BaseSelector) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """What is asked for, with the descriptors that came along. Meanwhile ends of ranks are told."""
+    while True:
+        for key, _ in ends.select():
+            if key.fileobj is not asking:
+                _tell_end(asking, key.data)
+                ends.unregister(key.fileobj)
+                os.close(key.fd)
                 continue
-            break
-        others = [key.fd for key in selector.get_map().values() if key.fileobj is not asking]
+            message, descriptors, _, _ = socket.recv_fds(asking, _MESSAGE_BYTES, _DESCRIPTORS)
+            if not message:
+                return
+            yield json.loads(message), descriptors
+
+
+def _let_go(asking: socket.socket, ends: selectors.BaseSelector) -> None:
+    """Close in a rank what is not its own."""
+    others = [key.fd for key in ends.get_map().values() if key.fileobj is not asking]
+    ends.close()
+    asking.close()
     for pidfd in others:
         os.close(pidfd)
-    return _become_rank(asked, descriptors, parent, pages)
 
 
 def _tell_end(asking: socket.socket, pid: int) -> None:

@@ -38,9 +38,10 @@ def goes_by_onednn(x: Tensor) -> bool:
 
 def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """X matrix^T + bias by the operator that torch.compile takes for a linear layer; autograd does not see it."""
-    y = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), matrix, bias, "none", [], "")
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), matrix, bias, "none", [], "")
     # no view, since those behind may write to it
-    return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])  # type: ignore[no-any-return]
+    shaped: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])
+    return shaped
 
 
 def goes_through_fp32(x: Tensor) -> bool:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def _idle_nodes(environment: dict[str, str]) -> int:
     return done.stdout.split().count("idle")
 
 
-def _wait_for(ready, what: str, folder: Path) -> None:  # type: ignore[no-untyped-def]
+def _wait_for(ready: Callable[[], bool], what: str, folder: Path) -> None:
     deadline = time.monotonic() + _READY_WITHIN_S
     while not ready():
         if time.monotonic() > deadline:

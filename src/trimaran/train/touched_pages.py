@@ -1,4 +1,4 @@
-"""Pages of libraries that a forked rank would have touched by importing them itself.
+"""Pages of mapped files, the libraries, that a forked rank would have touched by importing them itself.
 
 A fork takes along what a process has written, but of mapped files only their addresses: pages count as the child's
 once it touches them. A rank's measured memory has to be that of one which was started by itself, whose import touched
@@ -19,7 +19,7 @@ _PRESENT = np.uint64(1 << 63)  # Documentation/admin-guide/mm/pagemap.rst
 Pages = list[tuple[int, int]]
 
 
-def resident_library_pages() -> Pages:
+def resident_pages_of_files() -> Pages:
     """(address, bytes) of each run of pages of mapped files that this process has touched and not written."""
     found: Pages = []
     with Path("/proc/self/pagemap").open("rb") as pagemap:
