@@ -102,7 +102,7 @@ def run(contender: Contender, precision: str, data_dir: Path, out_dir: Path, ste
     job = TrainJob(
         workload=WORKLOAD,
         layout=layout,
-        stage_split=weighted_split(MODEL.layers, layout.pp, MODEL.head_in_layers(WORKLOAD.seq_len)),
+        stage_split=weighted_split(MODEL.layers, layout.pp * layout.vpp, MODEL.head_in_layers(WORKLOAD.seq_len)),
         train=TrainSettings(steps=60),
         data_dir=str(data_dir),
         out_dir=str(out_dir),
