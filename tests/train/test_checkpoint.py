@@ -72,7 +72,7 @@ def test_a_checkpoint_goes_on_on_any_layout(
     assert resumed.grad_norms == pytest.approx(undisturbed.grad_norms[4:], rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6,zero1", "dp2,mbs6,bf16,zero3", "dp1,mbs24"])
+@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6,zero1", "dp2,mbs6,bf16,zero3", "tp2,pp2,mbs6,fp16", "dp1,mbs24"])
 def test_the_same_layout_goes_on_bit_for_bit(
     train: Callable[..., Run], pool: Pool, make_job: Maker, layout: str
 ) -> None:
