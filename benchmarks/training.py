@@ -71,6 +71,7 @@ CONTENDERS = (
     Contender("transformers, accelerate DDP", HUGGING_FACE, "dp2,mbs4", "accelerate"),
     Contender("litgpt, DDP", LITGPT, "dp2,mbs4", "litgpt"),
     Contender("Trimaran, DP", TRIMARAN, "dp2,mbs4"),
+    Contender("Trimaran, DP, one sequence at a time", TRIMARAN, "dp2,mbs1"),
     Contender("plain PyTorch, ZeroRedundancyOptimizer", PLAIN, "dp2,mbs4,zero1"),
     Contender("Trimaran, ZeRO 1", TRIMARAN, "dp2,mbs4,zero1"),
     Contender("plain PyTorch, FSDP2", PLAIN, "dp2,mbs4,fsdp"),
@@ -80,6 +81,8 @@ CONTENDERS = (
     Contender("torch.distributed.pipelining, 1F1B", NATIVE_PIPELINE, "pp2,mbs1"),
     Contender("torchtitan, 1F1B", TORCHTITAN, "pp2,mbs1", "torchtitan"),
     Contender("Trimaran, 1F1B", TRIMARAN, "pp2,mbs1"),
+    Contender("Trimaran, interleaved 1F1B", TRIMARAN, "pp2,vpp2,mbs1"),
+    Contender("Trimaran, zero bubble", TRIMARAN, "pp2,mbs1,zero_bubble"),
 )
 
 

@@ -75,6 +75,9 @@ class Device(Noun):
     matmul_share: float = Field(
         default=0.0, ge=0, le=1, description="best 16-bit matmul rate measured over peak; 0: none"
     )
+    flash_share: float = Field(
+        default=0.0, ge=0, le=1, description="rate of flash attention's kernels over peak, as published; 0: none"
+    )
     context_gib: float = Field(default=0.0, ge=0, description="runtime context: CUDA, or the process itself")
     multiprocessors: int = Field(default=0, ge=0, description="SMs of a GPU, for wave quantization")
     cores: int = Field(default=0, ge=0, description="CPU cores that one slot computes with")

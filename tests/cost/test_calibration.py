@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimaran.cost.calibration import load_calibration, prior, save_calibration, shipped
+from trimaran.cost.calibration import KERNELS, learned_elsewhere, load_calibration, prior, save_calibration, shipped
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit import Observation, fit, leave_out
 from trimaran.files import load_cluster, load_model, load_stack
@@ -88,10 +88,28 @@ def test_a_bad_calibration_file_is_refused_in_one_line(tmp_path: Path, text: str
     assert "c.toml" in str(caught.value)
 
 
-def test_a_shipped_calibration_applies_by_itself_and_the_prior_elsewhere() -> None:
+def test_a_shipped_calibration_applies_by_itself_and_elsewhere_its_kernels() -> None:
     layout = parse_layout(LABELS[0])
     own = shipped(CLUSTER.name, STACK.name)
     assert own is not None
     assert own.rows > 0
     assert estimate(WORKLOAD, CLUSTER, STACK, layout).calibrated_by == own.origin
-    assert estimate(WORKLOAD, load_cluster("dgx-h100"), STACK, layout).calibrated_by == "prior"
+    h100 = load_cluster("dgx-h100")
+    assert CLUSTER.name in estimate(WORKLOAD, h100, STACK, layout).calibrated_by
+    believed, learned = prior(h100, STACK), learned_elsewhere(h100, STACK)
+    assert learned.memory != believed.memory
+    assert learned.model_copy(update={name: getattr(believed, name) for name in (*KERNELS, "origin")}) == believed
+    assert CLUSTER.name not in learned_elsewhere(h100, STACK, (CLUSTER.name,)).origin
+
+
+def test_what_no_other_cluster_of_the_kind_has_shown_is_left_to_the_prior() -> None:
+    h100 = load_cluster("dgx-h100")
+    for stack in ("torchtitan", "megatron-cpu"):
+        assert learned_elsewhere(h100, load_stack(stack)) == prior(h100, load_stack(stack))
+
+
+def test_flash_attention_begins_at_its_published_rate_where_the_device_states_one() -> None:
+    h100 = load_cluster("dgx-h100")
+    flash = prior(h100, load_stack("torch-fsdp"))
+    assert flash.gemm * flash.attention == pytest.approx(h100.device.flash_share)
+    assert prior(h100, STACK).attention == prior(CLUSTER, STACK).attention

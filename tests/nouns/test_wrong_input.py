@@ -64,7 +64,7 @@ ZERO_SAYS_SOMETHING = {
     "workload": set[str](),
     "cluster": {
         "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "cache_mib", "latency_us",
-        "matmul_share", "all_reduce_gb_s", "cores_per_node", "host_mem_gib", "price_per_device_hour",
+        "matmul_share", "flash_share", "all_reduce_gb_s", "cores_per_node", "host_mem_gib", "price_per_device_hour",
     },
     "stack": {"overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages"},
     "calibration": {"rows", "time_error", "mem_error", "dp_overlap", "micro_batch_ms", "iteration_ms", "buffer_gib"},

@@ -6,10 +6,11 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from trimaran.cluster import Cluster
-from trimaran.files import CATALOG, dump_toml
+from trimaran.files import CATALOG, dump_toml, load_cluster
 from trimaran.noun import Noun, TrimaranError, first_error
 from trimaran.stack import Stack
 
@@ -17,6 +18,9 @@ SLOW_LINK_GBPS = 50.0
 # What training keeps up of the best shape's rate alone: power and clocks (A100: fits to vTrain's and llm-foundry's
 # tables, against micro_matmul.csv).
 SUSTAINED = 0.95
+# Efficiencies that come with the software. Matrix products are the device's, links and hosts the machine's, and
+# `attention_pow2` is a quirk of one version of cuBLAS.
+KERNELS = ("attention", "memory")
 
 
 class Calibration(Noun):
@@ -62,6 +66,8 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
     stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
     if cluster.device.matmul_share:
         stated["gemm"] = SUSTAINED * cluster.device.matmul_share
+        if stack.flash_attention and cluster.device.flash_share:
+            stated["attention"] = cluster.device.flash_share / stated["gemm"]
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:
@@ -93,6 +99,39 @@ def shipped(cluster: str, stack: str) -> Calibration | None:
     return _parse(entry.read_text(encoding="utf-8"), f"calibration {entry.name}")
 
 
+def learned_elsewhere(cluster: Cluster, stack: Stack, without: tuple[str, ...] = ()) -> Calibration:
+    """The prior, with the kernels as far above or below it as the same stack's were on other clusters.
+
+    Those are the shipped calibrations of devices of the same kind, but for the clusters named in `without`.
+    benchmarks/fidelity.py says what this is worth on clusters held out.
+    """
+    base = prior(cluster, stack)
+    clusters, ratios = _kernels_elsewhere(stack, cluster.device.kind, (cluster.name, *without))
+    if not clusters:
+        return base
+    moved = {name: getattr(base, name) * ratio for name, ratio in zip(KERNELS, ratios, strict=True)}
+    return base.model_copy(update={**moved, "origin": f"prior, kernels as on {', '.join(clusters)}"})
+
+
+@cache
+def _kernels_elsewhere(stack: Stack, kind: str, without: tuple[str, ...]) -> tuple[list[str], list[float]]:
+    """Other clusters with a calibration of the stack, and by what their kernels differ from the prior on average."""
+    clusters, ratios = [], []
+    for entry in sorted(entry.name for entry in (CATALOG / "calibrations").iterdir()):
+        name = entry.removesuffix(f".{stack.name}.toml")
+        known = None if name == entry or name in without else shipped(name, stack.name)
+        cluster = load_cluster(name) if known else None
+        if known is None or cluster is None or cluster.device.kind != kind:
+            continue
+        believed = prior(cluster, stack)
+        ratio = [np.log(getattr(known, kernel) / getattr(believed, kernel)) for kernel in KERNELS]
+        # clusters of one document are fitted together, and say the same
+        if ratio not in ratios:
+            clusters.append(name)
+            ratios.append(ratio)
+    return clusters, np.exp(np.mean(ratios, axis=0)).tolist() if ratios else []
+
+
 def load_calibration(path: str | Path) -> Calibration:
     """A calibration from a TOML file; raises TrimaranError when it cannot be read."""
     try:
@@ -112,8 +151,8 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
 
 
 def resolve_calibration(cluster: Cluster, stack: Stack, given: Calibration | None = None) -> Calibration:
-    """The calibration to predict with: the given one, else the shipped one, else the prior."""
-    return given or shipped(cluster.name, stack.name) or prior(cluster, stack)
+    """The calibration to predict with: the given one, else the shipped one, else what others teach."""
+    return given or shipped(cluster.name, stack.name) or learned_elsewhere(cluster, stack)
 
 
 def _parse(text: str, source: str) -> Calibration:
