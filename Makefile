@@ -52,7 +52,7 @@ screenshots: packages $(STAMP)
 recipes: $(STAMP)
 	$(BIN)/python recipes/run_all.py
 
-bench: $(STAMP)
+bench: packages $(STAMP)
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 # The trainers of others that benchmarks/training.py runs beside this one, kept apart from what the project needs.

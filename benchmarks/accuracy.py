@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trimaran.bench.machine import machine
+from trimaran.bench.machine import hardware
 from trimaran.bench.sweep import Progress, run_sweep
 from trimaran.bench.workspace import Workspace, run_program
 from trimaran.cluster import Cluster
@@ -168,7 +168,7 @@ def main() -> None:
     report = "\n".join(
         [
             "# Predicted beside measured on one machine\n",
-            f"`python benchmarks/accuracy.py` on {machine()}; {len(texts)} layouts, {ROUNDS} trials each of {STEPS} "
+            f"`python benchmarks/accuracy.py` on {hardware()}; {len(texts)} layouts, {ROUNDS} trials each of {STEPS} "
             f"steps, {wall_min:.0f} min in all. The two trials of a layout differ by {statistics.median(repeat):.1%} "
             f"(median).{others}\n",
             render(scores, SCORES, "markdown"),

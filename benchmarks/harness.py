@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from trimaran.bench import run_sweep
-from trimaran.bench.machine import machine
+from trimaran.bench.machine import hardware
 from trimaran.bench.trial import prepare_trial
 from trimaran.bench.workspace import Workspace
 from trimaran.cluster import Cluster, Device, Link
@@ -117,7 +117,7 @@ def main() -> None:
     report = "\n".join(
         [
             "# What the harness adds to a trial\n",
-            f"`python benchmarks/harness.py` on {machine()}; medians of {REPEATS} trials of 3 steps, in turns."
+            f"`python benchmarks/harness.py` on {hardware()}; medians of {REPEATS} trials of 3 steps, in turns."
             f"{others}\n",
             render(lines, FIELDS, "markdown"),
             "\nA sweep imports PyTorch once, in a process that runs nothing and from which the ranks of all its trials "

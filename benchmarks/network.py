@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trimaran.bench import run_sweep
-from trimaran.bench.machine import machine
+from trimaran.bench.machine import hardware
 from trimaran.bench.network.measure import measure_links
 from trimaran.bench.network.switched import SwitchedNetwork
 from trimaran.bench.sweep import Prediction
@@ -103,7 +103,7 @@ def report(found: list[tuple[ShapedNetwork, Measurement]]) -> str:
     lines = [
         "# Document 003's network tables, scaled down to one machine",
         "",
-        f"{machine()}. Recipes {' and '.join(path.name for path in RECIPES)}, after a probe, no fit.",
+        f"{hardware()}. Recipes {' and '.join(path.name for path in RECIPES)}, after a probe, no fit.",
         f"Rates and payload are the document's divided by {found[0][0].scale:g}; delays are the document's.",
         "",
         "| network | layout | link asked for | link measured | predicted | measured | off | document 003 |",

@@ -1,7 +1,6 @@
 """Speed of the planner: layouts ranked and simulated a second, how far the two are apart, wall time and memory.
 
-Run by `make bench`; writes benchmarks/results/planner.md. Figures of other tools are those published or
-measured elsewhere on one core: Calculon 500 layouts a second, llm-analysis 3,900.
+Run by `make bench`; writes benchmarks/results/planner.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from trimaran.bench.machine import machine
+from trimaran.bench.machine import hardware
 from trimaran.bench.workspace import run_program
 from trimaran.cluster import Cluster
 from trimaran.files import load_cluster, write_atomically
@@ -75,7 +75,7 @@ def main() -> None:
     report = "\n".join(
         [
             "# One machine probed twice\n",
-            f"`python benchmarks/probe.py{' --full' if full else ''}` on {machine()}; 2 slots.\n",
+            f"`python benchmarks/probe.py{' --full' if full else ''}` on {hardware()}; 2 slots.\n",
             render(compared(*probes), FIELDS, "markdown"),
             *[f"\n{probe.name}: {probe.source}" for probe in probes],
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trimaran.bench.machine import machine
+from trimaran.bench.machine import hardware
 from trimaran.bench.scale import SmallRow
 from trimaran.bench.studied import measure_small
 from trimaran.bench.workspace import Workspace
@@ -38,7 +38,8 @@ FIELDS = (
 )
 HEADER = """# The five studies as recipes
 
-Every table of the five published documents is a `[[tables]]` of one of these recipes. Each runs in three ways:
+Every table of runs in the five published documents is a `[[tables]]` of one of these recipes (BigScience's two
+ramp-up schedules are no runs). Each runs in three ways:
 
 ```sh
 trimaran predict recipes/bloom-176b.toml
@@ -94,7 +95,7 @@ def main() -> None:
     found: dict[str, Measured] = {}
     for recipe in recipes:
         found[recipe.name] = measured(recipe, runs)
-        told = f"Measured on {machine().split(', Linux')[0]}.\n"
+        told = f"Measured on {hardware()}.\n"
         sections = [section(one, found.get(one.name)) for one in recipes]
         write_atomically(ROOT / "recipes" / "README.md", "\n".join([HEADER, told, *sections]))
 

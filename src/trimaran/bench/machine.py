@@ -27,11 +27,15 @@ print(json.dumps(versions))
 """
 
 
+def hardware() -> str:
+    """Processor, cores and memory in one line."""
+    return f"{processor_name()}, {usable_cores()} cores, {memory_gib():.1f} GiB"
+
+
 @functools.cache
 def machine() -> str:
-    """Processor, cores, memory and kernel in one line."""
-    system = f"{platform.system()} {platform.release()}"
-    return f"{processor_name()}, {usable_cores()} cores, {memory_gib():.1f} GiB, {system}"
+    """Hardware and kernel in one line."""
+    return f"{hardware()}, {platform.system()} {platform.release()}"
 
 
 @functools.cache

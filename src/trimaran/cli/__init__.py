@@ -12,14 +12,15 @@ _GO_ON = "what was finished is kept, the same command goes on with the rest"
 
 
 class _Terminated(BaseException):
-    """SIGTERM, as a batch system sends it: ends the verb as Ctrl-C does, so that nothing is left running."""
+    """SIGTERM or SIGUSR1, as batch systems send them: ends the verb as Ctrl-C does, so that nothing is left running."""
 
 
 def main() -> None:
     """Entry point of the `trimaran` command."""
     from trimaran.cli.app import app
 
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _terminate)
     try:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:

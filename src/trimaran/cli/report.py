@@ -27,7 +27,7 @@ def report(
     ] = None,
     form: FormatOption = OutputFormat.table,
 ) -> None:
-    """Show what was measured, predicted beside measured: as a table, a page or a figure.
+    """Show what was measured, predicted beside measured: as a table, a page or a figure; a plan as a page or a figure.
 
     Example: trimaran report runs/laptop/store.sqlite -o report.html
     """

@@ -17,6 +17,8 @@ PLAN_ENDING, TABLE_ENDING = ".json", ".csv"
 
 def measured_rows(path: Path, recipe: str | None = None) -> list[Measurement]:
     """The rows of a store, or of a CSV of the table contract. Raises TrimaranError where it cannot be read."""
+    if path.suffix == PLAN_ENDING:
+        raise TrimaranError(f"{path}: a plan is shown as a page or a figure: give -o {path.with_suffix('.html')}")
     if path.suffix == TABLE_ENDING:
         table = read_table(path)
         if refused := next((row for row in table.rows if row.error), None):

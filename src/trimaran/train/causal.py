@@ -1,7 +1,7 @@
 """Causal attention in bf16 on a CPU, as products of whole blocks of queries.
 
 The flash kernel of `scaled_dot_product_attention` works through small tiles, whose products run at half the rate of
-large ones there: it takes 45 ms a layer of 8 sequences, forward and backward, on a core of an EPYC 9004; this takes 25.
+large ones there: it takes twice the time of this (docs/training-speed.md).
 Scores exist for one block of queries at a time, and are made again in the backward.
 """
 

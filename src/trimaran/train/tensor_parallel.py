@@ -18,7 +18,7 @@ from trimaran.train.product import goes_through_fp32, linear, product
 from trimaran.train.weight import Declaring, Weight, WeightSpec
 
 # oneDNN's bf16 product of two transposed-in operands on AMX falls from 1000 to 550 GFLOP/s a core when it
-# sums over more tokens than these. Without AMX the whole sum is 3 to 10% faster.
+# sums over more tokens than these. Without AMX the whole sum is up to 10% faster.
 BF16_TOKENS = 512
 HAS_AMX = torch.cpu._is_amx_tile_supported()
 
