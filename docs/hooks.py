@@ -1,4 +1,4 @@
-"""What MkDocs takes from elsewhere: the README as home page, every verb's --help, the table columns."""
+"""What MkDocs takes from elsewhere: pages of the repository, every verb's --help, the table columns."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ from trimaran.cli.app import app
 from trimaran.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
-VERBS, TABLE, README = "<!-- verbs -->", "<!-- columns -->", "<!-- readme -->"
-# Where the site has what the README points to in the repository.
+VERBS, TABLE = "<!-- verbs -->", "<!-- columns -->"
+PAGES = {
+    "<!-- readme -->": "README.md",
+    "<!-- contributing -->": "CONTRIBUTING.md",
+    "<!-- studies -->": "recipes/README.md",
+}
+# Where the site has what these pages point to in the repository.
 MOVED = {
     "](docs/": "](",
+    "](recipes/README.md)": "](studies.md)",
     "](CONTRIBUTING.md)": "](contributing.md)",
     "](benchmarks/results)": "](fidelity.md)",
 }
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill the marks of the home page and of the reference."""
-    if README in markdown:
-        markdown = (ROOT / "README.md").read_text(encoding="utf-8")
-        for there, here in MOVED.items():
-            markdown = markdown.replace(there, here)
+    """Fill the marks of the pages that are the repository's and of the reference."""
+    for mark, file in PAGES.items():
+        if mark in markdown:
+            markdown = (ROOT / file).read_text(encoding="utf-8")
+            for there, here in MOVED.items():
+                markdown = markdown.replace(there, here)
     if VERBS in markdown:
         markdown = markdown.replace(VERBS, verbs())
     if TABLE in markdown:

@@ -83,7 +83,6 @@ class Device(Noun):
     cores: int = Field(default=0, ge=0, description="CPU cores that one slot computes with")
     clock_ghz: float = Field(default=0.0, ge=0)
     op_overhead_us: float = Field(default=0.0, ge=0, description="measured cost of one small operator; 0: prior")
-    cache_mib: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -135,7 +134,9 @@ class Cluster(Noun):
     matmul: tuple[MatmulRate, ...] = Field(default=(), description="measured by probe")
     collectives: tuple[CollectiveTime, ...] = Field(default=(), description="measured by probe")
     attention: tuple[AttentionTime, ...] = Field(default=(), description="measured by probe")
-    contention: tuple[Contention, ...] = Field(default=(), description="measured by probe; empty: see oversubscription")
+    contention: tuple[Contention, ...] = Field(
+        default=(), description="measured by probe; empty: ranks take turns on the cores"
+    )
     shaped: ShapedNetwork | None = Field(default=None, description="the nodes are namespaces of one machine, joined so")
 
     @property
@@ -185,14 +186,3 @@ class Cluster(Noun):
                 "shaped": network,
             }
         )
-
-    def oversubscription(self, devices_used: int) -> float:
-        """How many times more cores the used slots of a full node want than it has (1 or more).
-
-        A laptop's cluster file may state more slots than cores: ranks then take turns, and
-        everything they compute takes this much longer.
-        """
-        if not (self.cores_per_node and self.device.cores):
-            return 1.0
-        slots = min(devices_used, self.devices_per_machine)
-        return max(1.0, slots * self.device.cores / self.cores_per_node)

@@ -68,9 +68,9 @@ def mfu(workload: Workload, tp: int, devices: int, sec_per_it: float, peak_tflop
     return tflops_per_device(workload, tp, devices, sec_per_it, "model_flops") / peak_tflops
 
 
-def aggregate_pflops(tflops: float, devices: int, devices_per_peta: int = 1000) -> float:
+def aggregate_pflops(tflops: float, devices: int) -> float:
     """The documents' "Est. Aggr. PetaFLOPs": TFLOPs x devices / 1000 (document 000 divides by 1024)."""
-    return tflops * devices / devices_per_peta
+    return tflops * devices / 1000
 
 
 def days_to_train(sec_per_it: float, iterations: float) -> float:

@@ -78,6 +78,11 @@ class Model(Noun):
         hidden, heads = data.get("hidden"), data.get("heads")
         if not (isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0):
             return data
+        if data.get("head_dim") in (None, 0) and hidden % heads:
+            raise ValueError(
+                f"hidden {hidden} is not a multiple of heads {heads}: "
+                f"choose heads that divide hidden, or state head_dim"
+            )
         filled = dict(data)
         for name, derived in (("ffn_hidden", 4 * hidden), ("kv_heads", heads), ("head_dim", hidden // heads)):
             if data.get(name) in (None, 0):
@@ -86,11 +91,6 @@ class Model(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.heads * self.head_dim != self.hidden and self.hidden % self.heads:
-            raise ValueError(
-                f"hidden {self.hidden} is not a multiple of heads {self.heads}: "
-                f"choose heads that divide hidden, or state head_dim"
-            )
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
                 f"head_dim {self.head_dim} is odd, and rotary positions turn features in pairs: make it even"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,18 +70,31 @@ def fake_cpufreq(folder: Path) -> list[Path]:
 
 
 def test_the_clock_is_capped_for_the_trial_alone(tmp_path: Path) -> None:
-    files = fake_cpufreq(tmp_path)
-    with pytest.raises(KeyboardInterrupt), capped_clock(2.0, tmp_path):
+    files, kept = fake_cpufreq(tmp_path), tmp_path / "kept.json"
+    with pytest.raises(KeyboardInterrupt), capped_clock(2.0, tmp_path, kept):
         assert [file.read_text() for file in files] == ["2000000"] * 2
         raise KeyboardInterrupt
     assert [file.read_text() for file in files] == ["3200000\n"] * 2
     with (
         pytest.raises(TrimaranError, match=r"clock_ghz 5 is not between this machine's 0.8 and 3.2"),
-        capped_clock(5.0, tmp_path),
+        capped_clock(5.0, tmp_path, kept),
     ):
         pass
-    with pytest.raises(TrimaranError, match="no control over its clock"), capped_clock(2.0, tmp_path / "none"):
+    with pytest.raises(TrimaranError, match="no control over its clock"), capped_clock(2.0, tmp_path / "none", kept):
         pass
+    assert not kept.exists()
+
+
+def test_the_clock_that_a_killed_sweep_left_capped_is_given_back(tmp_path: Path) -> None:
+    files, kept = fake_cpufreq(tmp_path), tmp_path / "kept.json"
+    if (child := os.fork()) == 0:
+        with capped_clock(2.0, tmp_path, kept):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert [file.read_text() for file in files] == ["2000000"] * 2
+    with capped_clock(None, tmp_path, kept):
+        assert [file.read_text() for file in files] == ["3200000\n"] * 2
+    assert not kept.exists()
 
 
 def test_pinned_ranks_have_cores_of_their_own_while_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,3 +53,18 @@ def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp
 
     listed = run("report", "runs/tiny/store.sqlite", "--format", "json", cwd=tmp_path)
     assert [row["status"] for row in json.loads(listed.stdout)] == ["ok"] * len(LAYOUTS)
+
+
+def test_what_earlier_tunings_measured_or_failed_at_is_in_the_answer(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    planned = recipe.read_text().replace('layouts = ["dp1,mbs4"]', 'devices = [1]\nfixed = {recompute = "none"}')
+    recipe.write_text(planned.replace("steps = 3", "steps = 100000\ntimeout_s = 1"))
+    for _ in range(2):
+        failed = run("tune", str(recipe), "--no-train", cwd=tmp_path)
+        assert failed.returncode == 2 and "run again with --retry timeout" in failed.stderr, failed.stderr
+    recipe.write_text(planned)
+    first = run("tune", str(recipe), "--no-train", "--format", "json", cwd=tmp_path)
+    again = run("tune", str(recipe), "--no-train", "--format", "json", cwd=tmp_path)
+    assert first.returncode == again.returncode == 0, first.stderr + again.stderr
+    layouts = [sorted(row["layout"] for row in json.loads(one.stdout)) for one in (first, again)]
+    assert layouts[0] == layouts[1] and len(layouts[0]) == 3

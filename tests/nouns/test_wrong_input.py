@@ -63,7 +63,7 @@ ZERO_SAYS_SOMETHING = {
     "model": {"ffn_hidden", "kv_heads", "head_dim", "dropout"},
     "workload": set[str](),
     "cluster": {
-        "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "cache_mib", "latency_us",
+        "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "latency_us",
         "matmul_share", "flash_share", "all_reduce_gb_s", "cores_per_node", "host_mem_gib", "price_per_device_hour",
     },
     "stack": {"overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages"},

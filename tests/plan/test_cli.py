@@ -175,3 +175,10 @@ def test_why_takes_a_stated_stage_split(trimaran: Run) -> None:
     assert answer["estimate"]["stage_split"] == [5, *[6] * 10, 5]
     wrong = trimaran("plan", *BLOOM, "--why", "dp8,tp4,pp12,mbs1,split6x12")
     assert "72 layers, but PP 12 x VPP 1 = 12 stages and 70 layers are needed" in wrong.stdout
+
+
+def test_a_ramp_up_may_use_more_devices_than_the_cluster_file_has(trimaran: Run) -> None:
+    fixed = [word for choice in ("tp=1", "pp=1", "mbs=2") for word in ("--fix", choice)]
+    done = trimaran("plan", "--model", "gpt3-1b3", "--cluster", "dlperf-v100", "--devices", "64", "--gbs", "128",
+                    "--ramp-up", "64,64,5000", "--grow-nodes", *fixed, "--top", "1")  # fmt: skip
+    assert done.returncode == 0, done.stderr

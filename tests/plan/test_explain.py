@@ -76,10 +76,10 @@ def test_advice_moves_14400_wide_with_150_wide_heads_and_leaves_good_shapes_alon
     assert "hidden 14400 with 96 heads of 150" in found.sentence
 
 
-def notes(heads: int, mbs: int, **shape: int) -> str:
+def notes(heads: int, mbs: int, *, precision: str = "fp16", **shape: int) -> str:
     model = WORKLOAD.model.model_copy(update={"heads": heads, "kv_heads": heads, **shape})
     workload = WORKLOAD.model_copy(update={"model": model})
-    layout = parse_layout(f"dp8,tp4,pp12,mbs{mbs},zero1,recompute-full,fp16")
+    layout = parse_layout(f"dp8,tp4,pp12,mbs{mbs},zero1,recompute-full,{precision}")
     return "\n".join(kernel_notes(layout, workload, CLUSTER, STACK))
 
 
@@ -88,6 +88,7 @@ def test_108_heads_lose_the_fused_softmax_unless_the_micro_batch_makes_up_for_it
     assert "heads 108 / TP 4 x micro-batch 2 = 54 is not a multiple of 4" in notes(108, 2)
     assert "fused softmax" not in notes(108, 4)
     assert "fused softmax" not in notes(64, 1)
+    assert "precision is fp32" in notes(64, 1, precision="fp32")
 
 
 def test_odd_head_sizes_and_half_empty_waves_are_named() -> None:

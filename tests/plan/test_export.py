@@ -80,6 +80,8 @@ def test_torchtitan_degrees_and_micro_batches() -> None:
     assert config["training"]["local_batch_size"] == 256 // 8
     assert degrees["pipeline_parallel_microbatch_size"] == 4
     assert config["activation_checkpoint"]["mode"] == "full"
+    kept = parse_layout("dp8,mbs4,bf16").model_copy(update={"recompute_every": 2})
+    assert tomllib.loads(export(kept, LLAMA, MEGATRON, "torchtitan"))["activation_checkpoint"] == {"mode": "none"}
     sharded = tomllib.loads(export(parse_layout("dp8,mbs4,fsdp,bf16"), LLAMA, MEGATRON, "torchtitan"))
     assert sharded["parallelism"]["data_parallel_shard_degree"] == 8
     assert sharded["training"]["local_batch_size"] == 4
@@ -93,6 +95,7 @@ def test_torchtitan_degrees_and_micro_batches() -> None:
         ("megatron-lm", "dp2,place-dp-tp-pp", "placement"),
         ("megatron-deepspeed", "dp2,tp2,sp", "sequence parallelism"),
         ("megatron-deepspeed", "dp2,pp5", "24 layers on 5 stages"),
+        ("megatron-deepspeed", "dp2,recompute-full2", "every 2th layer"),
         ("torchtitan", "dp2,tp2", "TP without sequence parallelism"),
         ("torchtitan", "dp2,zero1", "ZeRO stage 1"),
         ("torchtitan", "dp2,fp16", "fp16"),

@@ -39,6 +39,11 @@ def test_samples_iterations_and_hours_add_up() -> None:
     assert found.slower_by > 0
 
 
+def test_a_ramp_up_without_samples_makes_nothing_slower() -> None:
+    nothing = workload_of("bigscience-1b3", 512, ramp_up=(512, 32, 5_000_000))
+    assert ramp_up_schedule(FULL, nothing, CLUSTER, STACK).slower_by == 0.0
+
+
 def test_dearer_restarts_make_fewer_phases() -> None:
     counts = [ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK, restart_minutes=m).restarts for m in (0.0, 15.0, 600.0)]
     assert counts == sorted(counts, reverse=True)

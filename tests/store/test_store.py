@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,7 +312,7 @@ WORKLOAD = Workload(model=Model(layers=4, hidden=64, heads=4, vocab=256), seq_le
 
 
 def key(
-    layout: str = "dp2,mbs1", workload: Workload = WORKLOAD, cluster: Cluster = CLUSTER, steps: int = 6, **other: str
+    layout: str = "dp2,mbs1", workload: Workload = WORKLOAD, cluster: Cluster = CLUSTER, steps: int = 6, **other: Any
 ) -> str:
     parsed: Layout = parse_layout(layout)
     split = parsed.stage_split or ((4,) if parsed.pp == 1 else (2, 2))
@@ -331,6 +332,7 @@ def test_trials_that_differ_in_anything_that_matters_have_different_keys() -> No
     keys = [
         key(), key("dp2,mbs2"), key("dp2,mbs1,recompute-full"), key("dp1,pp2,mbs1"), key("dp1,pp2,mbs1,split3-1"),
         key(steps=7), key(variant="OMP_NUM_THREADS=2"), key(cluster=other_device),
+        key(warmup_steps=3), key(document_mask=True),
         key(workload=WORKLOAD.model_copy(update={"global_batch": 16})),
     ]  # fmt: skip
     assert len(set(keys)) == len(keys)

@@ -14,11 +14,12 @@ from trimaran.cost.estimate import estimate
 from trimaran.files import load_cluster, load_recipe
 from trimaran.layout import Layout
 from trimaran.measurement import Measurement
+from trimaran.notation import parse_layout
 from trimaran.rows import workload_cells
 from trimaran.tune.choose import Candidate
 from trimaran.tune.search import search
-from trimaran.tune.study import LEAST_ERROR, learned, step_noise, trial_noise
-from trimaran.tune.surrogate import NOISE_STD, believe
+from trimaran.tune.study import LEAST_ERROR, candidates_of, learned, step_noise, trial_noise
+from trimaran.tune.surrogate import NOISE_STD, believe, features
 
 CANDIDATES = [Candidate(Layout(dp=dp, mbs=mbs), 1.0 + 0.1 * i, 1.0) for i, (dp, mbs) in enumerate(
     (dp, mbs) for dp in (1, 2, 4) for mbs in (1, 2, 4)
@@ -87,6 +88,25 @@ def test_the_noise_of_a_trial_comes_from_its_steps_and_its_repeats() -> None:
         assert float(np.mean(noises)) == pytest.approx(float(np.std(medians)), rel=0.15)
     assert trial_noise([row("a", (2.0, 1.0)), row("b", (2.0, 3.0))]) == NOISE_STD
     assert trial_noise([row("a", (2.0, 1.0)), row("a", (2.0, 1.2))]) == pytest.approx(np.std([0, np.log(1.2)], ddof=1))
+
+
+def test_a_layout_that_the_recipe_states_twice_is_one_candidate() -> None:
+    recipe = load_recipe(str(Path(__file__).parents[2] / "recipes" / "laptop.toml"))
+    twice = recipe.sweep.model_copy(update={"layouts": ("dp2,mbs4", "dp2,mbs4", "pp2,mbs1", "pp2,mbs1,split4-2")})
+    cluster = load_cluster("dgx-h100")
+    candidates, stated = candidates_of(
+        recipe.model_copy(update={"sweep": twice}), cluster, prior(cluster, recipe.stack)
+    )  # fmt: skip
+    own = {(one.layout.dp, one.layout.pp, one.layout.mbs) for one in candidates[:stated]}
+    assert own == {(2, 1, 4), (1, 2, 1)} and stated <= 3
+
+
+def test_layouts_that_differ_in_anything_are_apart_to_the_surrogate() -> None:
+    texts = ("pp2", "pp2,gpipe", "pp2,zero_bubble", "pp2,vpp2", "pp2,split5-3", "pp2,sp", "pp2,ps", "pp2,zero1",
+             "pp2,fp16", "pp2,recompute-full", "pp2,recompute-full2", "pp2,place-dp-tp-pp", "pp4", "tp2", "dp2",
+             "mbs2")  # fmt: skip
+    points = features([parse_layout(text) for text in texts])
+    assert len({tuple(point) for point in points}) == len(texts)
 
 
 def test_when_everything_fails_there_is_no_winner() -> None:

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trimaran.files import write_atomically
 from trimaran.noun import TrimaranError
 
 _CPUS = Path("/sys/devices/system/cpu")
+_KEPT = Path("/run/trimaran-clock.json")
 _KHZ_PER_GHZ = 1e6
 
 
 @contextmanager
-def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS) -> Iterator[None]:
+def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS, kept: Path = _KEPT) -> Iterator[None]:
     """Cap every core at `clock_ghz` inside the block (None: as it is).
 
-    Raises TrimaranError where the system has no such control, keeps it to itself, or cannot go there.
+    What was before lies in `kept` meanwhile: whoever comes after a process that was killed inside the block gives it
+    back. Raises TrimaranError where the system has no such control, keeps it to itself, or cannot go there.
     """
+    _give_back(kept)
     if clock_ghz is None:
         yield
         return
     files = sorted(cpus.glob("cpu[0-9]*/cpufreq/scaling_max_freq"))
     if not files:
         raise TrimaranError(f"clock_ghz {clock_ghz:g}: this machine gives no control over its clock: drop clock_ghz")
-    before = [file.read_text() for file in files]
+    try:
+        write_atomically(kept, json.dumps({str(file): file.read_text() for file in files}))
+    except OSError as error:
+        raise TrimaranError(
+            f"clock_ghz {clock_ghz:g}: {kept} cannot be written ({error.strerror}): run as root"
+        ) from None
     try:
         for file in files:
             _set(file, clock_ghz)
         yield
     finally:
-        for file, text in zip(files, before, strict=True):
-            if file.read_text() != text:
-                file.write_text(text)
+        _give_back(kept)
+
+
+def _give_back(kept: Path) -> None:
+    try:
+        before = json.loads(kept.read_text())
+    except FileNotFoundError:
+        return
+    for name, text in before.items():
+        if Path(name).read_text() != text:
+            Path(name).write_text(text)
+    kept.unlink()
 
 
 def _set(file: Path, clock_ghz: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from trimaran.measurement import Measurement
@@ -37,12 +37,12 @@ class Crew:
             done.set_result(work())
             self._under_way[key] = done
 
-    def finished(self) -> list[tuple[str, Measurement]]:
-        """Results not given before. Raises what a work raised."""
+    def finished(self) -> Iterator[tuple[str, Measurement]]:
+        """Results not given before, one by one. Raises what a work raised, after the results of the others."""
         done = [(key, future) for key, future in self._under_way.items() if future.done()]
-        for key, _ in done:
+        for key, future in sorted(done, key=lambda one: one[1].exception() is not None):
             del self._under_way[key]
-        return [(key, future.result()) for key, future in done]
+            yield key, future.result()
 
     def wait(self, at_most_s: float) -> None:
         """Wait until one more is finished."""

@@ -25,7 +25,7 @@ from trimaran.store import Store
 from trimaran.variant import PLAIN, Variant
 
 Happening = Literal["kept", "started", "step", "finished", "waiting"]
-_ASK_AGAIN_S = 0.5
+_ASK_AGAIN_S, _RENEW_S = 0.5, 60.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class _Sweep:
         self._rows: dict[str, Measurement] = {}
         self._walls: list[float] = []
         self._claimed: set[str] = set()
+        self._renewed = time.monotonic()
         self._crew = Crew(launcher.at_once)
 
     def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
@@ -154,6 +155,7 @@ class _Sweep:
                     time.sleep(_ASK_AGAIN_S)
                 else:
                     self._crew.wait(_ASK_AGAIN_S)
+                    self._renew_claims(wanted)
                     self._store_finished()
             open_keys = left
 
@@ -163,6 +165,13 @@ class _Sweep:
         if claimed:
             self._claimed.add(key)
         return claimed
+
+    def _renew_claims(self, wanted: Mapping[str, int]) -> None:
+        """Trials may wait in a queue for longer than a claim lasts."""
+        if time.monotonic() - self._renewed > _RENEW_S:
+            for key in self._claimed:
+                self._claim(key, wanted[key])
+            self._renewed = time.monotonic()
 
     def _store_finished(self) -> None:
         for key, row in self._crew.finished():

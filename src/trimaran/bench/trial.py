@@ -79,6 +79,8 @@ def prepare_trial(
         cluster,
         stage_split=split,
         steps=recipe.sweep.steps,
+        warmup_steps=recipe.sweep.warmup_steps,
+        document_mask=recipe.train.document_mask,
         variant=variant.text(),
     )
     job = TrainJob(

@@ -57,7 +57,7 @@ def plan(
     import json
 
     from trimaran.cli.study import study_of
-    from trimaran.plan.planner import plan_with
+    from trimaran.plan.planner import on_devices, plan_with
     from trimaran.plan.settings import fixed_choices, settings_from
     from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
     from trimaran.report.tables import render
@@ -88,7 +88,7 @@ def plan(
         from trimaran.plan.ramp_up import ramp_up_schedule
 
         schedule = ramp_up_schedule(
-            found.best.layout, study.workload, study.cluster, study.stack, study.calibration,
+            found.best.layout, study.workload, on_devices(study.cluster, found.devices), study.stack, study.calibration,
             devices=found.devices, mem_margin=found.mem_margin,
         )  # fmt: skip
     if form is OutputFormat.json:

@@ -15,5 +15,5 @@
     calibration = fit([Observation(workload, cluster, stack, layout, sec_per_it=111.9)])
 
 Both estimates take a Calibration; without one the shipped one of the (cluster, stack) applies, and without that
-the prior. Needs NumPy alone; SciPy is imported when a calibration is fitted.
+the prior. Needs NumPy alone.
 """

@@ -33,7 +33,9 @@ class Calibration(Noun):
 
     cluster: str = ""
     stack: str = ""
-    origin: str = Field(default="prior", description="what it was fitted to")
+    origin: str = Field(
+        default="prior", description="where it comes from: the prior, a fit, or the tables behind a shipped one"
+    )
     rows: int = Field(default=0, ge=0, description="measured rows behind it")
     time_error: float = Field(default=0.20, ge=0)
     mem_error: float = Field(default=0.08, ge=0)

@@ -115,30 +115,28 @@ def predict_memory(prepared: Iterable[Batch], count: int, calibration: Calibrati
     return out
 
 
-def fit(observations: Sequence[Observation], start: Calibration | None = None) -> Calibration:
+def fit(observations: Sequence[Observation]) -> Calibration:
     """The calibration that the observations, all of one stack, and the prior agree on.
 
-    `start` is the prior to hold to; by default the one of the first observation's cluster and stack.
+    The prior is the one of the first observation's cluster and stack.
     Raises TrimaranError when no row has a time or a memory.
     """
     if not any(seen.sec_per_it or seen.mem_gib for seen in observations):
         raise TrimaranError(f"fit: none of {len(observations)} rows has sec_per_it or mem_gib: nothing to fit to")
-    found = start or prior(observations[0].cluster, observations[0].stack)
+    found = prior(observations[0].cluster, observations[0].stack)
     for problem in (time_problem(observations, found), memory_problem(observations, found)):
         if problem is not None:
             found = problem.solve().apply(found)
     return found.model_copy(update={"rows": len(observations), "origin": "fit"})
 
 
-def leave_out(
-    observations: Sequence[Observation], groups: Sequence[str], start: Calibration | None = None
-) -> dict[str, Calibration]:
+def leave_out(observations: Sequence[Observation], groups: Sequence[str]) -> dict[str, Calibration]:
     """A calibration for each group, fitted to the rows of all other groups.
 
     Each is solved from the fit to all rows, with that fit's derivatives: one Gauss-Newton step from an optimum
     that a group of a few rows moves little.
     """
-    found = start or prior(observations[0].cluster, observations[0].stack)
+    found = prior(observations[0].cluster, observations[0].stack)
     out = dict.fromkeys(groups, found)
     for make in (time_problem, memory_problem):
         problem = make(observations, found)

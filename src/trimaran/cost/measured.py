@@ -86,7 +86,7 @@ class AttentionTable:
 
 
 class CollectiveTable:
-    """Time of one operation by bytes and ranks: linear in bytes between points, scaled beyond them."""
+    """Time of one operation by bytes and ranks: a power of the bytes between two points, scaled beyond them."""
 
     def __init__(self, points: Sequence[CollectiveTime], op: str) -> None:
         ranks = sorted({point.ranks for point in points if point.op == op})

@@ -69,7 +69,7 @@ class Network:
         start = calibration.collective_us * 1e-6 + hops * 2.0 * np.ceil(np.log2(np.maximum(n, 2.0)))
         time: Floats = start + passes * (n - 1) / n * size / bandwidth
         if cluster.shaped is not None:
-            time = self._gloo_ring(passes, size, where)
+            time = np.where(where.crosses, self._gloo_ring(passes, size, where), time)
         if self._all_reduce:
             measured = self._all_reduce.time(size, np.maximum(n, 2.0)) / calibration.intra_bandwidth
             known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
@@ -115,19 +115,21 @@ class Network:
         data makes a message hold the link for `send_delays` delays more than its bytes need.
         """
         cluster, calibration = self.cluster, self.calibration
-        if self._send:
-            measured = self._send.time(size, np.full(np.shape(size), 2.0))
-            if cluster.shaped is None:
-                return measured, measured
-            # The receiver asks for the next message when it has taken this one: a round trip, and then the bytes.
-            one_way, wire = cluster.inter.latency_us * 1e-6, size * rivals / cluster.inter.bytes_per_s
-            paced = np.where(crosses, np.maximum(wire, measured) + 2.0 * one_way, measured)
-            return paced, np.where(crosses, measured + wire + one_way, measured)
         intra = self._inside(calibration.send_bandwidth)
         inter = self._across(calibration.send_bandwidth, rivals, intra)
         delay = np.where(crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
         held = size / np.where(crosses, inter, intra) + calibration.send_delays * delay
-        return held, held + calibration.collective_us * 1e-6
+        arrives = held + calibration.collective_us * 1e-6
+        if self._send:
+            measured = self._send.time(size, np.full(np.shape(size), 2.0))
+            if cluster.shaped is None:
+                # a probe saw one node
+                return np.where(crosses, held, measured), np.where(crosses, arrives, measured)
+            # The receiver asks for the next message when it has taken this one: a round trip, and then the bytes.
+            one_way, wire = cluster.inter.latency_us * 1e-6, size * rivals / cluster.inter.bytes_per_s
+            paced = np.where(crosses, np.maximum(wire, measured) + 2.0 * one_way, measured)
+            return paced, np.where(crosses, measured + wire + one_way, measured)
+        return held, arrives
 
     def serve(self, size: Floats, where: Group) -> Floats:
         """Seconds in which one rank of a group takes in the sum of `size` bytes and sends the result to all.

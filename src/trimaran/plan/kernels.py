@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from trimaran.cluster import Cluster
+from trimaran.cost.compute import ALIGNMENT
 from trimaran.layout import Layout
 from trimaran.model import padded_vocab
 from trimaran.stack import Stack
@@ -18,8 +19,6 @@ from trimaran.workload import Workload
 
 # The tile that GPU matrix libraries prefer for large products (NVIDIA, Matrix Multiplication Background).
 TILE = 128
-# Tensor cores want 16-bit sizes in multiples of 8 elements (16 bytes).
-ALIGNMENT = 8
 # Idle shares below this are not worth a sentence.
 _WORTH_SAYING = 0.08
 
@@ -28,12 +27,18 @@ def kernel_notes(layout: Layout, workload: Workload, cluster: Cluster, stack: St
     """What the shapes of this layout cost in tiles, waves, alignment and fused kernels; empty on a CPU."""
     if not cluster.device.multiprocessors:
         return ()
-    return (*_softmax(layout, workload, stack), *_alignment(layout, workload), *_waves(layout, workload, cluster))
+    return (
+        *_softmax(layout, workload, stack),
+        *_alignment(layout, workload),
+        *_waves(layout, workload, cluster, stack),
+    )
 
 
 def _softmax(layout: Layout, workload: Workload, stack: Stack) -> Iterator[str]:
     if stack.flash_attention or not stack.fused_softmax:
         return
+    if layout.precision == "fp32":
+        yield "fused softmax is not eligible: it takes 16-bit scores, and precision is fp32"
     heads = workload.model.heads // layout.tp
     if heads * layout.mbs % 4:
         yield (
@@ -42,6 +47,8 @@ def _softmax(layout: Layout, workload: Workload, stack: Stack) -> Iterator[str]:
         )
     if workload.seq_len > stack.fused_softmax_max_seq:
         yield f"fused softmax is not eligible: seq_len {workload.seq_len} exceeds {stack.fused_softmax_max_seq}"
+    if workload.seq_len % 4 or workload.seq_len <= 16:
+        yield f"fused softmax is not eligible: seq_len {workload.seq_len} is not a multiple of 4 above 16"
 
 
 def _alignment(layout: Layout, workload: Workload) -> Iterator[str]:
@@ -58,7 +65,7 @@ def _alignment(layout: Layout, workload: Workload) -> Iterator[str]:
             yield f"{name} {size} is not a multiple of {ALIGNMENT}, which tensor cores want"
 
 
-def _waves(layout: Layout, workload: Workload, cluster: Cluster) -> Iterator[str]:
+def _waves(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> Iterator[str]:
     """The layer's largest products and the head: tiles of the output in waves over the multiprocessors."""
     model, t = workload.model, layout.tp
     tokens, sms = layout.mbs * workload.seq_len, cluster.device.multiprocessors
@@ -68,7 +75,7 @@ def _waves(layout: Layout, workload: Workload, cluster: Cluster) -> Iterator[str
         "ffn down": model.hidden,
     }
     if model.head == "vocabulary":
-        products["logits"] = padded_vocab(model.vocab, t) // t
+        products["logits"] = (padded_vocab(model.vocab, t) if stack.pads_vocab else model.vocab) // t
     for name, columns in products.items():
         tiles = math.ceil(tokens / TILE) * math.ceil(columns / TILE)
         waves = math.ceil(tiles / sms)

@@ -54,8 +54,8 @@ class RampUpSchedule(Noun):
 
     @property
     def slower_by(self) -> float:
-        """How much longer the ramped training takes than one at the full batch, relatively."""
-        return self.hours / self.fixed_batch_hours - 1.0
+        """How much longer the ramped training takes than one at the full batch, relatively; 0 without samples."""
+        return self.hours / self.fixed_batch_hours - 1.0 if self.fixed_batch_hours else 0.0
 
 
 class _Steps:
@@ -125,7 +125,7 @@ def ramp_up_schedule(
 
 
 def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:
-    """The layout under every DP and micro-batch up to its own, its own last."""
+    """The layout under every DP that `devices` allow and every micro-batch up to its own, its own last."""
     most = min(devices // (layout.tp * layout.pp), workload.global_batch)
     found = [
         layout.model_copy(update={"dp": dp, "mbs": mbs})

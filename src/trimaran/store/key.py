@@ -10,6 +10,8 @@ from trimaran.layout import Layout
 from trimaran.stack import Stack
 from trimaran.workload import Workload
 
+USUAL_WARMUP_STEPS = 2
+
 
 def trial_key(
     workload: Workload,
@@ -19,6 +21,8 @@ def trial_key(
     *,
     stage_split: tuple[int, ...],
     steps: int,
+    warmup_steps: int = USUAL_WARMUP_STEPS,
+    document_mask: bool = False,
     variant: str = "",
 ) -> str:
     """A hash of all that defines a trial, the same in every process and on every day.
@@ -42,6 +46,11 @@ def trial_key(
         "steps": steps,
         "variant": variant,
     }
+    # said where they are not as usual, so that stores from before they counted still know their trials
+    if warmup_steps != USUAL_WARMUP_STEPS:
+        stated["warmup_steps"] = warmup_steps
+    if document_mask:
+        stated["document_mask"] = True
     if cluster.shaped is not None:
         stated["network"] = cluster.shaped.model_dump(mode="json", exclude={"name"})
     canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))

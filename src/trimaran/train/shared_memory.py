@@ -1,8 +1,8 @@
 """Collectives through shared memory, for CPU ranks of one machine.
 
 Gloo moves every byte through loopback sockets. Here each rank copies its tensor where the others can read it, and
-adds up theirs: an all-reduce of 384 KiB between two ranks takes a sixth of the time (docs/training-speed.md). Ranks wait on POSIX semaphores, so that those who share a core
-do not burn each other's time.
+adds up theirs: an all-reduce of 384 KiB between two ranks takes a sixth of the time (docs/training-speed.md). Ranks
+wait on POSIX semaphores, so that those who share a core do not burn each other's time.
 """
 
 from __future__ import annotations

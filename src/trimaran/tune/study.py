@@ -48,7 +48,7 @@ PLANNED = 100
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found: the winner, every row in the order measured, and how certain it is."""
+    """What tuning found: the winner, every row in the order in which it came to be known, and how certain it is."""
 
     winner: Layout
     winning_row: Measurement
@@ -87,11 +87,10 @@ def tune(
     if network is not None:
         cluster = cluster.on(network)
     calibration = resolve_calibration(cluster, recipe.stack)
-    candidates = candidates_of(recipe, cluster, calibration)
+    candidates, stated = candidates_of(recipe, cluster, calibration)
     require_torch("tune")
     say("preparing the text (done once)")
     data = workspace.data(recipe)
-    stated = len(stated_layouts(recipe))
     say(f"{len(candidates)} candidate layouts, {stated} of them stated by the recipe")
     predictions = {
         c.layout: Prediction(sec_per_it=c.predicted_sec_per_it, mem_gib=c.predicted_mem_gib) for c in candidates
@@ -196,14 +195,13 @@ def _only_network(recipe: Recipe) -> ShapedNetwork | None:
     return networks[0] if networks else None
 
 
-def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) -> list[Candidate]:
-    """The recipe's own layouts, then the plan's best, each once.
+def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) -> tuple[list[Candidate], int]:
+    """The recipe's own layouts, then the plan's best, each once; and how many are the recipe's own.
 
     Raises TrimaranError for a stated layout that breaks a rule, or when nothing can be planned.
     """
     workload, stack = recipe.workload, recipe.stack
     check_stated_layouts(recipe, cluster)
-    layouts = stated_layouts(recipe)
     settings = PlanSettings(
         device_counts=recipe.sweep.devices,
         top=PLANNED,
@@ -211,16 +209,21 @@ def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) ->
         mem_margin=recipe.sweep.mem_margin,
     )
     planned = plan_with(workload, cluster, stack, settings, calibration)
+    layouts = stated_layouts(recipe)
+    own = {_resolved(layout, recipe) for layout in layouts}
     layouts += [entry.layout for entry in planned.entries]
     distinct: dict[Layout, Layout] = {}
     for layout in layouts:
-        resolved = layout.model_copy(update={"stage_split": resolve_split(layout, workload, stack)})
-        distinct.setdefault(resolved, layout)
+        distinct.setdefault(_resolved(layout, recipe), layout)
     candidates = []
     for layout in distinct.values():
         predicted = estimate(workload, cluster, stack, layout, calibration)
         candidates.append(Candidate(layout, predicted.sec_per_it, predicted.reported_mem_gib))
-    return candidates
+    return candidates, len(own)
+
+
+def _resolved(layout: Layout, recipe: Recipe) -> Layout:
+    return layout.model_copy(update={"stage_split": resolve_split(layout, recipe.workload, recipe.stack)})
 
 
 def observations(
@@ -266,8 +269,8 @@ def _tuned(
     candidates: list[Candidate], found: Found, rows: dict[int, Measurement], cluster: Cluster, recipe: Recipe
 ) -> Tuned:
     if found.best is None:
-        ends = ", ".join(f"{candidates[index].layout} {rows[index].status}" for index in found.order[:4])
-        first = rows[found.order[0]]
+        ends = ", ".join(f"{candidates[index].layout} {row.status}" for index, row in list(rows.items())[:4])
+        first = next(iter(rows.values()))
         told = (first.evidence or "no evidence").strip().splitlines()[0]
         raise TrimaranError(
             f"none of {recipe.name}'s {len(rows)} layouts that were tried ran ({ends}); first: {told}; "
@@ -276,7 +279,7 @@ def _tuned(
     return Tuned(
         winner=candidates[found.best].layout,
         winning_row=rows[found.best],
-        rows=tuple(rows[index] for index in found.order),
+        rows=tuple(rows.values()),
         verdict=found.verdict,
         cluster=cluster,
     )

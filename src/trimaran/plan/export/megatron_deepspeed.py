@@ -27,6 +27,7 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
             (layout.sequence_parallel, "sequence parallelism"),
             (layout.recompute == "selective", "selective recompute"),
+            (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),
             (model.layers % layout.pp > 0 and not ends_count, f"{model.layers} layers on {layout.pp} stages"),
@@ -48,7 +49,7 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
     flags += [*parallel_flags(layout), *batch_flags(layout, workload)]
     if layout.recompute == "full":
         flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
-        flags.append(f"--checkpoint-num-layers {layout.recompute_every}")
+        flags.append("--checkpoint-num-layers 1")
     if ends_count:
         flags.append("--pp-partition-method 'type:transformer|embedding'")
     if layout.pp == 1:

@@ -51,7 +51,7 @@ def _config(layout: Layout, workload: Workload) -> dict[str, Any]:
     recompute: dict[str, Any] = {"mode": layout.recompute}
     if layout.recompute == "selective":
         recompute["selective_ac_option"] = "op"
-    elif layout.recompute_every > 1:
+    elif layout.recompute == "full" and layout.recompute_every > 1:
         recompute = {"mode": "selective", "selective_ac_option": str(layout.recompute_every)}
     return {
         "training": {
