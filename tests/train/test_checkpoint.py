@@ -16,8 +16,9 @@ import torch
 from pool import Pool, Run
 from shapes import SMALL
 from trimaran.recipe import TrainJob
-from trimaran.train import checkpoint_storage
+from trimaran.train import checkpoint_storage, manifest
 from trimaran.train.checkpoint import Saver, resume
+from trimaran.train.course import Course
 from trimaran.train.loop import Trainer
 from trimaran.train.manifest import folder_name, read_manifest, saved_steps
 from trimaran.train.mesh import GroupFactory, build_mesh
@@ -185,13 +186,36 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_the_training_goes_on
     assert saved_steps(tmp_path) == [6, 2]
 
 
+def alone(job: TrainJob) -> Trainer:
+    """A trainer of one rank, in this process."""
+    device = torch.device("cpu")
+    mesh = build_mesh(job.layout, 0, range(1), GroupFactory(device))
+    assert mesh is not None
+    return Trainer(job, mesh, open_data(job)[0], device)
+
+
+def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
+    make_job: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("dp1,mbs24", steps=1).model_copy(update={"checkpoint_dir": str(tmp_path), "resume": True})
+    trainer = alone(job)
+    course = Course(trainer, None, lambda notice: None, lambda: None)
+    trainer.step()
+    course.finish()
+
+    block, signs = 1 << 12, []
+    monkeypatch.setattr(manifest, "_READ_BYTES", block)
+    Course(alone(job.model_copy(update={"steps": 2})), None, lambda notice: None, lambda: signs.append("alive"))
+    saved = tmp_path / "step-00000001"
+    written = read_manifest(saved)
+    blocks = sum(-(-(saved / name).stat().st_size // block) for name in ("manifest.json", *written.files))
+    assert len(signs) == blocks + len(written.tensors)
+
+
 def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     make_job: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, device = make_job("dp1,mbs24", steps=6), torch.device("cpu")
-    mesh = build_mesh(job.layout, 0, range(1), GroupFactory(device))
-    assert mesh is not None
-    trainer, later = (Trainer(job, mesh, open_data(job)[0], device) for _ in range(2))
+    trainer, later = (alone(make_job("dp1,mbs24", steps=6)) for _ in range(2))
     disk_is_free, write = threading.Event(), checkpoint_storage._write_safetensors
 
     def write_once_free(*arguments: Any) -> str:

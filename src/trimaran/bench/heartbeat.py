@@ -8,15 +8,15 @@ from pathlib import Path
 
 from trimaran.bench.limits import Limits
 
-_STEP = "step"
-_START_UP = ("import_torch", "connect", "build", "resume")
+_STEP, _RESUME = "step", "resume"
+_START_UP = ("import_torch", "connect", "build", _RESUME)
 
 
 class Pulse:
     """Watches `heartbeat.<rank>` files and the lines of `log.jsonl` in a trial's folder.
 
     A rank writes the name of each phase of its start-up into its heartbeat file, and `step` when steps begin;
-    afterwards it sets the file's time, several times a step.
+    afterwards it sets the file's time, several times a step, and with all that it reads of a checkpoint.
 
     Ages are measured on this process's monotonic clock from the moment a change was seen, so
     that neither a clock that is set nor a laptop that sleeps looks like a hang.
@@ -58,12 +58,16 @@ class Pulse:
     def silent(self, running: list[int], limits: Limits) -> str | None:
         """A sentence naming the rank among `running` that has been silent too long, or None."""
         now = time.monotonic()
-        for rank in sorted(running, key=lambda rank: self._seen_at[rank]):
-            age, allowed = now - self._seen_at[rank], self._allowed_s(rank, limits)
+        for rank in sorted(running, key=self._last_sign_at):
+            age, allowed = now - self._last_sign_at(rank), self._allowed_s(rank, limits)
             if age > allowed:
                 when = f"after step {self.steps}" if self.steps else self._start_of(rank)
                 return f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed"
         return None
+
+    def _last_sign_at(self, rank: int) -> float:
+        # of ranks that resume, those with less of the checkpoint to read wait for the others, without a sign
+        return max(self._seen_at) if self._phase[rank] == _RESUME else self._seen_at[rank]
 
     def _allowed_s(self, rank: int, limits: Limits) -> float:
         # loading libraries and connecting is no step, and neither is leaving with a result written

@@ -272,11 +272,12 @@ def _differing(path: str, before: Any, now: Any) -> Iterator[_Difference]:
         yield _Difference(path, before, now)
 
 
-def resume(trainer: Trainer, folder: Path, tell: Tell) -> bool:
+def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None] = lambda: None) -> bool:
     """Put `trainer` where the newest whole checkpoint in `folder` was; False where there is none.
 
-    All ranks must call it. One that is not whole is told of and passed over. Raises TrimaranError where none of
-    several is whole, or the recipe has changed.
+    All ranks must call it. One that is not whole is told of and passed over. What is read gives signs of life
+    (`alive`); a rank that waits for another to read gives none. Raises TrimaranError where none of several is whole,
+    or the recipe has changed.
     """
     world = trainer.mesh.world
     passed_over = 0
@@ -285,7 +286,7 @@ def resume(trainer: Trainer, folder: Path, tell: Tell) -> bool:
         checkpoint = folder / folder_name(step)
         damage = None
         try:
-            verify(checkpoint, world.index, world.size)
+            verify(checkpoint, world.index, world.size, alive)
         except DamagedError as error:
             damage = str(error)
         if not _any(damage is not None, trainer):
@@ -295,7 +296,7 @@ def resume(trainer: Trainer, folder: Path, tell: Tell) -> bool:
                 {
                     "kind": "damaged",
                     "step": step,
-                    "text": f"checkpoint {checkpoint} is passed over: {_damage(checkpoint)}",
+                    "text": f"checkpoint {checkpoint} is passed over: {_damage(checkpoint, alive)}",
                 }
             )
         passed_over += 1
@@ -306,26 +307,26 @@ def resume(trainer: Trainer, folder: Path, tell: Tell) -> bool:
         return False
     manifest = read_manifest(checkpoint)
     changed = differences(manifest, trainer.job)
-    load_pieces(checkpoint, wanted_pieces(trainer))
+    load_pieces(checkpoint, wanted_pieces(trainer), alive)
     trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
     if world.index == 0:
         tell({"kind": "resumed", "step": step, "path": str(checkpoint), "layout": manifest.layout, "changed": changed})
     return True
 
 
-def load_pieces(checkpoint: Path, pieces: Iterable[Piece]) -> None:
+def load_pieces(checkpoint: Path, pieces: Iterable[Piece], alive: Callable[[], None]) -> None:
     """Fill the pieces from a checkpoint, by this rank alone. Raises TrimaranError where it does not hold them."""
     try:
-        load({}, storage_reader=FolderReader(checkpoint), planner=PieceLoadPlanner(list(pieces)), no_dist=True)
+        load({}, storage_reader=FolderReader(checkpoint, alive), planner=PieceLoadPlanner(list(pieces)), no_dist=True)
     except DamagedError as error:
         raise TrimaranError(f"checkpoint {checkpoint}: {error}") from None
     except CheckpointException as error:
         raise TrimaranError(f"checkpoint {checkpoint}: {_first_reason(error)}") from None
 
 
-def _damage(checkpoint: Path) -> str:
+def _damage(checkpoint: Path, alive: Callable[[], None]) -> str:
     try:
-        verify(checkpoint)
+        verify(checkpoint, alive=alive)
     except DamagedError as error:
         return str(error)
     return "another rank could not read it"

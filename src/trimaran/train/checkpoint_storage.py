@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -265,11 +265,12 @@ class PieceLoadPlanner(LoadPlanner):
 class FolderReader(StorageReader):
     """Reads a checkpoint's tensors, converting their precision to that of the memory they go to.
 
-    Raises DamagedError where the manifest cannot be read or names a type of number that is not known.
+    `alive` is called with each piece read. Raises DamagedError where the manifest cannot be read or names a type of
+    number that is not known.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Path, alive: Callable[[], None]) -> None:
+        self._checkpoint, self._alive = checkpoint, alive
         self._manifest = read_manifest(checkpoint)
         self._metadata = Metadata({name: _metadata(name, saved) for name, saved in self._manifest.tensors.items()})
 
@@ -303,6 +304,7 @@ class FolderReader(StorageReader):
             try:
                 with safe_open(self._checkpoint / name, framework="pt") as file:
                     for item in items:
+                        self._alive()
                         _read(file, item, planner)
             except (SafetensorError, OSError) as error:
                 raise DamagedError(f"{name} cannot be read ({error})") from None

@@ -54,7 +54,7 @@ class Course:
         folder = Path(job.checkpoint_dir)
         group = saving_group(trainer.mesh.world.ranks)
         self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
-        if job.resume and resume(trainer, folder, tell):
+        if job.resume and resume(trainer, folder, tell, alive):
             self._saved_at = trainer.step_number
             if trainer.step_number >= job.steps:
                 raise TrimaranError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -98,15 +98,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise DamagedError(f"{path.name} is not one: {first_error(error)}") from None
 
 
-def verify(checkpoint: Path, share: int = 0, shares: int = 1) -> None:
+def verify(checkpoint: Path, share: int = 0, shares: int = 1, alive: Callable[[], None] = lambda: None) -> None:
     """Read every `shares`-th file of a checkpoint in full and compare it with its checksum.
 
-    The manifest is checked whatever the share. Raises DamagedError.
+    The manifest is checked whatever the share. `alive` is called with each block read: a large checkpoint takes
+    minutes. Raises DamagedError.
     """
     sums = _read_sums(checkpoint)
-    _check(checkpoint, MANIFEST_NAME, sums)
+    _check(checkpoint, MANIFEST_NAME, sums, alive)
     for name in read_manifest(checkpoint).files[share::shares]:
-        _check(checkpoint, name, sums)
+        _check(checkpoint, name, sums, alive)
 
 
 def write_durably(path: Path, content: bytes) -> str:
@@ -144,17 +145,23 @@ def _parsed(lines: list[str]) -> Iterator[tuple[str, str]]:
         yield match[2], match[1]
 
 
-def _check(checkpoint: Path, name: str, sums: dict[str, str]) -> None:
+def _check(checkpoint: Path, name: str, sums: dict[str, str], alive: Callable[[], None]) -> None:
     if name not in sums:
         raise DamagedError(f"{SUMS_NAME} has no line for {name}")
     seen = hashlib.sha256()
-    try:
-        with (checkpoint / name).open("rb") as file:
-            while block := file.read(_READ_BYTES):
-                seen.update(block)
-    except OSError as error:
-        raise DamagedError(f"{name} cannot be read ({error.strerror})") from None
+    for block in _blocks(checkpoint / name):
+        alive()
+        seen.update(block)
     if seen.hexdigest() != sums[name]:
         raise DamagedError(
             f"{name} has changed: its checksum is {seen.hexdigest()[:12]}, written was {sums[name][:12]}"
         )
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                yield block
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from None
