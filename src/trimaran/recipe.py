@@ -268,3 +268,8 @@ class TrainJob(Noun):
                 f"PP {self.layout.pp} x VPP {self.layout.vpp}"
             )
         return self
+
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints are written; those that are there can be gone on from whether or not."""
+        return self.checkpoint_dir is not None and self.train.checkpoint_every != 0

@@ -73,7 +73,12 @@ def test_a_new_training_keeps_the_checkpoints_of_the_one_before(tmp_path: Path) 
     assert "checkpoints of an earlier training are kept in runs/tiny/checkpoints-1" in again.stderr
     assert (tmp_path / "runs/tiny/checkpoints-1/step-00000012/manifest.json").exists()
 
-    recipe.write_text(recipe.read_text().replace("hidden = 32", "hidden = 64").replace("steps = 12", "steps = 20"))
+    recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 20\ncheckpoint_every = 0"))
+    unsaved = run(*train, "--resume", cwd=tmp_path)
+    assert unsaved.returncode == 0 and "going on from step 12 of" in unsaved.stderr, unsaved.stderr
+    assert [entry.name for entry in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step-00000012"]
+
+    recipe.write_text(recipe.read_text().replace("hidden = 32", "hidden = 64"))
     refused = run(*train, "--resume", cwd=tmp_path)
     assert refused.returncode == 2
     assert "workload.model.hidden is 64, the checkpoint has 32" in refused.stderr

@@ -33,8 +33,8 @@ def train(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
     """Train up to `steps` of 6, saving into one folder, or going on from it."""
 
     def run(layout: str, steps: int, *, resume: bool = False, **changes: object) -> Run:
-        settings = {"steps": 6, "checkpoint_every": 2, "seed": changes.pop("seed", 1234)}
-        job = make_job(layout, **changes, **settings)
+        settings = {"steps": 6, "checkpoint_every": 2, "seed": 1234} | changes
+        job = make_job(layout, **settings)
         update = {"steps": steps, "checkpoint_dir": str(tmp_path), "resume": resume}
         return pool.run(job.model_copy(update=update))
 
@@ -134,6 +134,13 @@ def test_where_no_checkpoint_is_whole_the_training_is_refused(train: Callable[..
     (tmp_path / "step-00000002" / "manifest.json").unlink()
     (refused,) = train("dp1,mbs24", 4, resume=True).of_kind("refused")
     assert "none of the 1 in" in refused["text"]
+
+
+def test_a_training_that_saves_nothing_goes_on_from_what_is_there(train: Callable[..., Run], tmp_path: Path) -> None:
+    train("dp2,mbs12", 2)
+    resumed = train("dp2,mbs12", 4, resume=True, checkpoint_every=0)
+    assert resumed.of_kind("resumed")[0]["step"] == 2 and len(resumed.losses) == 2
+    assert saved_steps(tmp_path) == [2] and not resumed.of_kind("saved")
 
 
 def test_the_newest_are_kept_and_nothing_else_is_left(train: Callable[..., Run], tmp_path: Path) -> None:

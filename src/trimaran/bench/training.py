@@ -69,9 +69,7 @@ def run_training(
     if checkpoints in kept:
         on_notice(f"checkpoints of an earlier training are kept in {kept[checkpoints]}; --resume would have gone on")
     update: dict[str, Any] = {"out_dir": str(out_dir.resolve()), "resume": resume, "track": True}
-    update["trace_steps"] = trace_steps
-    if recipe.train.checkpoint_every != 0:
-        update["checkpoint_dir"] = str(checkpoints.resolve())
+    update |= {"trace_steps": trace_steps, "checkpoint_dir": str(checkpoints.resolve())}
     if resume and (earlier := _newest_log(out_dir)):
         update["earlier_log"] = str(earlier.resolve())
     teller = Teller(out_dir, on_step, on_notice)

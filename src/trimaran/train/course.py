@@ -46,14 +46,15 @@ class Course:
         self._every = job.train.checkpoint_every
         self._saver: Saver | None = None
         self._saved_at = -1
-        if job.checkpoint_dir is None or self._every == 0:
+        if job.checkpoint_dir is None or not (job.saves or job.resume):
             return
         # a second of start-up that trials do not need
         from trimaran.train.checkpoint import Saver, resume, saving_group
 
         folder = Path(job.checkpoint_dir)
-        group = saving_group(trainer.mesh.world.ranks)
-        self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
+        if job.saves:
+            group = saving_group(trainer.mesh.world.ranks)
+            self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
         if job.resume and resume(trainer, folder, tell, alive):
             self._saved_at = trainer.step_number
             if trainer.step_number >= job.steps:

@@ -98,7 +98,7 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
         from trimaran.train.notices import Notices
         from trimaran.train.outcome import write_result
 
-    stop = None if job.checkpoint_dir is None else StopSignals()
+    stop = StopSignals() if job.saves else None
     device = choose_device(job)
     with phases.time("connect"):
         if world_size > 1:
