@@ -181,6 +181,13 @@ def test_another_recipe_is_refused_with_both_values(
     assert sentence in refused["text"]
 
 
+def test_another_name_is_no_other_model(train: Callable[..., Run]) -> None:
+    train("dp1,mbs24", 2)
+    renamed = SMALL.model_copy(update={"name": "folder-that-was-moved"})
+    (resumed,) = train("dp1,mbs24", 4, resume=True, model=renamed).of_kind("resumed")
+    assert resumed["step"] == 2 and resumed["changed"] == ()
+
+
 def test_a_checkpoint_that_cannot_be_written_is_told_of_and_the_training_goes_on(
     train: Callable[..., Run], tmp_path: Path
 ) -> None:

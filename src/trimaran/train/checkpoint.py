@@ -40,6 +40,7 @@ from trimaran.train.manifest import (
 )
 from trimaran.train.notices import Tell
 from trimaran.train.pieces import Piece, pieces_of
+from trimaran.train.source import immaterial_fields
 
 # A rank that waits longer than this for the others' part of a checkpoint has lost them.
 SAVE_TIMEOUT = timedelta(minutes=30)
@@ -249,6 +250,7 @@ def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
     Raises TrimaranError naming both values where the training could not go on.
     """
     told = []
+    free = {*_FREE, *(f"workload.model.{field}" for field in immaterial_fields(job.workload.model))}
     for part, before, now in (
         ("workload", manifest.workload, job.workload.model_dump(mode="json")),
         ("train", manifest.train, job.train.model_dump(mode="json")),
@@ -256,11 +258,12 @@ def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
     ):
         for difference in _differing(part, before, now):
             field = difference.field
+            if field in free:
+                continue
             sentence = f"{field} is {difference.now}, the checkpoint has {difference.before}"
             if any(field == fixed or field.startswith(f"{fixed}.") for fixed in _FIXED):
                 raise TrimaranError(f"{sentence}: restore it in the recipe, or train anew without --resume")
-            if field not in _FREE:
-                told.append(sentence)
+            told.append(sentence)
     return tuple(told)
 
 

@@ -21,9 +21,6 @@ from trimaran.train.weight import Initial, Weight, WeightSpec, declared_weights
 # Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
 TOKENIZER_NAME = "tokenizer.json"
 
-# Fields of a model that its weights and what it computes do not depend on.
-_IMMATERIAL = frozenset({"name", "dropout"})
-
 
 class Source(Protocol):
     """Weights of a whole model by our names, read one at a time."""
@@ -49,13 +46,19 @@ def open_source(path: Path) -> Source:
     return CheckpointWeights(checkpoint)
 
 
+def immaterial_fields(model: Model) -> set[str]:
+    """Fields of a model that its weights and what the trainer computes do not depend on."""
+    fields = {"name", "dropout"}
+    if model.positions != "learned":
+        fields |= {"max_positions"}
+    if model.mlp != "gelu":
+        fields |= {"activation"}
+    return fields
+
+
 def check_same_model(source: Source, model: Model, asked_by: str) -> None:
     """Raise TrimaranError where `source` holds weights of another model than `model`."""
-    immaterial = set(_IMMATERIAL)
-    if model.positions != "learned":
-        immaterial |= {"max_positions"}
-    if model.mlp != "gelu":
-        immaterial |= {"activation"}
+    immaterial = immaterial_fields(model)
     for field in [field for field in Model.model_fields if field not in immaterial]:
         theirs, ours = getattr(source.model, field), getattr(model, field)
         if theirs != ours:
