@@ -94,6 +94,37 @@ def test_max_mib_stops_reading(tmp_path: Path) -> None:
     assert read_index(folder).documents == 3
 
 
+@pytest.mark.parametrize("first", ["records", "no text", "CRLF"])
+def test_what_max_mib_lets_be_read_counts_however_large_the_files_before_it(tmp_path: Path, first: str) -> None:
+    """Of 0.1 MiB asked for, the first file is as large and holds less."""
+    size = int(0.1 * (1 << 20)) + 1
+    name, content = {
+        "records": ("a.jsonl", json.dumps({"text": POEM, "padding": "x" * size}).encode()),
+        "no text": ("a.dat", b"\xff" * size),
+        "CRLF": ("a.txt", b"\r\n" * (size // 2 + 1)),
+    }[first]
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / name).write_bytes(content)
+    (text / "b.txt").write_text(POEM)
+    job = make_job(tmp_path, paths=[str(text)], max_mib=0.1)
+    before = prepare(job)
+    (text / "b.txt").write_text(POEM.upper())
+    after = prepare(job)
+    assert after != before
+    tokens = Tokens(after)
+    assert POEM.upper().encode() in bytes(t for t in tokens.read(0, len(tokens)).tolist() if t < 256)
+
+
+def test_what_max_mib_leaves_unread_does_not_count(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x" * 200_000)
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], max_mib=0.1)
+    before = prepare(job)
+    (tmp_path / "b.txt").write_text(POEM)
+    assert prepare(job) == before
+
+
 def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text(POEM)

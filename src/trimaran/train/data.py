@@ -22,7 +22,7 @@ from trimaran.noun import TrimaranError
 from trimaran.recipe import BlendedText, DataJob, DataSettings
 from trimaran.train.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
 from trimaran.train.program import run_job
-from trimaran.train.text import MIB, documents, text_files, text_size
+from trimaran.train.text import MIB, documents, plain_text_size, text_files, text_size
 from trimaran.train.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
@@ -61,12 +61,13 @@ def _add_files(seen: hashlib.blake2b, field: str, files: list[Path], max_mib: fl
         try:
             with file.open("rb") as opened:
                 content = hashlib.file_digest(opened, "blake2b").digest()
-            left -= file.stat().st_size
+            if max_mib is not None:
+                left -= plain_text_size(file)
         except OSError as error:
             raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
         seen.update(file.suffix.encode() + content)
-        if left <= 0 and file.suffix not in (".parquet", ".json"):
-            # what lies beyond `max_mib` of plain text is not read, so it does not count
+        if left <= 0:
+            # what lies beyond `max_mib` is not read, so it does not count
             break
 
 

@@ -44,6 +44,19 @@ def text_size(text: BlendedText, max_mib: float | None) -> float:
     return size if max_mib is None else min(size, max_mib * MIB)
 
 
+def plain_text_size(file: Path) -> int:
+    """Bytes of the text of a file that is one document; 0 where it holds records, or is not text and passed over.
+
+    How much text records hold shows only when they are parsed.
+    """
+    if file.suffix in _RECORDS:
+        return 0
+    try:
+        return len(file.read_text(encoding="utf-8").encode())
+    except UnicodeDecodeError:
+        return 0
+
+
 def text_paths(text: BlendedText) -> list[str]:
     """The paths of a text that are not token files."""
     return [path for path in text.paths if not is_megatron(path)]
@@ -84,10 +97,8 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
 
 
 def _read(file: Path, field: str) -> Iterator[str]:
-    if file.suffix == ".jsonl":
-        yield from _read_jsonl(file, field)
-    elif file.suffix == ".parquet":
-        yield from _read_parquet(file, field)
+    if file.suffix in _RECORDS:
+        yield from _RECORDS[file.suffix](file, field)
     else:
         yield file.read_text(encoding="utf-8")
 
@@ -126,3 +137,7 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
         for text in batch.column(0).to_pylist():
             if isinstance(text, str):
                 yield text
+
+
+# Formats whose files hold many documents, and not text alone; any other file is one document.
+_RECORDS = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
