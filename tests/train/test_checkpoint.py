@@ -158,6 +158,14 @@ def test_the_newest_are_kept_and_nothing_else_is_left(train: Callable[..., Run],
     assert len(sizes) == 4 and max(sizes) < 1.5 * min(sizes)
 
 
+def test_what_a_killed_training_left_is_removed_by_the_next(train: Callable[..., Run], tmp_path: Path) -> None:
+    train("dp1,mbs24", 2)
+    for left_over in ("saving-step-00000004", "old-step-00000001"):
+        shutil.copytree(tmp_path / "step-00000002", tmp_path / left_over)
+    train("dp1,mbs24", 3, resume=True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
 def elements(sizes: tuple[int, ...]) -> int:
     product = 1
     for size in sizes:

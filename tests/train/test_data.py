@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,30 @@ def test_the_same_text_is_tokenised_once_and_changed_text_anew(tmp_path: Path, m
         assert prepare(job) == first
     (tmp_path / "a.txt").write_text(POEM.upper())
     assert prepare(job) != first
+
+
+def test_what_dead_processes_left_unfinished_is_removed_after_a_day(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    long_ago, cache = time.time() - 2 * 86400, tmp_path / "cache"
+
+    def leave(name: str, *, folder_at: float, file_at: float) -> Path:
+        (cache / name).mkdir(parents=True)
+        (cache / name / "tokens-000-00000.bin").touch()
+        os.utime(cache / name / "tokens-000-00000.bin", (file_at, file_at))
+        os.utime(cache / name, (folder_at, folder_at))
+        return cache / name
+
+    left = leave(f"a.partial.{dead.pid}", folder_at=long_ago, file_at=long_ago)
+    kept = {
+        leave(f"b.partial.{dead.pid}", folder_at=time.time(), file_at=time.time()),  # perhaps at work elsewhere
+        leave(f"c.partial.{dead.pid}", folder_at=long_ago, file_at=time.time()),
+        leave(f"d.partial.{os.getpid()}", folder_at=long_ago, file_at=long_ago),
+        leave("e", folder_at=long_ago, file_at=long_ago),
+    }
+    (tmp_path / "a.txt").write_text(POEM)
+    made = prepare(make_job(tmp_path, paths=[str(tmp_path / "a.txt")]))
+    assert not left.exists() and set(cache.iterdir()) == {*kept, made}
 
 
 def test_it_tells_what_remains(

@@ -26,7 +26,8 @@ from trimaran.train.checkpoint_storage import (
     FolderWriter,
     PieceLoadPlanner,
     PieceSavePlanner,
-    partial_folder,
+    going_folder,
+    remove_left_overs,
 )
 from trimaran.train.flat import FlatWeights
 from trimaran.train.loop import Trainer
@@ -132,8 +133,7 @@ class Saver:
         self._writing: Future[None] | None = None
         self._failure: str | None = None
         if self._rank == 0:
-            for left_over in folder.glob(f"{partial_folder(folder / 'x').name.removesuffix('x')}*"):
-                shutil.rmtree(left_over, ignore_errors=True)
+            remove_left_overs(folder)
 
     def save(self) -> None:
         """Take the state as it is now; it is written later."""
@@ -198,7 +198,7 @@ class Saver:
 
     def _drop_old(self, newest: int) -> None:
         for step in [step for step in saved_steps(self._folder) if step <= newest][self._keep :]:
-            going = self._folder / f"old-{folder_name(step)}"
+            going = going_folder(self._folder / folder_name(step))
             (self._folder / folder_name(step)).rename(going)
             shutil.rmtree(going, ignore_errors=True)
 

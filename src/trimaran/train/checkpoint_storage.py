@@ -145,7 +145,7 @@ class FolderWriter(StorageWriter):
         write_durably(self._partial / SUMS_NAME, lines.encode())
         sync_folder(self._partial)
         # one of the same step is damaged or of another course of the training
-        old = self._checkpoint.with_name(f"old-{self._checkpoint.name}")
+        old = going_folder(self._checkpoint)
         if self._checkpoint.exists():
             self._checkpoint.rename(old)
         self._partial.rename(self._checkpoint)
@@ -161,6 +161,19 @@ class FolderWriter(StorageWriter):
 def partial_folder(checkpoint: Path) -> Path:
     """Where a checkpoint is written before it is whole."""
     return checkpoint.with_name(f"saving-{checkpoint.name}")
+
+
+def going_folder(checkpoint: Path) -> Path:
+    """What a checkpoint is renamed to before it is removed, so that it is whole or not there."""
+    return checkpoint.with_name(f"old-{checkpoint.name}")
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Remove what a killed training was writing or removing in a folder of checkpoints."""
+    any_step = folder / "step-*"
+    for pattern in (partial_folder(any_step).name, going_folder(any_step).name):
+        for left_over in folder.glob(pattern):
+            shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _saved_tensors(metadata: Metadata, file_of: dict[MetadataIndex, int]) -> dict[str, SavedTensor]:

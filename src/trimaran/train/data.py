@@ -6,6 +6,7 @@ is tokenised, so that the same text is never tokenised twice and changed text ne
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -29,6 +30,7 @@ from trimaran.train.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, rea
 # Raised when the meaning of the files changes: older folders are then made anew.
 FORMAT = 2
 FILE_TOKENS = 1 << 28
+LEFT_OVER_AFTER_S = 86400.0
 DOCUMENTS_AT_ONCE = 256
 
 
@@ -104,6 +106,7 @@ def prepare(job: DataJob) -> Path:
     if (folder / INDEX_NAME).exists():
         read_index(folder)
         return folder
+    _remove_left_overs(folder.parent)
     partial = folder.with_name(f"{folder.name}.partial.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -118,6 +121,17 @@ def prepare(job: DataJob) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _remove_left_overs(cache_dir: Path) -> None:
+    """Remove what killed processes left unfinished."""
+    for partial in cache_dir.glob("*.partial.*"):
+        # Where machines share the folder, the process may be another's and its number says nothing here. So a folder
+        # goes only if, besides, nothing was written in it for a day, which is longer than a process at work pauses.
+        with contextlib.suppress(OSError):
+            written = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+            if time.time() - written > LEFT_OVER_AFTER_S and not Path("/proc", partial.suffix[1:]).exists():
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write(job: DataJob, folder: Path) -> None:
