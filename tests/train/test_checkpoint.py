@@ -22,7 +22,7 @@ from trimaran.train.course import Course
 from trimaran.train.loop import Trainer
 from trimaran.train.manifest import folder_name, read_manifest, saved_steps
 from trimaran.train.mesh import GroupFactory, build_mesh
-from trimaran.train.rank import open_data
+from trimaran.train.rank import first_weights, open_data
 from trimaran.workload import RampUp
 
 Maker = Callable[..., TrainJob]
@@ -232,6 +232,14 @@ def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
     written = read_manifest(saved)
     blocks = sum(-(-(saved / name).stat().st_size // block) for name in ("manifest.json", *written.files))
     assert len(signs) == blocks + len(written.tensors)
+
+    signs.clear()
+    begun = job.model_copy(update={"train": job.train.model_copy(update={"init_from": str(saved)})})
+    mesh = build_mesh(job.layout, 0, range(1), GroupFactory(torch.device("cpu")))
+    assert mesh is not None
+    first = first_weights(begun, lambda: signs.append("alive"))
+    made = Trainer(begun, mesh, open_data(begun)[0], torch.device("cpu"), initial=first)
+    assert len(signs) == blocks + len(made.flat.places)
 
 
 def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(

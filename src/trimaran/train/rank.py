@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +22,11 @@ from trimaran.train.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
     from trimaran.train.loop import StepResult, Trainer
-    from trimaran.train.weight import Initial
+    from trimaran.train.weight import Initial, WeightSpec
 
 EXIT_USER_ERROR = 2
 # The ranks were started by torchrun or Slurm, and rank 0 alone was given the job.
@@ -98,6 +99,9 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
         from trimaran.train.notices import Notices
         from trimaran.train.outcome import write_result
 
+    def alive() -> None:
+        os.utime(heartbeat)
+
     stop = StopSignals() if job.saves else None
     device = choose_device(job)
     with phases.time("connect"):
@@ -107,11 +111,11 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
     with phases.time("build"):
-        initial = first_weights(job)
-        trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: os.utime(heartbeat), initial=initial)
+        initial = first_weights(job, alive)
+        trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: alive(), initial=initial)
 
     with phases.time("resume"):
-        course = Course(trainer, stop, Notices(out_dir, rank).tell, alive=lambda: os.utime(heartbeat))
+        course = Course(trainer, stop, Notices(out_dir, rank).tell, alive)
     log = Log(job, trainer.step_number) if rank == 0 else None
     history = History() if log is None else History.of(log.earlier)
     phases.enter("step")
@@ -240,15 +244,27 @@ def validation_is_due(job: TrainJob, step: int) -> bool:
     return every is not None and (step % every == 0 or step == job.train.steps)
 
 
-def first_weights(job: TrainJob) -> Initial | None:
-    """What the training begins with where the recipe names it. Raises TrimaranError where that is another model's."""
-    if job.train.init_from is None:
-        return None
-    from trimaran.train.source import check_same_model, initial_from, open_source
+def first_weights(job: TrainJob, alive: Callable[[], None]) -> Initial:
+    """What the training begins with: what the recipe names, or numbers drawn from its seed.
 
-    source = open_source(Path(job.train.init_from).expanduser())
-    check_same_model(source, job.workload.model, "train.init_from")
-    return initial_from(source)
+    `alive` is called for each weight, and while files are checked: large ones take minutes. Raises TrimaranError where
+    the recipe names another model's weights.
+    """
+    from trimaran.train.weight import drawn
+
+    values = drawn(job.train.seed)
+    if job.train.init_from is not None:
+        from trimaran.train.source import check_same_model, initial_from, open_source
+
+        source = open_source(Path(job.train.init_from).expanduser(), alive)
+        check_same_model(source, job.workload.model, "train.init_from")
+        values = initial_from(source)
+
+    def telling(name: str, spec: WeightSpec) -> Tensor:
+        alive()
+        return values(name, spec)
+
+    return telling
 
 
 def choose_device(job: TrainJob) -> torch.device:

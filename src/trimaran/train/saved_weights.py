@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ CHECKPOINTS = "checkpoints"
 _PREFIX = "weights/"
 
 
-def find_checkpoint(path: Path) -> Path | None:
+def find_checkpoint(path: Path, alive: Callable[[], None] = lambda: None) -> Path | None:
     """The checkpoint that `path` is, or the newest whole one in it: a folder of checkpoints, or a study's folder.
 
     None where there is none. Raises TrimaranError where there are, but none is whole.
@@ -39,7 +40,7 @@ def find_checkpoint(path: Path) -> Path | None:
     damage = None
     for candidate in candidates:
         try:
-            verify(candidate)
+            verify(candidate, alive=alive)
             return candidate
         except DamagedError as error:
             damage = damage or f"{candidate}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -33,14 +34,14 @@ class Source(Protocol):
         ...
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, alive: Callable[[], None] = lambda: None) -> Source:
     """The weights of a checkpoint, of the newest one in a folder of them, or of a Hugging Face folder.
 
-    Raises TrimaranError where there are none.
+    `alive` is called while a checkpoint is compared with its checksums. Raises TrimaranError where there are none.
     """
     if (path / CONFIG_NAME).exists():
         return HuggingFaceWeights(path)
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(path, alive)
     if checkpoint is None:
         raise TrimaranError(f"{path} has no weights: name a checkpoint, a study's folder or a Hugging Face folder")
     return CheckpointWeights(checkpoint)
