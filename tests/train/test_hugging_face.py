@@ -137,7 +137,7 @@ def test_weights_of_another_model_are_refused_with_both_numbers(
     hugging_face_model("gpt2").save_pretrained(tmp_path)
     job = make_job("mbs24", init_from=str(tmp_path))
     with pytest.raises(TrimaranError, match=r"train\.init_from: .* layers 3, model\.layers is 8"):
-        first_weights(job)
+        first_weights(job, lambda: None)
 
 
 @pytest.mark.parametrize(
