@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from command import run
+from trimaran.bench.workspace import check_stated_layouts, stated_layouts
+from trimaran.files import load_recipe
 
 ROOT = Path(__file__).parents[2]
 # The tables of fewest trials, so that every study is run in continuous integration.
@@ -16,6 +18,13 @@ SMALL = {
     "gpt3-xl-p3": "torch-pipe",
     "bloom-176b": "final-14336",
 }
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_study_may_be_run_as_it_stands(name: str) -> None:
+    recipe = load_recipe(str(ROOT / "recipes" / f"{name}.toml"))
+    assert recipe.cluster is not None and stated_layouts(recipe)
+    check_stated_layouts(recipe, recipe.cluster)
 
 
 @pytest.mark.parametrize("name", SMALL)
