@@ -271,7 +271,7 @@ class Rounding:
 def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str], Rounding]:
     @cache
     def made(precision: str) -> Rounding:
-        return Rounding(tuple(pool.run(make_job(f"mbs{mbs},{precision}")).losses for mbs in (24, 12, 8, 6, 4, 3, 2, 1)))
+        return Rounding(tuple(pool.run(make_job(f"mbs{mbs},{precision}")).losses for mbs in (24, 12, 8, 6, 4, 3, 2)))
 
     return made
 
