@@ -17,8 +17,8 @@ from trimaran.store import Store
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"
-SHOWN = ("devices", "dp", "tp", "pp", "mbs", "gbs", "zero_stage", "recompute", "schedule", "predicted_mem_gib", "mem_gib",
-         "predicted_sec_per_it", "sec_per_it", "tflops", "status")  # fmt: skip
+SHOWN = ("devices", "dp", "tp", "pp", "mbs", "gbs", "zero_stage", "recompute", "schedule", "predicted_mem_gib",
+         "mem_gib", "predicted_sec_per_it", "sec_per_it", "tflops", "status")  # fmt: skip
 
 
 def block(rows: list[Measurement], losses: list[float]) -> str:
