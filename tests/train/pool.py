@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from trimaran.recipe import TrainJob
+from trimaran.train.weight import drawn
 
 RANKS = 8
 
@@ -57,7 +58,7 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     if mesh is None:
         return None
     sampler, held_out = open_data(job)
-    trainer = Trainer(job, mesh, sampler, torch.device("cpu"))
+    trainer = Trainer(job, mesh, sampler, torch.device("cpu"), drawn(job.train.seed))
     if job.checkpoint_dir is not None:
         return _run_course(trainer)
     trainer.forward_backward()

@@ -23,6 +23,7 @@ from trimaran.train.loop import Trainer
 from trimaran.train.manifest import folder_name, read_manifest, saved_steps
 from trimaran.train.mesh import GroupFactory, build_mesh
 from trimaran.train.rank import first_weights, open_data
+from trimaran.train.weight import drawn
 from trimaran.workload import RampUp
 
 Maker = Callable[..., TrainJob]
@@ -213,7 +214,7 @@ def alone(job: TrainJob) -> Trainer:
     device = torch.device("cpu")
     mesh = build_mesh(job.layout, 0, range(1), GroupFactory(device))
     assert mesh is not None
-    return Trainer(job, mesh, open_data(job)[0], device)
+    return Trainer(job, mesh, open_data(job)[0], device, drawn(job.train.seed))
 
 
 def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
@@ -238,7 +239,7 @@ def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
     mesh = build_mesh(job.layout, 0, range(1), GroupFactory(torch.device("cpu")))
     assert mesh is not None
     first = first_weights(begun, lambda: signs.append("alive"))
-    made = Trainer(begun, mesh, open_data(begun)[0], torch.device("cpu"), initial=first)
+    made = Trainer(begun, mesh, open_data(begun)[0], torch.device("cpu"), first)
     assert len(signs) == blocks + len(made.flat.places)
 
 

@@ -18,6 +18,7 @@ from trimaran.train.mesh import GroupFactory, build_mesh
 from trimaran.train.positions import documents_of
 from trimaran.train.sampler import Sampler
 from trimaran.train.tokens import Tokens
+from trimaran.train.weight import drawn
 
 CPU = torch.device("cpu")
 
@@ -25,7 +26,8 @@ CPU = torch.device("cpu")
 def make_trainer(job: TrainJob) -> Trainer:
     mesh = build_mesh(job.layout, 0, range(1), GroupFactory(CPU))
     assert mesh is not None
-    return Trainer(job, mesh, Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed), CPU)
+    sampler = Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed)
+    return Trainer(job, mesh, sampler, CPU, drawn(job.train.seed))
 
 
 def plain_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +21,12 @@ _KHZ_PER_GHZ = 1e6
 def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS, kept: Path = _KEPT) -> Iterator[None]:
     """Cap every core at `clock_ghz` inside the block (None: as it is).
 
-    What was before lies in `kept` meanwhile: whoever comes after a process that was killed inside the block gives it
-    back. Raises TrimaranError where the system has no such control, keeps it to itself, or cannot go there.
+    What was before lies in `kept` meanwhile, with the process's number: whoever comes after a process that was killed
+    inside the block gives it back. Raises TrimaranError where the system has no such control, keeps it to itself, or
+    cannot go there.
     """
-    _give_back(kept)
+    with contextlib.suppress(PermissionError):  # who may not read it may not set the clock either
+        _give_back(kept, of_the_dead=True)
     if clock_ghz is None:
         yield
         return
@@ -30,7 +34,8 @@ def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS, kept: Path = _KEPT
     if not files:
         raise TrimaranError(f"clock_ghz {clock_ghz:g}: this machine gives no control over its clock: drop clock_ghz")
     try:
-        write_atomically(kept, json.dumps({str(file): file.read_text() for file in files}))
+        before = {str(file): file.read_text() for file in files}
+        write_atomically(kept, json.dumps({"process": os.getpid(), "before": before}))
     except OSError as error:
         raise TrimaranError(
             f"clock_ghz {clock_ghz:g}: {kept} cannot be written ({error.strerror}): run as root"
@@ -43,12 +48,14 @@ def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS, kept: Path = _KEPT
         _give_back(kept)
 
 
-def _give_back(kept: Path) -> None:
+def _give_back(kept: Path, *, of_the_dead: bool = False) -> None:
     try:
-        before = json.loads(kept.read_text())
+        told = json.loads(kept.read_text())
     except FileNotFoundError:
         return
-    for name, text in before.items():
+    if of_the_dead and Path("/proc", str(told["process"])).exists():
+        return
+    for name, text in told["before"].items():
         if Path(name).read_text() != text:
             Path(name).write_text(text)
     kept.unlink()

@@ -21,7 +21,7 @@ from trimaran.train.pipeline import Engine
 from trimaran.train.positions import documents_of
 from trimaran.train.recorder import Recorder
 from trimaran.train.sampler import Sampler
-from trimaran.train.weight import Initial, drawn
+from trimaran.train.weight import Initial
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepResult:
 class Trainer:
     """Everything that one rank needs to train, and where in the data it stands.
 
-    The weights begin at `initial`, or as drawn from the seed.
+    The weights begin at `initial`.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Trainer:
         mesh: Mesh,
         sampler: Sampler,
         device: torch.device,
+        initial: Initial,
         on_action: Callable[[Action], None] = lambda action: None,
-        initial: Initial | None = None,
     ) -> None:
         layout, workload = job.layout, job.workload
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
-        self.flat = FlatWeights(self.stage, layout, mesh, initial or drawn(job.train.seed), device)
+        self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
         self.replicas = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
         self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)

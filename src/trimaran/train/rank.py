@@ -111,8 +111,7 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
     with phases.time("build"):
-        initial = first_weights(job, alive)
-        trainer = Trainer(job, mesh, sampler, device, on_action=lambda action: alive(), initial=initial)
+        trainer = Trainer(job, mesh, sampler, device, first_weights(job, alive), on_action=lambda action: alive())
 
     with phases.time("resume"):
         course = Course(trainer, stop, Notices(out_dir, rank).tell, alive)
