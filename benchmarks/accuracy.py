@@ -19,24 +19,24 @@ from pathlib import Path
 
 import numpy as np
 
-from trimaran.bench.machine import hardware
 from trimaran.bench.sweep import Progress, run_sweep
-from trimaran.bench.workspace import Workspace, run_program
-from trimaran.cluster import Cluster
+from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.estimate import estimate
-from trimaran.cost.fit import Observation
-from trimaran.cost.fit_rows import fit_observations
+from trimaran.cost.fit.rows import fit_observations
+from trimaran.cost.fit.solve import Observation
 from trimaran.cost.score import Score, score
-from trimaran.files import load_cluster, load_recipe, write_atomically
-from trimaran.host import Work
-from trimaran.layout import Layout
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.recipe import Recipe
+from trimaran.files.catalogue import load_cluster, load_recipe, write_atomically
+from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.variant import Variant
+from trimaran.protocol.host import Work
+from trimaran.recipe.recipe import Recipe
 from trimaran.report.tables import Field, render
 from trimaran.store import Store
-from trimaran.variant import Variant
+from trimaran.study.workspace import Workspace, run_program
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "accuracy.md"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trimaran.columns import FIT_QUALITIES
 from trimaran.cost.calibration import Calibration, save_calibration
-from trimaran.cost.fit import Observation, batches, fit, leave_out, predict_memory, predict_times
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
-from trimaran.rows import nouns_of, packaged_table
+from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
+from trimaran.files.rows import nouns_of, packaged_table
+from trimaran.nouns.columns import FIT_QUALITIES
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 
 FOLDER = Path(__file__).parent.parent / "src" / "trimaran" / "catalog" / "calibrations"
 

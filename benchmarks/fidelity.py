@@ -25,14 +25,14 @@ from typing import TextIO
 
 import numpy as np
 
-from trimaran.columns import FIT_QUALITIES
 from trimaran.cost.calibration import Calibration, learned_elsewhere, prior
 from trimaran.cost.estimate import TIME_PARTS, estimate
-from trimaran.cost.fit import Observation, fit, leave_out
+from trimaran.cost.fit.solve import Observation, fit, leave_out
 from trimaran.cost.score import kendall_tau, mape, top1_regret
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
-from trimaran.rows import Nouns, nouns_of, packaged_table
+from trimaran.files.rows import Nouns, nouns_of, packaged_table
+from trimaran.nouns.columns import FIT_QUALITIES
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.md"
 A100_PREQUEL, BIGSCIENCE, GPT3_XL, FUGAKU = "004_", "002_", "003_", ("000_", "001_")

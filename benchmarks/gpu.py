@@ -27,13 +27,15 @@ from pathlib import Path
 
 import torch
 
-from trimaran.flops import model_flops
-from trimaran.host import processor_name
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
-from trimaran.train.rank import EXIT_OUT_OF_MEMORY
-from trimaran.workload import Workload
+from trimaran.layout.flops import model_flops
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.host import processor_name
+from trimaran.protocol.job import DataJob, TrainJob
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.training import TrainSettings
+from trimaran.train.run.rank import EXIT_OUT_OF_MEMORY
 
 HERE = Path(__file__).parent
 WARM_UP_STEPS = 4
@@ -42,7 +44,7 @@ GPT_1B3 = Workload(
     model=Model(layers=24, hidden=2048, heads=16, vocab=50304, max_positions=2048), seq_len=2048, global_batch=32
 )
 SMOKE = Workload(model=Model(layers=2, hidden=64, heads=2, vocab=512, max_positions=64), seq_len=64, global_batch=8)
-TRIMARAN = ("-m", "trimaran.train.worker")
+TRIMARAN = ("-m", "trimaran.train.process.worker")
 PLAIN = (str(HERE / "peers" / "plain_pytorch.py"),)
 
 
@@ -89,7 +91,7 @@ def prepare_data(folder: Path, vocab: int) -> Path:
     """The standard library's source as bytes."""
     job = DataJob(data=DataSettings(max_mib=16), vocab=vocab, cache_dir=str(folder / "cache"))
     (folder / "data.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "trimaran.train.data", str(folder / "data.json")]
+    command = [sys.executable, "-m", "trimaran.train.programs.data", str(folder / "data.json")]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Path(done.stdout.strip().splitlines()[-1])
 

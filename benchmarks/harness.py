@@ -18,19 +18,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from trimaran.bench import run_sweep
-from trimaran.bench.machine import hardware
-from trimaran.bench.trial import prepare_trial
-from trimaran.bench.workspace import Workspace
-from trimaran.cluster import Cluster, Device, Link
-from trimaran.files import load_stack, write_atomically
-from trimaran.host import Work
-from trimaran.layout import Layout
-from trimaran.model import Model
-from trimaran.recipe import DataSettings, Recipe, SweepSettings
+from trimaran.bench.sweep import run_sweep
+from trimaran.bench.trial.machine import hardware
+from trimaran.bench.trial.trial import prepare_trial
+from trimaran.files.catalogue import load_stack, write_atomically
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.host import Work
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.recipe import Recipe
+from trimaran.recipe.sweep import SweepSettings
 from trimaran.report.tables import Field, render
 from trimaran.store import Store
-from trimaran.workload import Workload
+from trimaran.study.workspace import Workspace
 
 RESULTS = Path(__file__).parent / "results" / "harness.md"
 RANKS = (2, 4, 8)
@@ -65,7 +67,7 @@ def bare_s(job: Path, ranks: int) -> float:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     began = time.perf_counter()
     subprocess.run(
-        [*torchrun, "-m", "trimaran.train.worker", str(job)], env=environment, check=True, capture_output=True
+        [*torchrun, "-m", "trimaran.train.process.worker", str(job)], env=environment, check=True, capture_output=True
     )  # fmt: skip
     return time.perf_counter() - began
 

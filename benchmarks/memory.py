@@ -16,18 +16,19 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from trimaran.bench import Limits, prepare_trial, run_trial
-from trimaran.bench.local import LocalLauncher
-from trimaran.bench.trial import finished_before
-from trimaran.bench.workspace import Workspace
+from trimaran.bench.launch.local import LocalLauncher
+from trimaran.bench.trial.trial import finished_before, prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
 from trimaran.cost.estimate import estimate
-from trimaran.files import load_stack
-from trimaran.host import processor_name
-from trimaran.layout import violations
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import Recipe, SweepSettings
-from trimaran.workload import Workload
+from trimaran.files.catalogue import load_stack
+from trimaran.layout.layout import violations
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.host import processor_name
+from trimaran.recipe.recipe import Recipe
+from trimaran.recipe.sweep import SweepSettings
+from trimaran.study.workspace import Workspace
 
 HERE = Path(__file__).parent
 LAYOUTS = (

@@ -17,21 +17,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimaran.bench import run_sweep
-from trimaran.bench.machine import hardware
-from trimaran.bench.network.measure import measure_links
-from trimaran.bench.network.switched import SwitchedNetwork
-from trimaran.bench.sweep import Prediction
-from trimaran.bench.workspace import Workspace, stated_layouts
+from trimaran.bench.launch.network.measure import measure_links
+from trimaran.bench.launch.network.switched import SwitchedNetwork
+from trimaran.bench.sweep import Prediction, run_sweep
+from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import prior
 from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
-from trimaran.files import load_recipe
-from trimaran.measurement import Measurement
-from trimaran.recipe import Recipe
-from trimaran.rows import packaged_table
-from trimaran.shaping import ShapedNetwork
+from trimaran.files.catalogue import load_recipe
+from trimaran.files.rows import packaged_table
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.shaped_network import ShapedNetwork
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.workspace import Workspace, stated_layouts
 
 RECIPES = tuple(
     Path(__file__).parents[1] / "recipes" / name for name in ("network-laptop.toml", "network-ps-laptop.toml")

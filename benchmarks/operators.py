@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from peers.matmul import gflops
-from trimaran.train.causal import causal_attention, is_faster_in_blocks
-from trimaran.train.product import linear, product
-from trimaran.train.tensor_parallel import add_product
+from trimaran.train.model.causal import causal_attention, is_faster_in_blocks
+from trimaran.train.model.product import linear, product
+from trimaran.train.model.tensor_parallel import add_product
 
 RESULTS = Path(__file__).parent / "results" / "operators.md"
 CALLS = 8

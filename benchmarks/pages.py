@@ -20,7 +20,7 @@ import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 from werkzeug.serving import make_server
 
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 from trimaran.report.explore import HOST, answer, explore_app, question_of
 from trimaran.report.page.content import measured_content
 from trimaran.report.page.html import page as page_of

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from trimaran.api import workload_of
-from trimaran.cluster import PRECISIONS
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import LayoutGrid
-from trimaran.files import load_cluster, load_stack
-from trimaran.plan.planner import SIMULATED, plan, searched
-from trimaran.plan.settings import settings_from
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.nouns.cluster import PRECISIONS
+from trimaran.planner.planner import SIMULATED, plan, searched
+from trimaran.planner.search.settings import settings_from
 
 REPEATS = 5
 RESULTS = Path(__file__).parent / "results" / "planner.md"

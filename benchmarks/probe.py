@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from trimaran.bench.machine import hardware
-from trimaran.bench.workspace import run_program
-from trimaran.cluster import Cluster
-from trimaran.files import load_cluster, write_atomically
+from trimaran.bench.trial.machine import hardware
+from trimaran.files.catalogue import load_cluster, write_atomically
+from trimaran.nouns.cluster import Cluster
 from trimaran.report.tables import Field, render
+from trimaran.study.workspace import run_program
 
 RESULTS = Path(__file__).parent / "results" / "probe.md"
 GOAL = 0.05

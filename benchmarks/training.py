@@ -27,12 +27,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.flops import model_flops
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
-from trimaran.stages import weighted_split
-from trimaran.workload import Workload
+from trimaran.layout.flops import model_flops
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.stages import weighted_split
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.job import DataJob, TrainJob
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.training import TrainSettings
 
 HERE = Path(__file__).parent
 CORES = 2
@@ -44,7 +46,7 @@ PEERS = HERE / "peers"
 # where `make peers` installs the frameworks of others
 INSTALLED = HERE.parent / ".peers"
 RESULTS = HERE / "results"
-TRIMARAN = ("-m", "trimaran.train.worker")
+TRIMARAN = ("-m", "trimaran.train.process.worker")
 PLAIN = (str(PEERS / "plain_pytorch.py"),)
 NATIVE_PIPELINE = (str(PEERS / "torch_pipelining.py"),)
 HUGGING_FACE = (str(PEERS / "hugging_face.py"),)
@@ -90,7 +92,7 @@ def prepare_data(folder: Path) -> Path:
     """The standard library's source as token files of a BPE of 8192."""
     job = DataJob(data=DataSettings(tokenizer="bpe", max_mib=16), vocab=MODEL.vocab, cache_dir=str(folder / "cache"))
     (folder / "data.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "trimaran.train.data", str(folder / "data.json")]
+    command = [sys.executable, "-m", "trimaran.train.programs.data", str(folder / "data.json")]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 

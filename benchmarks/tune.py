@@ -21,12 +21,12 @@ import optuna
 
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.estimate import estimate
-from trimaran.files import write_atomically
+from trimaran.files.catalogue import write_atomically
+from trimaran.files.rows import Nouns, nouns_of, packaged_table
 from trimaran.report.tables import Field, render
-from trimaran.rows import Nouns, nouns_of, packaged_table
-from trimaran.tune.choose import Candidate
-from trimaran.tune.search import search
-from trimaran.tune.surrogate import NOISE_STD
+from trimaran.study.tune.choose import Candidate
+from trimaran.study.tune.search import search
+from trimaran.study.tune.surrogate import NOISE_STD
 
 RESULTS = Path(__file__).parent / "results" / "tune.md"
 GROUPS = {

@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from trimaran.cli.app import app
-from trimaran.columns import COLUMNS
+from trimaran.nouns.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 VERBS, TABLE = "<!-- verbs -->", "<!-- columns -->"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trimaran.bench.workspace import Workspace
 from trimaran.cost.score import mape
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 from trimaran.report.measured import FIELDS, records
 from trimaran.report.tables import render
 from trimaran.store import Store
+from trimaran.study.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"

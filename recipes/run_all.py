@@ -10,18 +10,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trimaran.bench.machine import hardware
-from trimaran.bench.scale import SmallRow
-from trimaran.bench.studied import measure_small
-from trimaran.bench.workspace import Workspace
+from trimaran.bench.trial.machine import hardware
 from trimaran.cli.progress import TrialProgress, say
 from trimaran.cost.predict import predict_table, score_groups
-from trimaran.files import load_recipe, write_atomically
-from trimaran.measurement import Measurement
-from trimaran.recipe import Recipe
+from trimaran.files.catalogue import load_recipe, write_atomically
+from trimaran.files.rows import study_table
+from trimaran.nouns.measurement import Measurement
+from trimaran.recipe.recipe import Recipe
 from trimaran.report.studied import answer
 from trimaran.report.tables import Field, render
-from trimaran.rows import study_table
+from trimaran.study.published.measure import measure_small
+from trimaran.study.published.scale import SmallRow
+from trimaran.study.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
@@ -48,8 +48,9 @@ trimaran bench recipes/bloom-176b.toml
 ```
 
 The first predicts every row at full size beside what was published. The second maps the layouts down to this machine
-by the rule that `src/trimaran/bench/scale.py` states, measures them for real, cells that the authors left blank
-included, and answers the table's question from the data. The third is the study's own sweep, for a cluster of its size.
+by the rule that `src/trimaran/study/published/scale.py` states, measures them for real, cells that the authors left
+blank included, and answers the table's question from the data. The third is the study's own sweep, for a cluster
+of its size.
 
 What follows is written by `make recipes`. MAPE, tau and regret are of the shipped calibrations, which were made from
 these tables; what holds for rows that a fit has not seen stands in `benchmarks/results/fidelity.md`.

@@ -12,7 +12,7 @@ from peer import Peer
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from trimaran.model import Model, padded_vocab
+from trimaran.nouns.model import Model, padded_vocab
 
 
 def config_of(model: Model) -> GPT2Config:

@@ -18,7 +18,7 @@ from litgpt.utils import chunked_cross_entropy
 from peer import Peer
 from torch import Tensor
 
-from trimaran.model import Model, padded_vocab
+from trimaran.nouns.model import Model, padded_vocab
 
 
 def config_of(model: Model) -> Config:

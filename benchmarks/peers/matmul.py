@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from trimaran.train.product import linear
+from trimaran.train.model.product import linear
 
 # tokens x in x out of the qkv, projection, up and down products, and a square one
 SHAPES = ((2048, 384, 1152), (2048, 384, 384), (2048, 384, 1536), (2048, 1536, 384), (1024, 1024, 1024))

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimaran.recipe import TrainJob
-from trimaran.train.learning_rate import Position, learning_rate
-from trimaran.train.memory import memory_record
-from trimaran.train.sampler import Sampler
-from trimaran.train.tokens import Tokens
+from trimaran.protocol.job import TrainJob
+from trimaran.train.engine.learning_rate import Position, learning_rate
+from trimaran.train.run.memory import memory_record
+from trimaran.train.text.sampler import Sampler
+from trimaran.train.text.tokens import Tokens
 
 
 class Peer:

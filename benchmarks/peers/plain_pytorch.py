@@ -19,7 +19,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from trimaran.model import Model, padded_vocab
+from trimaran.nouns.model import Model, padded_vocab
 
 
 class Block(nn.Module):

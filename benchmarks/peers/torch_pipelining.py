@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
-from trimaran.model import Model, padded_vocab
+from trimaran.nouns.model import Model, padded_vocab
 
 
 class Stage(nn.Module):

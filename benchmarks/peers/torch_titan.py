@@ -34,7 +34,7 @@ from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
 
-from trimaran.model import Model, padded_vocab
+from trimaran.nouns.model import Model, padded_vocab
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

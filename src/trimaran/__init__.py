@@ -6,19 +6,25 @@ shell; trimaran.api holds them with their types. They are loaded when first used
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from trimaran.version import __version__
+
+if TYPE_CHECKING:
+    from trimaran.api import plan, predict
+
+__all__ = ["__version__", "plan", "predict"]
 
 
 def __getattr__(name: str) -> Any:
     """The verbs of the Python API, imported on first use so that `import trimaran` stays light."""
-    if name == "plan":
-        import trimaran.plan as room
+    if name in ("plan", "predict"):
+        from trimaran import api
 
-        return room
-    if name == "predict":
-        from trimaran.api import predict
-
-        return predict
+        return getattr(api, name)
     raise AttributeError(f"module 'trimaran' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The names that a user may mean, those not loaded yet among them."""
+    return sorted({*globals(), *__all__})

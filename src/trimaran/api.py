@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, load_calibration, prior
-from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.model import Model
-from trimaran.noun import TrimaranError, first_error
-from trimaran.plan.noun import Plan
-from trimaran.plan.planner import plan_with
-from trimaran.plan.settings import settings_from
-from trimaran.stack import Stack
-from trimaran.workload import RampUp, Workload
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import RampUp, Workload
+from trimaran.planner.plan import Plan
+from trimaran.planner.planner import plan_with
+from trimaran.planner.search.settings import settings_from
 
 if TYPE_CHECKING:
     from trimaran.cost.predict import PredictedRow
-    from trimaran.rows import Table
+    from trimaran.files.rows import Table
 
 DEFAULT_STACK = "trimaran"
 
@@ -84,7 +84,7 @@ def predict(
     table cannot be read.
     """
     from trimaran.cost.predict import predict_table
-    from trimaran.rows import Table, packaged_table, packaged_tables, read_table
+    from trimaran.files.rows import Table, packaged_table, packaged_tables, read_table
 
     if isinstance(table, Table):
         rows = table

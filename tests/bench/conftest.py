@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker
-from trimaran.bench import Limits, prepare_trial, run_trial
-from trimaran.bench.local import LocalLauncher
-from trimaran.cluster import Cluster, Device, Link
-from trimaran.measurement import Measurement
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import Recipe, SweepSettings
-from trimaran.stack import Stack
-from trimaran.workload import Workload
+from trimaran.bench.launch.local import LocalLauncher
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.recipe.recipe import Recipe
+from trimaran.recipe.sweep import SweepSettings
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-from trimaran.train.allocator import restart_with_kept_memory
+from trimaran.train.process.allocator import restart_with_kept_memory
 
 restart_with_kept_memory()
 
 faulthandler.register(signal.SIGUSR1)
 
-from trimaran.train import rank as ranks  # noqa: E402
+from trimaran.train.run import rank as ranks  # noqa: E402
 
 job = json.loads(Path(sys.argv[2]).read_text())
 layout = job["layout"]
@@ -55,7 +55,7 @@ AT_STEP = {
     "fill-disk": fill_disk,
 }
 if sabotage in AT_STEP and rank == world - 1:
-    from trimaran.train.loop import Trainer
+    from trimaran.train.engine.trainer import Trainer
 
     step = Trainer.step
 

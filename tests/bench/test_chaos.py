@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker, processes_that_name
-from trimaran.bench import Limits, run_sweep
-from trimaran.bench.workspace import Workspace
-from trimaran.cluster import Cluster
-from trimaran.notation import parse_layout
-from trimaran.recipe import DataSettings, Recipe
+from trimaran.bench.sweep import run_sweep
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.workspace import Workspace
 
 # layout: (what its ranks do, the status it must get, words of its evidence)
 TRIALS = {

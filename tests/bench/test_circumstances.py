@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker
-from trimaran.bench import run_sweep
-from trimaran.bench.cgroup import memory_group
-from trimaran.bench.clock import capped_clock
-from trimaran.bench.launcher import Launch
-from trimaran.bench.local import cores_of
-from trimaran.cluster import Cluster
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import Recipe
+from trimaran.bench.launch.cgroup import memory_group
+from trimaran.bench.launch.clock import capped_clock
+from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.local import cores_of
+from trimaran.bench.sweep import run_sweep
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import Variant
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
-from trimaran.variant import Variant
 
 
 def test_each_layout_is_measured_under_each_variant(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_sweep_removes_the_groups_of_dead_sweeps_and_of_no_living_one() -> Non
     dead.wait()
     left_over = waiting.processes_file.parent.with_name(name.replace(str(os.getpid()), str(dead.pid)))
     left_over.mkdir()
-    other = [sys.executable, "-c", "from trimaran.bench.cgroup import memory_group; memory_group(0.5).close()"]
+    other = [sys.executable, "-c", "from trimaran.bench.launch.cgroup import memory_group; memory_group(0.5).close()"]
     subprocess.run(other, check=True)
     assert waiting.processes_file.exists(), "its ranks are still to come"
     assert not left_over.exists()

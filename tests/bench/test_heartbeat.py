@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trimaran.bench import Limits, heartbeat
-from trimaran.bench.heartbeat import Pulse
+from trimaran.bench.watch import heartbeat
+from trimaran.bench.watch.heartbeat import Pulse
+from trimaran.bench.watch.limits import Limits
 
 
 def test_ranks_that_resume_wait_for_the_one_that_still_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,19 +16,22 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import fake_worker, processes_that_name
-from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
-from trimaran.bench.network import ShapedLauncher
-from trimaran.bench.network.measure import TOLERANCE, LinkCheck, Way, measure_links
-from trimaran.bench.network.switched import SwitchedNetwork
-from trimaran.bench.workspace import Workspace
-from trimaran.cluster import Cluster
+from trimaran.bench.launch.network import ShapedLauncher
+from trimaran.bench.launch.network.measure import TOLERANCE, LinkCheck, Way, measure_links
+from trimaran.bench.launch.network.switched import SwitchedNetwork
+from trimaran.bench.sweep import run_sweep
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
 from trimaran.cost.estimate import estimate
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import DataSettings, Recipe
-from trimaran.shaping import ShapedNetwork, ShapedPair
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.shaped_network import ShapedNetwork, ShapedPair
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.workspace import Workspace
 
 namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(), reason="network namespaces need root and /dev/net/tun"
@@ -163,9 +166,9 @@ def test_a_switch_that_dies_is_told_and_takes_its_ranks_along(
 SWEEP = """
 import sys, time
 from pathlib import Path
-from trimaran.bench.launcher import Launch
-from trimaran.bench.network import ShapedLauncher
-from trimaran.shaping import ShapedNetwork
+from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.network import ShapedLauncher
+from trimaran.nouns.shaped_network import ShapedNetwork
 
 out_dir = Path(sys.argv[1])
 network = ShapedNetwork(name="near", latency_ms=4, bandwidth_gbps=0.2)

@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 
 from processes import processes_in
-from trimaran.bench import Limits, prepare_trial, run_sweep, run_trial
-from trimaran.bench.launcher import Launch
-from trimaran.bench.local import LocalLauncher, LocalRanks
-from trimaran.bench.nursery import TRAINER
-from trimaran.bench.trial import Trial
-from trimaran.bench.workspace import Workspace
-from trimaran.cluster import Cluster
-from trimaran.notation import parse_layout
-from trimaran.recipe import DataSettings, Recipe
+from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.local import LocalLauncher, LocalRanks
+from trimaran.bench.launch.nursery import TRAINER
+from trimaran.bench.sweep import run_sweep
+from trimaran.bench.trial.trial import Trial, prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.workspace import Workspace
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimaran.bench.scale import MOST_LAYERS, MOST_MBS, MOST_RANKS, SmallRow, best_divisors, divided, small_rows
-from trimaran.bench.studied import published_rows
-from trimaran.files import load_recipe
-from trimaran.recipe import Recipe
+from trimaran.files.catalogue import load_recipe
+from trimaran.recipe.recipe import Recipe
+from trimaran.study.published.measure import published_rows
+from trimaran.study.published.scale import (
+    MOST_LAYERS,
+    MOST_MBS,
+    MOST_RANKS,
+    SmallRow,
+    best_divisors,
+    divided,
+    small_rows,
+)
 
 STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
 DEGREE = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 48, 256])

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker, processes_that_name
-from trimaran.bench import Progress, run_sweep
-from trimaran.bench.sweep import Prediction
-from trimaran.cluster import Cluster
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import Recipe
+from trimaran.bench.sweep import Prediction, Progress, run_sweep
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 
 LAYOUTS = ["dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1", "pp2,mbs1", "dp2,pp2,mbs1"]
@@ -30,10 +29,10 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from trial_helpers import LIMITS, fake_worker
-from trimaran.bench import run_sweep
-from trimaran.cluster import Cluster
-from trimaran.notation import parse_layout
-from trimaran.recipe import Recipe
+from trimaran.bench.sweep import run_sweep
+from trimaran.nouns.cluster import Cluster
+from trimaran.layout.notation import parse_layout
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 
 folder = Path(sys.argv[2])

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker, processes_that_name
-from trimaran.bench import prepare_trial, run_trial
-from trimaran.bench.local import LocalLauncher
-from trimaran.bench.port import HeldPort
-from trimaran.bench.result import median_and_spread
-from trimaran.cluster import Cluster
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import Recipe
-from trimaran.variant import Variant
+from trimaran.bench.launch.local import LocalLauncher
+from trimaran.bench.launch.port import HeldPort
+from trimaran.bench.trial.result import median_and_spread
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import Variant
+from trimaran.recipe.recipe import Recipe
 
 Run = Callable[..., Measurement]
 
@@ -62,7 +62,7 @@ def test_a_healthy_trial_is_a_row_with_the_median_after_warm_up(run_fake: Run) -
         ("bad_alloc", "oom", "rank 1 ran out of memory"),
         ("segfault", "crash", "rank 1 was killed by SIGSEGV"),
         ("fail", "fail", "rank 1 left with status 1: ValueError: the data has run out"),
-        ("exit-2", "fail", "refused: data_dir: holds no tokens: run trimaran.train.data first"),
+        ("exit-2", "fail", "refused: data_dir: holds no tokens: run trimaran.train.programs.data first"),
         ("no-result", "fail", "result.json cannot be read"),
         ("cut", "fail", "result.json is garbage"),
         ("garbage", "fail", "result.json is garbage"),
@@ -131,7 +131,7 @@ def test_silent_ranks_whose_memory_grows_are_no_hang_until_it_stops(
         seen.append(next(growing, 0.4))
         return seen[-1]
 
-    monkeypatch.setattr("trimaran.bench.watch.resident_gib", held)
+    monkeypatch.setattr("trimaran.bench.watch.watch.resident_gib", held)
     assert run_fake("hang").status == "hang"
     assert seen == [0.1, 0.2, 0.3, 0.4, 0.4]
 
@@ -210,8 +210,8 @@ def test_ranks_die_with_a_launcher_that_is_killed(recipe: Recipe, tmp_path: Path
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from trial_helpers import fake_worker\n"
-        "from pathlib import Path; from trimaran.bench.launcher import *\n"
-        "from trimaran.bench.local import LocalLauncher\n"
+        "from pathlib import Path; from trimaran.bench.launch.contract import *\n"
+        "from trimaran.bench.launch.local import LocalLauncher\n"
         "out = Path(sys.argv[2]); (out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
         "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 3, out)\n"
         "ranks = LocalLauncher().start(launch)\n"

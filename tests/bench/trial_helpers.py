@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from trimaran.bench import Limits
+from trimaran.bench.watch.limits import Limits
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 LIMITS = Limits(timeout_s=30, start_s=10, hang_s=1.0, peers_s=0.3)

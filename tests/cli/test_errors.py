@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from command import run, tiny_recipe
-from trimaran.files import write_atomically
-from trimaran.rows import packaged_table
+from trimaran.files.catalogue import write_atomically
+from trimaran.files.rows import packaged_table
 
 PLAN = ["plan", "--model", "gpt2-124m", "--cluster", "dgx-h100", "--gbs", "64", "--devices", "8"]
 

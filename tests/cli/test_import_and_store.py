@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from command import TRIMARAN, run
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
 
 DOCUMENTS = Path(__file__).parents[1] / "store" / "documents"

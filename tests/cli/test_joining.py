@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command import run, tiny_recipe
-from trimaran.bench.joined import first_host, joined
+from trimaran.bench.launch.joined import first_host, joined
 
 PYTHON = (sys.executable, "-P", "-m")
 

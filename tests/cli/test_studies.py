@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from command import run
-from trimaran.bench.workspace import check_stated_layouts, stated_layouts
-from trimaran.files import load_recipe
+from trimaran.files.catalogue import load_recipe
+from trimaran.study.workspace import check_stated_layouts, stated_layouts
 
 ROOT = Path(__file__).parents[2]
 # The tables of fewest trials, so that every study is run in continuous integration.

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from command import TRIMARAN, run, tiny_recipe
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
 
 

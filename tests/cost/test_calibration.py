@@ -9,11 +9,11 @@ import pytest
 
 from trimaran.cost.calibration import KERNELS, learned_elsewhere, load_calibration, prior, save_calibration, shipped
 from trimaran.cost.estimate import estimate
-from trimaran.cost.fit import Observation, fit, leave_out
-from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.workload import Workload
+from trimaran.cost.fit.solve import Observation, fit, leave_out
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.workload import Workload
 
 CLUSTER, STACK = load_cluster("jean-zay-a100-80gb"), load_stack("megatron-deepspeed")
 WORKLOAD = Workload(model=load_model("bloom-prequel-181b"), seq_len=2048, global_batch=2048)

@@ -9,8 +9,8 @@ import pytest
 from trimaran.cost.calibration import prior
 from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
-from trimaran.measurement import Measurement
-from trimaran.rows import nouns_of, packaged_table
+from trimaran.files.rows import nouns_of, packaged_table
+from trimaran.nouns.measurement import Measurement
 
 ROWS = [m for m in packaged_table().measurements if m.quality in ("ok", "corrected")]
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trimaran.cluster import Cluster, Device, Link
 from trimaran.cost.estimate import MEMORY_PARTS, TIME_PARTS, estimate, estimate_many
 from trimaran.cost.grid import LayoutGrid
-from trimaran.files import catalogue_names, load_stack
-from trimaran.layout import Layout
-from trimaran.model import Model
-from trimaran.stack import Stack
-from trimaran.workload import Workload
+from trimaran.files.catalogue import catalogue_names, load_stack
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
 
 STACKS = [load_stack(name) for name in catalogue_names("stacks")]
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimaran.cost import lockstep
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.lockstep import PipelineRuns, play
-from trimaran.cost.pipeline import StageTimes, pipeline_runs, pipeline_time
+from trimaran.cost.pipeline import lockstep
+from trimaran.cost.pipeline.closed_form import StageTimes, pipeline_runs, pipeline_time
+from trimaran.cost.pipeline.lockstep import PipelineRuns, play
 from trimaran.cost.simulate import Link, PipelineRun, simulate
 from trimaran.cost.stage_work import stage_work
-from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import SCHEDULES, Layout
-from trimaran.notation import parse_layout
-from trimaran.schedule import actions
-from trimaran.stack import Schedule
-from trimaran.workload import Workload
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.schedule import actions
+from trimaran.nouns.stack import Schedule
+from trimaran.nouns.workload import Workload
 
 
 def run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.columns import COLUMNS
+from trimaran.nouns.columns import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 

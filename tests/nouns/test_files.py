@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.cluster import Cluster
-from trimaran.files import (
+from trimaran.files.catalogue import (
     catalogue_names,
     dump_toml,
     load_cluster,
@@ -17,7 +16,8 @@ from trimaran.files import (
     load_recipe,
     load_stack,
 )
-from trimaran.noun import TrimaranError
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
 
 DESIGN_CLUSTERS = {
     "fugaku-a64fx",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trimaran.files import load_model
-from trimaran.flops import aggregate_pflops, days_to_train, iteration_flops, mfu, model_flops, tflops_per_device
-from trimaran.measurement import Measurement
-from trimaran.model import Model
-from trimaran.rows import packaged_table
-from trimaran.workload import Workload
+from trimaran.files.catalogue import load_model
+from trimaran.files.rows import packaged_table
+from trimaran.layout.flops import aggregate_pflops, days_to_train, iteration_flops, mfu, model_flops, tflops_per_device
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
 
 CHECKABLE = [m for m in packaged_table().measurements if m.flops_formula and m.sec_per_it and m.tflops]
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import RULES, Layout, check_layout, resolve_split, violations
-from trimaran.model import Model, padded_vocab
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.stages import even_split, weighted_split
-from trimaran.workload import RampUp, Workload
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.layout import RULES, Layout, check_layout, resolve_split, violations
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.stages import even_split, weighted_split
+from trimaran.nouns.model import Model, padded_vocab
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.workload import RampUp, Workload
 
 BLOOM = load_model("bloom-prequel-181b")
 JEAN_ZAY = load_cluster("jean-zay-a100-80gb")

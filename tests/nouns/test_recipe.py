@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.files import load_recipe
-from trimaran.noun import TrimaranError
+from trimaran.files.catalogue import load_recipe
+from trimaran.nouns.noun import TrimaranError
 
 RECIPE = """
 name = "study"

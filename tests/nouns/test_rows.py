@@ -7,10 +7,18 @@ import io
 
 import pytest
 
-from trimaran.columns import BY_NAME, COLUMNS, parse_cell
 from trimaran.cost.predict import predict_table
-from trimaran.noun import TrimaranError
-from trimaran.rows import Table, format_table, misspelt_columns, nouns_of, packaged_table, packaged_tables, parse_table
+from trimaran.files.rows import (
+    Table,
+    format_table,
+    misspelt_columns,
+    nouns_of,
+    packaged_table,
+    packaged_tables,
+    parse_table,
+)
+from trimaran.nouns.columns import BY_NAME, COLUMNS, parse_cell
+from trimaran.nouns.noun import TrimaranError
 
 SEEDS = packaged_table()
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
-from trimaran.recipe import SweepSettings
-from trimaran.variant import Variant, require_trust
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import Variant, require_trust
+from trimaran.recipe.sweep import SweepSettings
 
 NAMES = st.from_regex(r"OMP_[A-Z0-9_]{1,20}", fullmatch=True)
 VALUES = st.text(st.characters(codec="ascii", exclude_categories=("C",), exclude_characters=";"), max_size=50)

@@ -10,20 +10,22 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trimaran.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
-from trimaran.columns import COLUMNS
 from trimaran.cost.calibration import prior
-from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.layout import Layout
-from trimaran.noun import Noun, first_error
-from trimaran.plan.objective import Objective
-from trimaran.plan.settings import PlanSettings
-from trimaran.recipe import BlendedText, DataSettings, SweepSettings, TrainSettings
-from trimaran.rows import packaged_table, parse_table
-from trimaran.shaping import ShapedNetwork, ShapedPair
-from trimaran.slurm import SlurmSettings
-from trimaran.variant import Variant
-from trimaran.workload import RampUp, Workload
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.rows import packaged_table, parse_table
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
+from trimaran.nouns.columns import COLUMNS
+from trimaran.nouns.noun import Noun, first_error
+from trimaran.nouns.shaped_network import ShapedNetwork, ShapedPair
+from trimaran.nouns.slurm_settings import SlurmSettings
+from trimaran.nouns.variant import Variant
+from trimaran.nouns.workload import RampUp, Workload
+from trimaran.planner.search.objective import Objective
+from trimaran.planner.search.settings import PlanSettings
+from trimaran.recipe.data import BlendedText, DataSettings
+from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.training import TrainSettings
 
 MODEL = load_model("llama3-8b")
 CLUSTER = load_cluster("dgx-h100").model_copy(

@@ -14,7 +14,7 @@ def test_trimaran_plan_is_the_planner_before_and_after_its_room_is_imported() ->
         "import trimaran, sys; assert 'numpy' not in sys.modules\n"
         "asked = dict(gbs=64, devices=8, stack='megatron', top=3, fix={'tp': 2})\n"
         "first = trimaran.plan('gpt3-1b3', 'jean-zay-v100-32gb', **asked)\n"
-        "import trimaran.plan.search\n"
+        "import trimaran.planner.search.search\n"
         "assert trimaran.plan('gpt3-1b3', 'jean-zay-v100-32gb', **asked) == first\n"
         "assert {entry.layout.tp for entry in first.entries} == {2}\n"
     )
@@ -30,7 +30,7 @@ def test_predict_answers_or_refuses_every_row_of_a_packaged_table() -> None:
 
 
 def test_nouns_serve_where_names_do() -> None:
-    from trimaran.files import load_cluster, load_model, load_stack
+    from trimaran.files.catalogue import load_cluster, load_model, load_stack
 
     named = plan("gpt3-1b3", "dgx-h100", 128, devices=16, stack="trimaran", top=2)
     given = plan(load_model("gpt3-1b3"), load_cluster("dgx-h100"), 128, devices=16, stack=load_stack("trimaran"), top=2)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import plan, workload_of
-from trimaran.cluster import Cluster, Link
-from trimaran.files import load_cluster, load_model, load_stack
-from trimaran.noun import TrimaranError
-from trimaran.plan.batches import batch_of
-from trimaran.plan.explain import explain
-from trimaran.plan.noun import Plan
-from trimaran.plan.settings import settings_from
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.nouns.cluster import Cluster, Link
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.plan import Plan
+from trimaran.planner.search.batches import batch_of
+from trimaran.planner.search.settings import settings_from
+from trimaran.planner.why import explain
 
 BLOOM = ("bloom-prequel-181b", "jean-zay-a100-80gb", 2048)
 

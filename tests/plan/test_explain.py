@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import workload_of
-from trimaran.files import load_cluster, load_stack
-from trimaran.layout import violations
-from trimaran.notation import parse_layout
-from trimaran.plan.advice import advise
-from trimaran.plan.explain import explain
-from trimaran.plan.kernels import kernel_notes
-from trimaran.plan.planner import plan_with
-from trimaran.plan.settings import settings_from
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.layout.layout import violations
+from trimaran.layout.notation import parse_layout
+from trimaran.planner.explain.advice import advise
+from trimaran.planner.explain.kernels import kernel_notes
+from trimaran.planner.planner import plan_with
+from trimaran.planner.search.settings import settings_from
+from trimaran.planner.why import explain
 
 WORKLOAD = workload_of("bloom-prequel-181b", 2048)
 CLUSTER = load_cluster("jean-zay-a100-80gb")

@@ -9,10 +9,10 @@ import tomllib
 import pytest
 
 from trimaran.api import workload_of
-from trimaran.files import load_stack
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.plan.export.registry import EXPORTERS, export, first_exported
+from trimaran.files.catalogue import load_stack
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.export.registry import EXPORTERS, export, first_exported
 
 GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
 PLAIN = workload_of("gpt3-1b3", 512)

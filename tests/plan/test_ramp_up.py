@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import workload_of
-from trimaran.files import load_cluster, load_stack
-from trimaran.layout import violations
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.plan.ramp_up import ramp_up_schedule
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.layout.layout import violations
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.ramp_up import ramp_up_schedule
 
 CLUSTER = load_cluster("jean-zay-v100-32gb")
 STACK = load_stack("megatron-deepspeed")

@@ -10,22 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trimaran.cluster import Cluster, Device, Link
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import PLACEMENTS, LayoutGrid
-from trimaran.files import load_stack
-from trimaran.layout import SCHEDULES, Layout, resolve_split, violations
-from trimaran.model import Model
-from trimaran.noun import TrimaranError
-from trimaran.plan import planner, search
-from trimaran.plan.noun import Plan
-from trimaran.plan.planner import plan
-from trimaran.plan.settings import settings_from
-from trimaran.plan.space import usual_precision
-from trimaran.stack import Stack
-from trimaran.stages import even_split, weighted_split
-from trimaran.workload import Workload
+from trimaran.files.catalogue import load_stack
+from trimaran.layout.layout import SCHEDULES, Layout, resolve_split, violations
+from trimaran.layout.stages import even_split, weighted_split
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner import planner
+from trimaran.planner.plan import Plan
+from trimaran.planner.planner import plan
+from trimaran.planner.search import search
+from trimaran.planner.search.settings import settings_from
+from trimaran.planner.search.space import usual_precision
 
 STACKS = {name: load_stack(name) for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "gpipe")}
 ALL = 10_000

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from trimaran.api import workload_of
 from trimaran.cost.grid import DP_KINDS, PLACEMENTS, RECOMPUTES
-from trimaran.files import load_cluster, load_stack
-from trimaran.layout import RULES, SCHEDULES, Layout
-from trimaran.plan.sieve import cross, distinct, join
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.layout.layout import RULES, SCHEDULES, Layout
+from trimaran.planner.search.sieve import cross, distinct, join
 
 WORKLOAD = workload_of("gpt2-124m", 48, ramp_up=(16, 16, 1000))
 CLUSTER = load_cluster("jean-zay-v100-16gb")

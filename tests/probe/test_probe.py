@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from trimaran.cluster import Cluster
-from trimaran.files import load_cluster
-from trimaran.host import Work, memory_gib, usable_cores
-from trimaran.model import Model
-from trimaran.noun import TrimaranError
+from trimaran.files.catalogue import load_cluster
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
 from trimaran.probe.__main__ import main as probe_main
 from trimaran.probe.measure import measure
 from trimaran.probe.settings import AttentionShape, ProbeSettings, Product, model_products, probe_settings
+from trimaran.protocol.host import Work, memory_gib, usable_cores
 
 MODEL = Model(layers=2, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
 

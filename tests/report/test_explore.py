@@ -14,7 +14,7 @@ from werkzeug.serving import make_server
 
 from trimaran.api import plan
 from trimaran.cli.app import app
-from trimaran.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.explore import HOST, explore_app, question_of
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from trimaran.api import plan
-from trimaran.noun import TrimaranError
+from trimaran.files.rows import packaged_table
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.figures import FIGURES, pareto_front, write_figure
 from trimaran.report.page.content import Content, measured_content, plan_content
 from trimaran.report.planned import as_json
-from trimaran.rows import packaged_table
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from trimaran.api import plan
 from trimaran.cli.app import app
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
+from trimaran.files.rows import packaged_table, write_table
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Content, measured_content, plan_content
 from trimaran.report.page.html import page
 from trimaran.report.planned import as_json
-from trimaran.rows import packaged_table, write_table
 from trimaran.store import Store
 from watched_page import Watched
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trimaran.cli.app import app
-from trimaran.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.timeline import Event, Timeline
 from trimaran.report.timelines import bubble_share, chrome_trace, read_timeline, write_timelines
-from trimaran.timeline import Event, Timeline
 
 STUDY = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "8", "--runs", "unused")
 RECIPE = """

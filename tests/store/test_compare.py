@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 from trimaran.store.compare import compare, timed_steps
 
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "mbs": 1, "gbs": 8}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.columns import FIT_QUALITIES
-from trimaran.files import CATALOG
-from trimaran.measurement import Measurement
-from trimaran.model import padded_vocab
-from trimaran.noun import TrimaranError
+from trimaran.files.catalogue import CATALOG
+from trimaran.files.rows import nouns_of, packaged_table
+from trimaran.nouns.columns import FIT_QUALITIES
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.model import padded_vocab
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.measured import FIELDS, records
 from trimaran.report.tables import render
-from trimaran.rows import nouns_of, packaged_table
 from trimaran.store.importers.profile import load_profile, typed_cells
 from trimaran.store.importers.registry import Asked, Imported, import_file
 

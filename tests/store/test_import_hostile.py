@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store
 from trimaran.store.importers import text
 from trimaran.store.importers.profile import typed_cells

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.measurement import Measurement
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import TrainJob, TrainSettings
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.job import TrainJob
+from trimaran.recipe.training import TrainSettings
 from trimaran.store.importers.profile import typed_cells
 from trimaran.store.importers.registry import Asked, Imported, import_file
-from trimaran.workload import Workload
 
 LOGS = Path(__file__).parent / "logs"
 DEEPSPEED = (LOGS / "megatron_deepspeed.txt").read_text()

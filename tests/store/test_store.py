@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from trimaran.cluster import Cluster, Device, Link
-from trimaran.columns import COLUMNS
-from trimaran.layout import Layout
-from trimaran.measurement import Measurement
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.stack import Stack
+from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.columns import COLUMNS
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
 from trimaran.store import Store, export_csv, trial_key
 from trimaran.store.schema import MIGRATIONS, VERSION
-from trimaran.workload import Workload
 
 
 def row(key: str | None = "k", **fields: object) -> Measurement:
@@ -133,7 +133,7 @@ def test_two_sweeps_at_once_run_each_trial_once(tmp_path: Path) -> None:
 def test_kill_9_loses_no_row_that_add_returned_for(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     script = (
-        "import sys; from trimaran.store import Store; from trimaran.measurement import Measurement\n"
+        "import sys; from trimaran.store import Store; from trimaran.nouns.measurement import Measurement\n"
         f"store = Store({str(path)!r}); n = store.attempts('k')\n"
         "while True:\n"
         "    n += 1\n"

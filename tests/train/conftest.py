@@ -8,13 +8,15 @@ import torch
 
 from pool import Pool
 from shapes import SMALL
-from trimaran.layout import resolve_split
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import DataJob, DataSettings, TrainJob, TrainSettings
-from trimaran.stack import Stack
-from trimaran.train.data import prepare
-from trimaran.workload import Optimizer, Workload
+from trimaran.layout.layout import resolve_split
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Optimizer, Workload
+from trimaran.protocol.job import DataJob, TrainJob
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.training import TrainSettings
+from trimaran.train.programs.data import prepare
 
 STACK = Stack(name="trimaran", uneven_stages=True, head_weighted_stages=True)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from trimaran.recipe import TrainJob
-from trimaran.train.weight import drawn
+from trimaran.protocol.job import TrainJob
+from trimaran.train.model.weight import drawn
 
 RANKS = 8
 
@@ -47,10 +47,10 @@ class Run:
 def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     import torch
 
-    from trimaran.train.checkpoint import saving_group
-    from trimaran.train.loop import Trainer
-    from trimaran.train.mesh import build_mesh
-    from trimaran.train.rank import open_data
+    from trimaran.train.comm.mesh import build_mesh
+    from trimaran.train.engine.trainer import Trainer
+    from trimaran.train.run.rank import open_data
+    from trimaran.train.state.checkpoint import saving_group
 
     mesh = build_mesh(job.layout, rank, range(job.layout.devices), factory)
     if job.checkpoint_dir is not None:
@@ -88,8 +88,8 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
 
 def _run_course(trainer: Any) -> RankResult:
     """Train with checkpoints; what is told of them comes back too."""
-    from trimaran.noun import TrimaranError
-    from trimaran.train.course import Course
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.train.run.course import Course
 
     told: list[dict[str, Any]] = []
     steps = []
@@ -124,7 +124,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from trimaran.train.mesh import GroupFactory
+    from trimaran.train.comm.mesh import GroupFactory
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -144,7 +144,9 @@ class Pool:
             port = probe.getsockname()[1]
         # forked from a process that has imported what all of them need, which takes seconds
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["trimaran.train.checkpoint", "trimaran.train.loop", "trimaran.train.rank"])
+        context.set_forkserver_preload(
+            ["trimaran.train.state.checkpoint", "trimaran.train.engine.trainer", "trimaran.train.run.rank"]
+        )
         self._pipes = []
         self._processes = []
         for rank in range(RANKS):

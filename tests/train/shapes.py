@@ -1,6 +1,6 @@
 """Small models of each family that the trainer's tests train."""
 
-from trimaran.model import Model
+from trimaran.nouns.model import Model
 
 # 24 heads and 24 sequences a step divide by every degree up to 8 but 5 and 7; 8 layers not by 3.
 SMALL = Model(layers=8, hidden=48, heads=24, vocab=300, max_positions=16)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimaran.noun import TrimaranError
-from trimaran.recipe import DataJob, DataSettings
-from trimaran.train.blend import BLOCK, Blend
-from trimaran.train.data import prepare
-from trimaran.train.sampler import Sampler
-from trimaran.train.tokens import Tokens
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import DataJob
+from trimaran.recipe.data import DataSettings
+from trimaran.train.programs.data import prepare
+from trimaran.train.text.blend import BLOCK, Blend
+from trimaran.train.text.sampler import Sampler
+from trimaran.train.text.tokens import Tokens
 
 
 @settings(deadline=None, max_examples=25)

@@ -15,16 +15,16 @@ import torch
 
 from pool import Pool, Run
 from shapes import SMALL
-from trimaran.recipe import TrainJob
-from trimaran.train import checkpoint_storage, manifest
-from trimaran.train.checkpoint import Saver, resume
-from trimaran.train.course import Course
-from trimaran.train.loop import Trainer
-from trimaran.train.manifest import folder_name, read_manifest, saved_steps
-from trimaran.train.mesh import GroupFactory, build_mesh
-from trimaran.train.rank import first_weights, open_data
-from trimaran.train.weight import drawn
-from trimaran.workload import RampUp
+from trimaran.nouns.workload import RampUp
+from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.engine.trainer import Trainer
+from trimaran.train.model.weight import drawn
+from trimaran.train.run.course import Course
+from trimaran.train.run.rank import first_weights, open_data
+from trimaran.train.state import checkpoint_storage, manifest
+from trimaran.train.state.checkpoint import Saver, resume
+from trimaran.train.state.manifest import folder_name, read_manifest, saved_steps
 
 Maker = Callable[..., TrainJob]
 

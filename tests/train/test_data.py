@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.noun import TrimaranError
-from trimaran.recipe import DataJob, DataSettings
-from trimaran.train import data as data_module
-from trimaran.train.data import main, prepare
-from trimaran.train.tokens import Tokens, read_index
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import DataJob
+from trimaran.recipe.data import DataSettings
+from trimaran.train.programs import data as data_module
+from trimaran.train.programs.data import main, prepare
+from trimaran.train.text.tokens import Tokens, read_index
 
 POEM = "the owl and the pussycat went to sea\nin a beautiful pea-green boat ü\n"
 

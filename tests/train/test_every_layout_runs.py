@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from pool import Pool, Run
 from shapes import BLOOM, LLAMA, SMALL
-from trimaran.cluster import Cluster, Device, Link
-from trimaran.files import load_stack
-from trimaran.layout import Layout, violations
-from trimaran.model import Model
-from trimaran.recipe import TrainJob
-from trimaran.workload import Workload
+from trimaran.files.catalogue import load_stack
+from trimaran.layout.layout import Layout, violations
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.job import TrainJob
 
 STACK = load_stack("trimaran")
 RANKS, BATCH = 8, 24

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from shapes import BLOOM, LLAMA, SMALL
-from trimaran.model import Model
-from trimaran.recipe import TrainJob
-from trimaran.train.loop import Trainer
-from trimaran.train.mesh import GroupFactory, build_mesh
-from trimaran.train.positions import documents_of
-from trimaran.train.sampler import Sampler
-from trimaran.train.tokens import Tokens
-from trimaran.train.weight import drawn
+from trimaran.nouns.model import Model
+from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.engine.trainer import Trainer
+from trimaran.train.model.positions import documents_of
+from trimaran.train.model.weight import drawn
+from trimaran.train.text.sampler import Sampler
+from trimaran.train.text.tokens import Tokens
 
 CPU = torch.device("cpu")
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import TrainJob
-from trimaran.train.mesh import GroupFactory, build_mesh
-from trimaran.train.rank import choose_device
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.run.rank import choose_device
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand")
@@ -33,7 +33,7 @@ def losses(job: TrainJob) -> list[float]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     world = {"WORLD_SIZE": str(job.layout.devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "trimaran.train.worker", str(path)]
+    command = [sys.executable, "-m", "trimaran.train.process.worker", str(path)]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(job.layout.devices)

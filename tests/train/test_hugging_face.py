@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from test_worker import run_ranks
-from trimaran.files import load_model
-from trimaran.model import Model
-from trimaran.noun import TrimaranError
-from trimaran.recipe import TrainJob
-from trimaran.train import hugging_face
-from trimaran.train.hugging_face import HuggingFaceWeights, write_folder
-from trimaran.train.rank import first_weights
-from trimaran.train.sampler import Sampler
-from trimaran.train.source import logits, open_source, whole_model
-from trimaran.train.tokens import Tokens
+from trimaran.files.catalogue import load_model
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import TrainJob
+from trimaran.train.run.rank import first_weights
+from trimaran.train.state import hugging_face
+from trimaran.train.state.hugging_face import HuggingFaceWeights, write_folder
+from trimaran.train.state.source import logits, open_source, whole_model
+from trimaran.train.text.sampler import Sampler
+from trimaran.train.text.tokens import Tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")

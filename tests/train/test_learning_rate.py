@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from trimaran.recipe import TrainSettings
-from trimaran.train.learning_rate import Position, learning_rate
-from trimaran.workload import RampUp
+from trimaran.nouns.workload import RampUp
+from trimaran.recipe.training import TrainSettings
+from trimaran.train.engine.learning_rate import Position, learning_rate
 
 SETTINGS = TrainSettings(steps=100, learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=10)
 BATCH, SEQ_LEN = 8, 16

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimaran.noun import TrimaranError
-from trimaran.recipe import DataJob, DataSettings
-from trimaran.train.data import main, prepare
-from trimaran.train.megatron_data import read_megatron
-from trimaran.train.tokens import Tokens, read_index
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import DataJob
+from trimaran.recipe.data import DataSettings
+from trimaran.train.programs.data import main, prepare
+from trimaran.train.text.megatron_data import read_megatron
+from trimaran.train.text.tokens import Tokens, read_index
 
 # Two documents, "hi" and "you", as bytes with 256 behind each: written out by hand from the format's description.
 TOKENS = [104, 105, 256, 121, 111, 117, 256]

@@ -10,13 +10,13 @@ import torch
 from pool import Pool
 from shapes import SMALL
 from test_gpt import make_trainer
-from trimaran.cluster import PRECISIONS
 from trimaran.cost.estimate import estimate
-from trimaran.files import load_cluster, load_stack
-from trimaran.recipe import TrainJob
-from trimaran.train.loss_scale import GROWTH_INTERVAL, LossScale, initial_scale
-from trimaran.train.memory import memory_parts
-from trimaran.workload import Optimizer
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.nouns.cluster import PRECISIONS
+from trimaran.nouns.workload import Optimizer
+from trimaran.protocol.job import TrainJob
+from trimaran.train.engine.loss_scale import GROWTH_INTERVAL, LossScale, initial_scale
+from trimaran.train.run.memory import memory_parts
 
 
 @pytest.mark.parametrize("clip_grad", [0.0, 0.3])

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimaran.schedule import Action, actions, feeds
-from trimaran.stack import Schedule
+from trimaran.layout.schedule import Action, actions, feeds
+from trimaran.nouns.stack import Schedule
 
 RANKS = st.integers(1, 9)
 MICRO_BATCHES = st.integers(1, 40)

@@ -12,9 +12,9 @@ import pytest
 
 from pool import Pool, Run
 from shapes import BLOOM, LLAMA, SMALL
-from trimaran.model import Model
-from trimaran.notation import parse_layout
-from trimaran.recipe import TrainJob
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
+from trimaran.protocol.job import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
 

@@ -15,11 +15,11 @@ import torch
 
 from shapes import LLAMA
 from test_worker import run_ranks
-from trimaran.noun import TrimaranError
-from trimaran.recipe import TrainJob
-from trimaran.train.sample import choose
-from trimaran.train.saved_weights import find_checkpoint
-from trimaran.train.source import logits, open_source, whole_model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import TrainJob
+from trimaran.train.programs.sample import choose
+from trimaran.train.state.saved_weights import find_checkpoint
+from trimaran.train.state.source import logits, open_source, whole_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 TRIMARAN = str(Path(sys.executable).with_name("trimaran"))

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimaran.noun import TrimaranError
-from trimaran.train.sampler import Sampler
-from trimaran.train.tokens import Tokens
+from trimaran.nouns.noun import TrimaranError
+from trimaran.train.text.sampler import Sampler
+from trimaran.train.text.tokens import Tokens
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from trimaran.train.shared_memory import PeerDiedError, share_memory
+    from trimaran.train.comm.shared_memory import PeerDiedError, share_memory
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -9,15 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-from trimaran.bench.evidence import collect
-from trimaran.bench.flight import waited_in
+from trimaran.bench.watch.evidence import collect
+from trimaran.bench.watch.flight import waited_in
 
 RANK = """
 import sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from trimaran.train.course import StopSignals
-from trimaran.train.silence import tell_collectives
+from trimaran.train.run.course import StopSignals
+from trimaran.train.run.silence import tell_collectives
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 stop = StopSignals() if sys.argv[3] == "training" else None

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from shapes import SMALL
-from trimaran.recipe import TrainJob, TrainSettings
-from trimaran.workload import Workload
+from trimaran.nouns.workload import Workload
+from trimaran.protocol.job import TrainJob
+from trimaran.recipe.training import TrainSettings
 
 DROPPING = Workload(model=SMALL.model_copy(update={"dropout": 0.1}), seq_len=16, global_batch=24)
 
@@ -68,7 +69,7 @@ def run_ranks(
         )
         if rank == 0:
             env["TRIMARAN_RENDEZVOUS_FD"] = str(held.fileno())
-        command = [sys.executable, "-m", "trimaran.train.worker", str(path)]
+        command = [sys.executable, "-m", "trimaran.train.process.worker", str(path)]
         process = subprocess.Popen(
             command,
             env=env,

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimaran.layout import Layout
-from trimaran.tune.choose import Candidate, decide
-from trimaran.tune.surrogate import believe
+from trimaran.layout.layout import Layout
+from trimaran.study.tune.choose import Candidate, decide
+from trimaran.study.tune.surrogate import believe
 
 LAYOUTS = [
     Layout(dp=dp, tp=tp, pp=8 // (dp * tp), mbs=mbs)

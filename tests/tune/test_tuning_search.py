@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimaran.bench.result import median_and_spread
-from trimaran.bench.workspace import stated_layouts
+from trimaran.bench.trial.result import median_and_spread
 from trimaran.cost.calibration import prior
 from trimaran.cost.estimate import estimate
-from trimaran.files import load_cluster, load_recipe
-from trimaran.layout import Layout
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.rows import workload_cells
-from trimaran.tune.choose import Candidate
-from trimaran.tune.search import search
-from trimaran.tune.study import LEAST_ERROR, candidates_of, learned, step_noise, trial_noise
-from trimaran.tune.surrogate import NOISE_STD, believe, features
+from trimaran.files.catalogue import load_cluster, load_recipe
+from trimaran.files.rows import workload_cells
+from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.measurement import Measurement
+from trimaran.study.tune.choose import Candidate
+from trimaran.study.tune.search import search
+from trimaran.study.tune.surrogate import NOISE_STD, believe, features
+from trimaran.study.tune.tune import LEAST_ERROR, candidates_of, learned, step_noise, trial_noise
+from trimaran.study.workspace import stated_layouts
 
 CANDIDATES = [Candidate(Layout(dp=dp, mbs=mbs), 1.0 + 0.1 * i, 1.0) for i, (dp, mbs) in enumerate(
     (dp, mbs) for dp in (1, 2, 4) for mbs in (1, 2, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 
 Work = Callable[[], Measurement]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from trimaran.bench.launcher import launcher_of
-from trimaran.bench.limits import Limits
-from trimaran.bench.trial import prepare_trial, run_trial
-from trimaran.cluster import Cluster
-from trimaran.layout import Layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import Recipe
+from trimaran.bench.registry import launcher_of
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.recipe import Recipe
 
 
 def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_dir: Path, work_dir: Path) -> list[Path]:

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Literal
 
 from trimaran.bench.crew import Crew
-from trimaran.bench.evidence import drop_large_files
-from trimaran.bench.launcher import Launcher, launcher_of
-from trimaran.bench.limits import Limits
-from trimaran.bench.trial import WORKER, Trial, finished_before, prepare_trial, run_trial, stored
-from trimaran.cluster import Cluster
-from trimaran.layout import Layout
-from trimaran.measurement import Measurement, Status
-from trimaran.noun import TrimaranError
-from trimaran.recipe import Recipe
+from trimaran.bench.launch.contract import Launcher
+from trimaran.bench.registry import launcher_of
+from trimaran.bench.trial.trial import Trial, finished_before, prepare_trial, run_trial, stored
+from trimaran.bench.watch.evidence import drop_large_files
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import PLAIN, Variant
+from trimaran.protocol.programs import WORKER
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
-from trimaran.variant import PLAIN, Variant
 
 Happening = Literal["kept", "started", "step", "finished", "waiting"]
 _ASK_AGAIN_S, _RENEW_S = 0.5, 60.0

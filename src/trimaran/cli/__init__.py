@@ -35,7 +35,7 @@ def main() -> None:
         _fail(f"{where}{error.strerror or error}; check the path, its permissions and free space")
     except Exception as error:
         # not at the top of this file: pydantic comes with it, and would double the time that --help takes
-        from trimaran.noun import TrimaranError
+        from trimaran.nouns.noun import TrimaranError
 
         if isinstance(error, TrimaranError):
             _fail(str(error), error.exit_status)

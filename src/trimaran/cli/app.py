@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trimaran import __version__
-from trimaran.cli import (
+from trimaran.cli.verbs import (
     bench,
     convert,
     data,
@@ -25,6 +24,7 @@ from trimaran.cli import (
     train,
     tune,
 )
+from trimaran.version import __version__
 
 app = typer.Typer(
     name="trimaran",

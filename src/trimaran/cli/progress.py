@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from trimaran.bench import Progress as SweepProgress
-    from trimaran.tune.choose import Verdict
+    from trimaran.bench.sweep import Progress as SweepProgress
+    from trimaran.study.tune.choose import Verdict
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 

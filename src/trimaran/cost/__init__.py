@@ -11,7 +11,7 @@
     from trimaran.cost.simulate import pipeline_run, simulate
     timeline = simulate(pipeline_run(workload, cluster, stack, layout))   # who does what when
 
-    from trimaran.cost.fit import Observation, fit           # measured rows sharpen the efficiencies
+    from trimaran.cost.fit.solve import Observation, fit           # measured rows sharpen the efficiencies
     calibration = fit([Observation(workload, cluster, stack, layout, sec_per_it=111.9)])
 
 Both estimates take a Calibration; without one the shipped one of the (cluster, stack) applies, and without that

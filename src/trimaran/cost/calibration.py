@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
-from trimaran.cluster import Cluster
-from trimaran.files import CATALOG, dump_toml, load_cluster
-from trimaran.noun import Noun, TrimaranError, first_error
-from trimaran.stack import Stack
+from trimaran.files.catalogue import CATALOG, dump_toml, load_cluster
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import Noun, TrimaranError, first_error
+from trimaran.nouns.stack import Stack
 
 SLOW_LINK_GBPS = 50.0
 # What training keeps up of the best shape's rate alone: power and clocks (A100: fits to vTrain's and llm-foundry's

@@ -11,11 +11,10 @@ from typing import Self
 
 import numpy as np
 
-from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
-from trimaran.cost.data_parallel import exposed_time
+from trimaran.cost.effects.data_parallel import exposed_time
+from trimaran.cost.effects.optimizer import step_time
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, padded_vocab_of
-from trimaran.cost.lockstep import play
 from trimaran.cost.memory import (
     GIB,
     StageMemory,
@@ -26,13 +25,14 @@ from trimaran.cost.memory import (
     stage_memory,
 )
 from trimaran.cost.network import Network, group
-from trimaran.cost.optimizer import step_time
-from trimaran.cost.pipeline import pipeline_runs, pipeline_time, silent_time
+from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time, silent_time
+from trimaran.cost.pipeline.lockstep import play
 from trimaran.cost.stage_work import stage_work
-from trimaran.layout import Layout
-from trimaran.noun import Noun
-from trimaran.stack import Stack
-from trimaran.workload import Workload
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import Noun
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
 
 # Layouts evaluated at once: intermediate arrays then stay in the processor's cache.
 CHUNK = 16384
@@ -132,7 +132,7 @@ class Estimate(Noun):
 def estimate(
     workload: Workload, cluster: Cluster, stack: Stack, layout: Layout, calibration: Calibration | None = None
 ) -> Estimate:
-    """Predict one layout. Nothing is validated: check_layout of trimaran.layout does that.
+    """Predict one layout. Nothing is validated: check_layout of trimaran.layout.layout does that.
 
     Without `calibration` the shipped one of (cluster, stack) applies, and without that the prior.
     """

@@ -11,14 +11,14 @@ from typing import Any, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trimaran.cluster import PRECISIONS
-from trimaran.cost.splits import SplitTable
-from trimaran.cost.warm_up import Split
-from trimaran.layout import SCHEDULES, Axis, Layout, resolve_split
-from trimaran.model import Model
-from trimaran.stack import DataParallelKind, Recompute, Stack
-from trimaran.stages import even_split, weighted_split
-from trimaran.workload import Workload
+from trimaran.cost.splits.table import SplitTable
+from trimaran.cost.splits.warm_up import Split
+from trimaran.layout.layout import SCHEDULES, Axis, Layout, resolve_split
+from trimaran.layout.stages import even_split, weighted_split
+from trimaran.nouns.cluster import PRECISIONS
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import DataParallelKind, Recompute, Stack
+from trimaran.nouns.workload import Workload
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.floating[Any]]
@@ -39,7 +39,7 @@ class LayoutGrid:
     """n layouts; every field but `splits` is an array of shape (n,).
 
     `dp_kind`, `recompute`, `precision`, `schedule` and `placement` are indices into DP_KINDS,
-    RECOMPUTES, trimaran.cluster.PRECISIONS, trimaran.layout.SCHEDULES and PLACEMENTS.
+    RECOMPUTES, trimaran.nouns.cluster.PRECISIONS, trimaran.layout.layout.SCHEDULES and PLACEMENTS.
     `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
     the stage split comes from, so that `layout` can state it; `own_split` is its row in `splits`.
     """
@@ -69,7 +69,7 @@ class LayoutGrid:
         Columns are named as Layout's fields; words may be given as such or as indices. The
         schedule defaults to 1F1B, interleaved under vpp > 1. `split` is one of STACK_SPLIT (the
         stack's own choice), EVEN_SPLIT and WEIGHTED_SPLIT. Nothing is validated here: see
-        trimaran.layout for the rules.
+        trimaran.layout.layout for the rules.
         """
         defaults: dict[str, Any] = {
             "dp": 1, "tp": 1, "pp": 1, "vpp": 1, "mbs": 1, "zero_stage": 0, "dp_kind": 0,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trimaran.cluster import AttentionTime, CollectiveTime, MatmulRate
 from trimaran.cost.grid import Floats
+from trimaran.nouns.cluster import AttentionTime, CollectiveTime, MatmulRate
 
 # Bytes of an element under the precisions that a probe measures; fp16 stands in for bf16 where only it is known.
 ELEMENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}

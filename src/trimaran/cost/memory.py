@@ -11,17 +11,17 @@ from functools import reduce
 
 import numpy as np
 
-from trimaran.cluster import PRECISIONS, Cluster
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Floats, Ints, LayoutGrid, padded_vocab_of
-from trimaran.layout import SCHEDULES
-from trimaran.model import Model
-from trimaran.stack import Stack
-from trimaran.workload import Workload
+from trimaran.layout.layout import SCHEDULES
+from trimaran.nouns.cluster import PRECISIONS, Cluster
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
 
 GIB = 2.0**30
 ELEMENT_BYTES = np.array([4.0, 2.0, 2.0, 2.0])  # of an activation or weight, by PRECISIONS
-LOSS_CHUNK_TOKENS = {"cpu": 512, "gpu": 4096}  # trimaran.train.vocabulary.CHUNK_TOKENS and GPU_CHUNK_TOKENS
+LOSS_CHUNK_TOKENS = {"cpu": 512, "gpu": 4096}  # trimaran.train.model.vocabulary.CHUNK_TOKENS and GPU_CHUNK_TOKENS
 PURE = PRECISIONS.index("bf16_pure")
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimaran.cluster import Cluster
 from trimaran.cost.calibration import SLOW_LINK_GBPS, Calibration
 from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.measured import CollectiveTable
+from trimaran.nouns.cluster import Cluster
 
 # What gloo and MPI move out of one CPU process, which copies through memory, whatever the link could carry.
 CPU_COPY_BYTES_PER_S = 1e9

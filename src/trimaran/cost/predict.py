@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
-from trimaran.columns import FIT_QUALITIES
 from trimaran.cost.calibration import Calibration, prior, resolve_calibration
 from trimaran.cost.estimate import Estimate, estimate
 from trimaran.cost.score import Score, score
-from trimaran.flops import FlopsFormula, tflops_per_device
-from trimaran.layout import check_layout
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
-from trimaran.rows import Row, Table, nouns_of
+from trimaran.files.rows import Row, Table, nouns_of
+from trimaran.layout.flops import FlopsFormula, tflops_per_device
+from trimaran.layout.layout import check_layout
+from trimaran.nouns.columns import FIT_QUALITIES
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 
 PREDICTED_COLUMNS = (
     "predicted_sec_per_it",

@@ -1,7 +1,7 @@
 """Play a pipeline schedule action by action: forward, backward and sends of every rank and micro-batch.
 
-The schedules are those of trimaran.schedule. Stages may differ from each other, and so may the links between them.
-trimaran.cost.lockstep plays many pipelines at once, without saying who does what when.
+The schedules are those of trimaran.layout.schedule. Stages may differ from each other, and so may links.
+trimaran.cost.pipeline.lockstep plays many pipelines at once, without saying who does what when.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.pipeline import pipeline_runs
+from trimaran.cost.pipeline.closed_form import pipeline_runs
 from trimaran.cost.stage_work import stage_work
-from trimaran.layout import Layout
-from trimaran.schedule import Action, actions, feeds
-from trimaran.stack import Schedule, Stack
-from trimaran.timeline import Event, EventKind, Timeline
-from trimaran.workload import Workload
+from trimaran.layout.layout import Layout
+from trimaran.layout.schedule import Action, actions, feeds
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.stack import Schedule, Stack
+from trimaran.nouns.timeline import Event, EventKind, Timeline
+from trimaran.nouns.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from trimaran.cluster import Cluster
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.compute import LayerModel, LayerTime, Rates, rates, slowdowns
+from trimaran.cost.effects.optimizer import accumulation_time
 from trimaran.cost.grid import RECOMPUTES, Floats, LayoutGrid, distinct, padded_vocab_of
 from trimaran.cost.memory import ELEMENT_BYTES
 from trimaran.cost.network import Group, Network, group
-from trimaran.cost.optimizer import accumulation_time
-from trimaran.cost.pipeline import StageTimes, slowest_rank
-from trimaran.layout import SCHEDULES
-from trimaran.stack import Stack
-from trimaran.workload import Workload
+from trimaran.cost.operators.layer import LayerModel, LayerTime, Rates, rates, slowdowns
+from trimaran.cost.pipeline.closed_form import StageTimes, slowest_rank
+from trimaran.layout.layout import SCHEDULES
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
 
 
 @dataclass(frozen=True)

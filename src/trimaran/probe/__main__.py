@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from trimaran.files import dump_toml, load_model
-from trimaran.host import usable_cores
-from trimaran.noun import TrimaranError
+from trimaran.files.catalogue import dump_toml, load_model
+from trimaran.nouns.noun import TrimaranError
 from trimaran.probe.measure import measure
 from trimaran.probe.settings import probe_settings
+from trimaran.protocol.host import usable_cores
 
 # Beyond this, ranks that share a core tell nothing any more and fill the memory.
 SLOTS_PER_CORE = 16

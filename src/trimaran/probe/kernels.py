@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimaran.cluster import AttentionTime, MatmulRate
+from trimaran.nouns.cluster import AttentionTime, MatmulRate
 from trimaran.probe.settings import AttentionShape, ProbePrecision, Product
 from trimaran.probe.timing import undisturbed_seconds
 

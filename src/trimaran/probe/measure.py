@@ -13,12 +13,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trimaran import progress
-from trimaran.cluster import Cluster, CollectiveTime, Device, Link
-from trimaran.host import Work, memory_gib, usable_cores
-from trimaran.noun import TrimaranError
+from trimaran.nouns.cluster import Cluster, CollectiveTime, Device, Link
+from trimaran.nouns.noun import TrimaranError
 from trimaran.probe.result import ProbeResult
 from trimaran.probe.settings import ProbeSettings
+from trimaran.protocol import progress
+from trimaran.protocol.host import Work, memory_gib, usable_cores
 
 # Long enough for a slow disk to load PyTorch on as many ranks as there may be, and all sizes.
 TIMEOUT_S = 1800.0

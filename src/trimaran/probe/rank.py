@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from trimaran import progress
-from trimaran.host import GIB, memory_gib, processor_name
 from trimaran.probe.kernels import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
 from trimaran.probe.result import ProbeResult
 from trimaran.probe.settings import ProbeSettings
 from trimaran.probe.together import collective_times, contention, make_groups
+from trimaran.protocol import progress
+from trimaran.protocol.host import GIB, memory_gib, processor_name
 
 
 def run(settings_file: Path) -> None:

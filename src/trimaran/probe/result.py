@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimaran.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
-from trimaran.noun import Noun
+from trimaran.nouns.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
+from trimaran.nouns.noun import Noun
 
 
 class ProbeResult(Noun):

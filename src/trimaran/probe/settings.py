@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trimaran.model import Model, padded_vocab
-from trimaran.noun import Noun
+from trimaran.nouns.model import Model, padded_vocab
+from trimaran.nouns.noun import Noun
 
 ProbePrecision = Literal["fp32", "fp16", "bf16"]
 # Which operand is transposed: x W^T (forward), dy W (gradient of the input), dy^T x (of the weight).

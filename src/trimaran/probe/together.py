@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from trimaran.cluster import CollectiveTime, Contention
+from trimaran.nouns.cluster import CollectiveTime, Contention
 from trimaran.probe.kernels import Operands, small_operators, stream
 from trimaran.probe.settings import MIB, ProbeSettings, Product
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
-from trimaran.train.mesh import Group, GroupFactory
+from trimaran.train.comm.mesh import Group, GroupFactory
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
 _OPS: tuple[Op, ...] = ("all_reduce", "send", "all_gather", "reduce_scatter", "broadcast")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from trimaran.train.allocator import restart_with_kept_memory
-from trimaran.train.leave import leave
+from trimaran.train.process.allocator import restart_with_kept_memory
+from trimaran.train.process.leave import leave
 
 
 def main(arguments: list[str]) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from trimaran.cost.estimate import MEMORY_PARTS, TIME_PARTS, Estimate
-from trimaran.plan.explain import Why
+from trimaran.planner.why import Why
 from trimaran.report.tables import Field, Format, render
 
 _FIELDS = (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimaran.api import DEFAULT_STACK, plan
 from trimaran.cost.estimate import TIME_PARTS
-from trimaran.files import catalogue_names, load_cluster, load_model
-from trimaran.noun import TrimaranError
-from trimaran.plan.noun import Plan
-from trimaran.plan.settings import fixed_choices
+from trimaran.files.catalogue import catalogue_names, load_cluster, load_model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.plan import Plan
+from trimaran.planner.search.settings import fixed_choices
 from trimaran.report.planned import FIELDS, explanation, records
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimaran.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Case, Content
 
 if TYPE_CHECKING:

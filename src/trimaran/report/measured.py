@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trimaran.measurement import Measurement
+from trimaran.nouns.measurement import Measurement
 from trimaran.report.tables import Field
 
 FIELDS: tuple[Field, ...] = (

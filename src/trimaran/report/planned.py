@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trimaran.flops import aggregate_pflops
-from trimaran.plan.noun import Entry, Plan
+from trimaran.layout.flops import aggregate_pflops
+from trimaran.planner.plan import Entry, Plan
 from trimaran.report.tables import Field, Format, render
 
 if TYPE_CHECKING:
-    from trimaran.plan.ramp_up import RampUpSchedule
+    from trimaran.planner.ramp_up import RampUpSchedule
 
 FIELDS = (
     Field("rank", "#"),

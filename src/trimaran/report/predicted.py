@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trimaran.cost.predict import PredictedRow
-from trimaran.flops import aggregate_pflops
+from trimaran.layout.flops import aggregate_pflops
 from trimaran.report.measured import size_label
 from trimaran.report.tables import Field
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
+from trimaran.files.rows import read_table
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Content, measured_content, plan_content
-from trimaran.rows import read_table
 from trimaran.store import Store
 
 PLAN_ENDING, TABLE_ENDING = ".json", ".csv"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trimaran.bench.scale import SmallRow
 from trimaran.cost.score import kendall_tau
-from trimaran.measurement import Measurement
-from trimaran.recipe import StudyTable
+from trimaran.nouns.measurement import Measurement
+from trimaran.recipe.published import StudyTable
 from trimaran.report.tables import Field
+from trimaran.study.published.scale import SmallRow
 
 FIELDS = (
     Field("nodes", "Nodes"),

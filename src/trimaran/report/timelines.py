@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimaran.files import write_atomically
-from trimaran.noun import TrimaranError
+from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.timeline import Event, EventKind, Timeline
 from trimaran.report.figures import new_figure, save_figure
-from trimaran.timeline import Event, EventKind, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

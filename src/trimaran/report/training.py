@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from trimaran.bench.training import largest_rank
-from trimaran.cluster import Cluster
 from trimaran.cost.estimate import estimate
-from trimaran.layout import Layout
-from trimaran.measurement import Measurement
-from trimaran.recipe import Recipe
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.recipe.recipe import Recipe
+from trimaran.study.training import largest_rank
 
 
 def summary(row: Measurement, recipe: Recipe, cluster: Cluster, layout: Layout, out_dir: Path) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimaran.columns import BY_NAME, Cell
-from trimaran.measurement import Measurement
+from trimaran.nouns.columns import BY_NAME, Cell
+from trimaran.nouns.measurement import Measurement
 
 CONFIDENCE = 0.95
 _NORMAL_QUANTILE = 1.959964  # of CONFIDENCE, two-sided

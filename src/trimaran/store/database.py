@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.store.owner import Owner
 from trimaran.store.rows import FIELDS, from_cells, quoted, to_cells
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of

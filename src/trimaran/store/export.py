@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimaran.columns import BY_NAME, COLUMNS
-from trimaran.files import write_atomically
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
+from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.columns import BY_NAME, COLUMNS
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 
 _FLOATS = frozenset({"sec_per_it_spread", "predicted_sec_per_it", "predicted_mem_gib", "wall_s"})
 _LISTS = frozenset({"step_times_s", "losses", "mem_gib_per_rank"})

@@ -6,9 +6,9 @@ import operator
 import re
 from collections.abc import Callable
 
-from trimaran.columns import BY_NAME, Cell, parse_cell
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
+from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 
 Condition = Callable[[Measurement], bool]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-from trimaran.cluster import Cluster
-from trimaran.layout import Layout
-from trimaran.stack import Stack
-from trimaran.workload import Workload
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
 
 USUAL_WARMUP_STEPS = 2
 

@@ -7,8 +7,8 @@ import sqlite3
 
 from pydantic import ValidationError
 
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError, first_error
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError, first_error
 
 FIELDS: tuple[str, ...] = tuple(Measurement.model_fields)
 _JSON_FIELDS = frozenset({"step_times_s", "losses", "mem_gib_per_rank", "libraries", "environment"})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from virtual_cluster import missing, virtual_cluster
 
-from trimaran.cluster import Cluster
+from trimaran.nouns.cluster import Cluster
 
 
 @pytest.fixture(scope="session")

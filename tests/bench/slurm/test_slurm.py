@@ -18,16 +18,20 @@ import pytest
 from pydantic import ValidationError
 
 from trial_helpers import fake_worker, processes_that_name
-from trimaran.bench import Limits, launcher_of, prepare_trial, run_sweep, run_trial
-from trimaran.bench.slurm import SlurmLauncher
-from trimaran.bench.workspace import Workspace
-from trimaran.cluster import Cluster
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.noun import TrimaranError
-from trimaran.recipe import DataSettings, Recipe
-from trimaran.slurm import SlurmSettings
+from trimaran.bench.launch.slurm.launcher import SlurmLauncher
+from trimaran.bench.registry import launcher_of
+from trimaran.bench.sweep import run_sweep
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.slurm_settings import SlurmSettings
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.workspace import Workspace
 
 Run = Callable[..., Measurement]
 LIMITS = Limits(timeout_s=60, start_s=30, hang_s=3, peers_s=1)
@@ -148,11 +152,11 @@ def test_a_sweep_inside_a_job_uses_that_job(recipe: Recipe, two_nodes: Cluster, 
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from pathlib import Path\n"
         "from trial_helpers import LIMITS, fake_worker\n"
-        "from trimaran.bench import run_sweep\n"
-        "from trimaran.bench.slurm import SlurmLauncher\n"
-        "from trimaran.cluster import Cluster\nfrom trimaran.notation import parse_layout\n"
-        "from trimaran.recipe import Recipe\n"
-        "from trimaran.slurm import SlurmSettings\nfrom trimaran.store import Store\n"
+        "from trimaran.bench.sweep import run_sweep\n"
+        "from trimaran.bench.launch.slurm.launcher import SlurmLauncher\n"
+        "from trimaran.nouns.cluster import Cluster\nfrom trimaran.layout.notation import parse_layout\n"
+        "from trimaran.recipe.recipe import Recipe\n"
+        "from trimaran.nouns.slurm_settings import SlurmSettings\nfrom trimaran.store import Store\n"
         "folder = Path(sys.argv[1])\n"
         "with SlurmLauncher(SlurmSettings(at_once=3)) as launcher:\n"
         "    rows = run_sweep(Recipe.model_validate_json((folder / 'recipe.json').read_text()),\n"
@@ -262,8 +266,9 @@ def test_what_a_killed_sweep_left_on_the_nodes_ends_by_itself(
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\nfrom trial_helpers import fake_worker\n"
-        "from trimaran.bench.launcher import Launch\nfrom trimaran.bench.slurm import SlurmLauncher\n"
-        "from trimaran.slurm import SlurmSettings\n"
+        "from trimaran.bench.launch.contract import Launch\n"
+        "from trimaran.bench.launch.slurm.launcher import SlurmLauncher\n"
+        "from trimaran.nouns.slurm_settings import SlurmSettings\n"
         "out = Path(sys.argv[2]) / 'trial'; out.mkdir()\n"
         "(out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
         "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 4, out, ranks_per_node=2)\n"

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import Field
 
 from trimaran.cost.estimate import Estimate, estimate
-from trimaran.files import load_cluster
-from trimaran.measurement import Measurement
-from trimaran.notation import parse_layout
-from trimaran.noun import Noun, TrimaranError
+from trimaran.files.catalogue import load_cluster
+from trimaran.files.rows import nouns_of
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.report.measured import size_label
-from trimaran.rows import nouns_of
 
 
 class Case(Noun):

@@ -6,9 +6,9 @@ import html
 import re
 from importlib.resources import files
 
-from trimaran import __version__
-from trimaran.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Content
+from trimaran.version import __version__
 
 
 def page(content: Content) -> str:

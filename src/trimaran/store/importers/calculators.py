@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from trimaran.flops import FlopsFormula, iteration_flops
-from trimaran.model import Model
+from trimaran.layout.flops import FlopsFormula, iteration_flops
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
 from trimaran.store.importers.draft import Draft
-from trimaran.workload import Workload
 
 FORMULAS: tuple[FlopsFormula, ...] = get_args(FlopsFormula)
 # The documents' own rows agree with their calculators within 0.7%; the oldest and the newest differ by 3%.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trimaran.columns import BY_NAME, COLUMNS, Cell, parse_cell
-from trimaran.noun import TrimaranError
-from trimaran.rows import parse_table
+from trimaran.files.rows import parse_table
+from trimaran.nouns.columns import BY_NAME, COLUMNS, Cell, parse_cell
+from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.documents import Reading
 from trimaran.store.importers.draft import Draft
 

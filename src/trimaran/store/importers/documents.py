@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimaran.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import layers_by_flops, resolve_family
 from trimaran.store.importers.cells import read_count, read_date, read_figure, read_layout, read_network
 from trimaran.store.importers.draft import Accept, Draft

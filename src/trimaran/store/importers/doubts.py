@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 
-from trimaran.files import catalogue_names, load_stack
+from trimaran.files.catalogue import catalogue_names, load_stack
 from trimaran.store.importers.calculators import agreement, expected_tflops, fitting_formulas, tolerance
 from trimaran.store.importers.draft import Accept, Draft
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trimaran.columns import BY_NAME, Cell, missing_required, parse_cell
-from trimaran.measurement import Measurement
-from trimaran.noun import first_error
+from trimaran.nouns.columns import BY_NAME, Cell, missing_required, parse_cell
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import first_error
 
 # Qualities that a doubt may give a row, the gravest first: a row carries the gravest of its doubts.
 DOUBTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimaran.columns import BY_NAME
+from trimaran.nouns.columns import BY_NAME
 
 MEASURED = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 

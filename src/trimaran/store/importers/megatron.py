@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from trimaran.columns import Cell
+from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.steps import LogReading, Step, drafts_of, stated_cell
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from trimaran.columns import BY_NAME, Cell, parse_cell
-from trimaran.files import CATALOG
-from trimaran.noun import Noun, TrimaranError, first_error
+from trimaran.files.catalogue import CATALOG
+from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.noun import Noun, TrimaranError, first_error
 
 # A calculator whose factor follows from the row's recompute: `megatron_eq3` stands for _k4 or _k3.
 FORMULA_FAMILIES = ("megatron_eq3", "2kN")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trimaran.columns import Cell
-from trimaran.measurement import Measurement
-from trimaran.noun import TrimaranError
+from trimaran.nouns.columns import Cell
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers import csv_table, markdown, megatron, nanotron, torchtitan, trimaran_log
 from trimaran.store.importers.documents import Reading, read_document
 from trimaran.store.importers.doubts import examine

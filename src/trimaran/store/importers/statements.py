@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from trimaran.columns import Cell
+from trimaran.nouns.columns import Cell
 
 # Only what a table's columns seldom hold. Degrees and batches in the text belong to examples as often as to runs.
 _NAMES = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from trimaran.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
 from trimaran.store.importers.draft import Draft
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trimaran.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_LINE = 64 * 1024

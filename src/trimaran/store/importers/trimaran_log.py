@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trimaran.columns import Cell
-from trimaran.noun import TrimaranError, first_error
-from trimaran.recipe import TrainJob
-from trimaran.rows import layout_cells, workload_cells
+from trimaran.files.rows import layout_cells, workload_cells
+from trimaran.nouns.columns import Cell
+from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.protocol.job import TrainJob
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.steps import LogReading, Step, drafts_of
 from trimaran.store.importers.text import read_text

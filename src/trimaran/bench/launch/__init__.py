@@ -1,0 +1,1 @@
+"""Launchers: ways to start the ranks of a trial."""

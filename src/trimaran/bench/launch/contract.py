@@ -1,0 +1,97 @@
+"""The contract of launchers: what a launch is, and what whoever starts its ranks can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from trimaran.nouns.noun import TrimaranError
+
+
+class TrialRefusedError(TrimaranError):
+    """A launcher will not start this trial, though it may start others: the trial's row says why."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start: `command` once per rank, its output in `out_dir`.
+
+    `environment` is added to the launcher's own. Ranks find each other through RANK,
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. `ranks_per_node` is how many
+    share a node (None: all), `memory_gib` what those of a node may hold together.
+    """
+
+    command: Sequence[str]
+    ranks: int
+    out_dir: Path
+    threads_per_rank: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ranks_per_node: int | None = None
+    memory_gib: float | None = None
+    pin_cpus: bool = False
+    clock_ghz: float | None = None
+    gpus: bool = False
+
+    def stdout(self, rank: int) -> Path:
+        """File of what `rank` prints."""
+        return self.out_dir / f"stdout.{rank}"
+
+    def stderr(self, rank: int) -> Path:
+        """File of what `rank` complains about."""
+        return self.out_dir / f"stderr.{rank}"
+
+
+class Ranks(Protocol):
+    """The ranks of one trial, started."""
+
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit status by rank; None while it runs, minus the signal's number where one killed it."""
+        ...
+
+    def process_ids(self) -> tuple[int, ...]:
+        """Processes of this machine that belong to the trial and live; empty where they are elsewhere."""
+        ...
+
+    def over_memory(self) -> bool:
+        """Whether the kernel has ended a process of the trial for holding more than `Launch.memory_gib`."""
+        ...
+
+    def taken_away(self) -> str | None:
+        """A sentence where the ranks were ended from outside, by no fault of theirs or of the trial's limits."""
+        ...
+
+    def ask_for_stacks(self) -> None:
+        """Have every living rank write its Python stacks to its stderr; who cannot be asked is `taken_away` then."""
+        ...
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every living rank: save and leave."""
+        ...
+
+    def kill(self) -> None:
+        """End every process of the trial at once and wait until none is left. May be called twice."""
+        ...
+
+
+class Launcher(Protocol):
+    """A way to start ranks.
+
+    `at_once` is how many trials may run side by side, `restarts` how often one is run again whose ranks were
+    taken away.
+    """
+
+    at_once: int
+    restarts: int
+
+    def start(self, launch: Launch) -> Ranks:
+        """Start all ranks and return once they run.
+
+        Raises TrialRefusedError where this trial must not be started, TrimaranError where none can be.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what is held between trials, and end what still runs."""
+        ...

@@ -1,0 +1,115 @@
+"""Joining the ranks that torchrun or Slurm has started: each runs the command line, and rank 0 leads.
+
+Rank 0 prepares the job, starts its trainer as a child and watches it; the others become trainers at once and wait
+for the job in the store through which all ranks meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.local import RENDEZVOUS, LocalRanks, shared_environment, start_process
+from trimaran.bench.launch.port import HeldPort
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.programs import WORKER
+from trimaran.protocol.rank_process import settled
+
+JOINED = "--joined"
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_LOOPBACK = "127.0.0.1"
+# Ports that ranks of Slurm steps meet at, below those that kernels give away.
+_FIRST_PORT, _PORTS = 15000, 15000
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The place of this process among ranks that something else started."""
+
+    rank: int
+    world_size: int
+    environment: Mapping[str, str]
+
+    def follow(self) -> None:
+        """Become a trainer that waits for rank 0's job. Does not return."""
+        os.environ.update(self.environment)
+        os.execv(WORKER[0], [*WORKER, JOINED])
+
+
+def joined(environment: Mapping[str, str]) -> Joined | None:
+    """The place that torchrun (or what sets the same variables) or srun has given this process; None where none has.
+
+    Raises TrimaranError for a variable that is no number.
+    """
+    if all(name in environment for name in _TORCHRUN):
+        stated = {name: environment[name] for name in _TORCHRUN}
+        one_node = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+    elif "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", "1") > 1:
+        one_node = _number(environment, "SLURM_STEP_NUM_NODES", "1") == 1
+        step = _number(environment, "SLURM_JOB_ID", "0") * 31 + _number(environment, "SLURM_STEP_ID", "0")
+        stated = {
+            "RANK": environment["SLURM_PROCID"],
+            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+            "MASTER_ADDR": _LOOPBACK if one_node else first_host(environment.get("SLURM_STEP_NODELIST", "")),
+            "MASTER_PORT": str(_FIRST_PORT + step % _PORTS),
+        }
+    else:
+        return None
+    if one_node and sys.platform == "linux":
+        stated["GLOO_SOCKET_IFNAME"] = "lo"
+    return Joined(_number(stated, "RANK", "0"), _number(stated, "WORLD_SIZE", "1"), stated)
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a Slurm list of nodes: `gpu[003-007,009],login1` -> `gpu003`."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    if match is None:
+        raise TrimaranError(f"SLURM_STEP_NODELIST is {nodes!r}, which names no node: start the ranks with srun")
+    return f"{match[1]}{match[2] or ''}{match[3] or ''}"
+
+
+def _number(environment: Mapping[str, str], name: str, default: str) -> int:
+    text = environment.get(name, default)
+    try:
+        return int(text)
+    except ValueError:
+        raise TrimaranError(f"{name} is {text!r}, expected a number: start the ranks with torchrun or srun") from None
+
+
+class JoinedLauncher:
+    """Starts the trainer of rank 0 alone; the other ranks are started already."""
+
+    at_once = 1
+    restarts = 0
+
+    def __init__(self, place: Joined) -> None:
+        self._place = place
+
+    def start(self, launch: Launch) -> LocalRanks:
+        """Start rank 0's trainer, which hands the job to the others."""
+        place = self._place.environment
+        environment = {**shared_environment(launch), **place}
+        ranks = LocalRanks(HeldPort())
+        with contextlib.ExitStack() as stack:
+            handed_over: dict[str, int] = {}
+            if place["MASTER_ADDR"] == _LOOPBACK and "TORCHELASTIC_RUN_ID" not in environment:
+                # so that rank 0 listens on the loopback alone
+                held = stack.enter_context(socket.create_server((_LOOPBACK, int(place["MASTER_PORT"]))))
+                handed_over[RENDEZVOUS] = held.fileno()
+            try:
+                command = settled(("-", "-", "-"), (*launch.command, JOINED))
+                ranks.add(start_process(launch, 0, command, environment, handed_over))
+            except OSError as error:
+                ranks.kill()
+                raise TrimaranError(f"rank 0 cannot be started: {error}") from None
+        return ranks
+
+    def close(self) -> None:
+        """Nothing is held."""

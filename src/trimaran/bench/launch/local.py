@@ -1,0 +1,268 @@
+"""The local launcher: ranks as processes of this machine, none of which outlives the trial."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trimaran.bench.launch.cgroup import MemoryGroup, memory_group
+from trimaran.bench.launch.clock import capped_clock
+from trimaran.bench.launch.contract import Launch, TrialRefusedError
+from trimaran.bench.launch.held_memory import kernel_oom_kills
+from trimaran.bench.launch.nursery import Nursery, NurseryLostError
+from trimaran.bench.launch.port import HeldPort
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.programs import TRAINER
+from trimaran.protocol.rank_process import settled
+
+# Where rank 0 finds the bound socket of the port at which ranks meet.
+RENDEZVOUS = "TRIMARAN_RENDEZVOUS_FD"
+
+_FREED_WITHIN_S = 10.0
+# Nothing of a trial listens where other machines could reach it.
+_GLOO_DEVICE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+
+
+class LocalLauncher:
+    """Starts every rank on this machine, each in a process group of its own, over the loopback.
+
+    Ranks of the trainer on CPUs are forked from a process that is kept between trials.
+
+    The kernel ends the ranks when the thread that started them ends, so `start` must be called
+    from the thread that then watches the trial.
+    """
+
+    at_once = 1  # trials side by side would disturb each other's times
+    restarts = 0
+
+    def __init__(self) -> None:
+        self._nursery: Nursery | None = None
+
+    def close(self) -> None:
+        """End what is kept between trials."""
+        if self._nursery:
+            self._nursery.close()
+            self._nursery = None
+
+    def start(self, launch: Launch) -> LocalRanks:
+        """Start `launch.ranks` processes; on any failure those already started are ended."""
+        if (device := launch.environment.get(_GLOO_DEVICE, _LOOPBACK)) != _LOOPBACK:
+            raise TrialRefusedError(
+                f"environment.{_GLOO_DEVICE} is {device!r}, but ranks of one machine speak over its loopback: leave it "
+                f"out, or have Slurm start the ranks ([sweep.slurm])"
+            )
+        try:
+            return _start(launch, self._nursery_for(launch))
+        except NurseryLostError:
+            self.close()
+            # ranks that are started by themselves say in their logs what is wrong
+            return _start(launch, None)
+
+    def _nursery_for(self, launch: Launch) -> Nursery | None:
+        """The process to fork the ranks from; None for ranks that must be started: of other programs, or on GPUs."""
+        python, *rest = launch.command
+        if sys.platform != "linux" or launch.gpus or tuple(rest[: len(TRAINER)]) != TRAINER:
+            return None
+        if "LD_PRELOAD" in launch.environment:  # what the dynamic linker says of it belongs into each rank's log
+            return None
+        environment = shared_environment(launch)
+        if not (self._nursery and self._nursery.serves(python, environment)):
+            self.close()
+            self._nursery = Nursery(python, environment)
+        return self._nursery
+
+
+def _start(launch: Launch, nursery: Nursery | None) -> LocalRanks:
+    ranks = LocalRanks(HeldPort())
+    try:
+        ranks.hold(capped_clock(launch.clock_ghz))
+        ranks.memory = memory_group(launch.memory_gib)
+        for rank in range(launch.ranks):
+            ranks.add(_start_rank(launch, rank, ranks, nursery))
+    except NurseryLostError:
+        ranks.kill()
+        raise
+    except OSError as error:
+        ranks.kill()
+        raise TrimaranError(f"rank {len(ranks.processes)} of {launch.ranks} cannot be started: {error}") from None
+    except BaseException:
+        ranks.kill()
+        raise
+    return ranks
+
+
+def shared_environment(launch: Launch) -> dict[str, str]:
+    """What the environments of all ranks have in common."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(launch.threads_per_rank),
+        "MKL_NUM_THREADS": str(launch.threads_per_rank),
+        "PYTHONFAULTHANDLER": "1",  # a crash leaves its stacks in stderr
+        **launch.environment,
+    }
+
+
+def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery | None) -> Process:
+    port = ranks.port
+    place = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(launch.ranks),
+        "LOCAL_WORLD_SIZE": str(launch.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port.number),
+        _GLOO_DEVICE: _LOOPBACK,
+    }
+    handed_over = {RENDEZVOUS: port.fileno()} if rank == 0 else {}
+    cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"
+    group = str(ranks.memory.processes_file) if ranks.memory else "-"
+    # without a group one rank alone can be held to the limit, and the watch looks at their sum
+    data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
+    settles = (cores, group, data)
+    if nursery is None:
+        environment = {**shared_environment(launch), **place}
+        return start_process(launch, rank, settled(settles, tuple(launch.command)), environment, handed_over)
+    arguments = launch.command[1 + len(TRAINER) :]
+    with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
+        output = (stdout.fileno(), stderr.fileno())
+        return nursery.fork(settles, arguments, place, launch.out_dir, output, handed_over)
+
+
+def start_process(
+    launch: Launch, rank: int, command: Sequence[str], environment: Mapping[str, str], handed_over: Mapping[str, int]
+) -> subprocess.Popen[bytes]:
+    """Start one rank. `handed_over` are descriptors by the variables that name them."""
+    with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
+        return subprocess.Popen(
+            command,
+            env={**environment, **{name: str(descriptor) for name, descriptor in handed_over.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=tuple(handed_over.values()),
+            start_new_session=True,
+            cwd=launch.out_dir,  # a file that a library writes by a bare name stays in the trial's folder
+        )
+
+
+class Process(Protocol):
+    """What `subprocess.Popen` and a forked rank have in common."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit status; None while it runs, minus the signal's number where one killed it."""
+        ...
+
+    def wait(self) -> int:
+        """Exit status, once it has ended."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal."""
+        ...
+
+
+class LocalRanks:
+    """Running ranks of this machine. Each leads a process group that holds its own children."""
+
+    def __init__(self, port: HeldPort) -> None:
+        self.port = port
+        self.processes: list[Process] = []
+        self.memory: MemoryGroup | None = None
+        self._held = contextlib.ExitStack()
+        self._over_memory = self._ended = False
+        self._kills_before = kernel_oom_kills()
+
+    def hold(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context that ends with the trial."""
+        self._held.enter_context(context)
+
+    def add(self, process: Process) -> None:
+        """Take a started rank into care."""
+        self.processes.append(process)
+
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit status by rank; None while it runs."""
+        return tuple(process.poll() for process in self.processes)
+
+    def process_ids(self) -> tuple[int, ...]:
+        """Ids of the ranks that still run."""
+        return tuple(process.pid for process in self.processes if process.poll() is None)
+
+    def over_memory(self) -> bool:
+        """Whether the kernel has ended a process of the trial for memory."""
+        if self.memory:
+            over = self.memory.over_memory()
+        else:  # the kernel counts for the whole machine, where others may be over their limits too
+            killed = any(process.poll() == -signal.SIGKILL for process in self.processes)
+            over = not self._ended and killed and kernel_oom_kills() > self._kills_before
+        self._over_memory = self._over_memory or over
+        return self._over_memory
+
+    def taken_away(self) -> str | None:
+        """Nobody but the trial itself and its watch ends processes here."""
+        return None
+
+    def ask_for_stacks(self) -> None:
+        """SIGUSR1 to every rank; a rank that has no handler for it ends, as it is about to anyway."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every living rank."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to every rank's process group, children that outlived their rank included."""
+        self.over_memory()
+        self._ended = True
+        for process in self.processes:
+            _kill_group(process.pid)
+        for process in self.processes:
+            process.wait()
+        deadline = time.monotonic() + _FREED_WITHIN_S
+        while any(_group_lives(process.pid) for process in self.processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.over_memory()
+        if self.memory:
+            self.memory.close()
+        self._held.close()
+        self.port.close()
+
+
+def cores_of(rank: int, launch: Launch) -> list[int]:
+    """The cores that a pinned rank computes on: its own where there are enough, else shared in turns."""
+    usable = sorted(os.sched_getaffinity(0))
+    threads = launch.threads_per_rank
+    return sorted({usable[(rank * threads + thread) % len(usable)] for thread in range(threads)})
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _group_lives(leader: int) -> bool:
+    """Whether a process of the group that `leader` led is left (zombies of others' children count not)."""
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            text = stat.read_text()
+            state, _parent, group = text[text.rindex(")") + 2 :].split()[:3]
+            if int(group) == leader and state not in "ZX":
+                return True
+    return False

@@ -1,0 +1,135 @@
+"""The launcher of shaped networks: every node of the layout in a network namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from trimaran.bench.launch.contract import Launch, Ranks, TrialRefusedError
+from trimaran.bench.launch.local import LocalLauncher
+from trimaran.bench.launch.network.measure import LinkCheck, measure_links
+from trimaran.bench.launch.network.switched import DEVICE, SwitchedNetwork
+from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.shaped_network import ShapedNetwork
+
+_ENTER = Path(__file__).with_name("enter.py")
+_CHECK_FILE = "network.txt"
+# The namespace is the trial's own, so no other program can hold this port.
+_PORT = 29400
+# A busy machine may fail a check that it passes a second later.
+_CHECKS = 3
+
+
+class ShapedLauncher:
+    """Starts a trial's ranks on the nodes of a virtual switch, once its links are measured to be as asked."""
+
+    at_once = 1
+    restarts = 0
+
+    def __init__(self, network: ShapedNetwork) -> None:
+        self.network = network
+
+    def close(self) -> None:
+        """A network ends with its trial."""
+
+    def start(self, launch: Launch) -> ShapedRanks:
+        """Make the network, check it, start the ranks in it.
+
+        Raises TrialRefusedError with both numbers where a link is not what was asked for, and TrimaranError where
+        this machine or user can make no network at all.
+        """
+        network = self.network
+        nodes = -(-launch.ranks // network.ranks_per_node)
+        switched = SwitchedNetwork(network, nodes)
+        try:
+            check = _checked(switched)
+            switched.carried()  # from here on it counts for the trial
+            seats = {
+                "namespaces": switched.namespaces,
+                "addresses": switched.addresses,
+                "ranks_per_node": network.ranks_per_node,
+                "device": DEVICE,
+                "port": _PORT,
+            }
+            command = (sys.executable, "-I", "-S", str(_ENTER), json.dumps(seats), *launch.command)
+            ranks = LocalLauncher().start(replace(launch, command=command))
+        except BaseException:
+            switched.close()
+            raise
+        return ShapedRanks(ranks, switched, check, launch.out_dir)
+
+
+def _checked(switched: SwitchedNetwork) -> LinkCheck:
+    for _ in range(_CHECKS):
+        check = measure_links(switched)
+        if check.refusal is None:
+            return check
+    raise TrialRefusedError(
+        f"network {switched.network.name!r}: {check.refusal}; raise scale, or use a machine that is less busy"
+    )
+
+
+class ShapedRanks:
+    """Ranks on a virtual switch that ends with them."""
+
+    def __init__(self, ranks: Ranks, switched: SwitchedNetwork, check: LinkCheck, out_dir: Path) -> None:
+        self._ranks, self._switched = ranks, switched
+        self._check, self._out_dir = check, out_dir
+        self._closed = False
+
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit status by rank. Raises TrimaranError where the switch has ended before them."""
+        codes = self._ranks.exit_codes()
+        if None in codes and not self._closed:
+            self._switched.check_alive()
+        return codes
+
+    def process_ids(self) -> tuple[int, ...]:
+        """Ids of the ranks that still run."""
+        return self._ranks.process_ids()
+
+    def over_memory(self) -> bool:
+        """Whether the kernel ended the ranks for what they held."""
+        return self._ranks.over_memory()
+
+    def taken_away(self) -> str | None:
+        """Nobody but the trial itself and its watch ends processes here."""
+        return None
+
+    def ask_for_stacks(self) -> None:
+        """Have every living rank write its stacks."""
+        self._ranks.ask_for_stacks()
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to every living rank."""
+        self._ranks.ask_to_leave()
+
+    def kill(self) -> None:
+        """End the ranks, note what the switch did for them, and end it too."""
+        try:
+            self._ranks.kill()
+            if not self._closed:
+                self._note()
+        finally:
+            self._closed = True
+            self._switched.close()
+
+    def _note(self) -> None:
+        try:
+            carried = self._switched.carried()
+        except TrimaranError:
+            return  # the switch ended first, which exit_codes told
+        note = (
+            f"{self._check}; switch carried {carried.bytes / 2**20:.1f} MiB, dropped {carried.dropped} packets, "
+            f"was {carried.worst_late_s * 1e3:.2f} ms late at worst"
+        )
+        write_atomically(self._out_dir / _CHECK_FILE, note)
+
+
+def network_note(out_dir: Path) -> str | None:
+    """What a trial's links were measured to be and what the switch carried; None for a trial without one."""
+    path = out_dir / _CHECK_FILE
+    return path.read_text() if path.exists() else None

@@ -1,0 +1,1 @@
+"""The Slurm launcher: its queue, its nodes and the ranks there."""

@@ -1,0 +1,321 @@
+"""The Slurm launcher: ranks as the tasks of a job step, on nodes that the sweep holds or asks for.
+
+Slurm is spoken to through its own commands, each given a list of arguments: nothing of a sweep file is read by a
+shell. The folder of the trials must be shared by all nodes; heartbeats, exit statuses and the ranks' meeting place
+are files in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.slurm.node import LOST_AFTER_S
+from trimaran.bench.launch.slurm.queue import Allocations, Job, run, submit
+from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.slurm_settings import SlurmSettings
+
+_NODE_PROGRAM = Path(__file__).with_name("node.py")
+_LOOK_EVERY_S = 0.25
+# A file that another node wrote may be seen a while after the job has ended.
+_SEEN_WITHIN_S = 15.0
+_GONE_WITHIN_S = 60.0
+_RESTARTS = 3
+_NOT_THE_TRIALS_FAULT = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")
+
+
+class SlurmLauncher:
+    """Starts trials through Slurm. A context manager: what it holds of the cluster is given back at its end."""
+
+    def __init__(self, settings: SlurmSettings, say: Callable[[str], None] = lambda text: None) -> None:
+        if missing := [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]:
+            raise TrimaranError(
+                f"[sweep.slurm]: {missing[0]} is not found here: run on a Slurm node or drop the section"
+            )
+        self.at_once = settings.at_once
+        self.restarts = _RESTARTS if settings.requeue else 0
+        self._settings, self._say = settings, say
+        self._own_job = os.environ.get("SLURM_JOB_ID")
+        if self._own_job:
+            self.at_once = 1
+        self._allocations: Allocations | None = None
+        self._jobs: list[Job] = []
+        self._lifeline: Path | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def start(self, launch: Launch) -> SlurmRanks:
+        """Start the ranks; returns when Slurm has given them their nodes.
+
+        Raises TrimaranError where Slurm refuses, or never can give them.
+        """
+        lifeline = self._hold_lifeline(launch.out_dir.parent)
+        _write_launch(launch, lifeline)
+        nodes = math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks))
+        if self._own_job:
+            have = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+            if nodes > have:
+                raise TrimaranError(
+                    f"{launch.ranks} ranks need {nodes} nodes, this Slurm job has {have}: "
+                    f"ask sbatch for --nodes={nodes}"
+                )
+            return SlurmRanks(launch, Job(self._own_job), step=_step(launch, nodes, self._own_job))
+        if self._settings.submit == "job":
+            return self._as_job(launch, nodes)
+        job = self._allocated(launch, nodes, lifeline)
+        return SlurmRanks(launch, job, step=_step(launch, nodes, job.number), give_back=self._give_back)
+
+    def close(self) -> None:
+        """Give nodes back and end what still runs on them."""
+        self._closing.set()
+        if self._allocations:
+            self._allocations.close()
+        for job in self._jobs:
+            job.cancel()
+        if self._lifeline:
+            shutil.rmtree(self._lifeline.parent, ignore_errors=True)
+
+    def _as_job(self, launch: Launch, nodes: int) -> SlurmRanks:
+        step = _step(launch, nodes, None)
+        job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log")
+        self._jobs.append(job)
+        job.wait_until_running(self._say, self._closing)
+        return SlurmRanks(launch, job, step=None, give_back=lambda job, lost: self._jobs.remove(job))
+
+    def _allocated(self, launch: Launch, nodes: int, lifeline: Path) -> Job:
+        with self._lock:
+            if self._allocations is None or not self._allocations.serve(nodes):
+                if self._allocations:
+                    self._allocations.close()
+                hold = _python("hold", str(lifeline))
+                asked = max(nodes, self._settings.nodes or 0)
+                self._allocations = Allocations(self._settings, asked, launch, hold, lifeline.parent)
+            allocations = self._allocations
+        return allocations.take(self._say, self._closing)
+
+    def _give_back(self, job: Job, lost: bool) -> None:
+        if self._allocations:
+            self._allocations.give_back(job, lost)
+
+    def _hold_lifeline(self, folder: Path) -> Path:
+        with self._lock:
+            if self._lifeline is None:
+                own = folder / f".slurm-{secrets.token_hex(4)}"
+                own.mkdir(parents=True)
+                self._lifeline = own / "alive"
+                self._lifeline.touch()
+                threading.Thread(target=self._touch, args=(self._lifeline,), daemon=True).start()
+        return self._lifeline
+
+    def _touch(self, lifeline: Path) -> None:
+        while not self._closing.wait(LOST_AFTER_S / 12):
+            with contextlib.suppress(OSError):
+                os.utime(lifeline)
+
+
+class SlurmRanks:
+    """The ranks of one trial: a step that a local srun stands for, or a batch job."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        job: Job,
+        *,
+        step: Sequence[str] | None,
+        give_back: Callable[[Job, bool], None] = lambda job, lost: None,
+    ) -> None:
+        self._launch, self._job, self._give_back = launch, job, give_back
+        self._codes: list[int | None] = [None] * launch.ranks
+        self._oom = self._told = False
+        self._unheard: list[int] = []
+        self._looked_at = -math.inf
+        self._ended_at: float | None = None
+        self._killed = self._asked_to_leave = False
+        self._srun: subprocess.Popen[bytes] | None = None
+        if step is not None:
+            with self._log("wb") as log:
+                self._srun = subprocess.Popen(
+                    step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit status by rank, as the parent of each wrote it down on its node; None while unknown."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S and None in self._codes:
+            self._looked_at = now
+            self._read_codes()
+            if None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
+                # whoever could have written it down was ended too
+                self._codes = [-9 if code is None else code for code in self._codes]
+        return tuple(self._codes)
+
+    def process_ids(self) -> tuple[int, ...]:
+        """None of them is this machine's to look at."""
+        return ()
+
+    def over_memory(self) -> bool:
+        """Whether a node's kernel, or Slurm's own memory limit, ended a rank."""
+        said = self._said()
+        return self._oom or "oom_kill" in said or "Out Of Memory" in said
+
+    def taken_away(self) -> str | None:
+        """What Slurm did to the job, where that is no doing of the ranks'."""
+        if self._unheard and not self._killed:
+            ranks = ", ".join(map(str, self._unheard))
+            return f"the node of rank {ranks} does not answer (Slurm job {self._job.number}): see whether it is down"
+        if self._killed or self._asked_to_leave or not (self._told or self._has_ended()):
+            return None
+        state, said = self._job.state(), self._said()
+        if state in _NOT_THE_TRIALS_FAULT or "NODE FAILURE" in said or "DUE TO PREEMPTION" in said:
+            return f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})"
+        if self._told or state in ("TIMEOUT", "CANCELLED") or "DUE TO TIME LIMIT" in said or "CANCELLED AT" in said:
+            return f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did"
+        return None
+
+    def ask_for_stacks(self) -> None:
+        """SIGUSR1 to all ranks and their parents. A parent that lives answers at once: else its node is gone."""
+        with contextlib.suppress(TrimaranError):  # a step that has just ended has no stacks
+            run("scancel", "--signal=USR1", self._step_name())
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while (silent := self._without_answer()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+        self._unheard = silent
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to all ranks, which is then no work of Slurm's."""
+        self._asked_to_leave = True
+        with contextlib.suppress(TrimaranError):
+            run("scancel", "--signal=TERM", self._step_name())
+
+    def kill(self) -> None:
+        """Cancel the step or the job, and wait until Slurm has ended all its processes."""
+        if self._killed:
+            return
+        finished, lost = None not in self._codes, self.taken_away() is not None
+        self._killed = True
+        if self._srun is None:
+            if not finished or self._job.is_queued():
+                self._job.cancel()
+            self._job.wait_until_gone(_GONE_WITHIN_S)
+        else:
+            try:
+                self._srun.wait(2.0 if finished else 0.0)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(TrimaranError):
+                    run("scancel", "--signal=KILL", self._step_name())
+            try:
+                self._srun.wait(_GONE_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._srun.kill()
+                self._srun.wait()
+        self._give_back(self._job, lost)
+
+    def _without_answer(self) -> list[int]:
+        self._read_codes()
+        folder = self._launch.out_dir
+        os.listdir(folder)  # noqa: PTH208 - makes a network file system look anew
+        return [
+            rank for rank, code in enumerate(self._codes) if code is None and not (folder / f"answer.{rank}").exists()
+        ]
+
+    def _read_codes(self) -> None:
+        for rank, code in enumerate(self._codes):
+            if code is None:
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    said = json.loads((self._launch.out_dir / f"exit.{rank}").read_text())
+                    self._codes[rank], self._oom = int(said["code"]), self._oom or bool(said["oom"])
+                    self._told = self._told or bool(said["told"])
+
+    def _has_ended(self) -> bool:
+        if self._ended_at is None:
+            ended = self._srun.poll() is not None if self._srun else not self._job.is_queued()
+            self._ended_at = time.monotonic() if ended else None
+        return self._ended_at is not None
+
+    def _step_name(self) -> str:
+        """The job, or the trial's step of it, as scancel takes it."""
+        if self._srun is None:
+            return self._job.number
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            step = int(json.loads((self._launch.out_dir / "rendezvous.json").read_text())["step"])
+            return f"{self._job.number}.{step}"
+        name = _token(self._launch)
+        for line in run("squeue", "--noheader", "--steps", f"--jobs={self._job.number}", "--format=%i %j").splitlines():
+            number, _, step_name = line.partition(" ")
+            if step_name.strip() == name:
+                return number
+        return f"{self._job.number}.-1"  # no step yet: nothing to signal
+
+    def _log(self, mode: str) -> IO[bytes]:
+        return (self._launch.out_dir / "launcher.log").open(mode)
+
+    def _said(self) -> str:
+        with contextlib.suppress(OSError), self._log("rb") as log:
+            return log.read(1 << 20).decode(errors="replace")
+        return ""
+
+
+def _write_launch(launch: Launch, lifeline: Path) -> None:
+    content = {
+        "command": list(launch.command),
+        "environment": dict(launch.environment),
+        "ranks": launch.ranks,
+        "out_dir": str(launch.out_dir),
+        "threads_per_rank": launch.threads_per_rank,
+        "memory_gib": launch.memory_gib,
+        "lifeline": str(lifeline),
+    }
+    write_atomically(launch.out_dir / "launch.json", json.dumps(content, indent=1))
+
+
+def _step(launch: Launch, nodes: int, job: str | None) -> list[str]:
+    """The srun that starts a trial's ranks; `job` is None inside the job's own batch script."""
+    per_node = launch.ranks_per_node or launch.ranks
+    command = [
+        "srun",
+        *([f"--jobid={job}"] if job else []),
+        f"--job-name={_token(launch)}",
+        f"--nodes={nodes}",
+        f"--ntasks={launch.ranks}",
+        f"--ntasks-per-node={min(per_node, launch.ranks)}",
+        f"--cpus-per-task={launch.threads_per_rank}",
+        "--distribution=block",
+        "--kill-on-bad-exit=0",
+        "--input=none",
+        "--overlap",
+        "--mpi=none",
+        f"--cpu-bind={'cores' if launch.pin_cpus else 'none'}",
+    ]
+    if launch.gpus:
+        command.append(f"--gpus-per-node={min(per_node, launch.ranks)}")
+    if launch.clock_ghz is not None:
+        command.append(f"--cpu-freq={round(launch.clock_ghz * 1e6)}")
+    return [*command, *_python("rank", str(launch.out_dir / "launch.json"))]
+
+
+def _python(*arguments: str) -> list[str]:
+    return [sys.executable, "-I", "-S", str(_NODE_PROGRAM), *arguments]
+
+
+def _token(launch: Launch) -> str:
+    """A name for the step that squeue shows whole: the key at the end of the trial's folder."""
+    return f"trimaran-{launch.out_dir.name[-8:]}"

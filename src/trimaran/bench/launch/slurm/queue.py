@@ -1,0 +1,198 @@
+"""Slurm's queue: jobs submitted, waited for and cancelled; allocations held for a sweep."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trimaran.bench.launch.contract import Launch
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.slurm_settings import SlurmSettings
+
+_SCRIPT = Path(__file__).with_name("job.sh")
+_ASK_EVERY_S = 1.0
+_COMMAND_WITHIN_S = 120.0
+# Reasons for which a pending job never starts by itself.
+_HOPELESS = frozenset(
+    {"BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS", "AccountNotAllowed",
+     "QOSNotAllowed", "ReservationDeleted", "JobHeldAdmin", "JobHeldUser", "NodeDown"}
+)  # fmt: skip
+_FORGOTTEN = "Invalid job id"  # what squeue says of a job that ended a while ago
+_ALIVE = ("PENDING", "CONFIGURING", "RUNNING")
+_STILL_QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "REQUEUED")
+
+
+def run(*command: str) -> str:
+    """A Slurm command's standard output. Raises TrimaranError with its complaint where it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_COMMAND_WITHIN_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TrimaranError(f"{command[0]} does not answer ({error}): see whether Slurm's controller is up") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        # what Slurm gives up for, else what it complained of first
+        line = next((line for line in lines if ": fatal: " in line), lines[0] if lines else f"status {done.returncode}")
+        said = re.sub(rf"^{re.escape(command[0])}: (?:error|fatal): ", "", line)
+        raise TrimaranError(f"{command[0]} refused: {said}; see [sweep.slurm] of the recipe")
+    return done.stdout
+
+
+class Job:
+    """A job of Slurm's, by its number."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+        self._state, self._asked_at = "", -math.inf
+
+    def state(self) -> str:
+        """PENDING, RUNNING, ..., by the queue a moment ago; empty where it has left it."""
+        if time.monotonic() - self._asked_at > _ASK_EVERY_S:
+            self._state, self._asked_at = self._ask()[0], time.monotonic()
+        return self._state
+
+    def is_queued(self) -> bool:
+        """Whether the job waits, runs, or is being ended."""
+        return self.state() in _STILL_QUEUED
+
+    def wait_until_running(self, say: Callable[[str], None], stop: threading.Event) -> None:
+        """Wait in the queue. Raises TrimaranError where the job never can start, or ends at once."""
+        told = ""
+        while not stop.is_set():
+            state, reason = self._ask()
+            if state == "PENDING":
+                if reason in _HOPELESS:
+                    raise TrimaranError(
+                        f"Slurm job {self.number} can never start ({reason}): check partition, constraint, account, "
+                        f"nodes and time_limit_min in [sweep.slurm]"
+                    )
+                if reason != told and reason not in ("None", "Priority"):
+                    told = reason
+                    say(f"Slurm job {self.number} waits ({reason})")
+            elif state != "CONFIGURING":
+                return
+            stop.wait(_ASK_EVERY_S)
+        raise TrimaranError(f"Slurm job {self.number}: the sweep ended before the job began")
+
+    def wait_until_gone(self, within_s: float) -> None:
+        """Wait until Slurm has ended all processes of the job."""
+        deadline = time.monotonic() + within_s
+        while self.is_queued() and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def cancel(self) -> None:
+        """Have Slurm end the job."""
+        run("scancel", "--quiet", self.number)
+
+    def _ask(self) -> tuple[str, str]:
+        try:
+            answer = run("squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%T|%r")
+        except TrimaranError as error:
+            if _FORGOTTEN in str(error):
+                return "", ""
+            raise
+        state, _, reason = answer.strip().partition("|")
+        return state, reason
+
+
+class Allocations:
+    """One or more equal allocations, a job array where they are more, each held until `close`."""
+
+    def __init__(self, settings: SlurmSettings, nodes: int, launch: Launch, hold: Sequence[str], folder: Path) -> None:
+        self._nodes = nodes
+        array = settings.at_once if settings.at_once > 1 else None
+        self._job = submit(settings, nodes, launch, hold, folder / "allocation.log", array=array)
+        self._busy: set[str] = set()
+        self._lost: set[str] = set()
+        self._lock = threading.Lock()
+
+    def serve(self, nodes: int) -> bool:
+        """Whether the allocations stand, or are to come, and are large enough."""
+        return nodes <= self._nodes and any(state in _ALIVE for _, state, _ in self._members())
+
+    def take(self, say: Callable[[str], None], stop: threading.Event) -> Job:
+        """A free allocation, waited for. Raises TrimaranError where none is left or can ever start."""
+        told = ""
+        while not stop.is_set():
+            members = self._members()
+            with self._lock:
+                for number, state, _ in members:
+                    if state == "RUNNING" and number not in self._busy:
+                        self._busy.add(number)
+                        return Job(number)
+            waiting = [(number, reason) for number, state, reason in members if state == "PENDING"]
+            if not any(state in _ALIVE for _, state, _ in members):
+                raise TrimaranError(
+                    f"Slurm ended allocation {self._job.number}: see whether a node or its time was lost"
+                )
+            for number, reason in waiting:
+                if reason in _HOPELESS:
+                    raise TrimaranError(
+                        f"Slurm job {number} can never start ({reason}): check partition, constraint, account, "
+                        f"nodes and time_limit_min in [sweep.slurm]"
+                    )
+            if waiting and not self._busy and waiting[0][1] not in (told, "None", "Priority"):
+                told = waiting[0][1]
+                say(f"Slurm job {waiting[0][0]} waits ({told})")
+            stop.wait(_ASK_EVERY_S)
+        raise TrimaranError(f"Slurm job {self._job.number}: the sweep ended before the job began")
+
+    def give_back(self, job: Job, lost: bool) -> None:
+        """Let another trial have the allocation, unless Slurm is about to end it."""
+        with self._lock:
+            self._busy.discard(job.number)
+            if lost:
+                self._lost.add(job.number)
+
+    def close(self) -> None:
+        """End the allocations."""
+        self._job.cancel()
+
+    def _members(self) -> list[tuple[str, str, str]]:
+        """(job number, state, reason) of every allocation; a pending array is one line."""
+        try:
+            lines = run(
+                "squeue", "--noheader", "--array", f"--jobs={self._job.number}", "--format=%A|%T|%r"
+            ).splitlines()
+        except TrimaranError as error:
+            if _FORGOTTEN in str(error):
+                return []
+            raise
+        found = [(number, state, reason) for number, state, reason in (line.split("|") for line in lines if line)]
+        return [member for member in found if member[0] not in self._lost]
+
+
+def submit(
+    settings: SlurmSettings, nodes: int, launch: Launch, command: Sequence[str], log: Path, *, array: int | None = None
+) -> Job:
+    """Submit a batch job that runs `command` on the first of `nodes` whole nodes."""
+    stated = {
+        "partition": settings.partition,
+        "account": settings.account,
+        "constraint": settings.constraint,
+        "time": settings.time_limit_min,
+        "array": f"0-{array - 1}" if array else None,
+        "gpus-per-node": launch.ranks_per_node if launch.gpus else None,
+    }
+    number = run(
+        "sbatch",
+        "--parsable",
+        "--job-name=trimaran",
+        f"--nodes={nodes}",
+        "--exclusive",
+        "--no-requeue",  # a trial that runs again begins with an empty folder, which only the sweep can see to
+        "--export=ALL",
+        f"--chdir={log.parent}",
+        f"--output={str(log).replace('%', '%%')}",
+        "--open-mode=append",
+        *(f"--{name}={value}" for name, value in stated.items() if value is not None),
+        str(_SCRIPT),
+        *command,
+    )
+    return Job(number.strip().split(";")[0])

@@ -1,0 +1,1 @@
+"""One trial: a layout run once, for real, and the row that comes of it."""

@@ -1,0 +1,70 @@
+"""What the ranks report about a finished trial, and the figures drawn from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from trimaran.nouns.noun import first_error
+
+_LIMIT_BYTES = 16 * 1024 * 1024
+
+
+class WorkerResult(BaseModel):
+    """`result.json` as rank 0 writes it: per-step seconds and losses, memory by rank, start-up phases.
+
+    `unknown_steps` were made before a resumption whose earlier log is lost. Fields that only people look at are
+    ignored here.
+    """
+
+    steps: int = Field(gt=0)
+    unknown_steps: int = Field(default=0, ge=0)
+    sec_per_it: tuple[float, ...] = Field(min_length=1)
+    losses: tuple[float | None, ...]
+    mem_gib_per_rank: tuple[float, ...] = Field(min_length=1)
+
+    @property
+    def finite_losses(self) -> tuple[float, ...]:
+        """Losses up to the first that is no number (null, NaN or infinite in the file)."""
+        finite = itertools.takewhile(lambda loss: loss is not None and math.isfinite(loss), self.losses)
+        return tuple(loss for loss in finite if loss is not None)
+
+
+def read_result(out_dir: Path, steps: int) -> WorkerResult | str:
+    """The result of a trial of `steps` steps, or a sentence saying why it cannot be believed."""
+    path = out_dir / "result.json"
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LIMIT_BYTES)
+    except OSError as error:
+        return f"the ranks left with 0 but {path.name} cannot be read ({error.strerror})"
+    try:
+        result = WorkerResult.model_validate(json.loads(text))
+    except ValidationError as error:
+        return f"{path.name} is garbage: {first_error(error)}"
+    except (ValueError, RecursionError) as error:
+        return f"{path.name} is garbage: {error}"
+    if len(result.sec_per_it) + result.unknown_steps != steps:
+        return f"{path.name} holds {len(result.sec_per_it)} step times, but {steps} steps were asked for"
+    if not all(math.isfinite(seconds) and seconds > 0 for seconds in result.sec_per_it):
+        return f"{path.name} holds step times that are not positive numbers"
+    if not all(math.isfinite(gib) and gib >= 0 for gib in result.mem_gib_per_rank):
+        return f"{path.name} holds memory figures that are not positive numbers"
+    return result
+
+
+def median_and_spread(step_times_s: tuple[float, ...], warmup_steps: int) -> tuple[float, float]:
+    """Median and interquartile range, in seconds, of the steps after warm-up.
+
+    A trial shorter than its warm-up is judged by its last step.
+    """
+    timed = step_times_s[warmup_steps:] or step_times_s[-1:]
+    if len(timed) < 2:
+        return timed[0], 0.0
+    lower, _, upper = statistics.quantiles(timed, n=4, method="inclusive")
+    return statistics.median(timed), upper - lower

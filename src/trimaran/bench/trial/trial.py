@@ -1,0 +1,276 @@
+"""One trial: a layout run once, for real, and the row that comes of it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimaran.bench.launch.contract import Launch, Launcher, TrialRefusedError
+from trimaran.bench.launch.network import network_note, network_variant
+from trimaran.bench.trial.machine import code_version, libraries, machine, telling_environment
+from trimaran.bench.trial.result import WorkerResult, median_and_spread, read_result
+from trimaran.bench.watch.evidence import collect
+from trimaran.bench.watch.limits import Limits
+from trimaran.bench.watch.verdict import Verdict, verdict
+from trimaran.bench.watch.watch import watch
+from trimaran.files.catalogue import write_atomically
+from trimaran.layout.flops import default_formula, tflops_per_device
+from trimaran.layout.layout import Layout, check_layout, resolve_split
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import PLAIN, Variant
+from trimaran.protocol.job import TrainJob
+from trimaran.protocol.programs import WORKER
+from trimaran.recipe.recipe import Recipe
+from trimaran.store import trial_key
+
+UNSTORED = "unstored"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout of a recipe on a cluster under a variant, ready to run."""
+
+    key: str
+    recipe: Recipe
+    cluster: Cluster
+    job: TrainJob
+    variant: Variant = PLAIN
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, its stage split resolved where there is more than one stage."""
+        return self.job.layout
+
+    @property
+    def variant_text(self) -> str:
+        """The row's variant column: what the sweep tried beside the layout, the network too."""
+        return ";".join(filter(None, (self.variant.text(), network_variant(self.cluster.shaped))))
+
+
+def prepare_trial(
+    recipe: Recipe,
+    cluster: Cluster,
+    layout: Layout,
+    *,
+    data_dir: Path,
+    work_dir: Path,
+    variant: Variant = PLAIN,
+) -> Trial:
+    """The trial of one layout. Raises TrimaranError where the layout breaks a rule or the variant cannot be had."""
+    check_layout(layout, recipe.workload, cluster, recipe.stack)
+    if variant.python is not None:
+        libraries(variant.python)  # an interpreter that cannot serve is told before anything runs
+    split = resolve_split(layout, recipe.workload, recipe.stack)
+    if len(split) > 1:
+        layout = layout.model_copy(update={"stage_split": split})
+    key = trial_key(
+        recipe.workload,
+        layout,
+        recipe.stack,
+        cluster,
+        stage_split=split,
+        steps=recipe.sweep.steps,
+        warmup_steps=recipe.sweep.warmup_steps,
+        document_mask=recipe.train.document_mask,
+        variant=variant.text(),
+    )
+    job = TrainJob(
+        workload=recipe.workload,
+        layout=layout,
+        stage_split=split,
+        train=recipe.train,
+        data_dir=str(data_dir.resolve()),
+        out_dir=str(work_dir.resolve() / f"{layout.label()[:80]}-{key[:8]}"),
+        steps=recipe.sweep.steps,
+        device="cuda" if cluster.device.kind == "gpu" else "cpu",
+        threads_per_rank=variant.threads_per_rank or _cores_per_rank(cluster),
+        peak_tflops=cluster.device.peak(layout.precision),
+    )
+    return Trial(key=key, recipe=recipe, cluster=cluster, job=job, variant=variant)
+
+
+def _cores_per_rank(cluster: Cluster) -> int:
+    return max(1, cluster.device.cores)
+
+
+def run_trial(
+    trial: Trial,
+    launcher: Launcher,
+    limits: Limits,
+    *,
+    on_step: Callable[[int], None] = lambda step: None,
+    worker: tuple[str, ...] = WORKER,
+) -> Measurement:
+    """Run the trial's ranks to whatever end and return the row; failures are rows too.
+
+    `worker` is the command of a rank, to which the job file's name is added; a variant may put another
+    interpreter in its first place. A trial whose ranks were taken away is begun anew as often as the launcher
+    allows. Raises TrimaranError where nothing could be started (no room for its files, no such interpreter).
+    """
+    for _ in range(launcher.restarts):
+        lost, row = _run_once(trial, launcher, limits, on_step, worker)
+        if not lost:
+            return row
+    return _run_once(trial, launcher, limits, on_step, worker)[1]
+
+
+def finished_before(trial: Trial) -> Measurement | None:
+    """The row of a run of this very trial that made all its steps and was never stored, as after a full disk.
+
+    A trial's folder holds the file UNSTORED from its beginning until whoever ran it calls `stored`.
+    """
+    out_dir = Path(trial.job.out_dir)
+    try:
+        same = (out_dir / UNSTORED).exists() and (out_dir / "job.json").read_text() == trial.job.model_dump_json(
+            indent=1
+        )
+    except OSError:
+        return None
+    result = read_result(out_dir, trial.job.steps) if same and not out_dir.is_symlink() else "another trial"
+    return None if isinstance(result, str) else _row(trial, "ok", result, None, None)
+
+
+def stored(trial: Trial) -> None:
+    """Note in the trial's folder that its row is in a store."""
+    (Path(trial.job.out_dir) / UNSTORED).unlink(missing_ok=True)
+
+
+def _run_once(
+    trial: Trial, launcher: Launcher, limits: Limits, on_step: Callable[[int], None], worker: tuple[str, ...]
+) -> tuple[bool, Measurement]:
+    """Whether the ranks were taken away, and the row."""
+    out_dir = Path(trial.job.out_dir)
+    _fresh_folder(out_dir)
+    job_file = out_dir / "job.json"
+    write_atomically(job_file, trial.job.model_dump_json(indent=1))
+    launch = Launch(
+        command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
+        ranks=trial.layout.devices,
+        out_dir=out_dir,
+        threads_per_rank=_cores_per_rank(trial.cluster),
+        environment=trial.variant.environment,
+        ranks_per_node=trial.cluster.devices_per_node,
+        memory_gib=limits.memory_gib,
+        pin_cpus=trial.variant.pin_cpus,
+        clock_ghz=trial.variant.clock_ghz,
+        gpus=trial.job.device == "cuda",
+    )
+    try:
+        ranks = launcher.start(launch)
+    except TrialRefusedError as refusal:
+        return False, _row(trial, "not_run", str(refusal), str(refusal), 0.0)
+    started = time.monotonic()
+    ending = watch(ranks, launch, limits, on_step)
+    wall_s = time.monotonic() - started
+    judged = verdict(ending, launch)
+    result: WorkerResult | str = judged.sentence
+    if judged.status == "ok":
+        result = read_result(out_dir, trial.job.steps)
+        if isinstance(result, str):
+            judged = Verdict("fail", result)
+    evidence = None
+    if judged.status != "ok":
+        evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s)
+    return ending.cause == "lost", _row(trial, judged.status, result, evidence, wall_s)
+
+
+def _row(
+    trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float | None
+) -> Measurement:
+    measured = _measured(trial, result)
+    if note := network_note(Path(trial.job.out_dir)):
+        measured["notes"] = "; ".join(filter(None, (str(measured.get("notes") or ""), note)))
+    return Measurement.model_validate(
+        {**_stated(trial), **measured, **_circumstances(trial)}
+        | {"status": status, "evidence": evidence, "wall_s": wall_s}
+    )
+
+
+def _stated(trial: Trial) -> dict[str, object]:
+    """The columns that were known before the run."""
+    layout, cluster, workload = trial.layout, trial.cluster, trial.recipe.workload
+    model, per_node = workload.model, min(layout.devices, cluster.devices_per_node)
+    return {
+        "cluster": cluster.name or None,
+        "stack": trial.recipe.stack.name or None,
+        "hardware": cluster.device.name or None,
+        "nodes": -(-layout.devices // cluster.devices_per_node),
+        "devices_per_node": per_node,
+        "devices": layout.devices,
+        **model.model_dump(include={"layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab"}),
+        "seq_len": workload.seq_len,
+        "gbs": workload.global_batch,
+        "optimizer": workload.optimizer,
+        **layout.model_dump(
+            include={"dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "recompute", "precision", "schedule"}
+        ),
+        "flops_formula": default_formula(layout),
+        "network_delay_ms": cluster.inter.latency_us * 1e-3 if cluster.shaped else None,
+        "network_gbps": cluster.inter.bandwidth_gbps if cluster.shaped else None,
+        "variant": trial.variant_text or None,
+        "trial_key": trial.key,
+        "layout_label": layout.label(),
+        "recipe": trial.recipe.name,
+        "seed": trial.recipe.train.seed,
+    }
+
+
+def _measured(trial: Trial, result: WorkerResult | str) -> dict[str, object]:
+    """The columns that a finished run fills."""
+    if isinstance(result, str):
+        return {}
+    workload, layout = trial.recipe.workload, trial.layout
+    seconds, spread = median_and_spread(result.sec_per_it, trial.recipe.sweep.warmup_steps)
+    losses = result.finite_losses
+    diverged = len(losses) < len(result.losses)
+    return {
+        "sec_per_it": seconds,
+        "sec_per_it_spread": spread,
+        "tflops": tflops_per_device(workload, layout.tp, layout.devices, seconds, default_formula(layout)),
+        "tokens_per_s_per_gpu": workload.tokens_per_step / seconds / layout.devices,
+        "mem_gib": max(result.mem_gib_per_rank),
+        "mem_gib_per_rank": result.mem_gib_per_rank,
+        "step_times_s": result.sec_per_it,
+        "losses": losses,
+        "notes": f"the loss is not finite from step {len(losses) + 1} on" if diverged else None,
+    }
+
+
+def _circumstances(trial: Trial) -> dict[str, object]:
+    """Where, when and with what the run was made."""
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "source": "trimaran bench",
+        "system": f"Trimaran {code_version()}",
+        "date": now.strftime("%Y-%m-%d"),
+        "comparable_group": f"{trial.recipe.name} {now:%Y-%m-%d}",
+        "code_version": code_version(),
+        "machine": machine(),
+        "libraries": libraries(trial.variant.python or sys.executable),
+        "environment": telling_environment({**os.environ, **trial.variant.environment}),
+        "created_at": now.isoformat(timespec="seconds"),
+    }
+
+
+def _fresh_folder(out_dir: Path) -> None:
+    """An empty folder in place of what an interrupted run of the same trial may have left."""
+    try:
+        if out_dir.is_symlink():
+            out_dir.unlink()
+        elif out_dir.exists():
+            shutil.rmtree(out_dir)
+        out_dir.mkdir(parents=True)
+        (out_dir / UNSTORED).touch()
+    except OSError as error:
+        raise TrimaranError(
+            f"trial folder {out_dir} cannot be made: {error.strerror or error}; free space, check permissions, or "
+            f"choose another --runs"
+        ) from None

@@ -1,0 +1,1 @@
+"""Watching a trial: signs of life, memory, evidence, and the verdict."""

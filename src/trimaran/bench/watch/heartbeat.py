@@ -1,0 +1,115 @@
+"""Telling a hang from slowness: the pulse of every rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from trimaran.bench.watch.limits import Limits
+
+_STEP, _RESUME = "step", "resume"
+_START_UP = ("import_torch", "connect", "build", _RESUME)
+
+
+class Pulse:
+    """Watches `heartbeat.<rank>` files and the lines of `log.jsonl` in a trial's folder.
+
+    A rank writes the name of each phase of its start-up into its heartbeat file, and `step` when steps begin;
+    afterwards it sets the file's time, several times a step, and with all that it reads of a checkpoint.
+
+    Ages are measured on this process's monotonic clock from the moment a change was seen, so
+    that neither a clock that is set nor a laptop that sleeps looks like a hang.
+    """
+
+    def __init__(self, out_dir: Path, ranks: int) -> None:
+        self._out_dir = out_dir
+        self._started = time.monotonic()
+        self._stamps: list[int] = [0] * ranks
+        self._seen_at = [self._started] * ranks
+        self._in_step = [False] * ranks
+        self._phase = [""] * ranks
+        self._start_up_s = 0.0
+        self._longest_gap_s = 0.0
+        self._first_step_s = 0.0
+        self._log_offset = 0
+        self.steps = 0
+
+    def observe(self) -> None:
+        """Look at the files once."""
+        self._count_steps()
+        now = time.monotonic()
+        if self.steps and not self._first_step_s:
+            self._first_step_s = now - self._started
+        for rank in range(len(self._stamps)):
+            seen = _look(self._out_dir / f"heartbeat.{rank}")
+            if seen is None or seen == (self._stamps[rank], self._phase[rank]):
+                continue
+            stamp, phase = seen
+            if phase == _STEP and self._phase[rank] != _STEP:
+                self._start_up_s = max(self._start_up_s, now - self._started)
+            self._phase[rank] = phase
+            # start-up and the first step's warm-up are no measure of a step
+            if self._in_step[rank]:
+                self._longest_gap_s = max(self._longest_gap_s, now - self._seen_at[rank])
+            self._in_step[rank] = self.steps > 0
+            self._stamps[rank], self._seen_at[rank] = stamp, now
+
+    def silent(self, running: list[int], limits: Limits) -> str | None:
+        """A sentence naming the rank among `running` that has been silent too long, or None."""
+        now = time.monotonic()
+        for rank in sorted(running, key=self._last_sign_at):
+            age, allowed = now - self._last_sign_at(rank), self._allowed_s(rank, limits)
+            if age > allowed:
+                when = f"after step {self.steps}" if self.steps else self._start_of(rank)
+                return f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed"
+        return None
+
+    def _last_sign_at(self, rank: int) -> float:
+        # of ranks that resume, those with less of the checkpoint to read wait for the others, without a sign
+        return max(self._seen_at) if self._phase[rank] == _RESUME else self._seen_at[rank]
+
+    def _allowed_s(self, rank: int, limits: Limits) -> float:
+        # loading libraries and connecting is no step, and neither is leaving with a result written
+        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != _STEP)
+        if starting or (self._out_dir / "result.json").exists():
+            return limits.start_s
+        if self.steps == 0:
+            # the first step also makes kernels and connections ready, which goes with how long start-up took
+            return max(limits.hang_s, limits.hang_steps * max(limits.step_s, self._start_up_s))
+        # with one step seen there may be no gap to go by yet; start-up and that step took longer than one
+        longest = self._longest_gap_s if self.steps > 1 else max(self._longest_gap_s, self._first_step_s)
+        return max(limits.hang_s, limits.hang_steps * longest)
+
+    def _start_of(self, rank: int) -> str:
+        phase = self._phase[rank]
+        if phase == _STEP:
+            return "in its first step"
+        return f"before its first step{f', since it began to {phase}' if phase in _START_UP else ''}"
+
+    def ages_s(self) -> tuple[float, ...]:
+        """Seconds since each rank's last sign."""
+        now = time.monotonic()
+        return tuple(now - seen for seen in self._seen_at)
+
+    def _count_steps(self) -> None:
+        try:
+            with (self._out_dir / "log.jsonl").open("rb") as log:
+                log.seek(self._log_offset)
+                new = log.read(1 << 20)
+        except OSError:
+            return
+        self._log_offset += len(new)
+        self.steps += new.count(b"\n")
+
+
+def _look(heartbeat: Path) -> tuple[int, str] | None:
+    """When the file last changed, in ns, and the phase it names; None where there is none.
+
+    Opening the file makes a network file system ask its server, which looking at its name alone does not.
+    """
+    try:
+        with heartbeat.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(32).decode(errors="replace")
+    except OSError:
+        return None

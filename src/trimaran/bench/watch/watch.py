@@ -1,0 +1,131 @@
+"""Seeing a started trial through to its end, whatever that is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from trimaran.bench.launch.contract import Launch, Ranks
+from trimaran.bench.launch.held_memory import memory_exceeded, resident_gib
+from trimaran.bench.watch.heartbeat import Pulse
+from trimaran.bench.watch.limits import Limits
+
+Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
+_LOOK_EVERY_S = 0.05
+_LOOK_CLOSER_EVERY_S = 0.5
+_STACKS_WITHIN_S = 1.0
+# Ranks that take so much more memory from one look to the next are at work, whatever signs they give.
+_GROWTH_GIB = 4 / 1024
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the processes of a trial ended, as seen from outside.
+
+    `first_failed` are the ranks that had ended badly when that was first noticed; those that
+    followed were torn along by them or ended by the watch.
+    """
+
+    cause: Cause
+    sentence: str
+    exit_codes: tuple[int | None, ...]
+    first_failed: tuple[int, ...]
+    steps: int
+    silence_s: tuple[float, ...]
+    over_memory: bool
+
+
+def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int], None]) -> Ending:
+    """Wait until all ranks have ended, or end them when a limit is broken.
+
+    However this function is left, by an exception or Ctrl-C too, no process of the trial is left.
+    """
+    watcher = _Watch(ranks, launch, limits, on_step)
+    try:
+        cause, sentence = watcher.until_the_end()
+        codes = ranks.exit_codes()
+        if cause == "hang":
+            ranks.ask_for_stacks()
+            time.sleep(_STACKS_WITHIN_S)
+            if taken := ranks.taken_away():
+                cause, sentence = "lost", f"{taken}; {sentence}"
+    finally:
+        ranks.kill()
+    return Ending(
+        cause=cause,
+        sentence=sentence,
+        exit_codes=codes,
+        first_failed=watcher.first_failed,
+        steps=watcher.pulse.steps,
+        silence_s=watcher.pulse.ages_s(),
+        over_memory=ranks.over_memory(),
+    )
+
+
+class _Watch:
+    def __init__(self, ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int], None]) -> None:
+        self._ranks, self._launch, self._limits, self._on_step = ranks, launch, limits, on_step
+        self._started = time.monotonic()
+        self._failed_at = 0.0
+        self._held_gib = 0.0
+        self.pulse = Pulse(launch.out_dir, launch.ranks)
+        self.first_failed: tuple[int, ...] = ()
+
+    def until_the_end(self) -> tuple[Cause, str]:
+        closer_look = 0.0
+        while True:
+            codes = self._ranks.exit_codes()
+            self._note_failures(codes)
+            if None not in codes:
+                taken = self._ranks.taken_away() if self.first_failed else None
+                return ("lost", taken) if taken else ("exited", "all ranks ended")
+            self._observe()
+            now = time.monotonic()
+            if self.first_failed:
+                # a rank that fails takes its peers along within moments, or leaves them waiting for ever
+                if now - self._failed_at > self._limits.peers_s:
+                    return "exited", f"rank {self.first_failed[0]} ended and the others were stopped"
+            elif now >= closer_look:
+                closer_look = now + _LOOK_CLOSER_EVERY_S
+                # what fills the memory or the disk is slow too, and that is not the reason to give
+                broken = self._broken_resource() or self._broken_limit(codes, now)
+                if broken and not (broken[0] == "hang" and self._grows()):
+                    return broken
+            time.sleep(_LOOK_EVERY_S)
+
+    def _observe(self) -> None:
+        before = self.pulse.steps
+        self.pulse.observe()
+        if self.pulse.steps > before:
+            self._on_step(self.pulse.steps)
+
+    def _note_failures(self, codes: tuple[int | None, ...]) -> None:
+        failed = tuple(rank for rank, code in enumerate(codes) if code not in (None, 0))
+        if failed and not self.first_failed:
+            self.first_failed, self._failed_at = failed, time.monotonic()
+
+    def _grows(self) -> bool:
+        before, self._held_gib = self._held_gib, resident_gib(self._ranks.process_ids())
+        return self._held_gib > before + _GROWTH_GIB
+
+    def _broken_limit(self, codes: tuple[int | None, ...], now: float) -> tuple[Cause, str] | None:
+        if now - self._started > self._limits.timeout_s:
+            return "timeout", f"{self.pulse.steps} steps in {self._limits.timeout_s:g} s, the trial's time limit"
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        if silent := self.pulse.silent(running, self._limits):
+            return "hang", silent
+        return None
+
+    def _broken_resource(self) -> tuple[Cause, str] | None:
+        if taken := self._ranks.taken_away():
+            return "lost", taken
+        if exceeded := memory_exceeded(self._ranks.process_ids(), self._limits.memory_gib):
+            return "memory", exceeded
+        for rank in range(self._launch.ranks):
+            for log in (self._launch.stdout(rank), self._launch.stderr(rank)):
+                mib = log.stat().st_size / 2**20 if log.exists() else 0.0
+                if mib > self._limits.log_mib:
+                    return "flood", f"rank {rank} wrote {mib:.0f} MiB of output, {self._limits.log_mib:.0f} are allowed"
+        return None

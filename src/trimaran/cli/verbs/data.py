@@ -1,0 +1,28 @@
+"""`trimaran data`: a recipe's text as token files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimaran.cli.options import RecipeArgument, RunsOption
+
+
+def data(
+    recipe: RecipeArgument,
+    megatron: Annotated[
+        Path | None, typer.Option(help="Also write PREFIX.bin and PREFIX.idx as Megatron-LM does.", metavar="PREFIX")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Tokenise a recipe's text now rather than when its first trial or training starts; prints the folder.
+
+    Example: trimaran data recipes/laptop.toml --megatron corpus
+    """
+    from trimaran.files.catalogue import load_recipe
+    from trimaran.study.workspace import Workspace
+
+    study = load_recipe(str(recipe))
+    typer.echo(str(Workspace(runs / study.name).data(study, megatron=megatron)))

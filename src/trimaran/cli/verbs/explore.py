@@ -1,0 +1,39 @@
+"""`trimaran explore`: a local page on which model, cluster and constraints change and the ranking follows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def explore(
+    model: Annotated[
+        str, typer.Option(help="Model to open with: catalogue name, TOML file or config.json.")
+    ] = "bloom-176b",
+    cluster: Annotated[
+        str, typer.Option(help="Cluster to open with: catalogue name or TOML file.")
+    ] = "jean-zay-a100-80gb",
+    gbs: Annotated[int, typer.Option(min=1, help="Global batch to open with, sequences a step.")] = 2048,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="Port on this machine's loopback.")] = 8050,
+) -> None:
+    """Serve a page, for this machine's browser alone, that plans as you change the question. Ctrl-C ends it.
+
+    Example: trimaran explore --model llama3-8b --cluster dgx-h100 --gbs 512
+    """
+    import logging
+    import socket
+
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.report.explore import HOST, explore_app
+
+    app = explore_app(model, cluster, gbs)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise TrimaranError(f"--port {port} cannot be had ({error.strerror}): choose another") from None
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    typer.echo(f"open http://{HOST}:{port} in a browser of this machine; Ctrl-C ends", err=True)
+    app.run(host=HOST, port=port, debug=False)

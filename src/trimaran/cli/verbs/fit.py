@@ -1,0 +1,62 @@
+"""`trimaran fit`: a calibration of the cost model from measured rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimaran.cli.options import ClusterOption, StackOption
+
+
+def fit(
+    table: Annotated[str, typer.Argument(help="CSV of the table contract, a store, or a packaged table's name.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Calibration file to write.")],
+    cluster: ClusterOption = None,
+    stack: StackOption = None,
+) -> None:
+    """Fit the cost model's few efficiencies to what was measured, and say how well that holds.
+
+    Example: trimaran fit runs/laptop/store.sqlite --cluster runs/laptop/cluster.toml -o laptop.calibration.toml
+    """
+    from trimaran.cost.calibration import save_calibration
+    from trimaran.cost.fit.rows import fit_rows
+    from trimaran.files.catalogue import load_cluster
+    from trimaran.files.rows import packaged_table, packaged_tables, read_table
+    from trimaran.nouns.measurement import Measurement
+    from trimaran.store import Store
+
+    if cluster is not None:
+        load_cluster(cluster)  # a name that does not exist is told before any row is read
+    rows: list[Measurement]
+    if table in packaged_tables():
+        rows = packaged_table(table).measurements
+    elif table.endswith(".sqlite"):
+        with Store(table, create=False) as store:
+            rows = store.measurements()
+    else:
+        rows = read_table(table).measurements
+    if cluster is not None:
+        rows = [
+            row.model_copy(update={"cluster": cluster})
+            for row in rows
+            if row.cluster in (None, cluster, _stem(cluster))
+        ]
+    if stack is not None:
+        rows = [row for row in rows if row.stack in (None, stack)]
+    fitted = fit_rows(rows, cluster=cluster, stack=stack)
+    save_calibration(fitted.calibration, output)
+    for reason in fitted.skipped:
+        typer.echo(f"skipped {reason}", err=True)
+    shown = [f"{fitted.rows} rows in {fitted.groups} groups"]
+    shown += [f"sec/it error on left-out groups {fitted.time_mape:.1%}"] if fitted.time_mape is not None else []
+    shown += [f"memory error {fitted.mem_mape:.1%}"] if fitted.mem_mape is not None else []
+    if fitted.groups < 2:
+        shown.append("one group alone leaves nothing to judge the fit by: the prior's error stands")
+    typer.echo(f"{output}: fitted to {'; '.join(shown)}")
+
+
+def _stem(cluster: str) -> str:
+    """What a cluster file is called in the rows measured on it."""
+    return Path(cluster).stem if cluster.endswith(".toml") else cluster

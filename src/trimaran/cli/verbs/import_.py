@@ -1,0 +1,153 @@
+"""`trimaran import`: logs and tables of others into a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimaran.cli.options import ClusterOption, FormatOption, OutputFormat, StackOption
+
+if TYPE_CHECKING:
+    from trimaran.nouns.columns import Cell
+    from trimaran.store.importers.draft import Accept
+    from trimaran.store.importers.registry import Imported
+
+
+class Repairs(StrEnum):
+    """What to do with a repair that the figures of a row support."""
+
+    keep = "keep"
+    accept = "accept"
+    ask = "ask"
+
+
+class ImportFormat(StrEnum):
+    """What a file is."""
+
+    auto = "auto"
+    megatron = "megatron"
+    torchtitan = "torchtitan"
+    nanotron = "nanotron"
+    trimaran = "trimaran"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="Logs, Markdown documents or CSV tables.", metavar="FILE...")],
+    into: Annotated[Path, typer.Option("--into", help="Store to add the rows to.", metavar="STORE.sqlite")],
+    source_format: Annotated[ImportFormat, typer.Option("--as", help="What the files are.")] = ImportFormat.auto,
+    profile: Annotated[
+        str | None, typer.Option(help="What the files do not state: a shipped profile's name or a TOML file.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
+    cluster: ClusterOption = None,
+    stack: StackOption = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A column that the files do not state: gbs=512. Repeatable.")
+    ] = None,
+    repairs: Annotated[
+        Repairs, typer.Option(help="Rows that contradict themselves: keep them flagged, accept the repairs, or ask.")
+    ] = Repairs.keep,
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Read logs and tables into a store; what is doubtful is flagged, never repaired in silence.
+
+    Example: trimaran import prequel.md --into published.sqlite
+    """
+    from trimaran.report.tables import Field, render
+    from trimaran.store import Store
+    from trimaran.store.importers.profile import load_profile
+    from trimaran.store.importers.registry import Asked, import_file
+
+    stated = load_profile(profile) if profile is not None else None
+    given = _given(model, cluster, stack, set_ or [])
+    asked = Asked(stated, given, _accept(repairs))
+    found = [import_file(path, asked, source_format.value) for path in files]
+    # all files are read before the first row is stored, so that a mistake in one leaves the store alone
+    with Store(into) as store:
+        added = [store.add_new(one.rows) for one in found]
+    for path, one in zip(files, found, strict=True):
+        _tell(path, one)
+    lines = [_record(path, one, new) for path, one, new in zip(files, found, added, strict=True)]
+    fields = [
+        Field("file", "File", left=True),
+        Field("format", "Format", left=True),
+        Field("profile", "Profile", left=True),
+        Field("rows", "Rows"),
+        Field("added", "Added"),
+        Field("refused", "Refused"),
+        Field("flagged", "Flagged", left=True),
+    ]
+    typer.echo(render(lines, fields, form.value))
+    if not any(one.rows for one in found):
+        raise typer.Exit(2)
+
+
+def _given(model: str | None, cluster: str | None, stack: str | None, pairs: list[str]) -> dict[str, Cell]:
+    from trimaran.files.catalogue import load_cluster, load_model, load_stack
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.store.importers.profile import typed_cells
+
+    cells: dict[str, str | int | float] = {}
+    if model is not None:
+        shape = load_model(model)
+        cells |= {name: getattr(shape, name) for name in ("layers", "hidden", "ffn_hidden", "heads", "kv_heads")}
+        cells["vocab"] = shape.vocab
+    if cluster is not None:
+        cells |= {"cluster": cluster, "devices_per_node": load_cluster(cluster).devices_per_node}
+    if stack is not None:
+        load_stack(stack)
+        cells["stack"] = stack
+    for pair in pairs:
+        name, found, value = pair.partition("=")
+        if not found:
+            raise TrimaranError(f"--set {pair!r} is not COLUMN=VALUE: write it as gbs=512")
+        cells[name.strip()] = value.strip()
+    try:
+        return typed_cells(cells)
+    except ValueError as error:
+        raise TrimaranError(f"--set: {error}") from None
+
+
+def _accept(repairs: Repairs) -> Accept:
+    return _ask if repairs is Repairs.ask else lambda proposal: repairs is Repairs.accept
+
+
+def _ask(proposal: str) -> bool:
+    from trimaran.nouns.noun import TrimaranError
+
+    try:
+        return typer.confirm(proposal, err=True)
+    except typer.Abort:
+        raise TrimaranError("no answer, so nothing is imported: --repairs keep or accept asks nothing") from None
+
+
+def _tell(path: Path, one: Imported) -> None:
+    """What was not taken as it stands, on the error stream."""
+    for remark in one.remarks:
+        typer.echo(f"{path.name}: {remark}", err=True)
+    for reason in one.refused:
+        typer.echo(f"{path.name}: refused {reason}", err=True)
+    if one.unread:
+        typer.echo(f"{path.name}: columns not read: {', '.join(one.unread)}", err=True)
+    for proposal in one.proposals:
+        typer.echo(f"{path.name}: kept {proposal} (--repairs accept)", err=True)
+
+
+def _record(path: Path, one: Imported, added: int) -> dict[str, object]:
+    flagged = Counter(row.quality for row in one.rows if row.quality != "ok")
+    return {
+        "file": path.name,
+        "format": one.format,
+        "profile": one.profile or None,
+        "rows": len(one.rows),
+        "added": added,
+        "refused": len(one.refused),
+        "flagged": ", ".join(f"{count} {quality}" for quality, count in sorted(flagged.items())) or None,
+        "proposals": list(one.proposals),
+    }

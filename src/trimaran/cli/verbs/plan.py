@@ -1,0 +1,100 @@
+"""`trimaran plan`: every layout that is valid and fits, ranked, and why the others fall out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, RunsOption, StackOption
+
+if TYPE_CHECKING:
+    from trimaran.report.tables import Format
+
+
+def plan(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Recipe to plan; the options below override it.", metavar="[RECIPE.toml]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
+    cluster: ClusterOption = None,
+    gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
+    devices: Annotated[int | None, typer.Option(help="Devices to use at most. Default: all of the cluster.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Sequence length, tokens. Default: the model's positions.")] = None,
+    stack: StackOption = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens to train on (300e9): gives days and cost.")] = None,
+    ramp_up: Annotated[
+        str | None, typer.Option(help="Batch ramp-up START,INCREMENT,SAMPLES; every step must divide.")
+    ] = None,
+    grow_nodes: Annotated[
+        bool, typer.Option("--grow-nodes", help="Let nodes and micro-batch grow with the ramp-up, by restarts.")
+    ] = False,
+    gbs_tolerance: Annotated[float | None, typer.Option(help="Let GBS differ by this share (0.001).")] = None,
+    mem_margin: Annotated[float | None, typer.Option(help="Share of memory left free. Default 0.05.")] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="Hold a choice: tp=8, recompute=full, mbs=1,2. May be repeated.")
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="time: fastest; cost: cheapest token; devices: fewest that meet a limit.")
+    ] = "time",
+    deadline_days: Annotated[float | None, typer.Option(help="Finish --tokens within so many days.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of a device-hour, in place of the cluster's.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Finish --tokens for at most so much money.")] = None,
+    why: Annotated[
+        str | None, typer.Option(help="Explain one layout, as dp8,tp4,pp12,mbs2, beside the best.", metavar="LAYOUT")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many layouts to rank.")] = 20,
+    calibration: CalibrationOption = None,
+    runs: RunsOption = Path("runs"),
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Rank every layout that is valid and fits.
+
+    Example: trimaran plan --model bloom-176b --cluster jean-zay-a100-80gb --devices 384 --gbs 2048
+    """
+    import json
+
+    from trimaran.cli.asked import study_of
+    from trimaran.planner.planner import on_devices, plan_with
+    from trimaran.planner.search.settings import fixed_choices, settings_from
+    from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
+    from trimaran.report.tables import render
+
+    study = study_of(
+        recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, optimizer=optimizer, tokens=tokens,
+        ramp_up=ramp_up, calibration=calibration, price=price,
+    )  # fmt: skip
+    settings = settings_from(
+        goal=objective, deadline_days=deadline_days, budget=budget, top=top, gbs_tolerance=gbs_tolerance or 0.0,
+        devices=devices, device_counts=study.device_counts if devices is None else (),
+        mem_margin=study.mem_margin if mem_margin is None else mem_margin,
+        fixed=study.fixed | fixed_choices(fix or []),
+    )  # fmt: skip
+    # Where nodes may grow with the batch, the layout of the full batch need not divide the small ones.
+    ranked = study.workload.model_copy(update={"ramp_up": None}) if grow_nodes else study.workload
+    if why is not None:
+        from trimaran.planner.why import explain
+        from trimaran.report.explained import answer
+
+        told = explain(why, ranked, study.cluster, study.stack, settings, study.calibration)
+        typer.echo(answer(told, form.value))
+        return
+    found = plan_with(ranked, study.cluster, study.stack, settings, study.calibration)
+    printed: Format = form.value
+    schedule = None
+    if study.workload.ramp_up:
+        from trimaran.planner.ramp_up import ramp_up_schedule
+
+        schedule = ramp_up_schedule(
+            found.best.layout, study.workload, on_devices(study.cluster, found.devices), study.stack, study.calibration,
+            devices=found.devices, mem_margin=found.mem_margin,
+        )  # fmt: skip
+    if form is OutputFormat.json:
+        typer.echo(json.dumps(as_json(found, schedule), indent=2, allow_nan=False))
+        return
+    typer.echo(render(records(found), FIELDS, printed))
+    typer.echo("\n" + explanation(found), err=form is OutputFormat.csv)
+    if schedule is not None and form is not OutputFormat.csv:
+        typer.echo(f"\n{ramp_up_table(schedule, printed)}")

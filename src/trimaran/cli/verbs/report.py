@@ -1,0 +1,57 @@
+"""`trimaran report`: measurements or a plan as a table, a page or a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimaran.cli.options import FormatOption, OutputFormat
+
+
+def report(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Stores, CSV tables, or one plan (`trimaran plan --format json`).", metavar="SOURCE..."),
+    ],
+    recipe: Annotated[str | None, typer.Option(help="Only rows of this recipe.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write a file: .html a page, .png .svg .pdf a figure, .csv .parquet all columns."
+        ),
+    ] = None,
+    figure: Annotated[
+        str | None, typer.Option(help="Which figure: front, parts, memory, predicted, scaling or losses.")
+    ] = None,
+    form: FormatOption = OutputFormat.table,
+) -> None:
+    """Show what was measured, predicted beside measured: as a table, a page or a figure; a plan as a page or a figure.
+
+    Example: trimaran report runs/laptop/store.sqlite -o report.html
+    """
+    from trimaran.files.catalogue import write_atomically
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.report.figures import ENDINGS, write_figure
+    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.page.html import page
+    from trimaran.report.sources import content_of, measured_rows
+    from trimaran.report.tables import render
+    from trimaran.store import export_table
+
+    if figure is not None and (output is None or output.suffix not in ENDINGS):
+        raise TrimaranError(f"--figure {figure} is drawn into a file: give -o {figure}.svg (or .png, .pdf)")
+    if output is None:
+        rows = [row for path in sources for row in measured_rows(path, recipe)]
+        typer.echo(render(records(rows), FIELDS, form.value))
+        return
+    if output.suffix == ".html":
+        write_atomically(output, page(content_of(sources, recipe)))
+        typer.echo(f"page written to {output}: open it in a browser, it needs no network", err=True)
+    elif output.suffix in ENDINGS:
+        write_figure(figure or "front", content_of(sources, recipe), output)
+        typer.echo(f"figure {figure or 'front'} written to {output}", err=True)
+    else:
+        rows = [row for path in sources for row in measured_rows(path, recipe)]
+        typer.echo(f"{export_table(rows, output)} rows written to {output}", err=True)

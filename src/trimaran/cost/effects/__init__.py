@@ -1,0 +1,1 @@
+"""Effects: causes of time and memory, each a function of a case and a grid of layouts."""

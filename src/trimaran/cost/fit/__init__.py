@@ -1,0 +1,1 @@
+"""Fit: efficiencies learned from measured rows."""

@@ -1,0 +1,279 @@
+"""Fitting a calibration to measured rows: few parameters, each held to its prior, robustly, in log time.
+
+The fit minimises  sum soft_l1(log(predicted / measured) / NOISE) + sum ((log p - log prior) / width)^2
+over the efficiencies p: with no rows the prior stands, and every row sharpens it. Days may differ
+by a factor of their own, since machines change between dates (document 004 says when).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.estimate import memory_many, time_many
+from trimaran.cost.grid import Bools, Floats, LayoutGrid
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+# Widths of the priors, in log: how far off a datasheet or the literature may well be.
+TIME_WIDTHS: dict[str, float] = {
+    "gemm": 0.15,
+    "gemm_plain": 0.1,
+    "attention": 0.4,
+    "attention_pow2": 0.5,
+    "unaligned": 0.5,
+    "memory": 0.25,
+    "op_us": 0.6,
+    "intra_bandwidth": 0.4,
+    "inter_bandwidth": 0.9,
+    "send_bandwidth": 0.6,
+    "collective_us": 1.2,
+    "micro_batch_ms": 1.0,
+    "iteration_ms": 1.0,
+}
+# What a CPU's libraries reach of its datasheet is known far less well.
+CPU_WIDTHS: dict[str, float] = {
+    **TIME_WIDTHS,
+    "gemm": 0.4,
+    "attention": 0.6,
+    "memory": 0.5,
+    "intra_bandwidth": 1.0,
+    "inter_bandwidth": 1.0,
+    "send_bandwidth": 1.0,
+    "random_cycles": 0.5,
+    "fresh_gb_s": 0.7,
+}
+MEMORY_WIDTHS: dict[str, float] = {"activation_scale": 0.05, "buffer_gib": 1.0}
+# Eager kernels on a CPU keep more than their inputs, and the system of the node is counted with them.
+CPU_MEMORY_WIDTHS: dict[str, float] = {"activation_scale": 0.3, "buffer_gib": 1.0}
+TIME_NOISE, MEMORY_NOISE, DAY_WIDTH = 0.03, 0.04, 0.08
+# A normal distribution's standard deviation over its mean absolute deviation.
+MEAN_TO_SIGMA = float(np.sqrt(np.pi / 2))
+STEP, MAX_STEP, MAX_ITERATIONS = 0.02, 2.0, 25
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measured run: what was run, and what it showed. `day` groups rows that share a time scale."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    layout: Layout
+    sec_per_it: float | None = None
+    mem_gib: float | None = None
+    day: str = ""
+
+
+@dataclass
+class Batch:
+    """Observations of one workload, cluster and stack (global batch apart), ready to be predicted at once."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    grid: LayoutGrid
+    index: list[int] = field(default_factory=list)
+
+
+def batches(observations: Sequence[Observation]) -> list[Batch]:
+    """Observations by what they share; each batch remembers which rows it holds."""
+    rows: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for index, seen in enumerate(observations):
+        workload = seen.workload.model_copy(update={"global_batch": 1, "ramp_up": None})
+        rows[workload.model_dump_json(), seen.cluster.model_dump_json(), seen.stack.model_dump_json()].append(index)
+    out = []
+    for members in rows.values():
+        first = observations[members[0]]
+        grid = LayoutGrid.from_layouts([observations[i].layout for i in members], first.workload, first.stack)
+        grid = grid.with_global_batch([observations[i].workload.global_batch for i in members])
+        out.append(Batch(first.workload, first.cluster, first.stack, grid, members))
+    return out
+
+
+def predict_times(prepared: Iterable[Batch], count: int, calibration: Calibration) -> Floats:
+    """Seconds per iteration of all rows, in their order."""
+    out = np.empty(count)
+    for batch in prepared:
+        out[batch.index] = time_many(batch.workload, batch.cluster, batch.stack, batch.grid, calibration)
+    return out
+
+
+def predict_memory(prepared: Iterable[Batch], count: int, calibration: Calibration) -> Floats:
+    """GiB as the stack's own tool reports it, of all rows, in their order."""
+    out = np.empty(count)
+    for batch in prepared:
+        out[batch.index] = memory_many(batch.workload, batch.cluster, batch.stack, batch.grid, calibration)[1]
+    return out
+
+
+def fit(observations: Sequence[Observation]) -> Calibration:
+    """The calibration that the observations, all of one stack, and the prior agree on.
+
+    The prior is the one of the first observation's cluster and stack.
+    Raises TrimaranError when no row has a time or a memory.
+    """
+    if not any(seen.sec_per_it or seen.mem_gib for seen in observations):
+        raise TrimaranError(f"fit: none of {len(observations)} rows has sec_per_it or mem_gib: nothing to fit to")
+    found = prior(observations[0].cluster, observations[0].stack)
+    for problem in (time_problem(observations, found), memory_problem(observations, found)):
+        if problem is not None:
+            found = problem.solve().apply(found)
+    return found.model_copy(update={"rows": len(observations), "origin": "fit"})
+
+
+def leave_out(observations: Sequence[Observation], groups: Sequence[str]) -> dict[str, Calibration]:
+    """A calibration for each group, fitted to the rows of all other groups.
+
+    Each is solved from the fit to all rows, with that fit's derivatives: one Gauss-Newton step from an optimum
+    that a group of a few rows moves little.
+    """
+    found = prior(observations[0].cluster, observations[0].stack)
+    out = dict.fromkeys(groups, found)
+    for make in (time_problem, memory_problem):
+        problem = make(observations, found)
+        if problem is None:
+            continue
+        whole = problem.solve()
+        names = np.array([groups[i] for i in problem.rows])
+        for group in out:
+            step = whole.problem.step(whole, names != group)
+            out[group] = step.apply(out[group])
+    return out
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where a problem's solver stands: parameters in widths from their priors, residuals, derivatives."""
+
+    problem: Problem
+    x: Floats
+    residuals: Floats
+    jacobian: Floats
+
+    def apply(self, calibration: Calibration) -> Calibration:
+        """`calibration` with this solution's efficiencies."""
+        return calibration.model_copy(update=self.problem.values(self.x))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows to explain by a few efficiencies: log measured values, and how to predict them."""
+
+    base: Calibration
+    widths: dict[str, float]
+    noise: float
+    rows: list[int]
+    measured: Floats
+    days: NDArray[np.int64]
+    predict: Callable[[Calibration], Floats]
+
+    def values(self, x: Floats) -> dict[str, float]:
+        """Parameters that are x widths away from their priors."""
+        return {
+            name: float(getattr(self.base, name) * np.exp(step * width))
+            for (name, width), step in zip(self.widths.items(), x, strict=False)
+        }
+
+    def residuals(self, x: Floats) -> Floats:
+        """log(predicted / measured) of every row."""
+        predicted = np.log(self.predict(self.base.model_copy(update=self.values(x))))
+        return np.asarray(predicted + self._day_scales(x) - self.measured)
+
+    def _day_scales(self, x: Floats) -> Floats:
+        scales = x[len(self.widths) :]
+        return scales[self.days] * DAY_WIDTH if len(scales) else np.zeros(len(self.rows))
+
+    def linearise(self, x: Floats) -> Solution:
+        """Residuals and their derivatives at x."""
+        here = self.residuals(x)
+        columns = []
+        for index in range(len(self.widths)):
+            moved = x.copy()
+            moved[index] += STEP
+            columns.append((self.residuals(moved) - here) / STEP)
+        columns += [DAY_WIDTH * (self.days == day) for day in range(len(x) - len(self.widths))]
+        return Solution(self, x, here, np.stack(columns, axis=1))
+
+    def step(self, at: Solution, use: Bools) -> Solution:
+        """One Gauss-Newton step on the rows in `use`, reweighted for soft-l1 until the weights settle."""
+        jacobian, residuals = at.jacobian[use] / self.noise, at.residuals[use] / self.noise
+        x = at.x
+        for _ in range(8):
+            now = residuals + jacobian @ (x - at.x)
+            weight = 1.0 / np.sqrt(1.0 + now**2)
+            normal = jacobian.T @ (jacobian * weight[:, None]) + np.eye(len(x))
+            target = jacobian.T @ (weight * (jacobian @ at.x - residuals))
+            x = np.linalg.solve(normal, target)
+        return Solution(self, x, at.residuals, at.jacobian)
+
+    def cost(self, x: Floats, residuals: Floats) -> float:
+        """What the fit minimises: soft-l1 of the rows and the squares of the prior's terms."""
+        return float(np.sum(2.0 * (np.sqrt(1.0 + (residuals / self.noise) ** 2) - 1.0)) + np.sum(x**2))
+
+    def solve(self) -> Solution:
+        """The optimum under the noise that the rows themselves show, and at least the usual one.
+
+        Rows that scatter further than one machine's repeats do say less against the priors.
+        """
+        free = len(self.widths) + (int(self.days.max()) + 1 if self.days.any() else 0)
+        at = self.descend(np.zeros(free))
+        scatter = float(np.mean(np.abs(at.residuals))) * MEAN_TO_SIGMA
+        return replace(self, noise=scatter).descend(at.x) if scatter > self.noise else at
+
+    def descend(self, start: Floats) -> Solution:
+        """Gauss-Newton from `start`, with steps halved until they gain, until no step does."""
+        at = self.linearise(start)
+        cost = self.cost(at.x, at.residuals)
+        everything = np.ones(len(self.rows), dtype=np.bool_)
+        for _ in range(MAX_ITERATIONS):
+            move = self.step(at, everything).x - at.x
+            share = min(1.0, MAX_STEP / max(float(np.abs(move).max()), 1e-12))
+            while share > 0.02 and self.cost(at.x + share * move, self.residuals(at.x + share * move)) >= cost:
+                share *= 0.4
+            if share <= 0.02:
+                break
+            at = self.linearise(at.x + share * move)
+            gain, cost = cost, self.cost(at.x, at.residuals)
+            if gain - cost < 1e-3 * cost:
+                break
+        return at
+
+
+def time_problem(observations: Sequence[Observation], base: Calibration) -> Problem | None:
+    """The problem of explaining the rows' times, or None where no row has one."""
+    rows = [i for i, seen in enumerate(observations) if seen.sec_per_it]
+    if not rows:
+        return None
+    prepared = batches([observations[i] for i in rows])
+    days = sorted({observations[i].day for i in rows})
+    widths = CPU_WIDTHS if observations[rows[0]].cluster.device.kind == "cpu" else TIME_WIDTHS
+    return Problem(
+        base, widths, TIME_NOISE, rows,
+        np.log([observations[i].sec_per_it or 0.0 for i in rows]),
+        np.array([days.index(observations[i].day) for i in rows]),
+        lambda calibration: predict_times(prepared, len(rows), calibration),
+    )  # fmt: skip
+
+
+def memory_problem(observations: Sequence[Observation], base: Calibration) -> Problem | None:
+    """The problem of explaining the rows' memory, or None where no row has one."""
+    rows = [i for i, seen in enumerate(observations) if seen.mem_gib]
+    if not rows:
+        return None
+    prepared = batches([observations[i] for i in rows])
+    widths = CPU_MEMORY_WIDTHS if observations[rows[0]].cluster.device.kind == "cpu" else MEMORY_WIDTHS
+    return Problem(
+        base, widths, MEMORY_NOISE, rows,
+        np.log([observations[i].mem_gib or 0.0 for i in rows]),
+        np.zeros(len(rows), dtype=np.int64),
+        lambda calibration: predict_memory(prepared, len(rows), calibration),
+    )  # fmt: skip

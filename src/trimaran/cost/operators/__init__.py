@@ -1,0 +1,1 @@
+"""Operators: what one kernel does for one micro-batch on one rank."""

@@ -1,0 +1,1 @@
+"""Pipelines: the time of a schedule, in closed form and played event by event."""

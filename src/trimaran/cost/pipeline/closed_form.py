@@ -1,0 +1,399 @@
+"""Closed form of a pipeline's iteration: fill and drain, the rank that paces it, and sends that are not hidden.
+
+The time of a schedule is the longest path through its events. Such a path runs down to one rank, the pivot, stays
+with it for all micro-batches, and runs up again; where that is longer it leaves the pivot for round trips to the
+last stage and back, first, last and in between. Ranks at the ends of runs of equal ranks are the pivots to try.
+trimaran.cost.pipeline.lockstep plays the schedules themselves; benchmarks/planner.py shows how far the two are apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from trimaran.cost.grid import Floats, Ints, LayoutGrid
+from trimaran.cost.pipeline.lockstep import PipelineRuns
+from trimaran.cost.splits.table import SplitTable
+from trimaran.layout.layout import SCHEDULES
+from trimaran.nouns.stack import Schedule
+
+# An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of one micro-batch: of one layer on any stage, and what the first and the last stage do besides.
+
+    Arrays over layouts. Forward and backward (recomputation included) hold everything a rank is busy with, TP
+    collectives too; `weight` is the part of a layer's backward that zero-bubble puts off. A send holds its link for
+    `send_held` and arrives after `send_arrives`; `blocks`: ranks wait while they send, as in Megatron-LM's
+    synchronous exchanges. `crowding` says how many times longer everything but sends takes because other stages work
+    at once on the same cores; 1 where each stage has its own.
+    """
+
+    forward: Floats
+    backward: Floats
+    weight: Floats
+    first_forward: Floats
+    first_backward: Floats
+    last_forward: Floats
+    last_backward: Floats
+    send_held: Floats
+    send_arrives: Floats
+    blocks: bool
+    crowding: Floats
+
+    def take(self, rows: Ints) -> StageTimes:
+        """Those of the layouts at `rows`."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return StageTimes(**{name: value if name == "blocks" else value[rows] for name, value in own.items()})
+
+    def silent_from(self, row: int) -> StageTimes:
+        """The same, from the layout `row` on over links that take no time."""
+        sends = np.arange(len(self.forward)) < row
+        held, arrives = (np.where(sends, seconds, 0.0) for seconds in (self.send_held, self.send_arrives))
+        return replace(self, send_held=held, send_arrives=arrives)
+
+    def alone(self) -> StageTimes:
+        """Times of a stage that has its cores to itself, as it has while the others wait; `crowding` is kept."""
+        if np.all(self.crowding <= 1.0):
+            return self
+        crowded = [f.name for f in fields(self) if f.name not in ("send_held", "send_arrives", "blocks", "crowding")]
+        own = {name: getattr(self, name) / self.crowding for name in crowded}
+        return replace(self, **own)
+
+
+@dataclass(frozen=True)
+class PipelineTime:
+    """Seconds of all micro-batches: `busy` of the slowest rank, waiting for sends, and the bubble."""
+
+    total: Floats
+    busy: Floats
+    sends: Floats
+    bubble: Floats
+
+
+def slowest_rank(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Floats]:
+    """Which rank has most to do, the first (0), one between (1) or the last (2; a lone one), and its layers."""
+    layers = _rank_layers(grid)
+    work = _rank_work(grid, times, layers)
+    slowest = np.argmax(work, axis=0)
+    return slowest, np.choose(slowest, layers)
+
+
+def _rank_layers(grid: LayoutGrid) -> tuple[Floats, Floats, Floats]:
+    a, b, c = (ranks[grid.own_split] * 1.0 for ranks in (grid.splits.first, grid.splits.middle, grid.splits.last))
+    return a, b, c
+
+
+def _rank_work(grid: LayoutGrid, times: StageTimes, layers: tuple[Floats, Floats, Floats]) -> Floats:
+    """Seconds per micro-batch of the first rank, the fullest one between and the last, shape (3, n)."""
+    layer = times.forward + times.backward
+    first, last = times.first_forward + times.first_backward, times.last_forward + times.last_backward
+    single = grid.pp == 1
+    return np.stack(
+        [
+            np.where(single, -1.0, layers[0] * layer + first),
+            np.where(grid.pp > 2, layers[1] * layer, -1.0),
+            layers[2] * layer + last + np.where(single, first, 0.0),
+        ]
+    )
+
+
+def pipeline_time(grid: LayoutGrid, times: StageTimes, *, apart: bool = True) -> PipelineTime:
+    """Time from the first forward to the last backward, for every layout of the grid.
+
+    Where stages share cores it is the larger of two bounds: the cores never rest (`busy`), or the stages wait for
+    each other and for the network, and whoever works then has the cores to itself. Unless `apart`, all waiting is
+    told as sends, which is quicker.
+    """
+    busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
+    alone = times.alone()
+    first, inverse = _distinct_pipelines(grid, alone)
+    some, own = grid.take(first), alone.take(first)
+    if apart:
+        # Both at once: a few thousand pipelines cost little more than a few hundred.
+        both = np.tile(np.arange(len(some)), 2)
+        once = _longest(some.take(both), own.take(both).silent_from(len(some)))
+        total, silent = once[: len(some)], once[len(some) :]
+    else:
+        total, silent = _longest(some, own), np.zeros(len(some))
+    waited, computed = np.maximum(total[inverse], busy), np.maximum(silent[inverse], busy)
+    computed = np.minimum(computed, waited)
+    return PipelineTime(total=waited, busy=busy, sends=waited - computed, bubble=computed - busy)
+
+
+def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints]:
+    """Index of one layout of each distinct pipeline, and each layout's pipeline.
+
+    Layouts that differ in ZeRO, in how replicas agree or, often, in placement run the same one. They are told apart by
+    a hash, which is checked: should two pipelines share one, all are taken to be distinct.
+    """
+    keys = [grid.schedule, grid.pp, grid.vpp, grid.own_split, grid.micro_batches]
+    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name != "blocks"]
+    code = np.zeros(len(grid), dtype=np.uint64)
+    for key in keys:
+        code = (code ^ key.view(np.uint64)) * _MIX
+        code ^= code >> np.uint64(29)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    if all(np.array_equal(key[first][inverse], key) for key in keys):
+        return first, inverse
+    return np.arange(len(grid)), np.arange(len(grid))
+
+
+def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
+    """The same without sends: the busy time of the slowest rank and the bubble."""
+    busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
+    return np.asarray(np.maximum(_longest(grid, times.alone().silent_from(0)), busy))
+
+
+def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
+    """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
+    longest = np.zeros(len(grid))
+    for names, formula in _FORMULAS.items():
+        members = np.flatnonzero(np.isin(grid.schedule, [SCHEDULES.index(name) for name in names]) & (grid.pp > 1))
+        if not len(members):
+            continue
+        pivots = _pivot_counts(grid.splits, formula)[grid.own_split[members]]
+        for many in np.unique(pivots):
+            rows = members[pivots == many]
+            longest[rows] = formula(_Pipes.of(grid, times, rows, int(many)))
+    return longest
+
+
+def _pivot_counts(splits: SplitTable, formula: Callable[[_Pipes], Floats]) -> Ints:
+    if formula is _gpipe:
+        return np.zeros(len(splits.splits), dtype=np.int64)
+    return splits.warm_up_counts if formula is _interleaved else splits.pivot_counts
+
+
+def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
+    """The grid's pipelines for trimaran.cost.pipeline.lockstep, virtual stage by virtual stage."""
+    layers, times = grid.splits.layers(grid.own_split).astype(np.float64), times.alone()
+
+    def stages(layer: Floats, first: Floats | float, last: Floats | float) -> Floats:
+        of = layers * layer[:, None, None]
+        of[:, 0, 0] += first
+        of[np.arange(len(grid)), grid.vpp - 1, grid.pp - 1] += last
+        return of
+
+    links = np.ones(layers.shape[2])
+    return PipelineRuns(
+        schedule=grid.schedule,
+        ranks=grid.pp,
+        chunks=grid.vpp,
+        micro_batches=grid.micro_batches,
+        forward_s=stages(times.forward, times.first_forward, times.last_forward),
+        backward_s=stages(times.backward, times.first_backward, times.last_backward),
+        weight_s=stages(times.weight, 0.0, 0.0),
+        held_s=np.multiply.outer(times.send_held, links),
+        arrives_s=np.multiply.outer(times.send_arrives, links),
+        blocks=times.blocks,
+    )
+
+
+@dataclass(frozen=True)
+class _Pipes:
+    """Pipelines of one schedule that have as many pivots: arrays over layouts."""
+
+    grid: LayoutGrid
+    times: StageTimes
+    p: Floats
+    v: Floats
+    m: Floats
+    pivots: int
+
+    @classmethod
+    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints, pivots: int) -> _Pipes:
+        some = grid.take(rows)
+        return cls(some, times.take(rows), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots)
+
+
+def _gpipe(pipe: _Pipes) -> Floats:
+    """All forwards, then all backwards: each sweep is paced by its slowest part, a rank or a link. Exact.
+
+    Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
+    """
+    t, splits, own = pipe.times, pipe.grid.splits, pipe.grid.own_split
+    waits = t.send_arrives if t.blocks else 0.0
+    layers = [ranks[own] for ranks in (splits.first, splits.middle, splits.last)]
+    forward = np.maximum(layers[0] * t.forward + t.first_forward + waits, layers[2] * t.forward + t.last_forward)
+    backward = np.maximum(layers[0] * t.backward + t.first_backward, layers[2] * t.backward + t.last_backward + waits)
+    between = pipe.p > 2
+    forward = np.where(between, np.maximum(forward, layers[1] * t.forward + waits), forward)
+    backward = np.where(between, np.maximum(backward, layers[1] * t.backward + waits), backward)
+    held = 0.0 if t.blocks else t.send_held
+    pace = np.maximum(forward * t.crowding, held) + np.maximum(backward * t.crowding, held)
+    return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
+
+
+def _once(pipe: _Pipes) -> Floats:
+    """One micro-batch through all stages and back."""
+    t = pipe.times
+    ends = t.first_forward + t.first_backward + t.last_forward + t.last_backward
+    sends = 2.0 * (pipe.p * pipe.v - 1.0) * t.send_arrives
+    return pipe.grid.splits.totals[pipe.grid.own_split] * (t.forward + t.backward) + ends + sends
+
+
+def _paced(pipe: _Pipes) -> Floats:
+    """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241).
+
+    Under the latter rank q puts weight gradients off by q micro-batches: they delay neither the way down and up nor
+    round trips and are done, q + 1 of them, after the last backward.
+    Rank q keeps k = p - q micro-batches in flight. A round trip from it to the last stage spares it the work of
+    k - 1 micro-batches: at the start their forwards, at the end their backwards, in between both; one to a rank
+    n - 1 behind it that of n - 1.
+    """
+    t, m, p = pipe.times, pipe.m, pipe.p
+    own = pipe.grid.own_split
+    put_off = np.where(pipe.grid.schedule == SCHEDULES.index("zero_bubble"), t.weight, 0.0)
+    table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
+    pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, own]]
+    send = t.send_arrives
+    wait: Floats | float = send if t.blocks else 0.0
+    layer, layer_up = t.forward + t.backward - put_off, t.backward - put_off
+    ends_last = t.last_forward + t.last_backward - wait
+    first_weight = pipe.grid.splits.first[own] * put_off
+    best = np.full(len(p), -np.inf)
+    at_last = len(pivots) - 3
+    for j, (q, n, before, after) in enumerate(pivots):
+        if j in (1, 2, at_last + 1, at_last + 2):
+            continue  # the first and the last rank are runs of one
+        k = p - q
+        weight = n * put_off
+        down, up = n * t.forward + wait, n * layer_up + wait
+        fill = drain = behind = np.zeros(len(p))
+        if j == 0:
+            down, up = down + t.first_forward, up + (t.first_backward - wait)
+        else:
+            fill = before * t.forward + t.first_forward + q * send
+            drain = before * layer_up + (t.first_backward - wait) + q * send
+        if j == at_last:
+            down, up = down + (t.last_forward - wait), up + t.last_backward
+        else:
+            behind = after * layer + ends_last + 2.0 * (k - 1.0) * send
+        up_in_all = up + weight
+        work = down + up_in_all if t.blocks else np.maximum(down + up_in_all, t.send_held)
+        between = np.zeros(len(p))
+        left = m - 1.0 - k
+        # The last ranks of its own run and of those behind, where that is another rank.
+        nearest = j + (5 if j in (0, at_last) else (2, 1, 3)[j % 3])
+        for ahead in range(nearest, len(pivots), 3):
+            to, _, _, rest = pivots[ahead]
+            trips = to - q
+            gain = (after - rest) * layer + trips * (2.0 * send - work)
+            if ahead > at_last:
+                gain += ends_last
+            turns = trips + 1.0
+            laps = np.floor(left / turns)
+            laps += np.maximum(left - laps * turns - 1.0, 0.0) / np.maximum(trips, 1.0)
+            between = np.maximum(between, laps * gain)
+        at_start, at_end = behind - (k - 1.0) * down, behind - (k - 1.0) * up_in_all
+        several = np.maximum(at_start, 0.0) + np.maximum(at_end, 0.0) + between
+        few = np.maximum(behind - (m - 1.0) * np.minimum(down, up_in_all), 0.0)
+        # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
+        mine = np.minimum(q + 1.0, m) * weight
+        end = np.maximum(drain + first_weight - mine, 0.0)
+        best = np.maximum(best, m * work + fill + np.where(left >= 0.0, several, few) + end)
+    return best
+
+
+class _Pivot(NamedTuple):
+    """A rank, its layers, and those before and behind it."""
+
+    rank: Floats
+    own: Floats
+    before: Floats
+    after: Floats
+
+
+def _interleaved(pipe: _Pipes) -> Floats:
+    """1F1B whose fill and drain shrink by v (Narayanan et al., arXiv 2104.04473, section 2.2).
+
+    The pivot q runs w forwards until its first backward, and w backwards from its last forward on. The longest ways
+    through that warm-up and that cool-down (trimaran.cost.splits.warm_up) are of so many layers, sends and visits to
+    the first stage; between them q does what is left of its work:
+
+        time = max over q of  way(F) + m (F + B) layers(q) - w-turns(F) - w-turns(B) + way(B)
+
+    and where that is longer, the way to q or from it leads by the last rank, which works for some chunks meanwhile.
+    """
+    t, m, p, v = pipe.times, pipe.m, pipe.p, pipe.v
+    own = pipe.grid.own_split
+    lag = np.zeros(len(p)) if t.blocks else t.send_arrives
+    wait = t.send_arrives if t.blocks else np.zeros(len(p))
+    layer = t.forward + t.backward
+    best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
+    table = pipe.grid.splits.warm_ups
+    fill_last = drain_last = best
+    # From the last rank, to which the others may go by a detour.
+    for j in reversed(range(pipe.pivots)):
+        q, n, turns, warm, firsts, lasts = (column[own, j] for column in table[:6])
+        layers, sends, visits, start, end = (column[own, j] for column in table[6:])
+        first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
+        # Every chunk is sent on and its gradient back, but for the last one's output and the first one's input.
+        down = n * t.forward + first * t.first_forward + last * t.last_forward + (v - last) * wait
+        up = n * t.backward + first * t.first_backward + last * t.last_backward + (v - first) * wait
+        warm_down = warm * t.forward + firsts * t.first_forward + lasts * t.last_forward + (turns - lasts) * wait
+        warm_back = warm * t.backward + firsts * t.first_backward + lasts * t.last_backward + (turns - firsts) * wait
+        hops = sends * lag[:, None]
+        ahead = layers * t.forward[:, None] + visits * t.first_forward[:, None] + hops
+        back = layers * t.backward[:, None] + visits * (t.first_backward - wait)[:, None] + hops
+        fill = ahead.max(axis=1) + last * (t.last_forward - wait) + (q + turns) * wait
+        drain = back.max(axis=1) + last * t.last_backward + (q + turns) * wait
+        if j == pipe.pivots - 1:
+            fill_last, drain_last = fill, drain
+        # By the last rank: its way instead, and what the detour from there is longer than staying.
+        left, nearer = m * v - turns, (p - 1.0 - q) * (lag + wait)
+        ahead_ends, back_ends = (t.last_forward - wait, t.first_forward), (t.last_backward, t.first_backward - wait)
+        at_start = fill_last - fill + nearer + _longer(start, (t.forward, *ahead_ends), (t.backward, *back_ends))
+        at_end = drain_last - drain + nearer + _longer(end, (t.backward, *back_ends), (t.forward, *ahead_ends))
+        at_start = np.where(start[:, 0] <= left, np.maximum(at_start, 0.0), 0.0)
+        at_end = np.where(end[:, 0] <= left, np.maximum(at_end, 0.0), 0.0)
+        both = start[:, 0] + end[:, 0] < left
+        ends = np.where(both, at_start + at_end, np.maximum(at_start, at_end))
+        total = fill + m * (down + up) - warm_down - warm_back + drain + ends
+        best = np.where(left >= 0.0, np.maximum(best, total), best)
+        slowest = np.maximum(slowest, down + up)
+    # All but one of the groups of PP micro-batches go down while others come back, and on entering and leaving a way
+    # round is not whole: m / p - 2 rounds are, in which the slowest way sets the pace.
+    rounds = np.maximum(m / p - 2.0, 0.0)
+    return np.asarray(best + rounds * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0))
+
+
+def _longer(detour: Floats, one: tuple[Floats, Floats, Floats], other: tuple[Floats, Floats, Floats]) -> Floats:
+    """Seconds, but for sends, of a Detour, by what a layer, the last and the first stage take."""
+    _, ahead, back, last_ahead, last_back, first_ahead, first_back = detour.T
+    more = ahead * one[0] + last_ahead * one[1] - first_ahead * one[2]
+    return np.asarray(more + back * other[0] + last_back * other[1] - first_back * other[2])
+
+
+def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
+    """Seconds of a group of PP micro-batches on the slowest way round that does not stay on one rank.
+
+    In each phase but one such a way goes up through a chunk with its gradients, down through one with its
+    activations, or stays for PP turns on the first or the last rank, whichever is heavier.
+    """
+    t, p, own = pipe.times, pipe.p, pipe.grid.own_split
+    phases = pipe.grid.splits.phases
+    at_last = phases.times[own, 0] > 1.0
+    ends = np.where(at_last, t.last_forward + t.last_backward, t.first_forward + t.first_backward)
+    lost = pipe.grid.splits.uneven[own]
+    total = p * (phases.forward[own, 0] * t.forward + phases.backward[own, 0] * t.backward + ends)
+    total -= np.where(lost > 0, lost * layer - 2.0 * send, 0.0)
+    for kind in range(1, phases.times.shape[1]):
+        times, forward, backward, down, up = (column[own, kind] for column in phases)
+        stays = p * (forward * t.forward + backward * t.backward)
+        total += times * np.maximum(np.maximum(down * t.forward, up * t.backward) + p * send, stays)
+    return np.asarray(total)
+
+
+_FORMULAS: dict[tuple[Schedule, ...], Callable[[_Pipes], Floats]] = {
+    ("gpipe",): _gpipe,
+    ("1f1b", "zero_bubble"): _paced,
+    ("interleaved",): _interleaved,
+}

@@ -1,0 +1,1 @@
+"""Stage splits as tables: what each pipeline rank holds, and the ways through its warm-up."""

@@ -1,0 +1,232 @@
+"""Nouns from and to files: TOML, JSON, Hugging Face config, by path or catalogue name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files as package_files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from trimaran.files.hugging_face_config import model_from_config
+from trimaran.nouns.cluster import Cluster, Device
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+if TYPE_CHECKING:
+    from trimaran.recipe.recipe import Recipe
+
+N = TypeVar("N", bound=BaseModel)
+CATALOG = package_files("trimaran") / "catalog"
+
+
+@cache
+def catalogue_names(kind: str) -> tuple[str, ...]:
+    """All names of one kind: `models`, `devices`, `clusters` or `stacks`."""
+    folder = CATALOG / kind
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_model(name_or_path: str) -> Model:
+    """A Model by catalogue name, TOML file, or Hugging Face `config.json`."""
+    table, source = _table("models", name_or_path)
+    if "model_type" in table:
+        try:
+            return model_from_config(table, source)
+        except ValidationError as error:
+            raise TrimaranError(f"{source}: {first_error(error)}") from None
+    return _validate(Model, table, source)
+
+
+def load_device(name_or_path: str) -> Device:
+    """A Device by catalogue name or TOML file."""
+    table, source = _table("devices", name_or_path)
+    return _validate(Device, table, source)
+
+
+def load_cluster(name_or_path: str) -> Cluster:
+    """A Cluster by catalogue name or TOML file; its device may be a name or a table."""
+    table, source = _table("clusters", name_or_path)
+    return _cluster_from(table, source)
+
+
+def load_stack(name_or_path: str) -> Stack:
+    """A Stack by catalogue name or TOML file."""
+    table, source = _table("stacks", name_or_path)
+    return _validate(Stack, table, source)
+
+
+def load_recipe(path: str) -> Recipe:
+    """A Recipe from a TOML file.
+
+    `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
+    file, relative to the recipe). A cluster of the name `this-machine` is left to be probed.
+    """
+    # The noun is large to make, and a question asked by options needs none.
+    from trimaran.recipe.recipe import Recipe
+
+    table, source = _read_table(Path(path), f"recipe {path}")
+    folder = Path(path).parent
+    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
+    if unknown := sorted(set(table) - known):
+        raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
+    for section in ("model", "workload"):
+        if not isinstance(table.get(section), dict):
+            raise TrimaranError(f"{source}: section [{section}] is missing: add it")
+    workload = {**table["workload"], "model": _model_of(table["model"], source, folder)}
+    for section in ("data", "sweep", "train"):
+        if not isinstance(table.get(section, {}), dict):
+            raise TrimaranError(f"{source}: {section} is not a section: write it as [{section}]")
+    recipe: dict[str, Any] = {
+        "name": table.get("name", Path(path).stem),
+        "workload": _validate(Workload, workload, f"{source} [workload]"),
+        "stack": _stack_of(table.get("stack", "trimaran"), source, folder),
+        "cluster": _cluster_of(table.get("cluster"), source, folder),
+    }
+    recipe |= {section: table[section] for section in ("data", "sweep", "train", "tables") if section in table}
+    return _validate(Recipe, recipe, source)
+
+
+def dump_toml(noun: BaseModel, path: str | Path) -> None:
+    """Write a noun as TOML, atomically: the file is either the old one or the new one, whole."""
+    import tomli_w
+
+    write_atomically(path, tomli_w.dumps(_without_none(noun.model_dump(mode="json"))))
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write text to a temporary file beside `path`, then rename it into place.
+
+    Raises TrimaranError when the file cannot be written (no space, no permission).
+    """
+    target = Path(path)
+    temporary: str | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise TrimaranError(f"{target} cannot be written: {reason}; free space or choose another path") from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_none(inner) for inner in value]
+    return value
+
+
+def _model_of(table: Any, source: str, folder: Path) -> Model:
+    if isinstance(table, dict) and set(table) == {"name"} and isinstance(table["name"], str):
+        return load_model(_beside(table["name"], folder))
+    if isinstance(table, str):
+        return load_model(_beside(table, folder))
+    return _validate(Model, table, f"{source} [model]")
+
+
+def _stack_of(value: Any, source: str, folder: Path) -> Stack:
+    if isinstance(value, str):
+        return load_stack(_beside(value, folder))
+    return _validate(Stack, value, f"{source} [stack]")
+
+
+def _cluster_of(value: Any, source: str, folder: Path) -> Cluster | None:
+    name = value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
+    if name is None or name == "this-machine":
+        return None
+    if isinstance(name, str):
+        return load_cluster(_beside(name, folder))
+    if not isinstance(value, dict):
+        raise TrimaranError(f"{source}: cluster is {value!r}, expected a catalogue name, a file or a section [cluster]")
+    return _cluster_from(value, f"{source} [cluster]")
+
+
+def _beside(name_or_path: str, folder: Path) -> str:
+    """A path given in a recipe counts from the recipe's folder."""
+    beside = folder / name_or_path
+    return str(beside) if _looks_like_path(name_or_path) and beside.exists() else name_or_path
+
+
+def _cluster_from(table: Mapping[str, Any], source: str) -> Cluster:
+    device = table.get("device")
+    resolved = {**table, "device": load_device(device)} if isinstance(device, str) else table
+    return _validate(Cluster, resolved, source)
+
+
+def _validate(noun: type[N], table: Any, source: str) -> N:
+    try:
+        return noun.model_validate(table)
+    except ValidationError as error:
+        raise TrimaranError(f"{source}: {first_error(error)}") from None
+
+
+def _looks_like_path(name: str) -> bool:
+    return "/" in name or os.sep in name or name.endswith((".toml", ".json"))
+
+
+def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
+    """The raw table behind a catalogue name or path, and how to call it in an error."""
+    singular = kind.removesuffix("s")
+    if _looks_like_path(name_or_path):
+        return _read_table(Path(name_or_path), f"{singular} {name_or_path}")
+    if name_or_path in catalogue_names(kind):
+        table = _parse_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
+        return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
+    close = difflib.get_close_matches(name_or_path, catalogue_names(kind), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}."
+    raise TrimaranError(
+        f"{singular} {name_or_path!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
+    )
+
+
+def _read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:
+    if path.suffix == ".json":
+        return _parse_json(path, source), source
+    return {"name": path.stem, **_parse_toml(path, source)}, source
+
+
+def _text(path: Path | Traversable, source: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise TrimaranError(f"{source} cannot be read: {error.strerror or error}; check the path") from None
+    except UnicodeDecodeError:
+        raise TrimaranError(f"{source} is not UTF-8 text: give a TOML or JSON file") from None
+    except ValueError as error:  # a path that no file system takes
+        raise TrimaranError(f"{source!r} cannot be read: {error}; check the path") from None
+
+
+def _parse_toml(path: Path | Traversable, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text(path, source))
+    except (ValueError, RecursionError) as error:
+        raise TrimaranError(f"{source} is not valid TOML: {error}") from None
+
+
+def _parse_json(path: Path, source: str) -> dict[str, Any]:
+    try:
+        table = json.loads(_text(path, source))
+    except (ValueError, RecursionError) as error:
+        raise TrimaranError(f"{source} is not valid JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise TrimaranError(f"{source} holds {type(table).__name__}, expected an object of fields")
+    return table

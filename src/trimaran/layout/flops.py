@@ -1,0 +1,78 @@
+"""TFLOPs, MFU and days: the calculators that the field's tables use, each by its own name.
+
+B is the global batch, s the sequence, L layers, h hidden, V the vocabulary padded to 128 x TP,
+N parameters. The first five count recomputed work as useful work; `model_flops` does not, so
+figures of the two kinds must never be compared.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trimaran.layout.layout import Layout
+from trimaran.nouns.model import Model, padded_vocab
+from trimaran.nouns.workload import Workload
+
+FlopsFormula = Literal["megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"]
+
+# Document 002 computes with a round N whatever the exact count of its 1.3B model is.
+BIGSCIENCE_1B3_PARAMETERS = 1.3e9
+
+
+def megatron_flops(model: Model, seq_len: int, sequences: float, tp: int, passes: int) -> float:
+    """24 k B s L h^2 (1 + s/6h + V/(4 k L h)): Narayanan et al., arXiv 2104.04473, eq. (3).
+
+    `passes` k is 4 with full recompute (giving their 96 and V/16Lh) and 3 without (72, V/12Lh
+    as printed; the documents keep V/16Lh, and so does this function).
+    """
+    h, layers, s = model.hidden, model.layers, seq_len
+    v = padded_vocab(model.vocab, tp)
+    return 24.0 * passes * sequences * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+
+
+def model_flops(model: Model, seq_len: int, sequences: float, tp: int = 1) -> float:
+    """Operations that the model itself needs, forward and backward (3 x forward), none recomputed.
+
+    Scores are counted in full, the convention of PaLM's MFU (arXiv 2204.02311, appendix B).
+    """
+    forward = model.layers * model.layer_forward_flops(seq_len) + model.head_forward_flops(seq_len, tp)
+    return 3.0 * sequences * forward
+
+
+def iteration_flops(workload: Workload, tp: int, formula: FlopsFormula) -> float:
+    """Operations of one iteration by `formula`, over all devices."""
+    model, s, batch = workload.model, workload.seq_len, float(workload.global_batch)
+    if formula == "megatron_eq3_k4":
+        return megatron_flops(model, s, batch, tp, passes=4)
+    if formula == "megatron_eq3_k3":
+        return megatron_flops(model, s, batch, tp, passes=3)
+    if formula == "bs_old_96BsLh2":
+        return 96.0 * batch * s * model.layers * model.hidden**2
+    if formula in ("2kN_k4", "2kN_k3"):
+        return 2.0 * (4 if formula == "2kN_k4" else 3) * BIGSCIENCE_1B3_PARAMETERS * batch * s
+    return model_flops(model, s, batch, tp)
+
+
+def default_formula(layout: Layout) -> FlopsFormula:
+    """The calculator that Trimaran's own tables print: Megatron's eq. (3) with the layout's passes."""
+    return "megatron_eq3_k4" if layout.recompute == "full" else "megatron_eq3_k3"
+
+
+def tflops_per_device(workload: Workload, tp: int, devices: int, sec_per_it: float, formula: FlopsFormula) -> float:
+    """TFLOP/s of one device by `formula`."""
+    return iteration_flops(workload, tp, formula) / sec_per_it / devices / 1e12
+
+
+def mfu(workload: Workload, tp: int, devices: int, sec_per_it: float, peak_tflops: float) -> float:
+    """Model-FLOPs utilisation: model operations a second over the devices' peak (0 to 1)."""
+    return tflops_per_device(workload, tp, devices, sec_per_it, "model_flops") / peak_tflops
+
+
+def aggregate_pflops(tflops: float, devices: int) -> float:
+    """The documents' "Est. Aggr. PetaFLOPs": TFLOPs x devices / 1000 (document 000 divides by 1024)."""
+    return tflops * devices / 1000
+
+
+def days_to_train(sec_per_it: float, iterations: float) -> float:
+    """Days that `iterations` take."""
+    return sec_per_it * iterations / 86400.0

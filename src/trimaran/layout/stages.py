@@ -1,0 +1,43 @@
+"""Stage splits: how many layers each pipeline stage gets."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cache
+
+from trimaran.nouns.noun import TrimaranError
+
+
+@cache
+def weighted_split(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
+    """Layers per stage such that the slowest stage is as fast as it can be.
+
+    The last stage also carries the output head, which weighs `head_in_layers` layers; the
+    remaining layers are spread evenly, earlier stages taking the rest. Every stage keeps at
+    least one layer. Raises TrimaranError where stages exceed layers.
+    """
+    if stages > layers:
+        raise TrimaranError(f"layers {layers} cannot fill {stages} stages: use at most {layers} stages")
+    if stages == 1:
+        return (layers,)
+
+    def others(last: int) -> int:
+        return -(-(layers - last) // (stages - 1))
+
+    # Layers on the last stage make it slower and the others faster: the best is where the two cross. Of equally
+    # fast splits take the one that leaves most on the last stage: the others, which keep more micro-batches in
+    # flight, are then lighter.
+    most = layers - (stages - 1)
+    last = 1 + bisect_left(range(1, most), True, key=lambda count: count + head_in_layers >= others(count))
+    if last > 1 and others(last - 1) < max(others(last), last + head_in_layers) - 1e-12:
+        last -= 1
+    share, extra = divmod(layers - last, stages - 1)
+    return (*(share + (1 if stage < extra else 0) for stage in range(stages - 1)), last)
+
+
+@cache
+def even_split(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage, equal where they divide; else the middle stages take the rest."""
+    share, extra = divmod(layers, stages)
+    first = (stages - extra) // 2
+    return tuple(share + (1 if first <= stage < first + extra else 0) for stage in range(stages))

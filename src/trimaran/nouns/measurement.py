@@ -1,0 +1,89 @@
+"""Measurement: what a run showed, one row; and the nouns that a row speaks of."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trimaran.nouns.noun import Noun
+
+Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "not_run"]
+
+
+class Measurement(Noun):
+    """One row of the table contract (see trimaran.nouns.columns), plus what the harness adds.
+
+    A field that was not stated or not measured is None. Harness fields are empty in rows
+    that come from published tables.
+    """
+
+    source: str | None = None
+    section: str | None = None
+    table: str | None = None
+    row: str | None = None
+    cluster: str | None = None
+    stack: str | None = None
+    system: str | None = None
+    hardware: str | None = None
+    nodes: int | None = None
+    devices_per_node: int | None = None
+    devices: int | None = None
+    layers: int
+    hidden: int
+    ffn_hidden: int | None = None
+    heads: int
+    kv_heads: int | None = None
+    seq_len: int
+    vocab: int
+    dp: int | None = None
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    mbs: int
+    gbs: int
+    zero_stage: int = 0
+    dp_kind: str = "all_reduce"
+    recompute: str = "none"
+    precision: str = "fp16"
+    optimizer: str = "adam"
+    schedule: str = "none"
+    network_delay_ms: float | None = None
+    network_gbps: float | None = None
+    variant: str | None = None
+    mem_gib: float | None = None
+    sec_per_it: float | None = None
+    tflops: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    status: Status = "ok"
+    flops_formula: str | None = None
+    date: str | None = None
+    comparable_group: str | None = None
+    quality: str = "ok"
+    notes: str | None = None
+
+    # What only the harness knows.
+    trial_key: str | None = Field(default=None, description="hash of all that defines the trial")
+    layout_label: str | None = Field(default=None, description="the layout in short notation, stage split included")
+    recipe: str | None = None
+    sec_per_it_spread: float | None = Field(default=None, description="interquartile range of the timed steps, s")
+    step_times_s: tuple[float, ...] = Field(default=(), description="every step's seconds, warm-up included")
+    losses: tuple[float, ...] = Field(default=(), description="lm loss of every step, nats a token")
+    mem_gib_per_rank: tuple[float, ...] = ()
+    predicted_sec_per_it: float | None = Field(default=None, description="what the plan said before the run")
+    predicted_mem_gib: float | None = None
+    evidence: str | None = Field(default=None, description="last log lines, exit codes, stacks of a failed run")
+    code_version: str | None = None
+    machine: str | None = None
+    libraries: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    seed: int | None = None
+    created_at: str | None = Field(default=None, description="UTC, ISO 8601")
+    wall_s: float | None = Field(default=None, description="the trial's whole wall time, start-up included")
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """The variant column as a mapping: `clock=2.2GHz;LD_PRELOAD=x` gives two entries."""
+        parts = (part.split("=", 1) for part in (self.variant or "").split(";") if "=" in part)
+        return {key.strip(): value.strip() for key, value in parts}

@@ -1,0 +1,175 @@
+"""Model: the shape of a transformer, and the counts that follow from it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trimaran.nouns.noun import Noun
+
+Positions = Literal["learned", "rotary", "alibi"]
+Norm = Literal["layernorm", "rmsnorm"]
+Mlp = Literal["gelu", "swiglu"]
+Activation = Literal["gelu", "gelu_tanh"]
+Head = Literal["vocabulary", "classifier"]
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Vocabulary rounded up to a multiple of 128 x TP, as Megatron-LM lays it out."""
+    multiple = 128 * tp
+    return -(-vocab // multiple) * multiple
+
+
+class RotaryScaling(Noun):
+    """How rotary frequencies are stretched to a longer context than the model was first trained on (Llama 3.1)."""
+
+    factor: float = Field(ge=1)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_max_positions: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor {self.high_freq_factor:g} is not above low_freq_factor {self.low_freq_factor:g}: "
+                f"wavelengths between the two are blended"
+            )
+        return self
+
+
+class Model(Noun):
+    """A decoder-only transformer. Sizes are counts; nothing here depends on how it is trained."""
+
+    name: str = ""
+    layers: int = Field(gt=0, le=100_000)
+    hidden: int = Field(gt=0, le=10_000_000)
+    heads: int = Field(gt=0, le=1_000_000)
+    vocab: int = Field(gt=1, le=100_000_000)
+    ffn_hidden: int = Field(default=0, ge=0, le=100_000_000, description="0 stands for 4 x hidden")
+    kv_heads: int = Field(default=0, ge=0, le=1_000_000, description="0 stands for heads")
+    head_dim: int = Field(default=0, ge=0, le=1_000_000, description="0 stands for hidden / heads")
+    max_positions: int = Field(default=2048, gt=0, le=100_000_000)
+    tied_embedding: bool = True
+    positions: Positions = "learned"
+    rotary_theta: float = Field(default=10_000.0, gt=0, description="base of the rotary angles")
+    rotary_scaling: RotaryScaling | None = None
+    norm: Norm = "layernorm"
+    norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
+    mlp: Mlp = "gelu"
+    activation: Activation = Field(
+        default="gelu_tanh",
+        description="GELU, exact or by tanh. Unstated: tanh, as GPT-2, GPT-3 and BLOOM have it; exact with rotary",
+    )
+    bias: bool = True
+    embedding_norm: bool = False
+    head: Head = Field(default="vocabulary", description="classifier: no logits over the vocabulary")
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_derived(cls, data: object) -> object:
+        """Derived sizes are filled in once, so that every reader sees the real number."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("positions") == "rotary" and data.get("activation") is None:
+            data = {**data, "activation": "gelu"}
+        hidden, heads = data.get("hidden"), data.get("heads")
+        if not (isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0):
+            return data
+        if data.get("head_dim") in (None, 0) and hidden % heads:
+            raise ValueError(
+                f"hidden {hidden} is not a multiple of heads {heads}: "
+                f"choose heads that divide hidden, or state head_dim"
+            )
+        filled = dict(data)
+        for name, derived in (("ffn_hidden", 4 * hidden), ("kv_heads", heads), ("head_dim", hidden // heads)):
+            if data.get(name) in (None, 0):
+                filled[name] = derived
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"head_dim {self.head_dim} is odd, and rotary positions turn features in pairs: make it even"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}: "
+                f"each key-value head serves a whole number of heads"
+            )
+        return self
+
+    @property
+    def attention_hidden(self) -> int:
+        """Width of the concatenated heads (equals hidden in all but a few models)."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_hidden(self) -> int:
+        """Width of the keys (and of the values)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Weight matrices of one MLP: 2, or 3 when gated."""
+        return 3 if self.mlp == "swiglu" else 2
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one transformer layer, biases and norms included."""
+        h, a, kv, f = self.hidden, self.attention_hidden, self.kv_hidden, self.ffn_hidden
+        matrices = h * a + 2 * h * kv + a * h + self.mlp_matrices * h * f
+        biases = (a + 2 * kv + h + f * (self.mlp_matrices - 1) + h) if self.bias else 0
+        return matrices + biases + 2 * self.norm_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one normalisation."""
+        return 2 * self.hidden if self.norm == "layernorm" else self.hidden
+
+    def embedding_parameters(self, tp: int = 1) -> int:
+        """Token embedding (vocabulary padded for `tp`), positions and embedding norm."""
+        positions = self.max_positions * self.hidden if self.positions == "learned" else 0
+        norm = self.norm_parameters if self.embedding_norm else 0
+        return padded_vocab(self.vocab, tp) * self.hidden + positions + norm
+
+    def head_parameters(self, tp: int = 1) -> int:
+        """Parameters of an untied output matrix; 0 when it is tied or there is none."""
+        if self.head == "classifier" or self.tied_embedding:
+            return 0
+        return padded_vocab(self.vocab, tp) * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, with the vocabulary padded for one device."""
+        return (
+            self.layers * self.layer_parameters
+            + self.embedding_parameters()
+            + self.head_parameters()
+            + self.norm_parameters
+        )
+
+    def layer_forward_flops(self, seq_len: int, *, causal: bool = False) -> float:
+        """Operations of one layer's matrix products, forward, per sequence.
+
+        2 s (qkv + projection + MLP weights) + 4 s^2 a_dim for scores and context
+        (Narayanan et al., arXiv 2104.04473, appendix). With `causal` only the half of the
+        scores that the mask keeps is counted, as a causal kernel computes it.
+        """
+        h, a, kv = self.hidden, self.attention_hidden, self.kv_hidden
+        weights = h * a + 2 * h * kv + a * h + self.mlp_matrices * h * self.ffn_hidden
+        scores = 4.0 * seq_len * seq_len * a * (0.5 if causal else 1.0)
+        return 2.0 * seq_len * weights + scores
+
+    def head_forward_flops(self, seq_len: int, tp: int = 1) -> float:
+        """Operations of the logits, forward, per sequence: 2 s h V."""
+        if self.head == "classifier":
+            return 0.0
+        return 2.0 * seq_len * self.hidden * padded_vocab(self.vocab, tp)
+
+    def head_in_layers(self, seq_len: int, tp: int = 1) -> float:
+        """How many layers the output head weighs, by operations; stage splits use it."""
+        return self.head_forward_flops(seq_len, tp) / self.layer_forward_flops(seq_len, causal=True)

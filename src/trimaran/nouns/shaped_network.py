@@ -1,0 +1,75 @@
+"""ShapedNetwork: the network that a trial is to run on, made of delay and rate rather than of cables."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from trimaran.nouns.noun import Noun
+
+_PLAIN_NAME = re.compile(r"\w[\w.+ -]{0,59}")
+
+
+class ShapedPair(Noun):
+    """The way between two nodes, in both directions, where it differs from the rest."""
+
+    nodes: tuple[int, int] = Field(description="numbers of the two nodes, from 0")
+    latency_ms: float = Field(ge=0, le=10_000, description="delay, one way")
+    bandwidth_gbps: float = Field(gt=0, le=100, description="gigabit/s, each way")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        first, second = self.nodes
+        if first < 0 or second < 0 or first == second:
+            raise ValueError(f"nodes {first} and {second} are no pair: give two different numbers from 0")
+        return self
+
+
+class ShapedNetwork(Noun):
+    """Nodes of `ranks_per_node` ranks on a switch: a port of `bandwidth_gbps` each way, `latency_ms` between any two.
+
+    What one machine cannot carry is scaled down: with `scale` 64 the ports run at a 64th of `bandwidth_gbps`, and
+    the model is to be chosen so that it sends a 64th of the bytes. Delays stay as they are, and so do times.
+    """
+
+    name: str = Field(description="tells the rows of one network from another's")
+    latency_ms: float = Field(ge=0, le=10_000, description="delay between two nodes, one way")
+    bandwidth_gbps: float = Field(gt=0, le=100, description="gigabit/s of each node's port, each way")
+    scale: float = Field(default=1.0, ge=1, le=1e6, description="the ports' rate, and the payload, are divided by it")
+    ranks_per_node: int = Field(default=1, gt=0, le=1024)
+    pairs: tuple[ShapedPair, ...] = Field(default=(), description="ways that differ, in the same scale")
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, name: str) -> str:
+        if not _PLAIN_NAME.fullmatch(name):
+            raise ValueError("a row's variant holds this name: use letters, digits, spaces and . _ + -, at most 60")
+        return name
+
+    @property
+    def port_gbps(self) -> float:
+        """Rate of a port as it is shaped."""
+        return self.bandwidth_gbps / self.scale
+
+    def delay_ms(self, source: int, target: int) -> float:
+        """Delay from one node to another."""
+        pair = self._pair(source, target)
+        return self.latency_ms if pair is None else pair.latency_ms
+
+    def rate_gbps(self, source: int, target: int) -> float:
+        """Rate that a lone stream from one node to another should reach, as it is shaped."""
+        pair = self._pair(source, target)
+        return self.port_gbps if pair is None else min(self.port_gbps, pair.bandwidth_gbps / self.scale)
+
+    @property
+    def slowest(self) -> tuple[float, float]:
+        """The largest delay (ms) and the smallest rate (gigabit/s, as shaped) between any two nodes."""
+        return (
+            max((self.latency_ms, *(pair.latency_ms for pair in self.pairs))),
+            min((self.port_gbps, *(pair.bandwidth_gbps / self.scale for pair in self.pairs))),
+        )
+
+    def _pair(self, source: int, target: int) -> ShapedPair | None:
+        return next((pair for pair in self.pairs if {*pair.nodes} == {source, target}), None)

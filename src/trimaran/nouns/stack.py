@@ -1,0 +1,62 @@
+"""Stack: what the training software does, as far as memory and time can feel it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trimaran.nouns.cluster import Precision
+from trimaran.nouns.noun import Noun
+
+DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
+MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
+
+
+class Stack(Noun):
+    """A small description of one piece of training software.
+
+    Bytes are per parameter of the mixed-precision recipe; `memory_report` says what the
+    software's own memory figure counts, since predicted memory is compared with that.
+    """
+
+    name: str = ""
+    framework: Literal["megatron", "torch", "gpipe", "oneflow", "trimaran"] = "torch"
+    flash_attention: bool = False
+    fused_softmax: bool = Field(default=False, description="Megatron's kernels; eligibility is checked by shape")
+    fused_softmax_max_seq: int = Field(default=2048, gt=0)
+    fused_gelu: bool = False
+    dropout: bool = Field(default=False, description="runs its dropout kernels, as the Megatrons do by default")
+    keeps_freed_memory: bool = Field(default=True, description="CPU: as tcmalloc does, and glibc's malloc does not")
+    fused_layernorm: bool = False
+    fused_optimizer: bool = False
+    fp32_softmax: bool = False
+    fp32_loss: bool = Field(default=True, description="logits are cast to fp32 for the loss")
+    overlap_dp: float = Field(default=0.0, ge=0, le=1, description="share of the gradient traffic hidden by prior")
+    overlap_pp: bool = False
+    splits_sends: tuple[str, ...] = Field(
+        default=(), description="schedules in which TP ranks send a part of an activation each, and gather it there"
+    )
+    recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")
+    master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
+    grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
+    bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
+    uneven_stages: bool = Field(default=False, description="layers may differ between stages")
+    ends_count_as_layers: bool = Field(
+        default=False, description="embedding and head may stand for a layer each, where layers + 2 divide"
+    )
+    head_weighted_stages: bool = False
+    tied_embedding_replicated: bool = Field(default=True, description="last stage keeps a copy and reduces it")
+    pads_vocab: bool = True
+    schedules: tuple[Schedule, ...] = ("gpipe", "1f1b")
+    zero_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(default=(0,), min_length=1)
+    dp_kinds: tuple[DataParallelKind, ...] = Field(default=("all_reduce",), min_length=1)
+    precisions: tuple[Precision, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
+    recomputes: tuple[Recompute, ...] = Field(default=("none", "full"), min_length=1)
+    sequence_parallel: bool = False
+    tensor_parallel: bool = True
+    pipeline_parallel: bool = True
+    memory_report: MemoryReport = "allocated"
+    source: str = ""

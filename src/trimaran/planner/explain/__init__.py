@@ -1,0 +1,1 @@
+"""Explanations: why a layout ranks where it does, and what would have to change."""

@@ -1,0 +1,58 @@
+"""Flags and DeepSpeed configuration of Megatron-DeepSpeed (BigScience's, 2022)."""
+
+from __future__ import annotations
+
+import json
+
+from trimaran.layout.layout import Layout
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner.export.deepspeed import deepspeed_config
+from trimaran.planner.export.megatron_lm import batch_flags, joined, model_flags, parallel_flags
+from trimaran.planner.export.refuse import refuse_first
+
+_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
+
+
+def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
+    """A here-document for the configuration file, then one flag a line."""
+    model = workload.model
+    # DeepSpeed can count the embedding and the head as a layer each, as BLOOM's training did.
+    ends_count = model.layers % layout.pp > 0 and stack.ends_count_as_layers and (model.layers + 2) % layout.pp == 0
+    refuse_first(
+        "Megatron-DeepSpeed",
+        layout,
+        (
+            (layout.schedule in ("gpipe", "interleaved", "zero_bubble"), f"the {layout.schedule} schedule"),
+            (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
+            (layout.sequence_parallel, "sequence parallelism"),
+            (layout.recompute == "selective", "selective recompute"),
+            (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
+            (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
+            (len(set(layout.stage_split)) > 1, "a stated stage split"),
+            (model.layers % layout.pp > 0 and not ends_count, f"{model.layers} layers on {layout.pp} stages"),
+            (model.kv_heads != model.heads, "grouped queries"),
+            (model.norm != "layernorm", f"norm {model.norm}"),
+            (model.mlp != "gelu", f"MLP {model.mlp}"),
+            (not model.bias, "linear layers without bias"),
+            (not model.tied_embedding, "an untied output matrix"),
+            (model.head == "classifier", "a classifier head"),
+        ),
+    )
+    config = deepspeed_config(layout, workload)
+    if workload.ramp_up:
+        # The trainer sets the batch while it grows; DeepSpeed is told the micro-batch alone.
+        config = {name: value for name, value in config.items() if name != "gradient_accumulation_steps"}
+    flags = [*model_flags(workload), f"--position-embedding-type {_POSITIONS[model.positions]}"]
+    if model.embedding_norm:
+        flags.append("--embed-layernorm")
+    flags += [*parallel_flags(layout), *batch_flags(layout, workload)]
+    if layout.recompute == "full":
+        flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
+        flags.append("--checkpoint-num-layers 1")
+    if ends_count:
+        flags.append("--pp-partition-method 'type:transformer|embedding'")
+    if layout.pp == 1:
+        flags.append("--no-pipeline-parallel")
+    flags += ["--deepspeed", "--deepspeed_config ds_config.json", f"--zero-stage {layout.zero_stage}"]
+    return f"cat > ds_config.json <<'END'\n{json.dumps(config, indent=2)}\nEND\n{joined(flags)}"

@@ -1,0 +1,18 @@
+"""Refusals: what a layout asks and a trainer has no flag for is said, never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trimaran.layout.layout import Layout
+from trimaran.nouns.noun import TrimaranError
+
+
+def refuse_first(trainer: str, layout: Layout, asked: Iterable[tuple[bool, str]]) -> None:
+    """Raise TrimaranError for the first thing that is asked (True) and that the trainer cannot state."""
+    for wanted, what in asked:
+        if wanted:
+            raise TrimaranError(
+                f"layout {layout} cannot be written for {trainer}: it has no setting for {what}; "
+                f"plan with the matching --stack, or hold that choice with --fix"
+            )

@@ -1,0 +1,66 @@
+"""A torchtitan job configuration (torchtitan/config/job_config.py, 0.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trimaran.layout.layout import Layout, resolve_split
+from trimaran.layout.stages import even_split
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner.export.refuse import refuse_first
+
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+
+
+def torchtitan(layout: Layout, workload: Workload, stack: Stack) -> str:
+    """The TOML sections that state a layout; the model's name, flavor and data are the user's to add."""
+    import tomli_w
+
+    split = resolve_split(layout, workload, stack)
+    refuse_first(
+        "torchtitan",
+        layout,
+        (
+            (layout.schedule == "zero_bubble", "the zero-bubble schedule without W-split stages"),
+            (layout.zero_stage in (1, 2), f"ZeRO stage {layout.zero_stage}"),
+            (layout.dp_kind == "parameter_server", "a parameter server"),
+            (layout.tp > 1 and not layout.sequence_parallel, "TP without sequence parallelism"),
+            (layout.precision in ("fp16", "bf16_pure"), f"precision {layout.precision}"),
+            (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
+            (split != even_split(workload.model.layers, len(split)), "a head-weighted stage split"),
+            (workload.ramp_up is not None, "a batch ramp-up"),
+        ),
+    )
+    return tomli_w.dumps(_config(layout, workload)).rstrip()
+
+
+def _config(layout: Layout, workload: Workload) -> dict[str, Any]:
+    sharded = layout.zero_stage == 3
+    per_replica = workload.global_batch // layout.dp
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if sharded else layout.dp,
+        "data_parallel_shard_degree": layout.dp if sharded else 1,
+        "tensor_parallel_degree": layout.tp,
+        "pipeline_parallel_degree": layout.pp,
+    }
+    if layout.pp > 1:
+        parallelism["pipeline_parallel_schedule"] = _SCHEDULES[layout.schedule]
+        parallelism["pipeline_parallel_microbatch_size"] = layout.mbs
+        parallelism["pipeline_parallel_layers_per_stage"] = -(-workload.model.layers // (layout.pp * layout.vpp))
+    recompute: dict[str, Any] = {"mode": layout.recompute}
+    if layout.recompute == "selective":
+        recompute["selective_ac_option"] = "op"
+    elif layout.recompute == "full" and layout.recompute_every > 1:
+        recompute = {"mode": "selective", "selective_ac_option": str(layout.recompute_every)}
+    return {
+        "training": {
+            # A pipeline cuts its replica's whole batch into micro-batches; without one the batch accumulates.
+            "local_batch_size": per_replica if layout.pp > 1 else layout.mbs,
+            "global_batch_size": workload.global_batch,
+            "seq_len": workload.seq_len,
+            "mixed_precision_param": "bfloat16" if layout.precision == "bf16" else "float32",
+        },
+        "parallelism": parallelism,
+        "activation_checkpoint": recompute,
+    }

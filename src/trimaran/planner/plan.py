@@ -1,0 +1,96 @@
+"""Plan: layouts ranked by estimate with their intervals, and the rejected ones with their reasons."""
+
+from __future__ import annotations
+
+from trimaran.cost.estimate import Estimate
+from trimaran.layout.layout import Layout
+from trimaran.nouns.noun import Noun
+from trimaran.planner.explain.advice import Advice
+from trimaran.planner.search.objective import Objective
+
+
+class Entry(Noun):
+    """One ranked layout: what it costs in time, memory and money.
+
+    `sec_per_it_low` and `_high` bound the prediction at one standard error; `rival_chance` is the
+    chance that this layout is better than the first; `variants` counts the layouts that fit and
+    differ in placement or stage split alone, which rank as one (the best of them is shown).
+    """
+
+    rank: int
+    layout: Layout
+    devices: int
+    nodes: int
+    global_batch: int
+    estimate: Estimate
+    sec_per_it_low: float
+    sec_per_it_high: float
+    tokens_per_s: float
+    tflops: float
+    flops_formula: str
+    mfu: float
+    days: float | None
+    cost: float | None
+    cost_per_million_tokens: float | None
+    rival_chance: float
+    variants: int
+    bottleneck: str
+
+    @property
+    def sec_per_it(self) -> float:
+        """Predicted seconds of one iteration."""
+        return self.estimate.sec_per_it
+
+    @property
+    def mem_gib(self) -> float:
+        """Predicted memory of the fullest rank, GiB."""
+        return self.estimate.mem_gib
+
+
+class Refusal(Noun):
+    """Why candidates fell out: the rule, how many combinations of the fields it reads, and one of them."""
+
+    rule: str
+    fields: tuple[str, ...]
+    combinations: int
+    example: str
+
+
+class Unfit(Noun):
+    """A layout that would rank but does not fit: its estimate and the sentence that says what is too much."""
+
+    layout: Layout
+    estimate: Estimate
+    sentence: str
+
+
+class Plan(Noun):
+    """The answer of a search.
+
+    `evaluated` layouts broke no rule and had their memory and time predicted, `fitting` of them fit; the
+    others could not enter the ranking, by a bound on memory or time, or were refused. `measure` are the
+    layouts to measure in order to know the best: the first and what cannot be told apart from it.
+    """
+
+    model: str
+    cluster: str
+    stack: str
+    devices: int
+    objective: Objective
+    mem_margin: float
+    calibrated_by: str
+    time_error: float
+    entries: tuple[Entry, ...]
+    measure: tuple[Layout, ...]
+    cannot_tell_apart: int
+    evaluated: int
+    fitting: int
+    refusals: tuple[Refusal, ...]
+    nearest_unfit: Unfit | None
+    advice: Advice | None
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> Entry:
+        """The first entry; a plan always has one, since a search without any raises."""
+        return self.entries[0]

@@ -1,0 +1,267 @@
+"""Planner: from a workload, a cluster and a stack to a Plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.estimate import Estimate, estimate_each, told_each
+from trimaran.cost.memory import memory_limit_gib
+from trimaran.layout.flops import days_to_train, default_formula, mfu, tflops_per_device
+from trimaran.layout.layout import RULES, Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner.explain.advice import advise
+from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
+from trimaran.planner.plan import Entry, Plan, Refusal, Unfit
+from trimaran.planner.search.batches import with_batch
+from trimaran.planner.search.candidates import Proposer
+from trimaran.planner.search.objective import Objective
+from trimaran.planner.search.search import Ranking, Search
+from trimaran.planner.search.settings import PlanSettings, settings_from
+from trimaran.planner.search.sieve import Sieve, take
+from trimaran.planner.search.space import space_of
+
+# An entry that beats the first with at least this chance cannot be told apart from it.
+RIVAL_CHANCE = 0.25
+# Errors of two layouts of one model on one cluster are half in common, so that their difference
+# errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
+# Layouts that `measure` names at most.
+TO_MEASURE = 4
+# The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
+# ranked by that.
+SIMULATED = 1000
+
+
+def plan(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    *,
+    calibration: Calibration | None = None,
+    **settings: object,
+) -> Plan:
+    """`plan_with`, its settings given by the names of PlanSettings' and Objective's fields."""
+    return plan_with(workload, cluster, stack, settings_from(**settings), calibration)
+
+
+def plan_with(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    settings: PlanSettings,
+    calibration: Calibration | None = None,
+) -> Plan:
+    """Rank every valid layout of the workload on the cluster under the stack.
+
+    More devices than the cluster states are taken as more nodes of the same kind, and a note says so.
+    Raises TrimaranError where no layout is valid, fits and meets the objective's limits.
+    """
+    notes: list[str] = []
+    cap = settings.devices or cluster.devices
+    if cap > cluster.devices:
+        notes.append(
+            f"cluster {cluster.name} states {cluster.nodes} nodes; {cap} devices are planned on "
+            f"{on_devices(cluster, cap).nodes} of that kind"
+        )
+    search, ranking = searched(workload, cluster, stack, settings, calibration)
+    cluster, known = search.cluster, search.calibration
+    entries = _entries(ranking, search, settings.top)
+    alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
+    return Plan(
+        model=workload.model.name,
+        cluster=cluster.name,
+        stack=stack.name,
+        devices=cap,
+        objective=settings.objective,
+        mem_margin=settings.mem_margin,
+        calibrated_by=known.origin,
+        time_error=known.time_error,
+        entries=entries,
+        measure=_to_measure([entry.layout for entry in alike]),
+        cannot_tell_apart=len(alike),
+        evaluated=ranking.evaluated,
+        fitting=ranking.fitting,
+        refusals=_refusals(search.proposer.sieve, entries[0].layout),
+        nearest_unfit=_nearest_unfit(ranking, search),
+        advice=advise(entries[0].layout, with_batch(workload, entries[0].global_batch), cluster, stack, known),
+        notes=tuple(notes),
+    )
+
+
+def searched(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    settings: PlanSettings,
+    calibration: Calibration | None = None,
+) -> tuple[Search, Ranking]:
+    """The search that the settings ask for, and what it ranked, the best SIMULATED (or as many as asked) by simulation.
+
+    Raises TrimaranError where that is nothing.
+    """
+    settings.objective.check(workload, cluster)
+    cap = settings.devices or cluster.devices
+    cluster = on_devices(cluster, cap)
+    known = resolve_calibration(cluster, stack, calibration)
+    space = space_of(workload, cluster, stack, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
+    proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
+    most = max(settings.top, SIMULATED)
+    search = Search(
+        workload, cluster, stack, proposer, settings.objective, known, settings.mem_margin, most, settings.top
+    )
+    ranking = search.search()
+    if len(ranking.value):
+        search.simulate(ranking)
+    if not len(ranking.value):
+        raise TrimaranError(_nothing(ranking, search, cap))
+    return search, ranking
+
+
+def on_devices(cluster: Cluster, devices: int) -> Cluster:
+    """The cluster, with more nodes of the same kind where it has fewer than `devices`."""
+    if devices <= cluster.devices:
+        return cluster
+    return cluster.model_copy(update={"nodes": -(-devices // cluster.devices_per_node)})
+
+
+def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
+    workload, cluster, stack = search.workload, search.cluster, search.stack
+    rows = take(ranking.rows, slice(top))
+    grid, variants = search.proposer.grid(rows), search.variants(rows).tolist()
+    error = search.calibration.time_error
+    devices = grid.devices.tolist()
+    found = []
+    assert ranking.simulated is not None
+    simulated = ranking.simulated.take(slice(top))
+    for index, predicted in enumerate(told_each(workload, cluster, stack, grid, simulated, search.calibration)):
+        layout = grid.layout(index, workload, stack)
+        own = with_batch(workload, int(grid.global_batch[index]))
+        chance = _rival_chance(search.objective, ranking, devices, index, error)
+        found.append(_entry(index + 1, layout, own, cluster, predicted, chance, variants[index], error))
+    return tuple(found)
+
+
+def _entry(
+    rank: int,
+    layout: Layout,
+    workload: Workload,
+    cluster: Cluster,
+    predicted: Estimate,
+    chance: float,
+    variants: int,
+    error: float,
+) -> Entry:
+    seconds, devices = predicted.sec_per_it, layout.devices
+    formula = default_formula(layout)
+    iterations, price = workload.iterations, cluster.price_per_device_hour
+    days = None if iterations is None else days_to_train(seconds, iterations)
+    return Entry(
+        rank=rank,
+        layout=layout,
+        devices=devices,
+        nodes=-(-devices // cluster.devices_per_node),
+        global_batch=workload.global_batch,
+        estimate=predicted,
+        sec_per_it_low=seconds * math.exp(-error),
+        sec_per_it_high=seconds * math.exp(error),
+        tokens_per_s=workload.tokens_per_step / seconds,
+        tflops=tflops_per_device(workload, layout.tp, devices, seconds, formula),
+        flops_formula=formula,
+        mfu=mfu(workload, layout.tp, devices, seconds, cluster.device.peak(layout.precision) or math.inf),
+        days=days,
+        cost=None if price is None or days is None else days * 24.0 * devices * price,
+        cost_per_million_tokens=None
+        if price is None
+        else seconds / 3600.0 * devices * price / workload.tokens_per_step * 1e6,
+        rival_chance=chance,
+        variants=variants,
+        bottleneck=bottleneck(layout, workload, cluster, predicted),
+    )
+
+
+def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int], index: int, error: float) -> float:
+    """Chance that an entry is better than the first, both being wrong by `error` (1 sigma of the log)."""
+    if index == 0:
+        return 1.0
+    if objective.goal == "devices":
+        if devices[index] != devices[0]:
+            return 0.0
+        ratio = ranking.sec_per_it[index] / ranking.sec_per_it[0]
+    else:
+        ratio = ranking.value[index] / ranking.value[0]
+    if error <= 0:
+        return 0.5 if ratio <= 1 else 0.0
+    return 0.5 * math.erfc(math.log(ratio) / error / math.sqrt(2.0))
+
+
+def _to_measure(alike: Sequence[Layout]) -> tuple[Layout, ...]:
+    """A few of the layouts that cannot be told apart, such that each differs from the others in what matters.
+
+    Where they are all of one kind, the first few.
+    """
+    chosen: dict[tuple[object, ...], Layout] = {}
+    for layout in alike:
+        chosen.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs, layout.recompute), layout)
+    kinds = tuple(chosen.values())
+    return (kinds if len(kinds) > 1 else tuple(alike))[:TO_MEASURE]
+
+
+def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
+    """Each rule that refused something, with the refused combination nearest to the winner as the example."""
+    refused = sieve.refused()
+    found = []
+    for rule in RULES:
+        members = refused.get(rule.name)
+        if not members:
+            continue
+        nearest = min(members, key=lambda fields: _distance(fields, best))
+        fields = tuple(name for term in rule.reads if term != "stage_split" for name in term.split("*"))
+        sentence = sieve.sentence(rule, nearest) or ""
+        found.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
+    return tuple(found)
+
+
+def _distance(fields: dict[str, int], best: Layout) -> float:
+    """How far refused fields are from a layout's, in powers of two; words do not count."""
+    degrees = ("dp", "tp", "pp", "vpp", "mbs")
+    return sum(abs(math.log2(fields[name] / getattr(best, name))) for name in degrees if name in fields)
+
+
+def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
+    row = ranking.nearest_unfit()
+    if row is None:
+        return None
+    grid = search.proposer.grid(row)
+    layout = grid.layout(0, search.workload, search.stack)
+    workload = with_batch(search.workload, int(grid.global_batch[0]))
+    predicted = estimate_each(workload, search.cluster, search.stack, grid, search.calibration, simulate=True)[0]
+    limit = float(memory_limit_gib(search.cluster, np.array([layout.devices]), search.mem_margin)[0])
+    return Unfit(layout=layout, estimate=predicted, sentence=memory_sentence(predicted, limit, search.mem_margin))
+
+
+def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
+    """Why no layout is left: limits, memory or rules, whichever came nearest."""
+    if ranking.unmet:
+        return (
+            f"no layout on {devices} devices meets the deadline or budget, though some fit: "
+            f"allow more devices, time or money"
+        )
+    unfit = _nearest_unfit(ranking, search)
+    if unfit is not None:
+        return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}"
+    sieve, counts = search.proposer.sieve, search.proposer.settings.device_counts
+    if sieve.emptied is None and counts:
+        return (
+            f"sweep.devices {', '.join(map(str, counts))}: no valid layout uses so many of {devices} devices "
+            f"(DP x TP x PP) with a global batch of {search.workload.global_batch}: state other numbers, or none"
+        )
+    if sieve.emptied is None:
+        return f"no layout on {devices} devices is left: allow more devices or fix fewer choices"
+    rule, fields = sieve.emptied
+    return f"no layout is valid; for example, {sieve.sentence(rule, fields)}"

@@ -1,0 +1,197 @@
+"""Ramp-up: which nodes, batch and micro-batch while the global batch grows, and what the growth costs.
+
+The model-parallel degrees stay; DP and the micro-batch may change from step to step, at the price of
+a restart. The cheapest sequence is found by dynamic programming over the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from trimaran.cost.calibration import Calibration
+from trimaran.cost.estimate import estimate_many
+from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.memory import memory_limit_gib
+from trimaran.layout.layout import Layout, check_layout, violations
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import RampUp, Workload
+
+# Checkpoint, stop, wait for the other nodes, start.
+RESTART_MINUTES = 15.0
+
+
+class Phase(Noun):
+    """A stretch of the ramp-up on one layout: global batches `first_batch` to `last_batch`."""
+
+    nodes: int
+    devices: int
+    layout: Layout
+    first_batch: int
+    last_batch: int
+    samples: int
+    iterations: int
+    hours: float
+
+
+class RampUpSchedule(Noun):
+    """Phases in order, the last one until the end of training where tokens are stated.
+
+    `hours` is their sum with the restarts between them; `fixed_layout_hours` the same growth on the last
+    phase's layout alone, None where that cannot run the small batches; `fixed_batch_hours` the same
+    samples at the full global batch from the start.
+    """
+
+    phases: tuple[Phase, ...]
+    restarts: int
+    hours: float
+    fixed_layout_hours: float | None
+    fixed_batch_hours: float
+
+    @property
+    def slower_by(self) -> float:
+        """How much longer the ramped training takes than one at the full batch, relatively; 0 without samples."""
+        return self.hours / self.fixed_batch_hours - 1.0 if self.fixed_batch_hours else 0.0
+
+
+class _Steps:
+    """Batches of the growth with the samples and iterations spent at each."""
+
+    def __init__(self, batches: Sequence[int], samples: Sequence[int]) -> None:
+        self.batches = np.array(batches, dtype=np.int64)
+        self.samples = np.array(samples, dtype=np.int64)
+        self.iterations = -(-self.samples // self.batches)
+
+    @classmethod
+    def of(cls, ramp: RampUp, workload: Workload) -> Self:
+        """Megatron-LM's rule: the samples are shared evenly over the increments; the rest is at the full batch."""
+        batches = ramp.steps(workload.global_batch)
+        growing = len(batches) - 1
+        each = [ramp.samples // growing] * growing if growing else []
+        whole = 0 if workload.tokens is None else workload.tokens // workload.seq_len
+        return cls(batches, [*each, max(whole - sum(each), 0)])
+
+
+def ramp_up_schedule(
+    layout: Layout,
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration | None = None,
+    *,
+    devices: int | None = None,
+    mem_margin: float = 0.05,
+    restart_minutes: float = RESTART_MINUTES,
+) -> RampUpSchedule:
+    """The fastest way through the workload's ramp-up with the layout's TP, PP and choices.
+
+    Ends on `layout` itself. Raises TrimaranError where the workload states no ramp-up, or where no DP and
+    micro-batch fit one of its steps.
+    """
+    ramp = workload.ramp_up
+    if ramp is None:
+        raise TrimaranError("ramp_up is not stated: give its start, increment and samples")
+    steps = _Steps.of(ramp, workload)
+    cap = min(cluster.devices, devices or cluster.devices)
+    layouts = _replicas(layout, workload, cap)
+    seconds = _sec_per_it(layouts, steps, workload, cluster, stack, calibration, mem_margin)
+    runs = np.isfinite(seconds)
+    hours = np.where(runs, np.where(runs, seconds, 0.0) * steps.iterations[:, None] / 3600.0, np.inf)
+    last = layouts.index(layout)
+    if not runs[-1, last]:
+        check_layout(layout, workload.model_copy(update={"ramp_up": None}), cluster, stack)
+        raise TrimaranError(f"layout {layout} does not fit with {mem_margin:.0%} of memory left free: choose another")
+    lost = np.flatnonzero(~np.isfinite(hours).any(axis=1))
+    if len(lost):
+        raise TrimaranError(
+            f"no DP and micro-batch fit the ramp-up's global batch {steps.batches[lost[0]]} with TP {layout.tp} and "
+            f"PP {layout.pp}: change start or increment"
+        )
+    path = _cheapest(hours, last, restart_minutes / 60.0)
+    phases = _phases(path, layouts, steps, hours, cluster)
+    held = float(hours[:, last].sum())
+    iterations = -(-steps.samples.sum() // steps.batches[-1])
+    return RampUpSchedule(
+        phases=phases,
+        restarts=len(phases) - 1,
+        hours=sum(phase.hours for phase in phases) + (len(phases) - 1) * restart_minutes / 60.0,
+        fixed_layout_hours=held if np.isfinite(held) else None,
+        fixed_batch_hours=float(seconds[-1, last] * iterations / 3600.0),
+    )
+
+
+def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:
+    """The layout under every DP that `devices` allow and every micro-batch up to its own, its own last."""
+    most = min(devices // (layout.tp * layout.pp), workload.global_batch)
+    found = [
+        layout.model_copy(update={"dp": dp, "mbs": mbs})
+        for dp in range(1, most + 1)
+        for mbs in range(1, max(layout.mbs, 1) + 1)
+        if workload.global_batch % dp == 0 and (dp, mbs) != (layout.dp, layout.mbs)
+    ]
+    return [*found, layout]
+
+
+def _sec_per_it(
+    layouts: list[Layout],
+    steps: _Steps,
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration | None,
+    mem_margin: float,
+) -> Floats:
+    """Seconds per iteration, infinite where a layout is not valid or does not fit; shape (steps, layouts)."""
+    grid = LayoutGrid.from_layouts(layouts, workload, stack)
+    limit = memory_limit_gib(cluster, grid.devices, mem_margin)
+    table = np.full((len(steps.batches), len(layouts)), np.inf)
+    for row, batch in enumerate(steps.batches.tolist()):
+        own = workload.model_copy(update={"global_batch": batch, "ramp_up": None})
+        valid = np.array([not any(violations(layout, own, cluster, stack)) for layout in layouts])
+        if not valid.any():
+            continue
+        found = estimate_many(own, cluster, stack, grid.with_global_batch(batch), calibration)
+        runs = valid & (found.mem_gib <= limit)
+        table[row, runs] = found.sec_per_it[runs]
+    return table
+
+
+def _cheapest(hours: Floats, last: int, restart_hours: float) -> list[int]:
+    """Layout of each step such that hours and restarts are least in all, ending on `last`."""
+    total = hours[0].copy()
+    came_from = np.zeros(hours.shape, dtype=np.int64)
+    for step in range(1, len(hours)):
+        best = int(np.argmin(total))
+        stays = total <= total[best] + restart_hours
+        came_from[step] = np.where(stays, np.arange(len(total)), best)
+        total = np.where(stays, total, total[best] + restart_hours) + hours[step]
+    path = [last]
+    for step in range(len(hours) - 1, 0, -1):
+        path.append(int(came_from[step, path[-1]]))
+    return path[::-1]
+
+
+def _phases(
+    path: list[int], layouts: list[Layout], steps: _Steps, hours: Floats, cluster: Cluster
+) -> tuple[Phase, ...]:
+    starts = [step for step in range(len(path)) if step == 0 or path[step] != path[step - 1]]
+    found = []
+    for start, end in zip(starts, [*starts[1:], len(path)], strict=True):
+        layout = layouts[path[start]]
+        found.append(
+            Phase(
+                nodes=-(-layout.devices // cluster.devices_per_node),
+                devices=layout.devices,
+                layout=layout,
+                first_batch=int(steps.batches[start]),
+                last_batch=int(steps.batches[end - 1]),
+                samples=int(steps.samples[start:end].sum()),
+                iterations=int(steps.iterations[start:end].sum()),
+                hours=float(hours[np.arange(start, end), path[start]].sum()),
+            )
+        )
+    return tuple(found)

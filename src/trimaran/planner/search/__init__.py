@@ -1,0 +1,1 @@
+"""The search: candidates, what sieves them, and what ranks them."""

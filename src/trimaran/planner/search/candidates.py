@@ -1,0 +1,203 @@
+"""Candidates: every valid layout, in stages that grow only from what is valid so far.
+
+Axes first (TP; PP with its virtual stages and schedule; DP with its micro-batch; ZeRO with its
+data-parallel kind), then degrees together, then the choices that go with them. Of layouts that
+are the same run under two names only one is proposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+
+from trimaran.cost.grid import PLACEMENTS, RECOMPUTES, STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
+from trimaran.layout.layout import SCHEDULES
+from trimaran.layout.stages import even_split, weighted_split
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner.search.batches import batch_of
+from trimaran.planner.search.settings import PlanSettings
+from trimaran.planner.search.sieve import Columns, Sieve, cross, join, take
+from trimaran.planner.search.space import Space
+
+# Degrees of data parallelism up to here are all asked about, above only likely ones.
+ALL_PROPOSED = 4096
+_NONE = SCHEDULES.index("none")
+_INTERLEAVED = SCHEDULES.index("interleaved")
+_PIPE = frozenset({"pp", "vpp", "schedule"})
+_ZERO = frozenset({"zero_stage", "dp_kind"})
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Valid values of each axis alone: TP, (PP, VPP, schedule), (DP, MBS, global batch), (ZeRO, kind)."""
+
+    tp: Columns
+    pipe: Columns
+    batch: Columns
+    zero: Columns
+
+
+class Proposer:
+    """Proposes the candidates of one study and passes them through its sieve."""
+
+    def __init__(self, space: Space, sieve: Sieve, settings: PlanSettings, devices: int) -> None:
+        self.space, self.sieve, self.settings, self.devices = space, sieve, settings, devices
+        self.workload: Workload = sieve.workload
+        self.cluster: Cluster = sieve.cluster
+        self.stack: Stack = sieve.stack
+
+    def parts(self) -> Parts:
+        """The axes, each passed through the rules that read it alone."""
+        space, sieve = self.space, self.sieve
+        zero = sieve.keep(cross(_column("zero_stage", space.zero_stage), _column("dp_kind", space.dp_kind)))
+        return Parts(sieve.keep(_column("tp", space.tp)), self._pipe(), self._batch(), zero)
+
+    def degrees(self, parts: Parts) -> Columns:
+        """All (TP, PP, DP) on as many devices as are allowed, and no more than the cluster has."""
+        found = cross(parts.tp, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
+        devices = found["tp"] * found["pp"] * found["dp"]
+        allowed = devices <= self.devices
+        if self.settings.device_counts:
+            allowed &= np.isin(devices, self.settings.device_counts)
+        return self.sieve.keep(take(found, allowed))
+
+    def with_batches(self, degrees: Columns, parts: Parts) -> Columns:
+        """Degrees with every micro-batch that their DP allows, and the global batch it makes."""
+        return join(degrees, parts.batch, "dp")
+
+    def piped(self, rows: Columns, parts: Parts) -> Columns:
+        """(TP, PP, DP, MBS) rows with their virtual stages, schedules and stage splits, valid ones, twins spared."""
+        piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=(frozenset(rows), _PIPE))
+        return self.splits(piped)
+
+    def splits(self, rows: Columns) -> Columns:
+        """Each row under every kind of stage split that differs from the others."""
+        rows = cross(rows, _column("split", self.space.split))
+        if len(self.space.split) == 1:
+            return rows
+        return take(rows, (rows["split"] == STACK_SPLIT) | ~self._same_split(rows))
+
+    def recomputed(self, piped: Columns) -> Columns:
+        """Piped rows with recompute, sequence parallelism and precision, valid ones, twins spared."""
+        space = self.space
+        others = cross(
+            _column("recompute", space.recompute),
+            _column("recompute_every", space.recompute_every),
+            _column("sequence_parallel", space.sequence_parallel),
+            _column("precision", space.precision),
+        )
+        if len(space.recompute_every) > 1:
+            full = others["recompute"] == RECOMPUTES.index("full")
+            others = take(others, full | (others["recompute_every"] == space.recompute_every[0]))
+        return self.sieve.keep(cross(piped, others), known=(frozenset(piped),))
+
+    def sharded(self, recomputed: Columns, parts: Parts) -> Columns:
+        """Recomputed rows with ZeRO and its data-parallel kind: all but the placement; valid ones, twins spared."""
+        found = cross(recomputed, parts.zero)
+        if "zero_stage" not in self.space.fixed and "dp_kind" not in self.space.fixed:
+            # A lone replica shards nothing.
+            plain = [found[name] == values[0] for name, values in parts.zero.items()]
+            found = take(found, (found["dp"] > 1) | np.logical_and.reduce(plain))
+        return self.sieve.keep(found, known=(frozenset(recomputed), _ZERO))
+
+    def placements(self, rows: Columns) -> Columns:
+        """Each row under every order of the axes over the nodes that differs from the others."""
+        placed = cross({"row": np.arange(len(rows["dp"]))}, _column("placement", self.space.placement))
+        row = placed.pop("row")
+        placed = {name: values[row] for name, values in rows.items()} | placed
+        return take(placed, self._own_placement(placed))
+
+    def usual_placement(self, rows: Columns) -> Columns:
+        """Each row under the first placement that the space allows."""
+        return rows | {"placement": np.full(len(rows["dp"]), self.space.placement[0], dtype=np.int64)}
+
+    def grid(self, rows: Columns) -> LayoutGrid:
+        """The rows as a LayoutGrid; choices that they do not hold yet have Layout's defaults."""
+        columns = {name: values for name, values in rows.items() if name != "sequence_parallel"}
+        if "sequence_parallel" in rows:
+            columns["sequence_parallel"] = rows["sequence_parallel"].astype(np.bool_)
+        return LayoutGrid.build(self.workload, self.stack, **columns)
+
+    def _pipe(self) -> Columns:
+        space, layers = self.space, self.workload.model.layers
+        rows = []
+        for pp in space.pp:
+            if pp == 1:
+                # One stage has no schedule, whatever a pipeline's is fixed to.
+                rows += [(1, vpp, _NONE) for vpp in space.vpp or (1,)]
+                continue
+            for schedule in space.schedule:
+                if schedule == _NONE:
+                    continue
+                usual = tuple(range(2, layers // pp + 1)) if schedule == _INTERLEAVED else (1,)
+                rows += [(pp, vpp, schedule) for vpp in space.vpp or usual]
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return self.sieve.keep({"pp": table[:, 0], "vpp": table[:, 1], "schedule": table[:, 2]})
+
+    def _batch(self) -> Columns:
+        """DP, micro-batch and the global batch that they make: the workload's, or the nearest within tolerance."""
+        # What neither a micro-batch of 1 nor a DP of 1 can do, no larger one can: DP x MBS only grows.
+        dps = self._likely(np.array(self.space.dp, dtype=np.int64))
+        dp = self._with_global_batch({"dp": dps, "mbs": np.ones(len(dps), np.int64)})
+        mbs = self._with_global_batch({"dp": np.ones(len(self.space.mbs), np.int64)} | _column("mbs", self.space.mbs))
+        dp, mbs = self.sieve.keep(dp), self.sieve.keep(mbs)
+        pairs = cross({"dp": dp["dp"]}, {"mbs": mbs["mbs"]})
+        # Pairs above the largest batch are hopeless, and under a tolerance far too many to ask about.
+        largest = self.workload.global_batch * (1.0 + self.settings.gbs_tolerance)
+        pairs = take(pairs, pairs["dp"] * pairs["mbs"] <= largest) if "mbs" not in self.space.fixed else pairs
+        return self.sieve.keep(self._with_global_batch(pairs))
+
+    def _likely(self, values: Ints) -> Ints:
+        """Large degrees only where the global batch is near a multiple; small ones all, so that rules can refuse."""
+        asked, tolerance = self.workload.global_batch, self.settings.gbs_tolerance
+        near = np.abs(np.rint(asked / values) * values - asked) <= tolerance * asked
+        return values[near | (values <= ALL_PROPOSED)]
+
+    def _with_global_batch(self, pairs: Columns) -> Columns:
+        if not self.settings.gbs_tolerance:
+            return pairs | {"global_batch": np.full(len(pairs["dp"]), self.workload.global_batch, dtype=np.int64)}
+        first, inverse = distinct([pairs["dp"] * pairs["mbs"]])
+        products = pairs["dp"][first] * pairs["mbs"][first]
+        batches = np.array(
+            [batch_of(self.workload, int(n), self.settings.gbs_tolerance) for n in products], dtype=np.int64
+        )
+        return pairs | {"global_batch": batches[inverse]}
+
+    def _same_split(self, rows: Columns) -> Bools:
+        """Where the head-weighted and the even split are one."""
+        model, seq_len = self.workload.model, self.workload.seq_len
+        head = cache(partial(model.head_in_layers, seq_len))
+        stages = rows["pp"] * rows["vpp"]
+        first, inverse = distinct([rows["tp"], stages])
+        same = [
+            weighted_split(model.layers, own, head(tp)) == even_split(model.layers, own)
+            for tp, own in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True)
+        ]
+        return np.array(same, dtype=np.bool_)[inverse]
+
+    def _own_placement(self, rows: Columns) -> Bools:
+        """Rows whose placement is the first that orders their axes of more than one rank so."""
+        inside = rows["dp"] * rows["tp"] * rows["pp"] <= self.cluster.devices_per_node
+        shape = sum((rows[axis] > 1) << bit for bit, axis in enumerate(("dp", "tp", "pp")))
+        own = np.zeros((8, len(PLACEMENTS)), dtype=np.bool_)
+        for code in range(8):
+            active = [axis for bit, axis in enumerate(("dp", "tp", "pp")) if code >> bit & 1]
+            seen: set[tuple[str, ...]] = set()
+            for placement in self.space.placement:
+                order = tuple(axis for axis in PLACEMENTS[placement] if axis in active)
+                own[code, placement] = order not in seen
+                seen.add(order)
+        first = rows["placement"] == self.space.placement[0]
+        return np.asarray(np.where(inside, first, own[shape, rows["placement"]]), dtype=np.bool_)
+
+
+def _column(name: str, values: tuple[int, ...]) -> Columns:
+    return {name: np.array(values, dtype=np.int64)}
+
+
+def _unique(columns: Columns, name: str) -> Columns:
+    return {name: np.unique(columns[name])}

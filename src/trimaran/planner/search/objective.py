@@ -1,0 +1,74 @@
+"""Objective: what makes one layout better than another."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.workload import Workload
+
+Goal = Literal["time", "cost", "devices"]
+
+
+class Objective(Noun):
+    """`time`: the fastest training; `cost`: the cheapest token; `devices`: the fewest that meet a limit.
+
+    `deadline_days` and `budget` (in the currency of the cluster's price) bound any of the three.
+    """
+
+    goal: Goal = "time"
+    deadline_days: float | None = Field(default=None, gt=0, le=1e6)
+    budget: float | None = Field(default=None, gt=0, le=1e15)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.goal == "devices" and self.deadline_days is None and self.budget is None:
+            raise ValueError("objective devices asks for the fewest devices, but names no limit: state a deadline")
+        return self
+
+    @property
+    def limited(self) -> bool:
+        """Whether a training must meet a deadline or a budget."""
+        return self.deadline_days is not None or self.budget is not None
+
+    def check(self, workload: Workload, cluster: Cluster) -> None:
+        """Raise TrimaranError where the objective needs a figure that workload or cluster does not state."""
+        if (self.deadline_days or self.budget) and workload.tokens is None:
+            raise TrimaranError("a deadline or a budget bounds a whole training, but tokens is not stated: state it")
+        if self.budget and not cluster.price_per_device_hour:
+            raise TrimaranError(
+                f"a budget needs a price, but cluster {cluster.name} states no price_per_device_hour: state one"
+            )
+
+    def value(self, sec_per_it: Floats, devices: Ints, global_batch: Ints) -> Floats:
+        """What ranks: smaller is better. Seconds a sequence, device-seconds a sequence, or devices; shape (n,).
+
+        Per sequence, so that layouts with different global batches compare. Among as many devices the
+        faster wins.
+        """
+        seconds = sec_per_it / global_batch
+        if self.goal == "time":
+            return np.asarray(seconds)
+        if self.goal == "cost":
+            return np.asarray(seconds * devices)
+        # Squeezed below 1, time only decides between equal device counts.
+        return np.asarray(devices + seconds / (1.0 + seconds))
+
+    def meets(
+        self, sec_per_it: Floats, devices: Ints, global_batch: Ints, workload: Workload, cluster: Cluster
+    ) -> Bools:
+        """Which layouts finish within the deadline and the budget, shape (n,)."""
+        met = np.ones(len(devices), dtype=np.bool_)
+        if workload.tokens is None:
+            return met
+        hours = sec_per_it * np.ceil(workload.tokens / (global_batch * workload.seq_len)) / 3600.0
+        if self.deadline_days is not None:
+            met &= hours / 24.0 <= self.deadline_days
+        if self.budget is not None:
+            met &= hours * devices * (cluster.price_per_device_hour or 0.0) <= self.budget
+        return met

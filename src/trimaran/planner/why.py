@@ -1,0 +1,167 @@
+"""Explain: why a layout ranks where it does, or why it falls out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from trimaran.cost.calibration import Calibration
+from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate_each
+from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.memory import memory_limit_gib
+from trimaran.layout.layout import Layout, violations
+from trimaran.layout.notation import parse_layout, stated_fields
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
+from trimaran.planner.explain.kernels import kernel_notes
+from trimaran.planner.plan import Plan
+from trimaran.planner.planner import on_devices, plan_with, searched
+from trimaran.planner.search.batches import batch_of, with_batch
+from trimaran.planner.search.search import Ranking, Search
+from trimaran.planner.search.settings import PlanSettings
+from trimaran.planner.search.space import FIXABLE, usual_precision
+
+Verdict = Literal["ranked", "slower", "does not fit", "refused"]
+# Layouts among which a rank is given.
+RANKED = 1000
+# Parts of an iteration that differ by less than this share of the best's time are not worth a sentence.
+_WORTH_SAYING = 0.01
+
+
+class Why(Noun):
+    """One layout beside the best of a plan.
+
+    `rank` among the first RANKED; `reasons` are sentences, the most telling first. A layout that breaks
+    a rule has no estimate. What the question left open was chosen as the search would.
+    """
+
+    layout: Layout
+    verdict: Verdict
+    rank: int | None
+    reasons: tuple[str, ...]
+    estimate: Estimate | None
+    best: Layout
+    best_estimate: Estimate
+
+
+def explain(
+    text: str,
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    settings: PlanSettings,
+    calibration: Calibration | None = None,
+) -> Why:
+    """Explain a layout in short notation, `dp8,tp4,pp12,mbs2`, beside the best that the settings allow.
+
+    Choices that `text` leaves open are the best ones for what it states. Raises TrimaranError where the
+    notation is not understood or no layout at all is left to compare with.
+    """
+    found = plan_with(workload, cluster, stack, settings, calibration)
+    asked_workload = workload
+    cluster = on_devices(cluster, found.devices)
+    layout = complete(text, workload, cluster, stack, settings, calibration)
+    best = found.best
+    workload = with_batch(workload, batch_of(workload, layout.dp * layout.mbs, settings.gbs_tolerance))
+    broken = tuple(v.sentence for v in violations(layout, workload, cluster, stack))
+    if not broken and layout.devices > found.devices:
+        broken = (f"DP x TP x PP = {layout.devices} devices, but at most {found.devices} are allowed: raise devices",)
+    if broken:
+        return Why(
+            layout=layout, verdict="refused", rank=None, reasons=broken, estimate=None, best=best.layout,
+            best_estimate=best.estimate,
+        )  # fmt: skip
+    grid = LayoutGrid.from_layouts([layout], workload, stack)
+    predicted = estimate_each(workload, cluster, stack, grid, calibration, simulate=True)[0]
+    limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
+    far = settings.model_copy(update={"top": max(settings.top, RANKED)})
+    rank = _rank(layout, workload, predicted, searched(asked_workload, cluster, stack, far, calibration))
+    verdict: Verdict = "ranked" if rank else "slower"
+    reasons = _beside_the_best(predicted, found)
+    if predicted.mem_gib > limit:
+        verdict, rank = "does not fit", None
+        reasons = [memory_sentence(predicted, limit, settings.mem_margin), *reasons]
+    else:
+        reasons = [*reasons, f"memory: {memory_sentence(predicted, limit, settings.mem_margin)}"]
+    reasons.append(f"bottleneck: {bottleneck(layout, workload, cluster, predicted)}")
+    reasons += [f"kernels: {note}" for note in kernel_notes(layout, workload, cluster, stack)]
+    return Why(
+        layout=layout, verdict=verdict, rank=rank, reasons=tuple(reasons), estimate=predicted, best=best.layout,
+        best_estimate=best.estimate,
+    )  # fmt: skip
+
+
+def complete(
+    text: str,
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    settings: PlanSettings,
+    calibration: Calibration | None,
+) -> Layout:
+    """The layout that `text` means: what it states, the rest as the search would choose it.
+
+    The choices are searched with no memory limit in the way if need be; where the statement alone breaks
+    a rule they are the stack's plainest, so that the rule can say so.
+    """
+    stated = stated_fields(text)
+    fixed = {name: _fixable(value) for name, value in stated.items() if name in FIXABLE}
+    plainest: dict[str, object] = {
+        "precision": usual_precision(cluster, stack),
+        "zero_stage": stack.zero_stages[0],
+        "recompute": stack.recomputes[0],
+        "dp_kind": stack.dp_kinds[0],
+    }
+    for margin in (settings.mem_margin, None):
+        roomy = cluster
+        if margin is None:
+            roomy = _without_memory_limit(cluster)
+            if "1f1b" in stack.schedules and "vpp" not in fixed:
+                # With no limit nothing else would hold the search back from keeping every micro-batch in flight.
+                fixed = {"schedule": "1f1b", **fixed}
+        narrowed = settings.model_copy(
+            update={"fixed": {**settings.fixed, **fixed}, "top": 1, "mem_margin": margin or 0.0}
+        )
+        try:
+            chosen = plan_with(workload, roomy, stack, narrowed, calibration).best.layout
+        except TrimaranError:
+            continue
+        return parse_layout(text, {**chosen.model_dump(), "stage_split": stated.get("stage_split", chosen.stage_split)})
+    return parse_layout(text, plainest)
+
+
+def _fixable(value: object) -> object:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _without_memory_limit(cluster: Cluster) -> Cluster:
+    device = cluster.device.model_copy(update={"mem_gib": 1e9})
+    return cluster.model_copy(update={"device": device, "host_mem_gib": 0.0})
+
+
+def _rank(layout: Layout, workload: Workload, predicted: Estimate, found: tuple[Search, Ranking]) -> int | None:
+    """One more than how many layouts are better; None beyond those that were ranked."""
+    search, ranking = found
+    seconds, devices, batch = np.array([predicted.sec_per_it]), np.array([layout.devices]), workload.global_batch
+    value = float(search.objective.value(seconds, devices, np.array([batch]))[0])
+    # Equal to seven digits is as good: the order of such layouts is by memory.
+    better = int(np.count_nonzero(ranking.value < value * (1.0 - 1e-6)))
+    return better + 1 if better < len(ranking.value) or len(ranking.value) < search.top else None
+
+
+def _beside_the_best(predicted: Estimate, found: Plan) -> list[str]:
+    """What the layout loses to the best, and what it gains, by part of the iteration."""
+    best = found.best.estimate
+    ratio = predicted.sec_per_it / best.sec_per_it
+    told = f"{predicted.sec_per_it:.3g} s/it, {ratio:.2f} times the {best.sec_per_it:.3g} s/it of {found.best.layout}"
+    if abs(ratio - 1) <= _WORTH_SAYING:
+        return [told]
+    differences = {name: getattr(predicted.time, name) - getattr(best.time, name) for name in TIME_PARTS}
+    order = sorted(differences, key=lambda name: -abs(differences[name]))
+    telling = [name for name in order if abs(differences[name]) > _WORTH_SAYING * best.sec_per_it]
+    parts = [f"{name} {differences[name]:+.3g} s" for name in telling]
+    return [f"{told}: {', '.join(parts)}"]

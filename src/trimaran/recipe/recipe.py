@@ -1,0 +1,44 @@
+"""Recipe: one TOML file that states a study. plan, bench, tune, predict and train read their parts."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, field_validator
+
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import Noun
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.variant import PLAIN, Variant
+from trimaran.nouns.workload import Workload
+from trimaran.recipe.data import DataSettings
+from trimaran.recipe.published import StudyTable
+from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.training import TrainSettings
+
+_FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
+
+
+class Recipe(Noun):
+    """A study: model and workload, cluster, stack, sweep, data, training, and the published tables it is about."""
+
+    name: str = Field(description="also the folder of the study")
+    workload: Workload
+    cluster: Cluster | None = Field(default=None, description="None: probe this machine")
+    stack: Stack
+    data: DataSettings = DataSettings()
+    sweep: SweepSettings = SweepSettings()
+    train: TrainSettings = TrainSettings()
+    tables: tuple[StudyTable, ...] = Field(default=(), description="published tables that the study repeats")
+
+    @property
+    def variant(self) -> Variant:
+        """What tune and train run under: the only variant of the sweep, or none."""
+        return self.sweep.variants[0] if len(self.sweep.variants) == 1 else PLAIN
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _FOLDER_NAME.fullmatch(name):
+            raise ValueError("a study's folder has this name: use letters, digits, spaces and . _ + -, at most 100")
+        return name

@@ -1,0 +1,1 @@
+"""Studies: a recipe measured, tuned and trained for real, in a folder of its own."""

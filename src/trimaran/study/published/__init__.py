@@ -1,0 +1,1 @@
+"""Published tables measured on this machine, mapped down by a stated rule."""

@@ -1,0 +1,1 @@
+"""Communication: which ranks a rank talks to, and how."""

@@ -1,0 +1,1 @@
+"""The engine: pipelines played, gradients summed, weights stepped."""

@@ -1,0 +1,167 @@
+"""Trainer: one rank's model, engine and optimizer, and the iteration that joins them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trimaran.layout.schedule import Action
+from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.mesh import Mesh
+from trimaran.train.engine.engine import Engine
+from trimaran.train.engine.flat import COMPUTE_DTYPE, FlatWeights
+from trimaran.train.engine.learning_rate import Position, learning_rate
+from trimaran.train.engine.loss_scale import LossScale
+from trimaran.train.engine.optimizer import make_optimizer
+from trimaran.train.engine.recorder import Recorder
+from trimaran.train.engine.replicas import DataParallel
+from trimaran.train.model.gpt import Stage
+from trimaran.train.model.positions import documents_of
+from trimaran.train.model.weight import Initial
+from trimaran.train.text.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one iteration showed, the same on every rank."""
+
+    loss: float
+    grad_norm: float
+    zeros: int
+    learning_rate: float
+    global_batch: int
+    skipped: bool
+    loss_scale: float = 1.0
+    stop: bool = False
+
+
+class Trainer:
+    """Everything that one rank needs to train, and where in the data it stands.
+
+    The weights begin at `initial`.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        mesh: Mesh,
+        sampler: Sampler,
+        device: torch.device,
+        initial: Initial,
+        on_action: Callable[[Action], None] = lambda action: None,
+    ) -> None:
+        layout, workload = job.layout, job.workload
+        self.job, self.mesh, self.device = job, mesh, device
+        self.stage = Stage(workload.model, layout, job.stage_split, mesh)
+        self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
+        self.replicas = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
+        self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
+        self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)
+        slices = layout.tp if layout.sequence_parallel else 1
+        shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
+        dtype = COMPUTE_DTYPE[layout.precision]
+        self.recorder = Recorder(mesh.pp.index, device)
+
+        def after(action: Action) -> None:
+            self.replicas.after(action)
+            on_action(action)
+
+        self.engine = Engine(
+            self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, after, self.recorder
+        )
+        self._sampler = sampler
+        self.step_number = 0
+        self.consumed_samples = 0
+        # set where this rank was told to leave; all ranks learn of it with the loss
+        self.stop_wanted = False
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of the next iteration, by the ramp-up where there is one."""
+        workload = self.job.workload
+        if workload.ramp_up is None:
+            return workload.global_batch
+        return workload.ramp_up.batch_at(self.consumed_samples, workload.global_batch)
+
+    def counts(self) -> dict[str, float]:
+        """What is needed beside the tensors to go on from here."""
+        return {"updates": self.optimizer.steps, **self.loss_scale.counts()}
+
+    def go_on_from(self, step: int, consumed_samples: int, counts: dict[str, float]) -> None:
+        """Take up a training whose master weights and optimizer state were put in place."""
+        self.step_number, self.consumed_samples = step, consumed_samples
+        self.optimizer.steps = round(counts["updates"])
+        self.loss_scale.go_on_from(counts)
+        self.replicas.publish()
+
+    def forward_backward(self) -> torch.Tensor:
+        """Gradients of the next global batch, summed over all ranks that share a weight, times the loss scale.
+
+        Returns this rank's share of the mean loss; the shares of all ranks add up to it.
+        """
+        batch = self.global_batch
+        tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
+        scale = self.loss_scale.scale / (batch * self.job.workload.seq_len)
+        self.replicas.begin(len(tokens))
+        loss = self.engine.run(tokens, targets, scale, documents)
+        self.replicas.finish()
+        loss /= self.loss_scale.scale
+        self.recorder.lap("reduce")
+        return loss if self.mesh.tp.index == 0 else torch.zeros_like(loss)
+
+    def _batch(
+        self, sampler: Sampler, first: int, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """This replica's part of `count` samples, (micro-batches, micro-batch, s): tokens, targets, documents."""
+        layout = self.job.layout
+        own = count // layout.dp
+        samples = sampler.batch(first + self.mesh.dp.index * own, own)
+        text = torch.from_numpy(samples).to(self.device)
+        tokens, targets = text[:, :-1], text[:, 1:]
+        documents = documents_of(tokens, sampler.end_of_document) if self.job.train.document_mask else None
+        shape = (own // layout.mbs, layout.mbs, -1)
+        return tokens.reshape(shape), targets.reshape(shape), None if documents is None else documents.reshape(shape)
+
+    def evaluate(self, held_out: Sampler) -> float:
+        """Mean loss over the first `eval_steps` global batches of held-out text, the same on every rank."""
+        steps, batch = self.job.train.eval_steps, self.job.workload.global_batch
+        scale = 1.0 / (steps * batch * self.job.workload.seq_len)
+        losses = [
+            self.engine.evaluate(tokens, targets, scale, documents)
+            for tokens, targets, documents in (self._batch(held_out, step * batch, batch) for step in range(steps))
+        ]
+        share = torch.stack(losses).sum()
+        if self.mesh.tp.index:
+            share.zero_()
+        self.mesh.world.sum_(share)
+        return share.item()
+
+    def step(self) -> StepResult:
+        """One iteration. A loss or gradient that is not finite skips the update."""
+        batch = self.global_batch
+        at = Position(self.step_number, self.consumed_samples, batch, self.job.workload.seq_len)
+        rate = learning_rate(self.job.train, at)
+        loss_share = self.forward_backward()
+        share = self.replicas.share
+        zero = torch.zeros_like(loss_share)
+        sums = torch.stack((loss_share, self.flat.squared_norm() * share, zero, zero))
+        sums[2] = self.flat.zeros() * share
+        sums[3] = float(self.stop_wanted)
+        self.mesh.world.sum_(sums)
+        self.recorder.lap("wait")
+        loss, squared_norm, zeros, stops = sums.tolist()
+        loss_scale = self.loss_scale.scale
+        grad_norm = math.sqrt(squared_norm) / loss_scale if squared_norm >= 0 else math.nan
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if not skipped:
+            self.optimizer.step(rate, grad_norm, loss_scale)
+            self.replicas.publish()
+        self.loss_scale.update(overflow=skipped)
+        self.flat.clear_grads()
+        self.recorder.lap("step")
+        self.step_number += 1
+        self.consumed_samples += batch
+        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped, loss_scale, stop=stops > 0)

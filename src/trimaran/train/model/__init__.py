@@ -1,0 +1,1 @@
+"""The model: pre-norm transformers, cut over tensor-parallel ranks."""

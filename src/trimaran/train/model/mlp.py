@@ -1,0 +1,70 @@
+"""The MLP of a layer, cut over TP by its inner dimension: two matrices around a GELU, or three and a gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trimaran.nouns.model import Model
+from trimaran.train.comm.differentiable import apply
+from trimaran.train.comm.mesh import Group
+from trimaran.train.model.tensor_parallel import ColumnLinear, RowLinear
+from trimaran.train.model.weight import INIT_STD, residual_std
+
+
+class Mlp(nn.Module):
+    """Two matrices around a GELU."""
+
+    def __init__(self, model: Model, group: Group) -> None:
+        super().__init__()
+        self.approximate = "tanh" if model.activation == "gelu_tanh" else "none"
+        self.up = ColumnLinear(model.hidden, (model.ffn_hidden,), group, bias=model.bias, std=INIT_STD)
+        self.down = RowLinear(model.ffn_hidden, model.hidden, group, bias=model.bias, std=residual_std(model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, s, h) -> (b, s, h)."""
+        y: Tensor = self.down(functional.gelu(self.up(x), approximate=self.approximate))
+        return y
+
+
+class _Gate(torch.autograd.Function):
+    """silu(gate) x up. silu(gate) is made again in the backward, which saves keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        ctx.save_for_backward(both)
+        gate, up = both.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (both,) = ctx.saved_tensors
+        gate, up = both.chunk(2, dim=-1)
+        d_gate = torch.ops.aten.silu_backward(dy * up, gate)
+        return torch.cat((d_gate, functional.silu(gate).mul_(dy)), dim=-1)
+
+
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) x up(x)) (Shazeer, arXiv 2002.05202).
+
+    Gate and up are one matrix (2, ffn, h): one product, and one sum of its input's gradient over TP.
+    """
+
+    def __init__(self, model: Model, group: Group) -> None:
+        super().__init__()
+        out_shape = (2, model.ffn_hidden)
+        self.gate_up = ColumnLinear(model.hidden, out_shape, group, cut=1, bias=model.bias, std=INIT_STD)
+        self.down = RowLinear(model.ffn_hidden, model.hidden, group, bias=model.bias, std=residual_std(model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, s, h) -> (b, s, h)."""
+        y: Tensor = self.down(apply(_Gate, self.gate_up(x)))
+        return y
+
+
+def make_mlp(model: Model, group: Group) -> Mlp | SwiGlu:
+    """The MLP that the model names."""
+    return Mlp(model, group) if model.mlp == "gelu" else SwiGlu(model, group)

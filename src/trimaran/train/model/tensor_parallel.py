@@ -1,0 +1,209 @@
+"""Linear layers, whole or cut over TP ranks (Shoeybi et al., arXiv 1909.08053).
+
+Between them all TP ranks do the same, or a slice of the sequence each under sequence parallelism
+(Korthikanti et al., arXiv 2205.05198): what is summed over TP is then left as one slice a rank, and slices are
+gathered before the next product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimaran.train.comm.differentiable import apply
+from trimaran.train.comm.mesh import Group
+from trimaran.train.model.product import goes_through_fp32, linear, product
+from trimaran.train.model.weight import Declaring, Weight, WeightSpec
+
+# oneDNN's bf16 product of two transposed-in operands on AMX falls from 1000 to 550 GFLOP/s a core when it
+# sums over more tokens than these. Without AMX the whole sum is up to 10% faster.
+BF16_TOKENS = 512
+HAS_AMX = torch.cpu._is_amx_tile_supported()
+
+
+class _SumBackward(torch.autograd.Function):
+    """Identity forward, sum over TP backward: in front of a column-cut layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        dy = dy.contiguous()
+        ctx.group.sum_(dy)
+        return dy, None
+
+
+class _SumForward(torch.autograd.Function):
+    """Sum over TP forward, identity backward: behind a row-cut layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        group.sum_(x)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
+
+
+class _GatherForward(torch.autograd.Function):
+    """The whole sequence of every rank's slice; its gradient summed over TP and sliced again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return summed_slice(dy, ctx.group), None
+
+
+class _ScatterForward(torch.autograd.Function):
+    """The own slice of the sum over TP; the gradients of all slices are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return summed_slice(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return gathered(dy, ctx.group), None
+
+
+def gathered(x: Tensor, group: Group) -> Tensor:
+    """(b, s / TP, ..) slices of the sequence -> (b, s, ..)."""
+    whole = x.new_empty(group.size, *x.shape)
+    group.gather_into(whole, x.contiguous())
+    return whole.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
+
+
+def summed_slice(x: Tensor, group: Group) -> Tensor:
+    """(b, s, ..), which every rank has a share of -> the own (b, s / TP, ..) of their sum."""
+    parts = x.reshape(x.shape[0], group.size, -1, *x.shape[2:]).transpose(0, 1).contiguous()
+    own = torch.empty_like(parts[0])
+    group.scatter_sum(own, parts)
+    return own
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b, whose weight gradients are added into `main_grad` by the product itself.
+
+    With a group x is a slice of the sequence, gathered for the product. The slice alone is kept, and gathered once
+    more for the weight gradients (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Weight, bias: Weight | None, group: Group | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.group = weight, bias, group
+        matrix = weight.view(-1, x.shape[-1])
+        x = x if group is None else gathered(x, group)
+        return linear(x, matrix, None if bias is None else bias.view(-1))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        weight, bias, group, width = ctx.weight, ctx.bias, ctx.group, x.shape[-1]
+
+        def add_gradients() -> None:
+            rows, columns = dy.reshape(-1, dy.shape[-1]), x if group is None else gathered(x, group)
+            add_product(weight.main_grad.view(-1, width), rows, columns.reshape(-1, width))
+            if bias is not None:
+                bias.main_grad.view(-1).add_(rows.sum(0))
+
+        weight.accumulate(add_gradients)
+        dx = product(dy, weight.view(-1, width))
+        return dx if group is None else summed_slice(dx, group), None, None, None
+
+
+def add_product(main_grad: Tensor, dy: Tensor, x: Tensor) -> None:
+    """main_grad += dy^T x, with dy (tokens, out) and x (tokens, in)."""
+    if goes_through_fp32(x):
+        main_grad.addmm_(dy.t().float(), x.float())
+        return
+    if main_grad.dtype != x.dtype:
+        main_grad.add_(dy.t() @ x)
+        return
+    step = BF16_TOKENS if HAS_AMX and x.dtype == torch.bfloat16 and not x.is_cuda else len(x)
+    for begin in range(0, len(x), step):
+        main_grad.addmm_(dy[begin : begin + step].t(), x[begin : begin + step])
+
+
+def sum_backward(x: Tensor, group: Group) -> Tensor:
+    """`x`, whose gradient will be summed over the group. Slices of the sequence are gathered."""
+    if group.size == 1:
+        return x
+    return apply(_GatherForward if group.slices_sequence else _SumBackward, x, group)
+
+
+def sum_forward(x: Tensor, group: Group) -> Tensor:
+    """`x` summed over the group, in place; under sequence parallelism the own slice of that sum."""
+    if group.size == 1:
+        return x
+    return apply(_ScatterForward if group.slices_sequence else _SumForward, x, group)
+
+
+def own_slice(x: Tensor, group: Group, dim: int) -> Tensor:
+    """What this rank keeps of a tensor with the whole sequence in `dim`."""
+    return x.chunk(group.size, dim)[group.index] if group.slices_sequence else x
+
+
+class ColumnLinear(Declaring):
+    """Output features cut over TP: every rank sees all of x (.., in) and returns its own (.., out / TP).
+
+    `out_shape` may have several dimensions, of which `cut` is the one divided among the ranks.
+    """
+
+    weight: Weight
+    bias: Weight | None
+
+    def __init__(
+        self, in_features: int, out_shape: tuple[int, ...], group: Group, *, cut: int = 0, bias: bool, std: float
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.declare("weight", WeightSpec((*out_shape, in_features), shard_dim=cut, std=std), group.size)
+        if bias:
+            self.declare("bias", WeightSpec(out_shape, shard_dim=cut, init="zeros"), group.size)
+        else:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(.., in) -> (.., out / TP); from a slice of the sequence to all of it under sequence parallelism."""
+        if self.group.slices_sequence:
+            return apply(_Linear, x, self.weight, self.bias, self.group)
+        return apply(_Linear, sum_backward(x, self.group), self.weight, self.bias, None)
+
+
+class RowLinear(Declaring):
+    """Input features cut over TP: ranks multiply their own (.., in / TP) and sum the products."""
+
+    weight: Weight
+    bias: Weight | None
+
+    def __init__(self, in_features: int, out_features: int, group: Group, *, bias: bool, std: float) -> None:
+        super().__init__()
+        self.group = group
+        self.declare("weight", WeightSpec((out_features, in_features), shard_dim=1, std=std), group.size)
+        if bias:
+            self.declare("bias", WeightSpec((out_features,), init="zeros"))
+        else:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(.., in / TP) -> (.., out); the bias is added once, after the sum.
+
+        Under sequence parallelism the result is the own slice of the sequence.
+        """
+        if self.group.size == 1:
+            return apply(_Linear, x, self.weight, self.bias, None)
+        y = sum_forward(apply(_Linear, x, self.weight, None, None), self.group)
+        return y if self.bias is None else y + self.bias

@@ -1,0 +1,126 @@
+"""Weights: how each parameter is declared, cut over TP ranks, and drawn from the global seed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from trimaran.nouns.model import Model
+
+INIT_STD = 0.02
+Init = Literal["normal", "zeros", "ones"]
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """What a parameter is in the whole model, whatever the layout.
+
+    `shape` is the full shape; `shard_dim` the dimension that TP cuts (None: every TP rank keeps
+    all of it). Rows of dimension 0 from `real_rows` on are padding and stay zero. A `tied_copy`
+    is the head's second copy of the embedding on another pipeline stage: drawn under
+    `drawn_as`, its gradient summed with the first copy's, and counted once.
+    """
+
+    shape: tuple[int, ...]
+    shard_dim: int | None = None
+    init: Init = "normal"
+    std: float = INIT_STD
+    real_rows: int | None = None
+    drawn_as: str | None = None
+    tied_copy: bool = False
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices, not to biases and norms."""
+        return self.init == "normal"
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """Shape of one TP rank's slice."""
+        if self.shard_dim is None:
+            return self.shape
+        return tuple(n // tp if dim == self.shard_dim else n for dim, n in enumerate(self.shape))
+
+
+def residual_std(model: Model) -> float:
+    """Standard deviation of the two matrices that add to the residual stream (GPT-2: / sqrt(2 L))."""
+    return INIT_STD / math.sqrt(2 * model.layers)
+
+
+class Weight(nn.Parameter):
+    """A parameter whose gradient is summed over micro-batches in `main_grad`.
+
+    `main_grad` is a view into the rank's one flat gradient buffer. The matrix products of the
+    backward add into it directly, so a weight's gradient is written once a micro-batch and
+    never exists a second time. A zero-bubble schedule takes these products out of the backward: they wait in
+    `put_off` until it comes to them.
+    """
+
+    main_grad: Tensor
+    put_off: list[Callable[[], None]] | None = None
+
+    def accumulate(self, add: Callable[[], None]) -> None:
+        """Let `add` add to `main_grad`, now or when the schedule says so."""
+        if self.put_off is None:
+            add()
+        else:
+            self.put_off.append(add)
+
+
+class Declaring(nn.Module):
+    """A module that declares its weights before they have memory.
+
+    Weights are declared on the meta device and later placed into one flat buffer
+    (`flat.FlatWeights`), which also draws their values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.specs: dict[str, WeightSpec] = {}
+
+    def declare(self, name: str, spec: WeightSpec, tp: int = 1) -> None:
+        """Register the weight `name` of this module with its local shape."""
+        self.specs[name] = spec
+        self.register_parameter(name, Weight(torch.empty(spec.local_shape(tp), device="meta")))
+
+
+def declared_weights(module: nn.Module) -> dict[str, tuple[Declaring, str, WeightSpec]]:
+    """All declared weights under `module`: qualified name -> (owner, name in the owner, spec)."""
+    found: dict[str, tuple[Declaring, str, WeightSpec]] = {}
+    for prefix, owner in module.named_modules():
+        if isinstance(owner, Declaring):
+            for name, spec in owner.specs.items():
+                found[f"{prefix}.{name}" if prefix else name] = (owner, name, spec)
+    return found
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+# Values of the parameter of a name and spec in the whole model, in fp32 on the CPU; padding of the vocabulary is zero.
+Initial = Callable[[str, WeightSpec], Tensor]
+
+
+def drawn(seed: int) -> Initial:
+    """Values drawn from a generator seeded by (seed, name), so that the model is the same on every layout."""
+
+    def values(name: str, spec: WeightSpec) -> Tensor:
+        full = torch.zeros(spec.shape) if spec.init != "ones" else torch.ones(spec.shape)
+        if spec.init == "normal":
+            real = full if spec.real_rows is None else full[: spec.real_rows]
+            real.normal_(0.0, spec.std, generator=_generator(seed, spec.drawn_as or name))
+        return full
+
+    return values
+
+
+def local_part(full: Tensor, spec: WeightSpec, tp_rank: int, tp: int) -> Tensor:
+    """One TP rank's slice of a whole parameter."""
+    return full if spec.shard_dim is None else full.chunk(tp, dim=spec.shard_dim)[tp_rank]

@@ -1,0 +1,1 @@
+"""The process of a rank: how it begins, is forked and ends."""

@@ -1,0 +1,234 @@
+"""Data: text to token files, once. `python -m trimaran.train.programs.data JOB.json` prints the folder made.
+
+JOB.json is a `trimaran.recipe.recipe.DataJob`. The folder is named after a hash of the text and of how it
+is tokenised, so that the same text is never tokenised twice and changed text never mistaken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol import progress
+from trimaran.protocol.job import DataJob
+from trimaran.recipe.data import BlendedText, DataSettings
+from trimaran.train.programs.program import run_job
+from trimaran.train.text.documents import MIB, documents, plain_text_size, text_files, text_size
+from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
+from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
+from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
+
+# Raised when the meaning of the files changes: older folders are then made anew.
+FORMAT = 2
+FILE_TOKENS = 1 << 28
+LEFT_OVER_AFTER_S = 86400.0
+DOCUMENTS_AT_ONCE = 256
+
+
+def fingerprint(job: DataJob) -> str:
+    """A hash of all that decides the tokens: the text itself, the tokenizer, and the vocabulary of a BPE.
+
+    Token files of others, which may be large, count by path, size and time.
+    """
+    data = job.data
+    seen = hashlib.blake2b(digest_size=12)
+    seen.update(repr((FORMAT, data.tokenizer, data.text_field, data.max_mib)).encode())
+    if data.tokenizer == "bpe":
+        seen.update(str(job.vocab).encode())
+    if data.tokenizer not in ("bytes", "bpe"):
+        _add_files(seen, "data.tokenizer", [Path(data.tokenizer).expanduser()], None)
+    for text in data.texts:
+        for index in _megatron_indices(text):
+            for path in (index.path, index.bin_path):
+                status = path.stat()
+                seen.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
+        _add_files(seen, "data.paths", text_files(text), data.max_mib)
+        if data.blend:
+            seen.update(repr(text.weight).encode())
+    return seen.hexdigest()
+
+
+def _add_files(seen: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None) -> None:
+    left = float("inf") if max_mib is None else max_mib * MIB
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "blake2b").digest()
+            if max_mib is not None:
+                left -= plain_text_size(file)
+        except OSError as error:
+            raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
+        seen.update(file.suffix.encode() + content)
+        if left <= 0:
+            # what lies beyond `max_mib` is not read, so it does not count
+            break
+
+
+def _megatron_indices(text: BlendedText) -> list[MegatronIndex]:
+    """The Megatron-LM files that a text names, each once however it is named."""
+    paths = [Path(path).expanduser().with_suffix(".idx") for path in text.paths if is_megatron(path)]
+    return [read_megatron(path) for path in dict.fromkeys(paths)]
+
+
+def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
+    """The tokenizer that the settings name. Raises TrimaranError where it has more tokens than the model."""
+    tokenizer: Tokenizer
+    if data.tokenizer == "bytes":
+        tokenizer = Bytes()
+    elif data.tokenizer == "bpe":
+        if any(is_megatron(path) for text in data.texts for path in text.paths):
+            raise TrimaranError(
+                "data.tokenizer bpe is trained on text, and data.paths name token files: "
+                "name the tokenizer.json that they were made with"
+            )
+        tokenizer = train_bpe([documents(text, data) for text in data.texts], vocab)
+    else:
+        tokenizer = load_tokenizer(Path(data.tokenizer).expanduser())
+    if tokenizer.vocab > vocab:
+        raise TrimaranError(
+            f"data.tokenizer {data.tokenizer} has {tokenizer.vocab} tokens, model.vocab is {vocab}: raise model.vocab"
+        )
+    return tokenizer
+
+
+def prepare(job: DataJob) -> Path:
+    """The folder of token files for `job`, made now unless it is there."""
+    folder = Path(job.cache_dir) / fingerprint(job)
+    if (folder / INDEX_NAME).exists():
+        read_index(folder)
+        return folder
+    _remove_left_overs(folder.parent)
+    partial = folder.with_name(f"{folder.name}.partial.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        _write(job, partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            # another process was first; its files are the same
+            read_index(folder)
+    except OSError as error:
+        raise TrimaranError(f"cache_dir {job.cache_dir} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _remove_left_overs(cache_dir: Path) -> None:
+    """Remove what killed processes left unfinished."""
+    for partial in cache_dir.glob("*.partial.*"):
+        # Where machines share the folder, the process may be another's and its number says nothing here. So a folder
+        # goes only if, besides, nothing was written in it for a day, which is longer than a process at work pauses.
+        with contextlib.suppress(OSError):
+            written = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+            if time.time() - written > LEFT_OVER_AFTER_S and not Path("/proc", partial.suffix[1:]).exists():
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(job: DataJob, folder: Path) -> None:
+    tokenizer = make_tokenizer(job.data, job.vocab)
+    tokenizer.save(folder / "tokenizer.json")
+    dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
+    files: list[TokenFile] = []
+    count = text_bytes = 0
+    shown = _Progress(sum(text_size(text, job.data.max_mib) for text in job.data.texts))
+    for part, text in enumerate(job.data.texts):
+        for pair in _megatron_indices(text):
+            path = str(pair.bin_path.resolve())
+            files.append(TokenFile(name=path, dtype=pair.dtype, tokens=pair.tokens, part=part))
+            count += pair.documents
+        writer = _Writer(folder, dtype, part)
+        for batch in batches(documents(text, job.data), DOCUMENTS_AT_ONCE):
+            for tokens in tokenizer.encode(batch):
+                writer.write(np.append(tokens, np.uint32(tokenizer.end_of_document)))
+            count += len(batch)
+            text_bytes += sum(len(document.encode(errors="replace")) for document in batch)
+            shown.tell(text_bytes)
+        files += writer.close()
+    index = TokenIndex(
+        files=tuple(files),
+        weights=tuple(text.weight for text in job.data.texts),
+        vocab=tokenizer.vocab,
+        end_of_document=tokenizer.end_of_document,
+        tokenizer=job.data.tokenizer,
+        documents=count,
+        text_bytes=text_bytes,
+    )
+    (folder / INDEX_NAME).write_text(index.model_dump_json(indent=1))
+
+
+class _Progress:
+    """Tells now and then how much of the text is tokenised and how long the rest takes."""
+
+    EVERY_S = 2.0
+
+    def __init__(self, total_bytes: float) -> None:
+        self._total, self._begin = total_bytes, time.monotonic()
+        self._told = self._begin
+
+    def tell(self, done_bytes: int) -> None:
+        """So much is done now."""
+        now = time.monotonic()
+        if now - self._told < self.EVERY_S or not 0 < done_bytes < self._total:
+            return
+        self._told = now
+        left_s = (now - self._begin) * (self._total - done_bytes) / done_bytes
+        done, total = done_bytes / MIB, self._total / MIB
+        progress.tell(f"tokenised {done:.1f} of {total:.1f} MiB, about {left_s:.0f} s left")
+
+
+class _Writer:
+    """Appends tokens of one text to files of at most FILE_TOKENS, cut at documents."""
+
+    def __init__(self, folder: Path, dtype: str, part: int) -> None:
+        self._folder, self._dtype, self._part = folder, dtype, part
+        self._files: list[TokenFile] = []
+        self._file: BinaryIO | None = None
+        self._tokens = 0
+
+    def write(self, tokens: NDArray[np.uint32]) -> None:
+        """Append one document."""
+        if self._file is None or (self._tokens and self._tokens + len(tokens) > FILE_TOKENS):
+            self.close()
+            self._name = f"tokens-{self._part:03d}-{len(self._files):05d}.bin"
+            self._file = (self._folder / self._name).open("wb")
+        tokens.astype(np.dtype(self._dtype).newbyteorder("<")).tofile(self._file)
+        self._tokens += len(tokens)
+
+    def close(self) -> list[TokenFile]:
+        """Finish the file at hand; all files so far."""
+        if self._file is not None:
+            self._file.close()
+            self._files.append(TokenFile(name=self._name, dtype=self._dtype, tokens=self._tokens, part=self._part))
+            self._file, self._tokens = None, 0
+        return self._files
+
+
+def do(job: DataJob) -> None:
+    """Prepare the data and print its folder."""
+    folder = prepare(job)
+    if job.megatron is not None:
+        try:
+            write_megatron(Tokens(folder), Path(job.megatron))
+        except OSError as error:
+            raise TrimaranError(f"{job.megatron}.bin cannot be written: {error.strerror}") from None
+    print(folder)
+
+
+def main(arguments: list[str]) -> int:
+    """Do the job of a job file; returns the exit status."""
+    return run_job(DataJob, do, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""A run: one rank from its job file to its result."""

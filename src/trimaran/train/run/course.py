@@ -1,0 +1,97 @@
+"""The course of a training: where it begins, when it saves, and when it leaves before its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.notices import Tell
+from trimaran.train.engine.trainer import StepResult, Trainer
+from trimaran.train.run.silence import stacks_before
+from trimaran.train.run.trace import Trace
+
+if TYPE_CHECKING:
+    from trimaran.train.state.checkpoint import Saver
+
+# sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
+EXIT_STOPPED = 75
+
+
+class StopSignals:
+    """Notes SIGTERM and SIGUSR1, which schedulers send before they take the machine away."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        signal.signal(signal.SIGTERM, self._note)
+        stacks_before(self._note)  # the watch of a training asks for stacks by the scheduler's SIGUSR1
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.seen = True
+
+
+class Course:
+    """Begins a training anew or at its newest checkpoint, saves on the way, and leaves when it is told to."""
+
+    def __init__(self, trainer: Trainer, stop: StopSignals | None, tell: Tell, alive: Callable[[], None]) -> None:
+        job = trainer.job
+        self._trainer, self._stop, self._tell = trainer, stop, tell
+        self._trace: Trace | None = None
+        if job.trace_steps:
+            on_gpu = trainer.device.type == "cuda"
+            self._trace = Trace(Path(job.out_dir), trainer.mesh.world.index, job.trace_steps, on_gpu=on_gpu)
+        self._every = job.train.checkpoint_every
+        self._saver: Saver | None = None
+        self._saved_at = -1
+        if job.checkpoint_dir is None or not (job.saves or job.resume):
+            return
+        # a second of start-up that trials do not need
+        from trimaran.train.state.checkpoint import Saver, resume, saving_group
+
+        folder = Path(job.checkpoint_dir)
+        if job.saves:
+            group = saving_group(trainer.mesh.world.ranks)
+            self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
+        if job.resume and resume(trainer, folder, tell, alive):
+            self._saved_at = trainer.step_number
+            if trainer.step_number >= job.steps:
+                raise TrimaranError(
+                    f"train.steps {job.steps} is done: the checkpoint is of step {trainer.step_number}; "
+                    f"raise steps to go on"
+                )
+
+    def before(self) -> None:
+        """Say with the next step whether this rank was told to leave, and profile it where it is to be."""
+        if self._trace is not None:
+            self._trace.before()
+        self._trainer.stop_wanted = self._stop is not None and self._stop.seen
+
+    def after(self, result: StepResult) -> bool:
+        """Save where a checkpoint is due; True where the training is to leave now."""
+        if self._trace is not None:
+            self._trace.after()
+        step = self._trainer.step_number
+        if self._saver is not None and self._every and step % self._every == 0:
+            self._save(self._saver, step)
+        if not result.stop or step >= self._trainer.job.steps:
+            return False
+        self.finish()
+        self._tell({"kind": "stopped", "step": step})
+        return True
+
+    def finish(self) -> None:
+        """Save the last step and wait until all is written."""
+        if self._trace is not None:
+            self._trace.finish()
+        if self._saver is None:
+            return
+        if self._saved_at < self._trainer.step_number:
+            self._save(self._saver, self._trainer.step_number)
+        self._saver.finish()
+
+    def _save(self, saver: Saver, step: int) -> None:
+        saver.save()
+        self._saved_at = step

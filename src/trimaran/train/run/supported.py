@@ -1,0 +1,22 @@
+"""What this trainer trains: what the rules of layouts allow its stack, and nothing else."""
+
+from __future__ import annotations
+
+from trimaran.files.catalogue import load_stack
+from trimaran.layout.layout import check_layout
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.protocol.job import TrainJob
+
+
+def check_supported(job: TrainJob) -> None:
+    """Raise TrimaranError with the sentence of the first rule that the job breaks.
+
+    Who starts ranks has asked already, of the machine too; a job file may be anybody's.
+    """
+    layout = job.layout.model_copy(update={"stage_split": job.stage_split})
+    device = Device(
+        kind="gpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1.0, mem_bandwidth_gb_s=1.0
+    )
+    link = Link(bandwidth_gbps=1.0, latency_us=0.0)
+    any_machine = Cluster(device=device, nodes=layout.devices, devices_per_node=1, intra=link, inter=link)
+    check_layout(layout, job.workload, any_machine, load_stack("trimaran"))

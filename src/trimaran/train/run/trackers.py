@@ -1,0 +1,90 @@
+"""Trackers: where a training's figures go for people to look at, beside its own log."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.training import TrackerName
+
+
+class Tracker(Protocol):
+    """Takes figures by name, a step at a time."""
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take the figures of one step."""
+        ...
+
+
+class TensorBoard:
+    """Event files in `tensorboard`."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=5)
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """One scalar a figure."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases in `wandb`: kept there for `wandb sync` unless WANDB_MODE says otherwise."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(project="trimaran", dir=str(folder), config=dict(config), mode=mode)
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """One line of the run's history."""
+        self._run.log(dict(figures), step=step)
+
+
+class MlFlow:
+    """A run of MLflow: in `mlflow.db` unless MLFLOW_TRACKING_URI names a server."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import mlflow
+
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            mlflow.set_tracking_uri(f"sqlite:///{folder.resolve()}/mlflow.db")
+        mlflow.set_experiment("trimaran")
+        mlflow.start_run()
+        mlflow.log_params({name: str(value)[:250] for name, value in config.items()})
+        self._log = mlflow.log_metrics
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """One metric a figure."""
+        self._log(dict(figures), step=step)
+
+
+_TRACKERS: dict[TrackerName, Callable[[Path, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MlFlow,
+}
+
+
+def open_trackers(names: tuple[TrackerName, ...], folder: Path, config: Mapping[str, Any]) -> tuple[Tracker, ...]:
+    """The trackers `names`, which write into `folder`. Raises TrimaranError for one that is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise TrimaranError(
+                f"train.track names {name}, which is not installed: pip install {name}, or leave it out"
+            )
+    return tuple(_TRACKERS[name](folder, config) for name in names)
+
+
+def figures_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """What of a log line is a finite number."""
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value) and name != "iteration"}

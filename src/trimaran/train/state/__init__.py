@@ -1,0 +1,1 @@
+"""State: checkpoints and weights, from and to folders."""

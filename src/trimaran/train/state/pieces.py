@@ -1,0 +1,106 @@
+"""Pieces: what a rank holds of the whole model's tensors, as boxes of their full shapes.
+
+A rank keeps weights and optimizer state in flat buffers. A span of a flat buffer is a run of elements of a tensor in
+C order: a part of a row, whole rows, a part of a row. Named by their offsets in the full tensor these boxes mean the
+same on every layout, which is what lets a checkpoint of one layout be read on another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trimaran.train.engine.flat import FlatWeights, Place
+from trimaran.train.engine.units import Span
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of the tensor `name` of the whole model, and the memory that holds it (contiguous, of the box's shape)."""
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    tensor: Tensor
+
+
+def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
+    """The boxes (offsets, sizes) that elements `begin` .. `end` - 1 of a C-ordered array of `shape` make, in order.
+
+    At most 2 n - 1 boxes for n dimensions.
+    """
+    if begin >= end:
+        return
+    if len(shape) == 1:
+        yield (begin,), (end - begin,)
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-begin // row), end // row
+    if first > last:  # within one row
+        yield from _in_row(shape, begin, end)
+        return
+    yield from _in_row(shape, begin, first * row)
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    yield from _in_row(shape, last * row, end)
+
+
+def _in_row(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
+    row = math.prod(shape[1:])
+    number = begin // row
+    for offsets, sizes in boxes(shape[1:], begin - number * row, end - number * row):
+        yield (number, *offsets), (1, *sizes)
+
+
+def global_name(name: str, place: Place) -> str:
+    """The name under which a weight is saved: the second copy of a tied embedding is the embedding."""
+    return (place.spec.drawn_as or name) if place.spec.tied_copy else name
+
+
+def global_shape(place: Place) -> tuple[int, ...]:
+    """A weight's full shape without the padding of the vocabulary, which differs with TP."""
+    spec = place.spec
+    return spec.shape if spec.real_rows is None else (spec.real_rows, *spec.shape[1:])
+
+
+def pieces_of(
+    flat: FlatWeights, names: Iterable[str], tp_index: int, tensors: Sequence[Tensor], kind: str
+) -> Iterator[Piece]:
+    """The pieces of the weights `names` that this rank owns.
+
+    `tensors` hold something of every element owned (master weights, a moment), one tensor for each span of
+    `FlatWeights.owned`. `kind` begins each piece's name: `weights/layers.0.mlp.up.weight`.
+    """
+    for name in names:
+        place = flat.places[name]
+        local = tuple(place.weight.shape)
+        real = Span(place.begin, place.begin + _real_elements(place, local, tp_index))
+        origin = [0] * len(local)
+        if place.spec.shard_dim is not None:
+            origin[place.spec.shard_dim] = tp_index * local[place.spec.shard_dim]
+        for holder, tensor in zip(flat.owned, tensors, strict=True):
+            part = real.within(holder)
+            at = part.begin - holder.begin
+            for offsets, sizes in boxes(local, part.begin - place.begin, part.end - place.begin):
+                elements = math.prod(sizes)
+                yield Piece(
+                    f"{kind}/{global_name(name, place)}",
+                    global_shape(place),
+                    tuple(own + offset for own, offset in zip(origin, offsets, strict=True)),
+                    tensor[at : at + elements].view(sizes),
+                )
+                at += elements
+
+
+def _real_elements(place: Place, local: tuple[int, ...], tp_index: int) -> int:
+    """How many of a weight's own elements, which come first, are not padding."""
+    rows, row = local[0], math.prod(local[1:])
+    if place.spec.real_rows is None:
+        return rows * row
+    first = tp_index * rows if place.spec.shard_dim == 0 else 0
+    return max(0, min(place.spec.real_rows - first, rows)) * row

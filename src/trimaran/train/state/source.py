@@ -1,0 +1,105 @@
+"""Sources of weights: what a training begins with, what is sampled from and what is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trimaran.layout.layout import Layout
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.model.gpt import Stage
+from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights
+from trimaran.train.state.hugging_face import CONFIG_NAME, HuggingFaceWeights
+from trimaran.train.state.saved_weights import CheckpointWeights, find_checkpoint
+
+# Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
+TOKENIZER_NAME = "tokenizer.json"
+
+
+class Source(Protocol):
+    """Weights of a whole model by our names, read one at a time."""
+
+    folder: Path
+    model: Model
+
+    def read(self, name: str) -> Tensor:
+        """The weight `name`, vocabulary without padding. Raises TrimaranError where it is not there."""
+        ...
+
+
+def open_source(path: Path, alive: Callable[[], None] = lambda: None) -> Source:
+    """The weights of a checkpoint, of the newest one in a folder of them, or of a Hugging Face folder.
+
+    `alive` is called while a checkpoint is compared with its checksums. Raises TrimaranError where there are none.
+    """
+    if (path / CONFIG_NAME).exists():
+        return HuggingFaceWeights(path)
+    checkpoint = find_checkpoint(path, alive)
+    if checkpoint is None:
+        raise TrimaranError(f"{path} has no weights: name a checkpoint, a study's folder or a Hugging Face folder")
+    return CheckpointWeights(checkpoint)
+
+
+def immaterial_fields(model: Model) -> set[str]:
+    """Fields of a model that its weights and what the trainer computes do not depend on."""
+    fields = {"name", "dropout"}
+    if model.positions != "learned":
+        fields |= {"max_positions"}
+    if model.mlp != "gelu":
+        fields |= {"activation"}
+    return fields
+
+
+def check_same_model(source: Source, model: Model, asked_by: str) -> None:
+    """Raise TrimaranError where `source` holds weights of another model than `model`."""
+    immaterial = immaterial_fields(model)
+    for field in [field for field in Model.model_fields if field not in immaterial]:
+        theirs, ours = getattr(source.model, field), getattr(model, field)
+        if theirs != ours:
+            raise TrimaranError(
+                f"{asked_by}: the weights in {source.folder} have {field} {theirs}, model.{field} is {ours}: "
+                f"set the model to the weights' own"
+            )
+
+
+def initial_from(source: Source) -> Initial:
+    """A model's first values as `source` has them."""
+
+    def values(name: str, spec: WeightSpec) -> Tensor:
+        full = source.read(spec.drawn_as or name).float()
+        shape = spec.shape if spec.real_rows is None else (spec.real_rows, *spec.shape[1:])
+        if tuple(full.shape) != shape:
+            raise TrimaranError(
+                f"{source.folder}: weight {name} has shape {tuple(full.shape)}, the model's is {shape}: "
+                f"its files are not those of its configuration"
+            )
+        padding = spec.shape[0] - full.shape[0]
+        return functional.pad(full, (0, 0, 0, padding)) if padding else full
+
+    return values
+
+
+def whole_model(source: Source, device: torch.device, dtype: torch.dtype) -> Stage:
+    """The model of `source` on one device, for computing forward alone."""
+    mesh = build_mesh(Layout(), 0, range(1), GroupFactory(device))
+    assert mesh is not None, "rank 0 is in a layout of one"
+    stage = Stage(source.model, Layout(), (source.model.layers,), mesh)
+    initial = initial_from(source)
+    for name, (owner, attribute, spec) in declared_weights(stage).items():
+        values = initial(name, spec).to(device, dtype)
+        setattr(owner, attribute, Weight(values, requires_grad=False))
+    return stage
+
+
+def logits(stage: Stage, tokens: Tensor, *, last: bool = False) -> Tensor:
+    """(b, s) tokens -> (b, s, vocabulary), or (b, 1, vocabulary) of the `last` alone, by a model that is whole."""
+    assert stage.head is not None, "a whole model has its head"
+    x = stage(tokens, 0)
+    return stage.head.logits(x[:, -1:] if last else x)

@@ -1,0 +1,1 @@
+"""Text: documents, tokens, and which sample comes when."""

@@ -1,0 +1,143 @@
+"""Text: documents out of files and folders, whatever their form."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.data import BlendedText, DataSettings
+from trimaran.train.text.megatron_data import is_megatron
+
+STDLIB = "python-stdlib"
+MIB = 1 << 20
+
+# Parquet row groups are read a batch of rows at a time, so that memory stays bounded.
+PARQUET_ROWS = 1024
+
+
+def text_files(text: BlendedText) -> list[Path]:
+    """All files that `paths` name but token files, sorted within each folder.
+
+    Raises TrimaranError for a path that is not there.
+    """
+    files: list[Path] = []
+    for given in text_paths(text):
+        path = Path(sysconfig.get_paths()["stdlib"]) if given == STDLIB else Path(given).expanduser()
+        if path.is_file():
+            files.append(path)
+        elif path.is_dir():
+            inside = sorted(p for p in path.rglob("*.py" if given == STDLIB else "*") if _wanted(p.relative_to(path)))
+            files += [p for p in inside if p.is_file()]
+        else:
+            raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
+    if not files and text_paths(text):
+        raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no files: name a folder that does")
+    return files
+
+
+def text_size(text: BlendedText, max_mib: float | None) -> float:
+    """Bytes of the files of a text, of which no more than `max_mib` are read."""
+    size = float(sum(file.stat().st_size for file in text_files(text)))
+    return size if max_mib is None else min(size, max_mib * MIB)
+
+
+def plain_text_size(file: Path) -> int:
+    """Bytes of the text of a file that is one document; 0 where it holds records, or is not text and passed over.
+
+    How much text records hold shows only when they are parsed.
+    """
+    if file.suffix in _RECORDS:
+        return 0
+    try:
+        return len(file.read_text(encoding="utf-8").encode())
+    except UnicodeDecodeError:
+        return 0
+
+
+def text_paths(text: BlendedText) -> list[str]:
+    """The paths of a text that are not token files."""
+    return [path for path in text.paths if not is_megatron(path)]
+
+
+def _wanted(inside: Path) -> bool:
+    """Neither hidden files nor what was installed beside the text."""
+    return not any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in inside.parts)
+
+
+def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
+    """Every document of every file of a text, until `max_mib` of it were seen.
+
+    A file that is named has to be readable text; in a folder, files that are not are passed over.
+    """
+    named = {Path(path).expanduser() for path in text.paths}
+    left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
+    seen = False
+    for file in text_files(text):
+        try:
+            for document in _read(file, settings.text_field):
+                if not document:
+                    continue
+                seen = True
+                yield document
+                left -= len(document.encode(errors="replace"))
+                if left <= 0:
+                    return
+        except OSError as error:
+            raise TrimaranError(f"data.paths: {file} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            if file in named:
+                raise TrimaranError(
+                    f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
+                ) from None
+    if not seen and text_paths(text):
+        raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no text: name files that do")
+
+
+def _read(file: Path, field: str) -> Iterator[str]:
+    if file.suffix in _RECORDS:
+        yield from _RECORDS[file.suffix](file, field)
+    else:
+        yield file.read_text(encoding="utf-8")
+
+
+def _read_jsonl(file: Path, field: str) -> Iterator[str]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise TrimaranError(
+                    f"data.paths: {file}, line {number} is not a JSON object with a text field {field!r}: "
+                    f"mend the line or set data.text_field"
+                )
+            yield text
+
+
+def _read_parquet(file: Path, field: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise TrimaranError(f"data.paths: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+    if field not in table.schema_arrow.names:
+        raise TrimaranError(
+            f"data.paths: {file} has no column {field!r} (it has {', '.join(table.schema_arrow.names)}): "
+            f"set data.text_field"
+        )
+    for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+        for text in batch.column(0).to_pylist():
+            if isinstance(text, str):
+                yield text
+
+
+# Formats whose files hold many documents, and not text alone; any other file is one document.
+_RECORDS = {".jsonl": _read_jsonl, ".parquet": _read_parquet}

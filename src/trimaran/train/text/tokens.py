@@ -1,0 +1,108 @@
+"""Token files: memory-mapped integers in a folder, with an index that says what they are."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from trimaran.nouns.noun import Noun, TrimaranError, first_error
+
+INDEX_NAME = "index.json"
+
+
+class TokenFile(Noun):
+    """One file of little-endian integers: in the folder, or elsewhere by its absolute path."""
+
+    name: str = Field(min_length=1)
+    dtype: str = Field(pattern="^(u?int(8|16|32)|int64)$")
+    tokens: int = Field(ge=0)
+    part: int = Field(default=0, ge=0, description="which text of a blend it belongs to")
+
+
+class TokenIndex(Noun):
+    """What `index.json` says. `vocab` is one more than the largest token that can occur.
+
+    Files of one part follow one another; each part is a text of a blend and has a weight.
+    """
+
+    files: tuple[TokenFile, ...]
+    weights: tuple[float, ...] = (1.0,)
+    vocab: int = Field(gt=0)
+    end_of_document: int = Field(ge=0)
+    tokenizer: str
+    documents: int = Field(ge=0)
+    text_bytes: int = Field(ge=0)
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all files."""
+        return sum(file.tokens for file in self.files)
+
+
+def read_index(folder: Path) -> TokenIndex:
+    """The index of a folder of token files. Raises TrimaranError where it is missing or not one."""
+    path = folder / INDEX_NAME
+    try:
+        return TokenIndex.model_validate(json.loads(path.read_text()))
+    except OSError as error:
+        raise TrimaranError(
+            f"data_dir {folder}: {path.name} cannot be read ({error.strerror}): prepare it first"
+        ) from None
+    except ValidationError as error:
+        raise TrimaranError(f"{path}: {first_error(error)}") from None
+    except ValueError as error:
+        raise TrimaranError(f"{path} is not JSON ({error}): delete the folder and prepare it again") from None
+
+
+class Tokens:
+    """All token files of a folder as one long sequence, read through the page cache.
+
+    `parts` are the first token and one past the last of each text of a blend.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.index = read_index(folder)
+        self._maps: list[NDArray[Any]] = []
+        self._starts = [0]
+        for file in self.index.files:
+            path = folder / file.name
+            if not file.tokens:
+                continue  # there is no map of an empty file
+            try:
+                mapped = np.memmap(path, dtype=np.dtype(file.dtype).newbyteorder("<"), mode="r")
+            except (OSError, ValueError) as error:
+                raise TrimaranError(f"token file {path} cannot be read ({error}): prepare the data again") from None
+            if len(mapped) != file.tokens:
+                raise TrimaranError(
+                    f"token file {path} holds {len(mapped)} tokens, but its index says {file.tokens}: "
+                    f"delete the folder and prepare the data again"
+                )
+            self._maps.append(mapped)
+            self._starts.append(self._starts[-1] + file.tokens)
+        self.parts: list[tuple[int, int]] = []
+        begin = 0
+        for part in range(len(self.index.weights)):
+            end = begin + sum(file.tokens for file in self.index.files if file.part == part)
+            self.parts.append((begin, end))
+            begin = end
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, begin: int, count: int) -> NDArray[np.int64]:
+        """`count` tokens from `begin` on, across file boundaries."""
+        out = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            file = bisect_right(self._starts, begin + done) - 1
+            offset = begin + done - self._starts[file]
+            part = self._maps[file][offset : offset + count - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+        return out
