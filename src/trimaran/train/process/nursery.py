@@ -5,8 +5,8 @@ started ones: nothing runs here but imports, and every rank ends as a process of
 
 Asked through a SOCK_SEQPACKET socket, whose other end `trimaran.bench.launch.nursery` holds. A message asks for one
 rank, in JSON: its `arguments` and `environment`, its `folder`, what it `settles` with, and in `handed` the names of
-variables for descriptors that come along behind those of its stdout and stderr. The answer is its `pid`; `code` follows when
-it has ended.
+variables for descriptors that come along behind those of its stdout and stderr. The answer is its `pid`; `code`
+follows when it has ended.
 """
 
 from __future__ import annotations
