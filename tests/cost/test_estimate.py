@@ -7,9 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trimaran.cost.calibration import prior
+from trimaran.cost.effects.optimizer import step_time
 from trimaran.cost.estimate import MEMORY_PARTS, TIME_PARTS, estimate, estimate_many
 from trimaran.cost.grid import LayoutGrid
-from trimaran.files.catalogue import catalogue_names, load_stack
+from trimaran.cost.operators.layer import rates
+from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.nouns.model import Model
@@ -125,3 +128,16 @@ def test_a_grid_gives_back_the_layouts_it_was_built_from() -> None:
     assert first == Layout(dp=1, tp=2, pp=2, mbs=1, precision="bf16")
     assert str(grid.layout(1, workload, stack)) == "dp2,tp1,pp4,mbs4,recompute-full,bf16"
     assert np.array_equal(grid.micro_batches, [64, 8])
+
+
+def test_the_step_moves_each_byte_of_a_precision_once() -> None:
+    # Adam: both moments and the stepped weights are read and written, the gradient is read, a master's copy written.
+    workload = Workload(model=load_model("gpt3-1b3"), seq_len=1024, global_batch=8)
+    cluster, stack = load_cluster("dgx-a100-80gb"), load_stack("torch-fsdp")
+    grid = LayoutGrid.build(workload, stack, mbs=8, precision=["fp32", "fp16", "bf16", "bf16_pure"])
+    rate = rates(cluster, prior(cluster, stack), grid.precision, grid.devices)
+    seconds = step_time(grid, stack, "adam", np.ones(4), rate)
+    step_bytes = seconds * rate.bandwidth
+    gradient = np.array([4.0, 2.0, 2.0, 2.0])
+    states = np.array([4 * 4 + 2 * 4, 4 * 4 + 2 * 4 + 2, 4 * 4 + 2 * 4 + 2, 4 * 2 + 2 * 2])
+    np.testing.assert_allclose(step_bytes, states + gradient + 3 * gradient)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster, Device, Link
@@ -344,3 +345,12 @@ def test_an_empty_file_is_no_store_and_stays_empty(tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match="0 bytes"):
         Store(path, create=False)
     assert path.stat().st_size == 0
+
+
+def test_a_trial_of_an_earlier_version_keeps_its_key() -> None:
+    workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=16)
+    layout = parse_layout("dp2,tp2,pp2,mbs1,zero1,sp,bf16")
+    cluster, stack = load_cluster("dgx-a100-80gb"), load_stack("trimaran")
+    assert (
+        trial_key(workload, layout, stack, cluster, stage_split=(6, 6), steps=6) == "f637fc1844c8dc6f1bd2dacf2a995b00"
+    )

@@ -15,8 +15,8 @@ from trimaran.cost.splits.table import SplitTable
 from trimaran.cost.splits.warm_up import Split
 from trimaran.layout.layout import SCHEDULES, Axis, Layout, resolve_split
 from trimaran.layout.stages import even_split, weighted_split
-from trimaran.nouns.cluster import PRECISIONS
 from trimaran.nouns.model import Model
+from trimaran.nouns.precision import PRECISIONS, Precision
 from trimaran.nouns.stack import DataParallelKind, Recompute, Stack
 from trimaran.nouns.workload import Workload
 
@@ -39,7 +39,7 @@ class LayoutGrid:
     """n layouts; every field but `splits` is an array of shape (n,).
 
     `dp_kind`, `recompute`, `precision`, `schedule` and `placement` are indices into DP_KINDS,
-    RECOMPUTES, trimaran.nouns.cluster.PRECISIONS, trimaran.layout.layout.SCHEDULES and PLACEMENTS.
+    RECOMPUTES, trimaran.nouns.precision.PRECISIONS, trimaran.layout.layout.SCHEDULES and PLACEMENTS.
     `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
     the stage split comes from, so that `layout` can state it; `own_split` is its row in `splits`.
     """
@@ -102,7 +102,7 @@ class LayoutGrid:
         }
         columns["dp_kind"] = np.array([DP_KINDS.index(layout.dp_kind) for layout in layouts])
         columns["recompute"] = np.array([RECOMPUTES.index(layout.recompute) for layout in layouts])
-        columns["precision"] = np.array([PRECISIONS.index(layout.precision) for layout in layouts])
+        columns["precision"] = np.array([tuple(PRECISIONS).index(layout.precision) for layout in layouts])
         columns["schedule"] = np.array([SCHEDULES.index(layout.schedule) for layout in layouts])
         columns["placement"] = np.array([PLACEMENTS.index(layout.placement) for layout in layouts])
         columns["sequence_parallel"] = np.array([layout.sequence_parallel for layout in layouts], dtype=np.bool_)
@@ -158,7 +158,7 @@ class LayoutGrid:
             dp_kind=DP_KINDS[self.dp_kind[index]],
             sequence_parallel=bool(self.sequence_parallel[index]),
             recompute=RECOMPUTES[self.recompute[index]],
-            precision=PRECISIONS[self.precision[index]],
+            precision=tuple(PRECISIONS)[self.precision[index]],
             schedule=SCHEDULES[self.schedule[index]],
             placement=PLACEMENTS[self.placement[index]],
             stage_split=stated,
@@ -168,7 +168,7 @@ class LayoutGrid:
 _WORDS: dict[str, tuple[Any, ...]] = {
     "dp_kind": DP_KINDS,
     "recompute": RECOMPUTES,
-    "precision": PRECISIONS,
+    "precision": tuple(PRECISIONS),
     "schedule": SCHEDULES,
 }
 
@@ -238,6 +238,11 @@ def _ranked(code: Ints, values: int) -> tuple[int, Ints]:
     occurs[code] = True
     rank = np.cumsum(occurs) - 1
     return int(rank[-1]) + 1, rank[code]
+
+
+def by_precision(precision: Ints, value: Callable[[Precision], float]) -> Floats:
+    """`value` of each layout's precision, shape of the indexes `precision`."""
+    return np.array([value(entry) for entry in PRECISIONS.values()], dtype=np.float64)[precision]
 
 
 def padded_vocab_of(model: Model, stack: Stack, tp: Ints) -> Floats:

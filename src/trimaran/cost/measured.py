@@ -8,9 +8,7 @@ import numpy as np
 
 from trimaran.cost.grid import Floats
 from trimaran.nouns.cluster import AttentionTime, CollectiveTime, MatmulRate
-
-# Bytes of an element under the precisions that a probe measures; fp16 stands in for bf16 where only it is known.
-ELEMENTS = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+from trimaran.nouns.precision import PRECISIONS, RATES
 
 
 class _Nearby:
@@ -31,8 +29,9 @@ class _ByElement:
 
     def __init__(self, rows: Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]]) -> None:
         self._tables: dict[float, _Nearby] = {}
-        for precision, element in ELEMENTS.items():
-            chosen = [(point, value) for name, point, value in rows if name == precision]
+        for rate in RATES:  # fp16 stands in for bf16 where only it is known
+            element = PRECISIONS[rate].activation_bytes
+            chosen = [(point, value) for name, point, value in rows if name == rate]
             if chosen and element not in self._tables:
                 points, values = zip(*chosen, strict=True)
                 self._tables[element] = _Nearby(np.array(points, dtype=np.float64), np.array(values, dtype=np.float64))

@@ -12,17 +12,15 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Floats, Ints, LayoutGrid, by_precision, padded_vocab_of
 from trimaran.layout.layout import SCHEDULES
-from trimaran.nouns.cluster import PRECISIONS, Cluster
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
 GIB = 2.0**30
-ELEMENT_BYTES = np.array([4.0, 2.0, 2.0, 2.0])  # of an activation or weight, by PRECISIONS
 LOSS_CHUNK_TOKENS = {"cpu": 512, "gpu": 4096}  # trimaran.train.model.vocabulary.CHUNK_TOKENS and GPU_CHUNK_TOKENS
-PURE = PRECISIONS.index("bf16_pure")
 
 
 @dataclass(frozen=True)
@@ -89,23 +87,22 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
     )
 
 
-def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
-    """Bytes a gradient is kept and travels in: fp16 as it is, bf16 as the stack accumulates it, pure bf16 in 2.
+def element_bytes(grid: LayoutGrid) -> Floats:
+    """Bytes of an activation or of a working weight."""
+    return by_precision(grid.precision, lambda p: p.activation_bytes)
 
-    Trimaran's trainer accumulates fp16 as it does bf16.
-    """
-    wide = grid.precision == PRECISIONS.index("bf16")
-    if stack.framework == "trimaran":
-        wide = wide | (grid.precision == PRECISIONS.index("fp16"))
-    bf16 = np.where(wide, float(stack.grad_bytes_16bit), 2.0)
-    return np.where(grid.precision == PRECISIONS.index("fp32"), 4.0, bf16)
+
+def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
+    """Bytes a gradient is kept and travels in: its precision's, or those in which the stack accumulates it."""
+    wide, wider = stack.wide_gradients, float(stack.grad_bytes_16bit)
+    return by_precision(grid.precision, lambda p: wider if p.name in wide else p.gradient_bytes)
 
 
 def layer_activations(
     model: Model, seq_len: int, stack: Stack, grid: LayoutGrid, *, cpu: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Bytes that one layer keeps of one micro-batch: (everything, without the scores, its input alone)."""
-    e = ELEMENT_BYTES[grid.precision]
+    e = element_bytes(grid)
     t, b, s, h = grid.tp.astype(np.float64), grid.mbs.astype(np.float64), float(seq_len), float(model.hidden)
     whole = np.where(grid.sequence_parallel, t, 1.0)
     tokens = b * s
@@ -129,7 +126,7 @@ def alibi_bytes(model: Model, seq_len: int, stack: Stack, grid: LayoutGrid) -> F
     """Trimaran adds ALiBi to the scores as one (heads / TP, s, s) tensor that all layers of a rank share."""
     if stack.framework != "trimaran" or model.positions != "alibi":
         return np.zeros(len(grid))
-    size: Floats = model.heads / grid.tp * float(seq_len) ** 2 * ELEMENT_BYTES[grid.precision]
+    size: Floats = model.heads / grid.tp * float(seq_len) ** 2 * element_bytes(grid)
     return size
 
 
@@ -139,8 +136,7 @@ def stage_memory(
     """Memory of a rank of the stage described by `shape` under each layout of the grid."""
     model = workload.model
     count = parameters(model, stack, grid, shape)
-    sixteen = ELEMENT_BYTES[grid.precision] == 2.0
-    pure = grid.precision == PURE
+    has_master = by_precision(grid.precision, lambda p: p.master) > 0
     zero = grid.zero_stage
     fully = grid.dp_kind == DP_KINDS.index("fully_sharded")
     dp = grid.dp.astype(np.float64)
@@ -148,11 +144,12 @@ def stage_memory(
     gradient_share = np.where((zero >= 2) | fully, dp, 1.0)
     optimizer_share = np.where((zero >= 1) | fully, dp, 1.0)
     gradient = gradient_bytes(grid, stack)
-    states = np.where(pure, 4.0, 8.0) if workload.optimizer == "adam" else np.zeros(len(grid))
-    master = np.where(sixteen & ~pure, float(stack.master_weight_bytes), 0.0)
+    moments = 2.0 if workload.optimizer == "adam" else 0.0
+    states = by_precision(grid.precision, lambda p: moments * p.moment_bytes)
+    master = np.where(has_master, float(stack.master_weight_bytes), 0.0)
     # Where gradients are kept in 16 bit, the step makes fp32 copies of those it updates by; activations are gone then.
-    copied = count / optimizer_share * np.where(sixteen & ~pure & (gradient == 2.0), 4.0, 0.0)
-    element = ELEMENT_BYTES[grid.precision]
+    copied = count / optimizer_share * np.where(has_master & (gradient == 2.0), 4.0, 0.0)
+    element = element_bytes(grid)
     # ZeRO-3 keeps two layers gathered: the one at work and the next.
     gathered = np.where(weight_share > 1, 2.0 * model.layer_parameters / grid.tp * element, 0.0)
     full, selective, kept = layer_activations(model, workload.seq_len, stack, grid, cpu=cluster.device.kind == "cpu")
@@ -175,7 +172,7 @@ def stage_memory(
     # gradient alone, where the loss is fused and takes them as they are. They are gone before the backward pass
     # makes the first layer's activations again, so the larger of the two counts; but a heap in which other buffers
     # lie between has no room for large ones where logits were.
-    copies = 12.0 + np.where(sixteen, element, 0.0) if stack.fp32_loss else 2.0 * element
+    copies = 12.0 + np.where(element == 2.0, element, 0.0) if stack.fp32_loss else 2.0 * element
     logits = tokens * v / grid.tp * copies if model.head == "vocabulary" else np.zeros(len(grid))
     logits = np.where(shape.head, logits, 0.0)
     reused = 0.0 if stack.framework == "trimaran" and cluster.device.kind == "cpu" else logits

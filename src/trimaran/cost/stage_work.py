@@ -9,7 +9,7 @@ import numpy as np
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.effects.optimizer import accumulation_time
 from trimaran.cost.grid import RECOMPUTES, Floats, LayoutGrid, distinct, padded_vocab_of
-from trimaran.cost.memory import ELEMENT_BYTES
+from trimaran.cost.memory import element_bytes
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.operators.layer import LayerModel, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.pipeline.closed_form import StageTimes, slowest_rank
@@ -48,7 +48,7 @@ def stage_work(
     recompute = np.where(grid.recompute == RECOMPUTES.index("full"), forward / grid.recompute_every, 0.0)
     recompute = np.where(grid.recompute == RECOMPUTES.index("selective"), attention, recompute)
     network = Network(cluster, calibration)
-    message = grid.mbs * float(workload.seq_len) * model.hidden * ELEMENT_BYTES[grid.precision]
+    message = grid.mbs * float(workload.seq_len) * model.hidden * element_bytes(grid)
     where = group(grid.tp, grid.stride("tp"), grid.devices, cluster)
     reduce = network.all_reduce(message, where)
     # A device that waits for its host does so while the collectives run, so only what is longer shows.

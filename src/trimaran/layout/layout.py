@@ -14,8 +14,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trimaran.layout.stages import even_split, weighted_split
-from trimaran.nouns.cluster import Cluster, Precision
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule, Stack
 from trimaran.nouns.workload import Workload
 
@@ -43,7 +44,7 @@ class Layout(Noun):
     sequence_parallel: bool = False
     recompute: Recompute = "none"
     recompute_every: int = Field(default=1, gt=0, description="full recompute of every n-th layer")
-    precision: Precision = "fp32"
+    precision: PrecisionName = "fp32"
     schedule: Schedule = "none"
     stage_split: tuple[Annotated[int, Field(gt=0, le=100_000)], ...] = ()
     placement: tuple[Axis, Axis, Axis] = ("tp", "dp", "pp")

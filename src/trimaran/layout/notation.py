@@ -7,8 +7,8 @@ import re
 from pydantic import ValidationError
 
 from trimaran.layout.layout import SCHEDULES, Layout
-from trimaran.nouns.cluster import PRECISIONS
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.precision import PRECISIONS
 
 _NUMBERED = re.compile(r"(dp|tp|pp|vpp|mbs|zero)=?(\d+)")
 _LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}

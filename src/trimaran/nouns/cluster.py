@@ -7,16 +7,14 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.precision import PRECISIONS, PrecisionName, Rate
 from trimaran.nouns.shaped_network import ShapedNetwork
-
-Precision = Literal["fp32", "fp16", "bf16", "bf16_pure"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "bf16_pure")
 
 
 class MatmulRate(Noun):
     """One measured matrix product: M x K times K x N in `precision` ran at `tflops`."""
 
-    precision: Literal["fp32", "fp16", "bf16"]
+    precision: Rate
     m: int = Field(gt=0)
     n: int = Field(gt=0)
     k: int = Field(gt=0)
@@ -38,7 +36,7 @@ class AttentionTime(Noun):
     The fused kernel that PyTorch chooses; `backward_us` is the backward alone.
     """
 
-    precision: Literal["fp32", "fp16", "bf16"]
+    precision: Rate
     batch_heads: int = Field(gt=0)
     seq_len: int = Field(gt=0)
     head_dim: int = Field(gt=0)
@@ -69,7 +67,7 @@ class Device(Noun):
 
     name: str = ""
     kind: Literal["gpu", "cpu"]
-    peak_tflops: dict[Literal["fp32", "fp16", "bf16"], float]
+    peak_tflops: dict[Rate, float]
     mem_gib: float = Field(gt=0, le=1e6)
     mem_bandwidth_gb_s: float = Field(gt=0, le=1e9)
     matmul_share: float = Field(
@@ -93,14 +91,14 @@ class Device(Noun):
             raise ValueError("peak_tflops is empty: state at least one precision")
         return self
 
-    def peak(self, precision: Precision) -> float | None:
+    def peak(self, precision: PrecisionName) -> float | None:
         """Peak TFLOP/s of matrix products in `precision`, or None where the device has none.
 
         A CPU makes fp16 products in fp32 (trimaran.train.model.product).
         """
         if precision == "fp16" and self.kind == "cpu":
             return self.peak_tflops.get("fp16", self.peak_tflops.get("fp32"))
-        return self.peak_tflops.get("bf16" if precision == "bf16_pure" else precision)
+        return self.peak_tflops.get(PRECISIONS[precision].rate)
 
 
 class Link(Noun):

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trimaran.nouns.precision import PRECISIONS
+
 Kind = Literal["text", "int", "float"]
 Cell = str | int | float | None
 
@@ -79,7 +81,7 @@ COLUMNS: tuple[Column, ...] = (
         "precision",
         "text",
         default="fp16",
-        choices=("fp32", "fp16", "bf16", "bf16_pure"),
+        choices=tuple(PRECISIONS),
         says="arithmetic; 16 bit keeps an fp32 master copy, bf16_pure does not",
     ),
     Column("optimizer", "text", default="adam", choices=("adam", "sgd"), says="optimizer"),

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trimaran.nouns.cluster import Precision
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.precision import PrecisionName
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
 Recompute = Literal["none", "selective", "full"]
@@ -42,6 +42,9 @@ class Stack(Noun):
     recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
     grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
+    wide_gradients: tuple[PrecisionName, ...] = Field(
+        default=("bf16",), description="precisions whose gradients take grad_bytes_16bit"
+    )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
     ends_count_as_layers: bool = Field(
@@ -53,7 +56,7 @@ class Stack(Noun):
     schedules: tuple[Schedule, ...] = ("gpipe", "1f1b")
     zero_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(default=(0,), min_length=1)
     dp_kinds: tuple[DataParallelKind, ...] = Field(default=("all_reduce",), min_length=1)
-    precisions: tuple[Precision, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
+    precisions: tuple[PrecisionName, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
     recomputes: tuple[Recompute, ...] = Field(default=("none", "full"), min_length=1)
     sequence_parallel: bool = False
     tensor_parallel: bool = True

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.cluster import AttentionTime, MatmulRate
-from trimaran.probe.settings import AttentionShape, ProbePrecision, Product
+from trimaran.nouns.precision import PRECISIONS, RATES, Rate
+from trimaran.probe.settings import AttentionShape, Product
 from trimaran.probe.timing import undisturbed_seconds
 
-DTYPES: dict[ProbePrecision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: dict[Rate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in RATES}
 _CHAIN = 32
 
 
@@ -50,7 +51,7 @@ class Operands:
 
 
 def matmul_rates(
-    products: Sequence[Product], precisions: Sequence[ProbePrecision], rounds: int, device: torch.device
+    products: Sequence[Product], precisions: Sequence[Rate], rounds: int, device: torch.device
 ) -> tuple[MatmulRate, ...]:
     """TFLOP/s of every product in every precision.
 
@@ -60,7 +61,7 @@ def matmul_rates(
     cases = [(precision, case) for precision in precisions for case in products]
     operands = Operands(device)
     seconds = undisturbed_seconds(cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device)
-    by_shape: dict[tuple[ProbePrecision, int, int, int], list[float]] = defaultdict(list)
+    by_shape: dict[tuple[Rate, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
         if case.orientation == "weight_gradient" and case.m != case.n:
@@ -72,11 +73,11 @@ def matmul_rates(
 
 
 def attention_times(
-    shapes: Sequence[AttentionShape], precisions: Sequence[ProbePrecision], rounds: int, device: torch.device
+    shapes: Sequence[AttentionShape], precisions: Sequence[Rate], rounds: int, device: torch.device
 ) -> tuple[AttentionTime, ...]:
     """Causal scaled-dot-product attention, forward and backward, in the kernel that PyTorch picks."""
 
-    def prepare(case: tuple[ProbePrecision, AttentionShape, bool]) -> Callable[[], object]:
+    def prepare(case: tuple[Rate, AttentionShape, bool]) -> Callable[[], object]:
         precision, shape, backward = case
         size = (1, shape.batch_heads, shape.seq_len, shape.head_dim)
         q, k, v = (torch.randn(size, device=device, dtype=DTYPES[precision], requires_grad=backward) for _ in range(3))

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.precision import RATES, Rate
 
-ProbePrecision = Literal["fp32", "fp16", "bf16"]
 # Which operand is transposed: x W^T (forward), dy W (gradient of the input), dy^T x (of the weight).
 Orientation = Literal["forward", "input_gradient", "weight_gradient"]
 
@@ -48,7 +48,7 @@ class ProbeSettings(Noun):
     ranks: int = Field(gt=0)
     threads_per_rank: int = Field(gt=0)
     groups: tuple[int, ...]
-    precisions: tuple[ProbePrecision, ...]
+    precisions: tuple[Rate, ...]
     products: tuple[Product, ...]
     attention: tuple[AttentionShape, ...]
     collective_bytes: tuple[int, ...]
@@ -86,7 +86,7 @@ def probe_settings(
         ranks=slots,
         threads_per_rank=threads_per_rank,
         groups=tuple(sorted({*degrees[1:], slots} - {1})),
-        precisions=("fp32", "bf16") if on_cpu else ("fp32", "fp16", "bf16"),
+        precisions=("fp32", "bf16") if on_cpu else RATES,
         products=tuple(dict.fromkeys(products)),
         attention=tuple(dict.fromkeys(attention)),
         collective_bytes=tuple(sorted({*sizes, top})),

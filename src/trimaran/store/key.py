@@ -11,6 +11,8 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
 USUAL_WARMUP_STEPS = 2
+# Facts of a stack that say how it is predicted, not what runs.
+PREDICTION_FACTS = {"source", "wide_gradients"}
 
 
 def trial_key(
@@ -36,7 +38,7 @@ def trial_key(
     stated: dict[str, object] = {
         "workload": workload.model_dump(mode="json", exclude={"tokens": True, "model": {"name"}}),
         "layout": layout.model_copy(update={"stage_split": stage_split}).model_dump(mode="json"),
-        "stack": stack.model_dump(mode="json", exclude={"source"}),
+        "stack": stack.model_dump(mode="json", exclude=PREDICTION_FACTS),
         "device": {"name": device.name, "kind": device.kind, "cores": device.cores, "clock_ghz": device.clock_ghz},
         "node": {
             "devices": cluster.devices_per_node,

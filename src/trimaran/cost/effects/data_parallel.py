@@ -6,7 +6,7 @@ import numpy as np
 
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid
-from trimaran.cost.memory import ELEMENT_BYTES, gradient_bytes
+from trimaran.cost.memory import element_bytes, gradient_bytes
 from trimaran.cost.network import Network, group
 from trimaran.nouns.stack import Stack
 
@@ -32,7 +32,7 @@ def exposed_time(
     """
     where = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
     gradient = gradient_bytes(grid, stack) * parameters
-    weights = ELEMENT_BYTES[grid.precision] * parameters
+    weights = element_bytes(grid) * parameters
     m = grid.micro_batches.astype(np.float64)
     scatter = network.all_gather(gradient, where)
     gather = network.all_gather(weights, where)

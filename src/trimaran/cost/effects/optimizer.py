@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid
-from trimaran.cost.memory import ELEMENT_BYTES, gradient_bytes
+from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid, by_precision
+from trimaran.cost.memory import element_bytes, gradient_bytes
 from trimaran.cost.operators.layer import Rates
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Optimizer
@@ -22,19 +22,23 @@ def accumulation_time(grid: LayoutGrid, stack: Stack, parameters: Floats | float
     """
     sharded = (grid.zero_stage >= 2) | (grid.dp_kind == DP_KINDS.index("fully_sharded"))
     own = parameters / np.where(sharded, grid.dp, 1)
-    moved = own * (ELEMENT_BYTES[grid.precision] + 2.0 * gradient_bytes(grid, stack))
+    moved = own * (element_bytes(grid) + 2.0 * gradient_bytes(grid, stack))
     return np.asarray(np.where(grid.micro_batches > 1, moved / rate.bandwidth * rate.memory_slowdown, 0.0))
 
 
 def step_time(grid: LayoutGrid, stack: Stack, optimizer: Optimizer, parameters: Floats, rate: Rates) -> Floats:
     """Seconds of gradient norm, clipping and update on one rank.
 
-    Adam reads and writes two fp32 moments and the fp32 weights (24 bytes), reads the gradient and, under
-    16 bit, writes the working weights; SGD touches weights and gradient only. ZeRO divides it by DP.
+    Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes
+    in fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches
+    weights and gradient only. ZeRO divides it by DP.
     """
-    element = ELEMENT_BYTES[grid.precision]
     gradient = gradient_bytes(grid, stack)
-    state_bytes = (24.0 if optimizer == "adam" else 8.0) + np.where(element == 2.0, element, 0.0) + gradient
+    moments = 4.0 if optimizer == "adam" else 0.0
+    state_bytes = gradient + by_precision(
+        grid.precision,
+        lambda p: moments * p.moment_bytes + (8.0 + p.weight_bytes if p.master else 2.0 * p.weight_bytes),
+    )
     if not stack.fused_optimizer:
         state_bytes = state_bytes * UNFUSED
     sharded = (grid.zero_stage >= 1) | (grid.dp_kind == DP_KINDS.index("fully_sharded"))

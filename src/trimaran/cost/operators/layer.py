@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.cost.grid import Bools, Floats, Ints, by_precision
 from trimaran.cost.measured import AttentionTable, MatmulTable
-from trimaran.nouns.cluster import PRECISIONS, Cluster
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 
 # Output tiles of the GEMM libraries and their rate relative to the best one; a small tile reloads
@@ -72,9 +73,8 @@ def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: 
     device = cluster.device
     peaks = [(device.peak(word) or 0.0) * 1e12 for word in PRECISIONS]
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
-    # fp16 passes through fp32 on a CPU, at its rates and with its copies
-    half = 4.0 if device.kind == "cpu" else 2.0
-    element = np.array([4.0, half, 2.0, 2.0])[precision]
+    on_cpu = device.kind == "cpu"
+    element = by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes)
     matmul, memory, overhead = slowdowns(cluster, devices)
     tensor_cores = (element < 4) & (device.kind == "gpu")
     plain = (element == 4) & (device.kind == "gpu")
@@ -83,7 +83,7 @@ def rates(cluster: Cluster, calibration: Calibration, precision: Ints, devices: 
         bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
         element=element,
         tensor_cores=tensor_cores,
-        half=precision == PRECISIONS.index("fp16"),
+        half=by_precision(precision, lambda p: p.name == "fp16") > 0,
         matmul_slowdown=matmul,
         memory_slowdown=memory,
         overhead_slowdown=overhead,

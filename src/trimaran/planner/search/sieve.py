@@ -15,7 +15,8 @@ import numpy as np
 
 from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Ints, distinct
 from trimaran.layout.layout import RULES, SCHEDULES, Layout, Rule
-from trimaran.nouns.cluster import PRECISIONS, Cluster
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.search.batches import with_batch
@@ -24,7 +25,7 @@ from trimaran.planner.search.batches import with_batch
 Columns = dict[str, Ints]
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": PRECISIONS, "schedule": SCHEDULES,
+    "dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": tuple(PRECISIONS), "schedule": SCHEDULES,
 }  # fmt: skip
 _PLAIN: dict[str, object] = Layout().__dict__
 

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from trimaran.cost.grid import DP_KINDS, EVEN_SPLIT, PLACEMENTS, RECOMPUTES, STACK_SPLIT, WEIGHTED_SPLIT
 from trimaran.layout.layout import SCHEDULES, Layout
-from trimaran.nouns.cluster import PRECISIONS, Cluster, Precision
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -48,9 +49,9 @@ class Space:
     fixed: frozenset[str]
 
 
-def usual_precision(cluster: Cluster, stack: Stack) -> Precision:
+def usual_precision(cluster: Cluster, stack: Stack) -> PrecisionName:
     """What a layout trains in when nobody says: 16 bit where device and stack have it; fp32 on a CPU."""
-    order: tuple[Precision, ...] = ("fp32", "bf16") if cluster.device.kind == "cpu" else ("bf16", "fp16", "fp32")
+    order: tuple[PrecisionName, ...] = ("fp32", "bf16") if cluster.device.kind == "cpu" else ("bf16", "fp16", "fp32")
     for precision in order:
         if cluster.device.peak(precision) is not None and precision in stack.precisions:
             return precision
@@ -84,9 +85,7 @@ def space_of(
         "sequence_parallel": (0, 1) if stack.sequence_parallel else (0,),
         "recompute": tuple(i for i, word in enumerate(RECOMPUTES) if word in stack.recomputes),
         "recompute_every": (1,),
-        "precision": (
-            (PRECISIONS.index(usual_precision(cluster, stack)),) if "precision" not in held else held["precision"]
-        ),
+        "precision": held.get("precision") or (tuple(PRECISIONS).index(usual_precision(cluster, stack)),),
         "schedule": tuple(i for i, word in enumerate(SCHEDULES) if word == "none" or word in stack.schedules),
         "placement": tuple(range(len(PLACEMENTS))),
     }
@@ -113,7 +112,7 @@ def _fixed_value(name: str, value: object) -> int:
     except ValidationError as error:
         raise TrimaranError(f"fixed {name}: {first_error(error)}") from None
     found = getattr(layout, name)
-    words = {"dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": PRECISIONS, "schedule": SCHEDULES}
+    words = {"dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": tuple(PRECISIONS), "schedule": SCHEDULES}
     if name == "placement":
         return PLACEMENTS.index(found)
     if name in words:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import PRECISIONS
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Schedule
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ def features(layouts: Sequence[Layout]) -> Floats:
             *(_SWITCH * (layout.schedule == name) for name in _SCHEDULES),
             _SWITCH * (layout.dp_kind == "parameter_server"),
             _SWITCH * layout.sequence_parallel,
-            _SWITCH * PRECISIONS.index(layout.precision),
+            _SWITCH * tuple(PRECISIONS).index(layout.precision),
             *(
                 _SMALL_SWITCH * (axis != usual)
                 for axis, usual in zip(layout.placement, ("tp", "dp", "pp"), strict=True)

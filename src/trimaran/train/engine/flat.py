@@ -14,17 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import Precision
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.units import Span, merged, own_span, plan_units, runs
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
-
-COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "bf16_pure": torch.bfloat16,
-}
 
 # Gradients of one fp32 norm, before norms are added up in fp64.
 NORM_ROW = 1024
@@ -63,6 +56,12 @@ class Unit:
     grads: Tensor
 
 
+def compute_dtype(layout: Layout) -> torch.dtype:
+    """What the layout's weights and activations are held and multiplied in."""
+    dtype: torch.dtype = getattr(torch, PRECISIONS[layout.precision].dtype)
+    return dtype
+
+
 class FlatWeights:
     """Weights, gradients and master weights of one rank.
 
@@ -87,8 +86,8 @@ class FlatWeights:
         own_of = {extent.name: own_span(extent.span, layout, mesh.dp.index) for extent in plan.extents}
         self.owned = merged(own_of.values())
 
-        compute = COMPUTE_DTYPE[layout.precision]
-        in_fp32 = layout.precision in ("fp16", "bf16")
+        compute = compute_dtype(layout)
+        in_fp32 = PRECISIONS[layout.precision].master
         self._dtype, self._device = torch.float32 if in_fp32 else compute, device
         # without master weights of their own, ranks that hold all weights own views of them
         self._apart = in_fp32 or self.zero_stage == 3

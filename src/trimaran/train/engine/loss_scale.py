@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trimaran.nouns.cluster import Precision
+from trimaran.nouns.precision import PRECISIONS, PrecisionName
 
 # as torch.amp.GradScaler has it
 GROWTH_INTERVAL = 2000
@@ -26,8 +26,8 @@ class LossScale:
     in a row that did not. 1 and constant but for fp16. `scale` and `good_steps` are all its state.
     """
 
-    def __init__(self, precision: Precision, tokens_per_step: int) -> None:
-        self._dynamic = precision == "fp16"
+    def __init__(self, precision: PrecisionName, tokens_per_step: int) -> None:
+        self._dynamic = PRECISIONS[precision].loss_scaling
         self.scale = initial_scale(tokens_per_step) if self._dynamic else 1.0
         self.good_steps = 0
 

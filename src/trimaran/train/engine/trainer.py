@@ -12,7 +12,7 @@ from trimaran.layout.schedule import Action
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.engine import Engine
-from trimaran.train.engine.flat import COMPUTE_DTYPE, FlatWeights
+from trimaran.train.engine.flat import FlatWeights, compute_dtype
 from trimaran.train.engine.learning_rate import Position, learning_rate
 from trimaran.train.engine.loss_scale import LossScale
 from trimaran.train.engine.optimizer import make_optimizer
@@ -62,7 +62,7 @@ class Trainer:
         self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)
         slices = layout.tp if layout.sequence_parallel else 1
         shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
-        dtype = COMPUTE_DTYPE[layout.precision]
+        dtype = compute_dtype(layout)
         self.recorder = Recorder(mesh.pp.index, device)
 
         def after(action: Action) -> None:
