@@ -22,6 +22,7 @@ import numpy as np
 from trimaran.bench.sweep import Progress, run_sweep
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.rows import fit_observations
 from trimaran.cost.fit.solve import Observation
@@ -108,7 +109,7 @@ def tell(event: Progress) -> None:
 
 
 def predictions(recipe: Recipe, cluster: Cluster, layouts: Sequence[Layout], known: Calibration) -> list[float]:
-    return [estimate(recipe.workload, cluster, recipe.stack, layout, known).sec_per_it for layout in layouts]
+    return [estimate(Case.of(recipe.workload, cluster, recipe.stack, known), layout).sec_per_it for layout in layouts]
 
 
 def after_fit(
@@ -117,7 +118,7 @@ def after_fit(
 ) -> Score:  # fmt: skip
     """Score of the layouts that the fit has not seen."""
     seen = [
-        Observation(recipe.workload, cluster, recipe.stack, layouts[i], seconds[i], gib[i], "") for i in chosen
+        Observation(Case.of(recipe.workload, cluster, recipe.stack), layouts[i], seconds[i], gib[i], "") for i in chosen
     ]  # fmt: skip
     fitted = fit_observations(seen, [one.layout.label() for one in seen]).calibration
     others = [i for i in range(len(layouts)) if i not in set(chosen)]

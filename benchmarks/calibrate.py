@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from trimaran.cost.calibration import Calibration, save_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
 from trimaran.files.rows import nouns_of, packaged_table
 from trimaran.nouns.columns import FIT_QUALITIES
@@ -58,8 +59,8 @@ def observations(source: Source) -> tuple[list[Observation], list[str]]:
             continue
         day = row.date or "" if source.table == "seeds" else ""
         weighed = None if row.quality == "suspect_mem" else row.mem_gib
-        where = (nouns.workload, nouns.cluster, nouns.stack, nouns.layout)
-        seen.append(Observation(*where, row.sec_per_it, weighed, day))
+        case = Case.of(nouns.workload, nouns.cluster, nouns.stack)
+        seen.append(Observation(case, nouns.layout, row.sec_per_it, weighed, day))
         groups.append(_group(source, row))
     return seen, groups
 

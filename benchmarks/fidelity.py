@@ -26,7 +26,9 @@ from typing import TextIO
 import numpy as np
 
 from trimaran.cost.calibration import Calibration, learned_elsewhere, prior
-from trimaran.cost.estimate import TIME_PARTS, estimate
+from trimaran.cost.case import Case
+from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.solve import Observation, fit, leave_out
 from trimaran.cost.score import kendall_tau, mape, top1_regret
 from trimaran.files.rows import Nouns, nouns_of, packaged_table
@@ -79,17 +81,14 @@ class Run:
     def observation(self) -> Observation:
         """The row as a fit sees it."""
         n, row = self.nouns, self.row
-        return Observation(
-            n.workload, n.cluster, n.stack, n.layout,
-            row.sec_per_it if self.timed else None,
-            row.mem_gib if row.status == "ok" and row.quality != "suspect_mem" else None,
-            row.date or "",
-        )  # fmt: skip
+        weighed = row.mem_gib if row.status == "ok" and row.quality != "suspect_mem" else None
+        seconds = row.sec_per_it if self.timed else None
+        return Observation(Case.of(n.workload, n.cluster, n.stack), n.layout, seconds, weighed, row.date or "")
 
     def predict(self, calibration: Calibration) -> None:
         """Predict the row, day's scale apart."""
         n = self.nouns
-        found = estimate(n.workload, n.cluster, n.stack, n.layout, calibration)
+        found = estimate(Case.of(n.workload, n.cluster, n.stack, calibration), n.layout)
         self.unscaled, self.memory, self.fits = found.sec_per_it, found.reported_mem_gib, found.fits
         self.calibration = calibration
 
@@ -168,7 +167,7 @@ def _scale(day: str, inside: Sequence[Run], outside: Sequence[Run], calibration:
     ratios = []
     for run in same_day:
         n = run.nouns
-        again = estimate(n.workload, n.cluster, n.stack, n.layout, calibration)
+        again = estimate(Case.of(n.workload, n.cluster, n.stack, calibration), n.layout)
         ratios.append((run.row.sec_per_it or 0.0) / again.sec_per_it)
     for run in mine:
         run.predicted = (run.unscaled or 0.0) * (float(np.median(ratios)) if ratios else 1.0)
@@ -359,7 +358,7 @@ def show_worst(runs: Sequence[Run], count: int) -> None:
 
     for run in sorted(runs, key=lambda r: -abs(off(r)))[:count]:
         n, row = run.nouns, run.row
-        found = estimate(n.workload, n.cluster, n.stack, n.layout, run.calibration)
+        found = estimate(Case.of(n.workload, n.cluster, n.stack, run.calibration), n.layout)
         parts = ", ".join(
             f"{name} {getattr(found.time, name) / found.sec_per_it:.0%}"
             for name in TIME_PARTS

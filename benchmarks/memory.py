@@ -19,6 +19,7 @@ from pathlib import Path
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.trial.trial import finished_before, prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.layout import violations
@@ -58,7 +59,7 @@ def measured_gib(recipe: Recipe, place: Workspace, launcher: LocalLauncher, layo
     row = finished_before(trial) or run_trial(trial, launcher, Limits(timeout_s=600, hang_s=120))
     if row.mem_gib is None:
         raise SystemExit(f"{layout} ended as {row.status}: {row.evidence}")
-    return estimate(recipe.workload, cluster, recipe.stack, parsed).mem_gib, row.mem_gib
+    return estimate(Case.of(recipe.workload, cluster, recipe.stack), parsed).mem_gib, row.mem_gib
 
 
 def main() -> None:

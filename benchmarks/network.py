@@ -22,6 +22,7 @@ from trimaran.bench.launch.network.switched import SwitchedNetwork
 from trimaran.bench.sweep import Prediction, run_sweep
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import prior
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
 from trimaran.files.catalogue import load_recipe
@@ -60,7 +61,8 @@ def measure(recipe: Recipe, workspace: Workspace) -> list[tuple[ShapedNetwork, M
         for network in recipe.sweep.networks:
             shaped = cluster.on(network)
             known = prior(shaped, recipe.stack)
-            estimates = {layout: estimate(recipe.workload, shaped, recipe.stack, layout, known) for layout in layouts}
+            case = Case.of(recipe.workload, shaped, recipe.stack, known)
+            estimates = {layout: estimate(case, layout) for layout in layouts}
             predictions = {
                 layout: Prediction(sec_per_it=one.sec_per_it, mem_gib=one.reported_mem_gib)
                 for layout, one in estimates.items()

@@ -16,6 +16,7 @@ import numpy as np
 
 from trimaran.api import workload_of
 from trimaran.cost.calibration import resolve_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import load_cluster, load_stack
@@ -48,7 +49,7 @@ def layouts_a_second() -> list[str]:
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        estimate_many(workload, cluster, stack, grid, known)
+        estimate_many(Case.of(workload, cluster, stack, known), grid)
         seconds.append(time.perf_counter() - start)
     rate = count / float(np.median(seconds))
     return [f"| layouts predicted a second, closed form, every effect, one core | {rate:,.0f} | 300,000 |"]
@@ -62,13 +63,13 @@ def simulated() -> list[str]:
         for stack_name in ("trimaran", "megatron"):
             workload, stack = workload_of(model, gbs), load_stack(stack_name)
             settings = settings_from(devices=devices, top=SIMULATED)
-            search, ranking = searched(workload, load_cluster(cluster_name), stack, settings)
+            search, ranking = searched(Case.of(workload, load_cluster(cluster_name), stack), settings)
             grid, known = search.proposer.grid(ranking.rows), search.calibration
-            closed = estimate_many(workload, search.cluster, stack, grid, known)
+            closed = estimate_many(Case.of(workload, search.cluster, stack, known), grid)
             seconds = []
             for _ in range(REPEATS):
                 start = time.perf_counter()
-                played = simulated_many(workload, search.cluster, stack, grid, closed, known)
+                played = simulated_many(Case.of(workload, search.cluster, stack, known), grid, closed)
                 seconds.append(time.perf_counter() - start)
             apart = np.abs(closed.sec_per_it / played.sec_per_it - 1.0)
             rows.append(

@@ -32,6 +32,7 @@ from trimaran.layout.notation import parse_layout
 from trimaran.layout.stages import weighted_split
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_in_layers
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data import DataSettings
 from trimaran.recipe.training import TrainSettings
@@ -107,7 +108,7 @@ def run(contender: Contender, precision: str, data_dir: Path, out_dir: Path, ste
     job = TrainJob(
         workload=WORKLOAD,
         layout=layout,
-        stage_split=weighted_split(MODEL.layers, layout.pp * layout.vpp, MODEL.head_in_layers(WORKLOAD.seq_len)),
+        stage_split=weighted_split(MODEL.layers, layout.pp * layout.vpp, head_in_layers(MODEL, WORKLOAD.seq_len)),
         train=TrainSettings(steps=60),
         data_dir=str(data_dir),
         out_dir=str(out_dir),

@@ -20,6 +20,7 @@ import numpy as np
 import optuna
 
 from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.rows import Nouns, nouns_of, packaged_table
@@ -102,7 +103,7 @@ def trimaran(known: Oracle, seed: int) -> int:
 
 def _candidate(nouns: Nouns, calibration: Calibration) -> Candidate:
     """A row as the search sees it: seconds per sequence, since global batches differ; what does not fit comes last."""
-    predicted = estimate(nouns.workload, nouns.cluster, nouns.stack, nouns.layout, calibration)
+    predicted = estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack, calibration), nouns.layout)
     per_sequence = predicted.sec_per_it / nouns.workload.global_batch
     return Candidate(nouns.layout, per_sequence if predicted.fits else 10 * per_sequence, predicted.mem_gib)
 

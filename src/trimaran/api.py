@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from trimaran.cost.calibration import Calibration, load_calibration, prior
+from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
@@ -67,7 +68,7 @@ def plan(
     known_cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     known_stack = load_stack(stack) if isinstance(stack, str) else stack
     known = calibration_of(calibration, known_cluster, known_stack)
-    return plan_with(workload, known_cluster, known_stack, settings, known)
+    return plan_with(Case.of(workload, known_cluster, known_stack, known), settings)
 
 
 def predict(

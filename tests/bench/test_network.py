@@ -22,6 +22,7 @@ from trimaran.bench.launch.network.switched import SwitchedNetwork
 from trimaran.bench.sweep import run_sweep
 from trimaran.bench.trial.trial import prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
@@ -258,7 +259,7 @@ def test_a_slower_network_is_predicted_to_be_slower_and_cores_are_shared_by_all_
     near, far = cluster.on(NEAR), cluster.on(FAR)
     assert near.inter.latency_us == 4000
     assert near.devices == cluster.devices
-    found = [estimate(recipe.workload, one, recipe.stack, layout) for one in (cluster, near, far)]
+    found = [estimate(Case.of(recipe.workload, one, recipe.stack), layout) for one in (cluster, near, far)]
     seconds = [one.time for one in found]
     # GPipe of 8 micro-batches waits at least for two delays and the bytes of 7 of them, forward and backward.
     message = 32 * 64 * 4

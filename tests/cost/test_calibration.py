@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trimaran.cost.calibration import KERNELS, learned_elsewhere, load_calibration, prior, save_calibration, shipped
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.solve import Observation, fit, leave_out
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
@@ -30,9 +31,11 @@ def observed(slower: float = 1.0) -> list[Observation]:
     seen = []
     for label in LABELS:
         layout = parse_layout(label)
-        found = estimate(WORKLOAD, CLUSTER, STACK, layout, truth)
+        found = estimate(Case.of(WORKLOAD, CLUSTER, STACK, truth), layout)
         seen.append(
-            Observation(WORKLOAD, CLUSTER, STACK, layout, found.sec_per_it * slower, found.reported_mem_gib * slower)
+            Observation(
+                Case.of(WORKLOAD, CLUSTER, STACK), layout, found.sec_per_it * slower, found.reported_mem_gib * slower
+            )
         )
     return seen
 
@@ -40,7 +43,7 @@ def observed(slower: float = 1.0) -> list[Observation]:
 def test_a_fit_predicts_the_machine_that_made_the_rows() -> None:
     fitted = fit(observed())
     for seen in observed():
-        found = estimate(WORKLOAD, CLUSTER, STACK, seen.layout, fitted)
+        found = estimate(Case.of(WORKLOAD, CLUSTER, STACK, fitted), seen.layout)
         assert found.sec_per_it == pytest.approx(seen.sec_per_it, rel=0.02)
         assert found.reported_mem_gib == pytest.approx(seen.mem_gib, rel=0.02)
 
@@ -48,18 +51,19 @@ def test_a_fit_predicts_the_machine_that_made_the_rows() -> None:
 def test_one_row_moves_the_prior_and_no_row_is_refused() -> None:
     base = prior(CLUSTER, STACK)
     one = observed(slower=1.2)[0]
-    before = estimate(WORKLOAD, CLUSTER, STACK, one.layout, base).sec_per_it
-    after = estimate(WORKLOAD, CLUSTER, STACK, one.layout, fit([one])).sec_per_it
+    before = estimate(Case.of(WORKLOAD, CLUSTER, STACK, base), one.layout).sec_per_it
+    after = estimate(Case.of(WORKLOAD, CLUSTER, STACK, fit([one])), one.layout).sec_per_it
     assert abs(np.log(after / (one.sec_per_it or 1))) < abs(np.log(before / (one.sec_per_it or 1)))
     with pytest.raises(TrimaranError, match="nothing to fit to"):
-        fit([Observation(WORKLOAD, CLUSTER, STACK, one.layout)])
+        fit([Observation(Case.of(WORKLOAD, CLUSTER, STACK), one.layout)])
 
 
 def test_one_wild_row_does_not_carry_the_fit_away() -> None:
     rows = observed()
-    wild = Observation(WORKLOAD, CLUSTER, STACK, rows[4].layout, (rows[4].sec_per_it or 0) * 5)
+    wild = Observation(Case.of(WORKLOAD, CLUSTER, STACK), rows[4].layout, (rows[4].sec_per_it or 0) * 5)
     fitted = fit([*rows, wild])
-    errors = [estimate(WORKLOAD, CLUSTER, STACK, s.layout, fitted).sec_per_it / (s.sec_per_it or 1) - 1 for s in rows]
+    case = Case.of(WORKLOAD, CLUSTER, STACK, fitted)
+    errors = [estimate(case, seen.layout).sec_per_it / (seen.sec_per_it or 1) - 1 for seen in rows]
     assert float(np.median(np.abs(errors))) < 0.03
 
 
@@ -69,7 +73,7 @@ def test_a_left_out_group_is_predicted_by_the_others() -> None:
     found = leave_out(rows, groups)
     assert set(found) == set(groups)
     for seen, group in zip(rows, groups, strict=True):
-        predicted = estimate(WORKLOAD, CLUSTER, STACK, seen.layout, found[group]).sec_per_it
+        predicted = estimate(Case.of(WORKLOAD, CLUSTER, STACK, found[group]), seen.layout).sec_per_it
         assert predicted == pytest.approx(seen.sec_per_it, rel=0.05)
 
 
@@ -93,9 +97,9 @@ def test_a_shipped_calibration_applies_by_itself_and_elsewhere_its_kernels() -> 
     own = shipped(CLUSTER.name, STACK.name)
     assert own is not None
     assert own.rows > 0
-    assert estimate(WORKLOAD, CLUSTER, STACK, layout).calibrated_by == own.origin
+    assert estimate(Case.of(WORKLOAD, CLUSTER, STACK), layout).calibrated_by == own.origin
     h100 = load_cluster("dgx-h100")
-    assert CLUSTER.name in estimate(WORKLOAD, h100, STACK, layout).calibrated_by
+    assert CLUSTER.name in estimate(Case.of(WORKLOAD, h100, STACK), layout).calibrated_by
     believed, learned = prior(h100, STACK), learned_elsewhere(h100, STACK)
     assert learned.memory != believed.memory
     assert learned.model_copy(update={name: getattr(believed, name) for name in (*KERNELS, "origin")}) == believed

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from trimaran.cost.calibration import prior
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
 from trimaran.files.rows import nouns_of, packaged_table
@@ -21,7 +22,7 @@ def times(keep: Callable[[Measurement], bool], *, priors: bool = False) -> tuple
         if row.sec_per_it and row.status == "ok" and keep(row):
             n = nouns_of(row)
             known = prior(n.cluster, n.stack) if priors else None
-            predicted.append(estimate(n.workload, n.cluster, n.stack, n.layout, known).sec_per_it)
+            predicted.append(estimate(Case.of(n.workload, n.cluster, n.stack, known), n.layout).sec_per_it)
             measured.append(row.sec_per_it)
     return predicted, measured
 
@@ -51,7 +52,7 @@ def test_memory_of_the_bloom_and_bigscience_tables_and_their_failures() -> None:
         if row.stack != "megatron-deepspeed" or row.status not in ("ok", "oom"):
             continue
         n = nouns_of(row)
-        found = estimate(n.workload, n.cluster, n.stack, n.layout)
+        found = estimate(Case.of(n.workload, n.cluster, n.stack), n.layout)
         if row.status == "oom":
             assert not found.fits, f"{row.table} row {row.row} went out of memory"
         elif row.mem_gib:
@@ -66,7 +67,7 @@ def test_head_sizes_that_cost_time_are_seen() -> None:
     def seconds(hidden: int, heads: int) -> float:
         row = next(m for m in ROWS if m.hidden == hidden and m.heads == heads and (m.date or "") >= "2022-02-23")
         n = nouns_of(row)
-        return estimate(n.workload, n.cluster, n.stack, n.layout).sec_per_it
+        return estimate(Case.of(n.workload, n.cluster, n.stack), n.layout).sec_per_it
 
     assert seconds(13824, 128) > 1.2 * seconds(13824, 64)
     assert seconds(14336, 112) > 1.05 * seconds(14336, 128)

@@ -7,17 +7,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trimaran.cost.calibration import prior
+from trimaran.cost.case import Case
 from trimaran.cost.effects.optimizer import step_time
-from trimaran.cost.estimate import MEMORY_PARTS, TIME_PARTS, estimate, estimate_many
+from trimaran.cost.effects.table import PARTS, TIME_PARTS
+from trimaran.cost.estimate import estimate, estimate_many
+from trimaran.cost.estimates import MemoryParts, TimeParts
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.operators.layer import rates
+from trimaran.cost.kernels import rates
+from trimaran.cost.memory import parts as memory_parts
+from trimaran.cost.memory.parts import MEMORY_PARTS
+from trimaran.cost.shapes import kept_bytes
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster, Device, Link
-from trimaran.nouns.model import Model
+from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_forward_operations, layer_forward_operations
 
 STACKS = [load_stack(name) for name in catalogue_names("stacks")]
 
@@ -71,7 +77,7 @@ stacks = st.sampled_from(STACKS)
 @settings(max_examples=150, deadline=None)
 @given(workloads(), layouts(), stacks)
 def test_named_parts_are_never_negative_and_add_up(workload: Workload, layout: Layout, stack: Stack) -> None:
-    found = estimate(workload, gpu_cluster(), stack, layout)
+    found = estimate(Case.of(workload, gpu_cluster(), stack), layout)
     parts = [getattr(found.time, name) for name in TIME_PARTS]
     assert min(parts) >= -1e-12
     assert sum(parts) == pytest.approx(found.sec_per_it, rel=1e-9)
@@ -84,9 +90,9 @@ def test_named_parts_are_never_negative_and_add_up(workload: Workload, layout: L
 @given(workloads(), st.lists(layouts(), min_size=2, max_size=8), stacks)
 def test_one_layout_and_a_grid_get_the_same_answer(workload: Workload, many: list[Layout], stack: Stack) -> None:
     cluster = gpu_cluster()
-    together = estimate_many(workload, cluster, stack, LayoutGrid.from_layouts(many, workload, stack))
+    together = estimate_many(Case.of(workload, cluster, stack), LayoutGrid.from_layouts(many, workload, stack))
     for index, layout in enumerate(many):
-        alone = estimate(workload, cluster, stack, layout)
+        alone = estimate(Case.of(workload, cluster, stack), layout)
         assert alone.sec_per_it == pytest.approx(together.sec_per_it[index], rel=1e-12)
         assert alone.mem_gib == pytest.approx(together.mem_gib[index], rel=1e-12)
 
@@ -96,7 +102,7 @@ def test_one_layout_and_a_grid_get_the_same_answer(workload: Workload, many: lis
 def test_memory_never_falls_when_the_micro_batch_grows(workload: Workload, layout: Layout, stack: Stack) -> None:
     assume(layout.schedule != "gpipe")  # it keeps the whole batch, however that is cut
     growing = [layout.model_copy(update={"mbs": mbs}) for mbs in (1, 2, 4, 8)]
-    memory = [estimate(workload, gpu_cluster(), stack, one).mem_gib for one in growing]
+    memory = [estimate(Case.of(workload, gpu_cluster(), stack), one).mem_gib for one in growing]
     assert memory == sorted(memory)
 
 
@@ -104,7 +110,7 @@ def test_memory_never_falls_when_the_micro_batch_grows(workload: Workload, layou
 @given(workloads(), layouts(), stacks)
 def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: Stack) -> None:
     clusters = [gpu_cluster(100, 1000, 20), gpu_cluster(200, 1000, 20), gpu_cluster(200, 3000, 5)]
-    seconds = [estimate(workload, cluster, stack, layout).sec_per_it for cluster in clusters]
+    seconds = [estimate(Case.of(workload, cluster, stack), layout).sec_per_it for cluster in clusters]
     assert seconds[1] <= seconds[0] * (1 + 1e-9)
     assert seconds[2] <= seconds[1] * (1 + 1e-9)
 
@@ -113,7 +119,7 @@ def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: St
 @given(workloads(), layouts(), stacks)
 def test_one_stage_has_no_bubble_and_no_sends(workload: Workload, layout: Layout, stack: Stack) -> None:
     alone = layout.model_copy(update={"pp": 1, "vpp": 1, "schedule": "none"})
-    found = estimate(workload, gpu_cluster(), stack, alone)
+    found = estimate(Case.of(workload, gpu_cluster(), stack), alone)
     assert found.time.bubble == 0
     assert found.time.pp == 0
 
@@ -133,11 +139,40 @@ def test_a_grid_gives_back_the_layouts_it_was_built_from() -> None:
 def test_the_step_moves_each_byte_of_a_precision_once() -> None:
     # Adam: both moments and the stepped weights are read and written, the gradient is read, a master's copy written.
     workload = Workload(model=load_model("gpt3-1b3"), seq_len=1024, global_batch=8)
-    cluster, stack = load_cluster("dgx-a100-80gb"), load_stack("torch-fsdp")
-    grid = LayoutGrid.build(workload, stack, mbs=8, precision=["fp32", "fp16", "bf16", "bf16_pure"])
-    rate = rates(cluster, prior(cluster, stack), grid.precision, grid.devices)
-    seconds = step_time(grid, stack, "adam", np.ones(4), rate)
-    step_bytes = seconds * rate.bandwidth
+    case = Case.of(workload, load_cluster("dgx-a100-80gb"), load_stack("torch-fsdp"))
+    grid = LayoutGrid.build(workload, case.stack, mbs=8, precision=["fp32", "fp16", "bf16", "bf16_pure"])
+    rate = rates(case, grid.precision, grid.devices)
+    step_bytes = step_time(case, grid, np.ones(4), rate) * rate.bandwidth
     gradient = np.array([4.0, 2.0, 2.0, 2.0])
     states = np.array([4 * 4 + 2 * 4, 4 * 4 + 2 * 4 + 2, 4 * 4 + 2 * 4 + 2, 4 * 2 + 2 * 2])
     np.testing.assert_allclose(step_bytes, states + gradient + 3 * gradient)
+
+
+def test_every_part_of_time_and_memory_is_an_entry_of_its_table() -> None:
+    assert tuple(TimeParts.model_fields) == TIME_PARTS
+    assert tuple(name for name in MemoryParts.model_fields if name not in ("stage", "layers")) == MEMORY_PARTS
+    assert all(part.says for part in (*PARTS, *memory_parts.PARTS))
+
+
+@pytest.mark.parametrize("name", catalogue_names("models"))
+def test_operators_do_the_operations_of_the_papers(name: str) -> None:
+    # Narayanan et al., arXiv 2104.04473, appendix: 2 s (weights of the layer) + 4 s^2 a_dim; and 2 s h V.
+    model, s = load_model(name), 1024
+    matrices = model.layer_parameters - 2 * model.norm_parameters
+    if model.bias:
+        widths = model.attention_hidden + 2 * model.kv_hidden + 2 * model.hidden
+        matrices -= widths + model.ffn_hidden * (model.mlp_matrices - 1)
+    assert layer_forward_operations(model, s) == 2 * s * matrices + 4 * s * s * model.attention_hidden
+    logits = 2 * s * model.hidden * padded_vocab(model.vocab, 1) if model.head == "vocabulary" else 0
+    assert head_forward_operations(model, s) == logits
+
+
+def test_a_layer_keeps_what_the_paper_says() -> None:
+    # Korthikanti et al., arXiv 2205.05198, eq. (1): s b h (34 + 5 a s / h) bytes, and 34 s b h without the core's.
+    model = load_model("gpt3-175b")
+    s, b, h, a = 2048, 2, model.hidden, model.heads
+    workload = Workload(model=model, seq_len=s, global_batch=8)
+    case = Case.of(workload, load_cluster("dgx-a100-80gb"), load_stack("megatron"))
+    kept = kept_bytes(case, LayoutGrid.build(workload, case.stack, mbs=b, precision="fp16"))
+    np.testing.assert_allclose(kept.layer, s * b * h * (34 + 5 * a * s / h))
+    np.testing.assert_allclose(kept.layer - kept.selected, 34 * s * b * h)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.cost.calibration import resolve_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import lockstep
 from trimaran.cost.pipeline.closed_form import StageTimes, pipeline_runs, pipeline_time
@@ -186,7 +187,7 @@ def test_closed_form_and_simulation_agree_within_3_percent(label: str, stack_nam
     cluster, stack = load_cluster("jean-zay-a100-80gb"), load_stack(stack_name)
     calibration = resolve_calibration(cluster, stack)
     grid = LayoutGrid.from_layouts([layout], workload, stack)
-    times = stage_work(workload, cluster, stack, grid, calibration).times
+    times = stage_work(Case.of(workload, cluster, stack, calibration), grid).times
     assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=0.03)
 
 
@@ -243,7 +244,7 @@ def test_closed_form_of_a_few_micro_batches_on_uneven_interleaved_stages_is_with
     cluster, stack = load_cluster("dgx-h100").model_copy(update={"nodes": 3200}), load_stack("trimaran")
     grid = LayoutGrid.from_layouts([layout], workload, stack)
     assert len(set(grid.splits.splits[0][1])) > 1
-    times = stage_work(workload, cluster, stack, grid, resolve_calibration(cluster, stack)).times
+    times = stage_work(Case.of(workload, cluster, stack, resolve_calibration(cluster, stack)), grid).times
     assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=0.03)
 
 
@@ -252,7 +253,7 @@ def test_stages_that_share_cores_take_their_work_or_their_waiting_sweep_by_sweep
     workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=micro_batches)
     cluster, stack = load_cluster("dgx-h100"), load_stack("trimaran")
     grid = LayoutGrid.from_layouts([parse_layout("pp4,mbs1,gpipe")], workload, stack)
-    times = stage_work(workload, cluster, stack, grid, resolve_calibration(cluster, stack)).times
+    times = stage_work(Case.of(workload, cluster, stack, resolve_calibration(cluster, stack)), grid).times
     own_cores = pipeline_time(grid, times)
     crowded = replace(times, crowding=np.array([2.0]))  # what is there counts the crowd already
     shared = pipeline_time(grid, crowded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import plan, workload_of
+from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.nouns.cluster import Cluster, Link
 from trimaran.nouns.noun import TrimaranError
@@ -39,10 +40,8 @@ def test_tolerance_takes_the_nearest_batch_that_divides() -> None:
         plan(*BLOOM, **asked)
     found = plan(*BLOOM, gbs_tolerance=0.002, **asked)
     assert {(e.layout.mbs, e.global_batch) for e in found.entries} >= {(1, 2046), (2, 2052)}
-    told = explain(
-        "dp6,tp8,pp8,mbs1", workload_of(BLOOM[0], BLOOM[2]), load_cluster(BLOOM[1]), load_stack("megatron-deepspeed"),
-        settings_from(devices=384, gbs_tolerance=0.002, top=500),
-    )  # fmt: skip
+    case = Case.of(workload_of(BLOOM[0], BLOOM[2]), load_cluster(BLOOM[1]), load_stack("megatron-deepspeed"))
+    told = explain("dp6,tp8,pp8,mbs1", case, settings_from(devices=384, gbs_tolerance=0.002, top=500))
     assert told.verdict == "ranked"
     for entry in found.entries:
         assert abs(entry.global_batch - 2048) <= 2048 * 0.002

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import workload_of
+from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.layout import violations
 from trimaran.layout.notation import parse_layout
@@ -21,8 +22,8 @@ SETTINGS = settings_from(devices=384, top=30)
 
 
 def test_the_best_explains_itself_as_rank_1() -> None:
-    best = plan_with(WORKLOAD, CLUSTER, STACK, SETTINGS).best
-    told = explain(str(best.layout), WORKLOAD, CLUSTER, STACK, SETTINGS)
+    best = plan_with(Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS).best
+    told = explain(str(best.layout), Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS)
     assert (told.verdict, told.rank) == ("ranked", 1)
     assert told.estimate is not None
     assert told.estimate.sec_per_it == pytest.approx(best.sec_per_it, rel=1e-7)
@@ -30,13 +31,13 @@ def test_the_best_explains_itself_as_rank_1() -> None:
 
 
 def test_what_is_left_open_is_chosen_as_the_search_would() -> None:
-    told = explain("tp4,pp12", WORKLOAD, CLUSTER, STACK, SETTINGS)
+    told = explain("tp4,pp12", Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS)
     fixed = SETTINGS.model_copy(update={"fixed": {"tp": 4, "pp": 12}, "top": 1})
-    assert told.layout == plan_with(WORKLOAD, CLUSTER, STACK, fixed).best.layout
+    assert told.layout == plan_with(Case.of(WORKLOAD, CLUSTER, STACK), fixed).best.layout
 
 
 def test_differences_by_part_add_up_to_the_gap() -> None:
-    told = explain("dp8,tp4,pp12,mbs2,recompute-full", WORKLOAD, CLUSTER, STACK, SETTINGS)
+    told = explain("dp8,tp4,pp12,mbs2,recompute-full", Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS)
     assert told.estimate is not None
     parts = told.estimate.time.model_dump().values()
     others = told.best_estimate.time.model_dump().values()
@@ -46,20 +47,20 @@ def test_differences_by_part_add_up_to_the_gap() -> None:
 
 
 def test_every_broken_rule_is_told() -> None:
-    told = explain("dp6,tp5,pp48,mbs1", WORKLOAD, CLUSTER, STACK, SETTINGS)
+    told = explain("dp6,tp5,pp48,mbs1", Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS)
     assert told.verdict == "refused" and told.estimate is None
     assert set(told.reasons) == {v.sentence for v in violations(told.layout, WORKLOAD, CLUSTER, STACK)}
     assert any("48 stages" in reason for reason in told.reasons)
 
 
 def test_more_devices_than_allowed_is_a_refusal() -> None:
-    told = explain("dp8,tp8,pp6,mbs1", WORKLOAD, CLUSTER, STACK, settings_from(devices=300))
+    told = explain("dp8,tp8,pp6,mbs1", Case.of(WORKLOAD, CLUSTER, STACK), settings_from(devices=300))
     assert told.verdict == "refused"
     assert "384 devices, but at most 300" in told.reasons[0]
 
 
 def test_a_layout_that_does_not_fit_names_stage_part_and_limit() -> None:
-    told = explain("dp8,tp4,pp12,mbs8,recompute-none", WORKLOAD, CLUSTER, STACK, SETTINGS)
+    told = explain("dp8,tp4,pp12,mbs8,recompute-none", Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS)
     assert told.verdict == "does not fit"
     assert "activations" in told.reasons[0] and "GiB" in told.reasons[0]
     assert told.layout.schedule == "1f1b"
@@ -68,9 +69,9 @@ def test_a_layout_that_does_not_fit_names_stage_part_and_limit() -> None:
 def test_advice_moves_14400_wide_with_150_wide_heads_and_leaves_good_shapes_alone() -> None:
     """Document 004: h=14400 with 96 heads ran at 94 TFLOPs, 13824 with 64 heads at 120."""
     shape = WORKLOAD.model
-    layout = explain("dp8,tp4,pp12,mbs2", WORKLOAD, CLUSTER, STACK, SETTINGS).layout
+    layout = explain("dp8,tp4,pp12,mbs2", Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS).layout
     odd = shape.model_copy(update={"hidden": 14400, "heads": 96, "kv_heads": 96, "head_dim": 150, "ffn_hidden": 57600})
-    found = advise(layout, WORKLOAD.model_copy(update={"model": odd}), CLUSTER, STACK)
+    found = advise(layout, Case.of(WORKLOAD.model_copy(update={"model": odd}), CLUSTER, STACK))
     assert found is not None
     assert found.gain > 0.1 and (found.hidden // found.heads) % 8 == 0
     assert "hidden 14400 with 96 heads of 150" in found.sentence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import workload_of
+from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.layout import violations
 from trimaran.layout.notation import parse_layout
@@ -19,7 +20,7 @@ FULL = parse_layout("dp128,pp2,mbs4,zero1,recompute-full,fp16")
 
 
 def test_nodes_and_micro_batch_grow_with_the_batch() -> None:
-    found = ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK)
+    found = ramp_up_schedule(FULL, Case.of(WORKLOAD, CLUSTER, STACK))
     assert len(found.phases) >= 2
     assert found.phases[0].first_batch == 32
     assert found.phases[-1].last_batch == 512
@@ -32,7 +33,7 @@ def test_nodes_and_micro_batch_grow_with_the_batch() -> None:
 
 
 def test_samples_iterations_and_hours_add_up() -> None:
-    found = ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK, restart_minutes=30)
+    found = ramp_up_schedule(FULL, Case.of(WORKLOAD, CLUSTER, STACK), restart_minutes=30)
     total = 300_000_000_000 // WORKLOAD.seq_len
     assert sum(phase.samples for phase in found.phases) == pytest.approx(total, abs=100)
     assert found.hours == pytest.approx(sum(phase.hours for phase in found.phases) + found.restarts * 0.5)
@@ -41,26 +42,27 @@ def test_samples_iterations_and_hours_add_up() -> None:
 
 def test_a_ramp_up_without_samples_makes_nothing_slower() -> None:
     nothing = workload_of("bigscience-1b3", 512, ramp_up=(512, 32, 5_000_000))
-    assert ramp_up_schedule(FULL, nothing, CLUSTER, STACK).slower_by == 0.0
+    assert ramp_up_schedule(FULL, Case.of(nothing, CLUSTER, STACK)).slower_by == 0.0
 
 
 def test_dearer_restarts_make_fewer_phases() -> None:
-    counts = [ramp_up_schedule(FULL, WORKLOAD, CLUSTER, STACK, restart_minutes=m).restarts for m in (0.0, 15.0, 600.0)]
+    case = Case.of(WORKLOAD, CLUSTER, STACK)
+    counts = [ramp_up_schedule(FULL, case, restart_minutes=m).restarts for m in (0.0, 15.0, 600.0)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
 
 
 def test_a_layout_that_divides_every_step_needs_no_restart() -> None:
     layout = parse_layout("dp16,pp2,mbs1,zero1,fp16")
-    found = ramp_up_schedule(layout, WORKLOAD, CLUSTER, STACK, devices=32)
+    found = ramp_up_schedule(layout, Case.of(WORKLOAD, CLUSTER, STACK), devices=32)
     assert found.fixed_layout_hours is not None
     assert found.hours <= found.fixed_layout_hours
 
 
 def test_what_cannot_be_scheduled_is_said() -> None:
     with pytest.raises(TrimaranError, match="ramp_up is not stated"):
-        ramp_up_schedule(FULL, workload_of("bigscience-1b3", 512), CLUSTER, STACK)
+        ramp_up_schedule(FULL, Case.of(workload_of("bigscience-1b3", 512), CLUSTER, STACK))
     with pytest.raises(TrimaranError, match="512 is not a multiple of DP 96"):
-        ramp_up_schedule(parse_layout("dp96,pp2,mbs4,zero1,fp16"), WORKLOAD, CLUSTER, STACK)
+        ramp_up_schedule(parse_layout("dp96,pp2,mbs4,zero1,fp16"), Case.of(WORKLOAD, CLUSTER, STACK))
     with pytest.raises(TrimaranError, match="does not fit"):
-        ramp_up_schedule(parse_layout("dp16,mbs32,fp16"), WORKLOAD, CLUSTER, STACK)
+        ramp_up_schedule(parse_layout("dp16,mbs32,fp16"), Case.of(WORKLOAD, CLUSTER, STACK))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trimaran.cost.calibration import resolve_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import PLACEMENTS, LayoutGrid
 from trimaran.files.catalogue import load_stack
@@ -21,6 +21,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_in_layers
 from trimaran.planner import planner
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan
@@ -69,7 +70,7 @@ def with_splits_and_placements(layout: Layout, workload: Workload, cluster: Clus
     layers = workload.model.layers
     splits: list[tuple[int, ...]] = [()]
     if stack.uneven_stages:
-        head = workload.model.head_in_layers(workload.seq_len, layout.tp)
+        head = head_in_layers(workload.model, workload.seq_len, layout.tp)
         splits += [even_split(layers, stages), weighted_split(layers, stages, head)]
     return [
         layout.model_copy(update={"stage_split": split, "placement": placement})
@@ -95,8 +96,8 @@ def by_brute_force(
         for variant in with_splits_and_placements(layout, workload, cluster, stack)
     ]
     grid = LayoutGrid.from_layouts(variants, workload, stack)
-    known = resolve_calibration(cluster, stack)
-    found = estimate_many(workload, cluster, stack, grid, known)
+    case = Case.of(workload, cluster, stack)
+    found = estimate_many(case, grid)
     fits = found.mem_gib <= cluster.device.mem_gib * (1 - margin)
     best: dict[tuple[object, ...], int] = {}
     for row in np.flatnonzero(fits).tolist():
@@ -105,7 +106,7 @@ def by_brute_force(
             best[one] = row
     rows = np.array(list(best.values()), dtype=np.int64)
     some = grid.take(rows)
-    played = simulated_many(workload, cluster, stack, some, estimate_many(workload, cluster, stack, some, known), known)
+    played = simulated_many(case, some, estimate_many(case, some))
     return dict(zip(best, played.sec_per_it.tolist(), strict=True))
 
 
@@ -156,7 +157,7 @@ def plan_or_none(workload: Workload, cluster: Cluster, stack: Stack, **settings:
 def test_bounds_prune_nothing_that_belongs_to_the_best(study: tuple[Workload, Cluster, Stack], goal: str) -> None:
     def ranking(top: int) -> list[float] | None:
         try:
-            found = planner.searched(*study, settings_from(top=top, goal=goal))[1]
+            found = planner.searched(Case.of(*study), settings_from(top=top, goal=goal))[1]
         except TrimaranError:
             return None
         return found.value[:3].tolist()

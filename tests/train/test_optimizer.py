@@ -10,6 +10,7 @@ import torch
 from pool import Pool
 from shapes import SMALL
 from test_gpt import make_trainer
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.nouns.cluster import PRECISIONS
@@ -118,7 +119,8 @@ def test_a_parameter_takes_the_bytes_that_the_cost_model_says(
     job = make_job(f"mbs24,{precision}", model=model, optimizer=optimizer)
     trainer = make_trainer(job)
     held = memory_parts(trainer.flat, trainer.optimizer.state, {"peak": 1.0, "baseline": 0.0})
-    predicted = estimate(job.workload, load_cluster("jean-zay-a100-80gb"), load_stack("trimaran"), job.layout).memory[0]
+    case = Case.of(job.workload, load_cluster("jean-zay-a100-80gb"), load_stack("trimaran"))
+    predicted = estimate(case, job.layout).memory[0]
     for part in ("weights", "gradients", "optimizer"):
         # each weight begins on a line of 64 elements
         assert held[part] == pytest.approx(getattr(predicted, part), rel=0.02), part

@@ -9,6 +9,7 @@ import pytest
 
 from trimaran.bench.trial.result import median_and_spread
 from trimaran.cost.calibration import prior
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_cluster, load_recipe
 from trimaran.files.rows import workload_cells
@@ -121,7 +122,7 @@ def test_a_fit_that_meets_every_row_is_trusted_no_further_than_the_noise_of_a_tr
     known = prior(cluster, recipe.stack)
     rows = {}
     for index, one in enumerate(candidates):
-        seconds = estimate(recipe.workload, cluster, recipe.stack, one.layout, known).sec_per_it
+        seconds = estimate(Case.of(recipe.workload, cluster, recipe.stack, known), one.layout).sec_per_it
         shape = dict(workload_cells(recipe.workload))
         rows[index] = Measurement.model_validate({**shape, "mbs": one.layout.mbs, "sec_per_it": seconds})
     seconds_of = {index: row.sec_per_it or 0.0 for index, row in rows.items()}

@@ -19,6 +19,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS, Precision
 from trimaran.nouns.stack import DataParallelKind, Recompute, Stack
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_in_layers
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.floating[Any]]
@@ -189,7 +190,7 @@ def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, spl
     keys = (np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind)
     first, inverse = distinct(keys)
     layers = workload.model.layers
-    head = cache(partial(workload.model.head_in_layers, workload.seq_len))
+    head = cache(partial(head_in_layers, workload.model, workload.seq_len))
     splits = [_split(layers, head, *column) for column in zip(*(key[first].tolist() for key in keys), strict=True)]
     table = tuple(dict.fromkeys(splits))
     row = {known: index for index, known in enumerate(table)}

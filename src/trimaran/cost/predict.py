@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from trimaran.cost.calibration import Calibration, prior, resolve_calibration
-from trimaran.cost.estimate import Estimate, estimate
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
 from trimaran.files.rows import Row, Table, nouns_of
 from trimaran.layout.flops import FlopsFormula, tflops_per_device
@@ -92,7 +94,7 @@ def _predict_row(
         check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
         plain = prior(nouns.cluster, nouns.stack)
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
-        found = estimate(nouns.workload, nouns.cluster, nouns.stack, nouns.layout, known)
+        found = estimate(Case(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
     except TrimaranError as error:
         return PredictedRow(row, None, None, str(error))
     formula = row.measurement.flops_formula

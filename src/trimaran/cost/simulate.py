@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline.closed_form import pipeline_runs
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout.layout import Layout
 from trimaran.layout.schedule import Action, actions, feeds
-from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.stack import Schedule, Stack
+from trimaran.nouns.stack import Schedule
 from trimaran.nouns.timeline import Event, EventKind, Timeline
-from trimaran.nouns.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,10 @@ def simulate(run: PipelineRun) -> Timeline:
     return Timeline(events=tuple(_Player(run).play()), origin="simulated")
 
 
-def pipeline_run(
-    workload: Workload, cluster: Cluster, stack: Stack, layout: Layout, calibration: Calibration | None = None
-) -> PipelineRun:
+def pipeline_run(case: Case, layout: Layout) -> PipelineRun:
     """The run that an estimate of this layout speaks of, stage by stage."""
-    known = resolve_calibration(cluster, stack, calibration)
-    grid = LayoutGrid.from_layouts([layout], workload, stack)
-    times = stage_work(workload, cluster, stack, grid, known).times
+    grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
+    times = stage_work(case, grid).times
     many = pipeline_runs(grid, replace(times, crowding=np.ones(1)))  # all stages at work, as they are when steady
     held, arrives = many.held_s[0].tolist(), many.arrives_s[0].tolist()
     return PipelineRun(

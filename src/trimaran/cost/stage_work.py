@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
 
-from trimaran.cost.calibration import Calibration
-from trimaran.cost.effects.optimizer import accumulation_time
-from trimaran.cost.grid import RECOMPUTES, Floats, LayoutGrid, distinct, padded_vocab_of
-from trimaran.cost.memory import element_bytes
+from trimaran.cost.accumulation import accumulation_time
+from trimaran.cost.case import Case
+from trimaran.cost.grid import RECOMPUTES, Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.network import Group, Network, group
-from trimaran.cost.operators.layer import LayerModel, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.pipeline.closed_form import StageTimes, slowest_rank
+from trimaran.cost.shapes import distinct_shapes, part_of
 from trimaran.layout.layout import SCHEDULES
-from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Workload
+from trimaran.operators.ends import embedding_operator, head_operator
+from trimaran.operators.layer import layer_operators
+from trimaran.operators.operator import Operator, Phase
 
 
 @dataclass(frozen=True)
@@ -36,75 +38,106 @@ class StageWork:
     tp_time: Floats
 
 
-def stage_work(
-    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
-) -> StageWork:
+def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     """What the stages do in one micro-batch."""
-    model = workload.model
-    rate = rates(cluster, calibration, grid.precision, grid.devices)
-    layer, head_forward, head_backward, embedding = _per_shape(workload, cluster, stack, grid, calibration)
-    forward, backward, attention = layer.forward, layer.backward, layer.attention_forward
-    backward = backward + accumulation_time(grid, stack, model.layer_parameters / grid.tp, rate)
-    recompute = np.where(grid.recompute == RECOMPUTES.index("full"), forward / grid.recompute_every, 0.0)
-    recompute = np.where(grid.recompute == RECOMPUTES.index("selective"), attention, recompute)
-    network = Network(cluster, calibration)
-    message = grid.mbs * float(workload.seq_len) * model.hidden * element_bytes(grid)
-    where = group(grid.tp, grid.stride("tp"), grid.devices, cluster)
-    reduce = network.all_reduce(message, where)
+    model, stack = case.model, case.stack
+    rate = rates(case, grid.precision, grid.devices)
+    shapes = _Shapes(case, grid)
+    layer = shapes.layer_time()
+    embedding_forward, embedding_backward = shapes.time(shapes.embedding)
+    head_forward, head_backward = shapes.time(shapes.head)
+    forward = layer.forward
+    backward = layer.backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
+    full, selective = (grid.recompute == RECOMPUTES.index(word) for word in ("full", "selective"))
+    again = np.where(full, 1.0 / grid.recompute_every, 0.0)
+    recompute = np.where(selective, layer.selected_forward, forward * again)
+    network = Network(case.cluster, case.calibration)
+    tensor_group = group(grid.tp, grid.stride("tp"), grid.devices, case.cluster)
+    sums = _Sums(shapes.inverse, network, tensor_group)
     # A device that waits for its host does so while the collectives run, so only what is longer shows.
-    again = np.where(grid.recompute == RECOMPUTES.index("full"), 1.0 / grid.recompute_every, 0.0)
-    tp_forward = np.maximum(2.0 * reduce - layer.idle_forward, 0.0)
-    tp_backward = np.maximum(2.0 * reduce - layer.idle_backward, 0.0) + again * tp_forward
-    held, arrives = _sends(grid, stack, network, message, where)
+    tp_forward = np.maximum(sums.seconds(shapes.layer, "forward") - layer.idle_forward, 0.0)
+    tp_backward = np.maximum(sums.seconds(shapes.layer, "backward") - layer.idle_backward, 0.0) + again * tp_forward
+    embedding_sum, head_sum = sums.seconds([shapes.embedding], "forward"), sums.seconds([shapes.head], "backward")
+    message = np.asarray(shapes.part.message)[shapes.inverse]
+    held, arrives = _sends(case, grid, network, tensor_group, message)
     times = StageTimes(
         forward=forward + tp_forward,
         backward=backward + recompute + tp_backward,
         weight=0.5 * backward,
-        # The embedding is reduced over TP forward, the head's input gradient backward.
-        first_forward=embedding / 3.0 + reduce,
-        first_backward=embedding * (2.0 / 3.0),
+        first_forward=embedding_forward + embedding_sum,
+        first_backward=embedding_backward,
         last_forward=head_forward,
-        last_backward=head_backward + reduce,
+        last_backward=head_backward + head_sum,
         send_held=held,
         send_arrives=arrives,
         blocks=not stack.overlap_pp,
-        crowding=_crowding(cluster, grid, rate),
+        crowding=_crowding(case, grid, rate),
     )
     slowest, layers = slowest_rank(grid, times)
     # One stage is first and last at once.
     single = grid.pp == 1
     is_first, is_last = (slowest == 0) | single, slowest == 2
+    embedding = embedding_forward + embedding_backward
     ends = np.where(is_first, embedding, 0.0) + np.where(is_last, head_forward + head_backward, 0.0)
-    tp_time = layers * (tp_forward + tp_backward) + (is_first.astype(np.float64) + is_last) * reduce
+    tp_time = layers * (tp_forward + tp_backward) + is_first * embedding_sum + is_last * head_sum
     return StageWork(times, rate, layers, forward, backward, recompute, ends, tp_time)
 
 
-def _per_shape(
-    workload: Workload, cluster: Cluster, stack: Stack, grid: LayoutGrid, calibration: Calibration
-) -> tuple[LayerTime, Floats, Floats, Floats]:
-    """Layer and head times, computed once for each distinct shape that the grid holds."""
-    slots = np.minimum(grid.devices, cluster.devices_per_machine) if cluster.device.cores else np.ones_like(grid.tp)
-    first, inverse = distinct((grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), slots))
-    tp, mbs = grid.tp[first], grid.mbs[first]
-    rate = rates(cluster, calibration, grid.precision[first], slots[first])
-    kernels = LayerModel(workload.model, workload.seq_len, cluster, stack, calibration)
-    layer = kernels.layer(tp, mbs, grid.sequence_parallel[first], rate)
-    head_forward, head_backward = kernels.head(padded_vocab_of(workload.model, stack, tp), tp, mbs, rate)
-    embedding = kernels.embedding(mbs, rate)
-    whole = LayerTime(**{part.name: getattr(layer, part.name)[inverse] for part in fields(LayerTime)})
-    return whole, head_forward[inverse], head_backward[inverse], embedding[inverse]
+class _Shapes:
+    """The operators of each distinct shape of a grid, and their times on every layout."""
+
+    def __init__(self, case: Case, grid: LayoutGrid) -> None:
+        slots = _slots(case, grid)
+        distinct_grid, self.inverse = distinct_shapes(grid, slots)
+        self.part = part_of(case, distinct_grid)
+        self.layer = layer_operators(self.part)
+        self.embedding = embedding_operator(self.part)
+        self.head = head_operator(self.part, padded_vocab_of(case.model, case.stack, distinct_grid.tp))
+        self._kernels = Kernels(case, rates(case, distinct_grid.precision, _slots(case, distinct_grid)))
+
+    def layer_time(self) -> LayerTime:
+        """Seconds of one layer, without communication."""
+        layer = self._kernels.layer(self.layer)
+        return LayerTime(**{field.name: getattr(layer, field.name)[self.inverse] for field in fields(LayerTime)})
+
+    def time(self, operator: Operator) -> tuple[Floats, Floats]:
+        """Seconds of one operator forward and backward, without launches."""
+        forward, backward = self._kernels.time(operator)
+        return forward[self.inverse], backward[self.inverse]
 
 
-def _crowding(cluster: Cluster, grid: LayoutGrid, rate: Rates) -> Floats:
+class _Sums:
+    """Seconds of the collectives of operators, those of one size timed once."""
+
+    def __init__(self, inverse: Ints, network: Network, tensor_group: Group) -> None:
+        self._inverse, self._network, self._group = inverse, network, tensor_group
+        self._timed: dict[int, Floats] = {}
+
+    def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
+        """What the operators' ranks sum in one phase, one after the other."""
+        sizes = [c.size for operator in operators for c in operator.collectives if c.phase == phase]
+        for size in sizes:
+            if id(size) not in self._timed:
+                self._timed[id(size)] = self._network.all_reduce(np.asarray(size)[self._inverse], self._group)
+        return reduce(np.add, (self._timed[id(size)] for size in sizes))
+
+
+def _slots(case: Case, grid: LayoutGrid) -> Ints:
+    """Ranks that work side by side on a machine's cores, or 1 where each has a device of its own."""
+    cluster = case.cluster
+    return np.minimum(grid.devices, cluster.devices_per_machine) if cluster.device.cores else np.ones_like(grid.tp)
+
+
+def _crowding(case: Case, grid: LayoutGrid, rate: Rates) -> Floats:
     """How many times slower products are when all stages work at once than when one stage has the cores."""
-    if not cluster.device.cores:
+    if not case.cluster.device.cores:
         return np.ones(len(grid))
-    one_stage, _, _ = slowdowns(cluster, grid.devices // grid.pp)
+    one_stage, _, _ = slowdowns(case.cluster, grid.devices // grid.pp)
     return np.maximum(1.0, rate.matmul_slowdown / one_stage)
 
 
 def _sends(
-    grid: LayoutGrid, stack: Stack, network: Network, message: Floats, tensor_group: Group
+    case: Case, grid: LayoutGrid, network: Network, tensor_group: Group, message: Floats
 ) -> tuple[Floats, Floats]:
     """Time a send between stages holds its link and takes to arrive.
 
@@ -112,10 +145,10 @@ def _sends(
     send a part each and gather it on arrival: Megatron-LM under its interleaved schedule (Narayanan et al.,
     arXiv 2104.04473, section 4.1), DeepSpeed's pipeline engine always.
     """
-    splitting = [i for i, name in enumerate(SCHEDULES) if name in stack.splits_sends]
+    splitting = [i for i, name in enumerate(SCHEDULES) if name in case.stack.splits_sends]
     splits = np.isin(grid.schedule, splitting) & ~grid.sequence_parallel
     size = message / np.where(splits | grid.sequence_parallel, grid.tp, 1)
-    stride, per_node = grid.stride("pp"), network.cluster.devices_per_node
+    stride, per_node = grid.stride("pp"), case.cluster.devices_per_node
     # Pipelines that fill nodes exactly stay inside them; any other has a replica that spans two.
     crosses = (grid.pp > 1) & (grid.devices > per_node) & (per_node % np.maximum(stride * grid.pp, 1) != 0)
     # All ranks of a node that sit next to a boundary send at once: those of one stage in it.

@@ -12,6 +12,7 @@ from typing import Literal
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_forward_operations, layer_forward_operations
 
 FlopsFormula = Literal["megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"]
 
@@ -35,7 +36,7 @@ def model_flops(model: Model, seq_len: int, sequences: float, tp: int = 1) -> fl
 
     Scores are counted in full, the convention of PaLM's MFU (arXiv 2204.02311, appendix B).
     """
-    forward = model.layers * model.layer_forward_flops(seq_len) + model.head_forward_flops(seq_len, tp)
+    forward = model.layers * layer_forward_operations(model, seq_len) + head_forward_operations(model, seq_len, tp)
     return 3.0 * sequences * forward
 
 

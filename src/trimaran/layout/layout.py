@@ -19,6 +19,7 @@ from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule, Stack
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_in_layers
 
 Axis = Literal["tp", "pp", "dp"]
 SCHEDULES: tuple[Schedule, ...] = ("none", "gpipe", "1f1b", "interleaved", "zero_bubble")
@@ -133,7 +134,7 @@ def resolve_split(layout: Layout, workload: Workload, stack: Stack) -> tuple[int
     stages = layout.pp * layout.vpp
     model = workload.model
     if stack.head_weighted_stages:
-        return weighted_split(model.layers, stages, model.head_in_layers(workload.seq_len, layout.tp))
+        return weighted_split(model.layers, stages, head_in_layers(model, workload.seq_len, layout.tp))
     return even_split(model.layers, stages)
 
 

@@ -151,25 +151,3 @@ class Model(Noun):
             + self.head_parameters()
             + self.norm_parameters
         )
-
-    def layer_forward_flops(self, seq_len: int, *, causal: bool = False) -> float:
-        """Operations of one layer's matrix products, forward, per sequence.
-
-        2 s (qkv + projection + MLP weights) + 4 s^2 a_dim for scores and context
-        (Narayanan et al., arXiv 2104.04473, appendix). With `causal` only the half of the
-        scores that the mask keeps is counted, as a causal kernel computes it.
-        """
-        h, a, kv = self.hidden, self.attention_hidden, self.kv_hidden
-        weights = h * a + 2 * h * kv + a * h + self.mlp_matrices * h * self.ffn_hidden
-        scores = 4.0 * seq_len * seq_len * a * (0.5 if causal else 1.0)
-        return 2.0 * seq_len * weights + scores
-
-    def head_forward_flops(self, seq_len: int, tp: int = 1) -> float:
-        """Operations of the logits, forward, per sequence: 2 s h V."""
-        if self.head == "classifier":
-            return 0.0
-        return 2.0 * seq_len * self.hidden * padded_vocab(self.vocab, tp)
-
-    def head_in_layers(self, seq_len: int, tp: int = 1) -> float:
-        """How many layers the output head weighs, by operations; stage splits use it."""
-        return self.head_forward_flops(seq_len, tp) / self.layer_forward_flops(seq_len, causal=True)

@@ -45,6 +45,21 @@ class Stack(Noun):
     wide_gradients: tuple[PrecisionName, ...] = Field(
         default=("bf16",), description="precisions whose gradients take grad_bytes_16bit"
     )
+    eager_norms: bool = Field(default=True, description="RMS norms and rotary angles are PyTorch's eager operators")
+    lean_activation: bool = Field(default=False, description="an MLP's activation keeps its inputs alone, fused or not")
+    holds_mlp_gradients: bool = Field(
+        default=False, description="the MLP's backward holds the gradients of its inner activations and its output"
+    )
+    alibi_tensor: bool = Field(default=False, description="ALiBi is one (heads / TP, s, s) tensor that layers share")
+    loss_chunk_cpu_tokens: int = Field(default=0, ge=0, description="tokens whose loss is made at once; 0: all")
+    loss_chunk_gpu_tokens: int = Field(default=0, ge=0, description="the same on a GPU")
+    heap_keeps_logits: bool = Field(default=False, description="CPU: no later tensor takes the place of the logits")
+    agrees_every_step: bool = Field(
+        default=False, description="every step ends with a sum of loss and gradient norm over all ranks"
+    )
+    selective: tuple[str, ...] = Field(
+        default=("attention",), description="operators that selective recompute makes again"
+    )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
     ends_count_as_layers: bool = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimaran.cost.estimate import Estimate
+from trimaran.cost.estimates import Estimate
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import Noun
 from trimaran.planner.explain.advice import Advice

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trimaran.cost.calibration import Calibration, resolve_calibration
-from trimaran.cost.estimate import Estimate, estimate_each, told_each
-from trimaran.cost.memory import memory_limit_gib
+from trimaran.cost.calibration import Calibration
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import each_of, estimate_each
+from trimaran.cost.estimates import Estimate
+from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout.layout import RULES, Layout
 from trimaran.nouns.cluster import Cluster
@@ -47,36 +49,31 @@ def plan(
     **settings: object,
 ) -> Plan:
     """`plan_with`, its settings given by the names of PlanSettings' and Objective's fields."""
-    return plan_with(workload, cluster, stack, settings_from(**settings), calibration)
+    return plan_with(Case.of(workload, cluster, stack, calibration), settings_from(**settings))
 
 
-def plan_with(
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
-    settings: PlanSettings,
-    calibration: Calibration | None = None,
-) -> Plan:
-    """Rank every valid layout of the workload on the cluster under the stack.
+def plan_with(case: Case, settings: PlanSettings) -> Plan:
+    """Rank every valid layout of the case's workload on its cluster under its stack.
 
     More devices than the cluster states are taken as more nodes of the same kind, and a note says so.
     Raises TrimaranError where no layout is valid, fits and meets the objective's limits.
     """
     notes: list[str] = []
+    cluster = case.cluster
     cap = settings.devices or cluster.devices
     if cap > cluster.devices:
         notes.append(
             f"cluster {cluster.name} states {cluster.nodes} nodes; {cap} devices are planned on "
             f"{on_devices(cluster, cap).nodes} of that kind"
         )
-    search, ranking = searched(workload, cluster, stack, settings, calibration)
-    cluster, known = search.cluster, search.calibration
+    search, ranking = searched(case, settings)
+    case, known = search.case, case.calibration
     entries = _entries(ranking, search, settings.top)
     alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
     return Plan(
-        model=workload.model.name,
+        model=case.model.name,
         cluster=cluster.name,
-        stack=stack.name,
+        stack=case.stack.name,
         devices=cap,
         objective=settings.objective,
         mem_margin=settings.mem_margin,
@@ -89,32 +86,24 @@ def plan_with(
         fitting=ranking.fitting,
         refusals=_refusals(search.proposer.sieve, entries[0].layout),
         nearest_unfit=_nearest_unfit(ranking, search),
-        advice=advise(entries[0].layout, with_batch(workload, entries[0].global_batch), cluster, stack, known),
+        advice=advise(entries[0].layout, case.with_workload(with_batch(case.workload, entries[0].global_batch))),
         notes=tuple(notes),
     )
 
 
-def searched(
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
-    settings: PlanSettings,
-    calibration: Calibration | None = None,
-) -> tuple[Search, Ranking]:
+def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:
     """The search that the settings ask for, and what it ranked, the best SIMULATED (or as many as asked) by simulation.
 
     Raises TrimaranError where that is nothing.
     """
-    settings.objective.check(workload, cluster)
-    cap = settings.devices or cluster.devices
-    cluster = on_devices(cluster, cap)
-    known = resolve_calibration(cluster, stack, calibration)
-    space = space_of(workload, cluster, stack, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
-    proposer = Proposer(space, Sieve(workload, cluster, stack), settings, cap)
+    settings.objective.check(case.workload, case.cluster)
+    cap = settings.devices or case.cluster.devices
+    case = case.on(on_devices(case.cluster, cap))
+    about = case.workload, case.cluster, case.stack
+    space = space_of(*about, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
+    proposer = Proposer(space, Sieve(*about), settings, cap)
     most = max(settings.top, SIMULATED)
-    search = Search(
-        workload, cluster, stack, proposer, settings.objective, known, settings.mem_margin, most, settings.top
-    )
+    search = Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top)
     ranking = search.search()
     if len(ranking.value):
         search.simulate(ranking)
@@ -131,32 +120,31 @@ def on_devices(cluster: Cluster, devices: int) -> Cluster:
 
 
 def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
-    workload, cluster, stack = search.workload, search.cluster, search.stack
+    case, workload = search.case, search.case.workload
     rows = take(ranking.rows, slice(top))
     grid, variants = search.proposer.grid(rows), search.variants(rows).tolist()
-    error = search.calibration.time_error
+    error = case.calibration.time_error
     devices = grid.devices.tolist()
     found = []
     assert ranking.simulated is not None
     simulated = ranking.simulated.take(slice(top))
-    for index, predicted in enumerate(told_each(workload, cluster, stack, grid, simulated, search.calibration)):
-        layout = grid.layout(index, workload, stack)
-        own = with_batch(workload, int(grid.global_batch[index]))
+    for index, predicted in enumerate(each_of(case, grid, simulated)):
+        layout = grid.layout(index, workload, case.stack)
+        at_batch = case.with_workload(with_batch(workload, int(grid.global_batch[index])))
         chance = _rival_chance(search.objective, ranking, devices, index, error)
-        found.append(_entry(index + 1, layout, own, cluster, predicted, chance, variants[index], error))
+        found.append(_entry(index + 1, layout, at_batch, predicted, chance, variants[index]))
     return tuple(found)
 
 
 def _entry(
     rank: int,
     layout: Layout,
-    workload: Workload,
-    cluster: Cluster,
+    case: Case,
     predicted: Estimate,
     chance: float,
     variants: int,
-    error: float,
 ) -> Entry:
+    workload, cluster, error = case.workload, case.cluster, case.calibration.time_error
     seconds, devices = predicted.sec_per_it, layout.devices
     formula = default_formula(layout)
     iterations, price = workload.iterations, cluster.price_per_device_hour
@@ -181,7 +169,7 @@ def _entry(
         else seconds / 3600.0 * devices * price / workload.tokens_per_step * 1e6,
         rival_chance=chance,
         variants=variants,
-        bottleneck=bottleneck(layout, workload, cluster, predicted),
+        bottleneck=bottleneck(layout, case, predicted),
     )
 
 
@@ -238,10 +226,10 @@ def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
     if row is None:
         return None
     grid = search.proposer.grid(row)
-    layout = grid.layout(0, search.workload, search.stack)
-    workload = with_batch(search.workload, int(grid.global_batch[0]))
-    predicted = estimate_each(workload, search.cluster, search.stack, grid, search.calibration, simulate=True)[0]
-    limit = float(memory_limit_gib(search.cluster, np.array([layout.devices]), search.mem_margin)[0])
+    layout = grid.layout(0, search.case.workload, search.case.stack)
+    workload = with_batch(search.case.workload, int(grid.global_batch[0]))
+    predicted = estimate_each(search.case.with_workload(workload), grid, simulate=True)[0]
+    limit = float(memory_limit_gib(search.case.cluster, np.array([layout.devices]), search.mem_margin)[0])
     return Unfit(layout=layout, estimate=predicted, sentence=memory_sentence(predicted, limit, search.mem_margin))
 
 
@@ -259,7 +247,7 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
     if sieve.emptied is None and counts:
         return (
             f"sweep.devices {', '.join(map(str, counts))}: no valid layout uses so many of {devices} devices "
-            f"(DP x TP x PP) with a global batch of {search.workload.global_batch}: state other numbers, or none"
+            f"(DP x TP x PP) with a global batch of {search.case.workload.global_batch}: state other numbers, or none"
         )
     if sieve.emptied is None:
         return f"no layout on {devices} devices is left: allow more devices or fix fewer choices"

@@ -11,14 +11,13 @@ from typing import Self
 
 import numpy as np
 
-from trimaran.cost.calibration import Calibration
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.cost.memory import memory_limit_gib
+from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.layout import Layout, check_layout, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
-from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import RampUp, Workload
 
 # Checkpoint, stop, wait for the other nodes, start.
@@ -78,10 +77,7 @@ class _Steps:
 
 def ramp_up_schedule(
     layout: Layout,
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration | None = None,
+    case: Case,
     *,
     devices: int | None = None,
     mem_margin: float = 0.05,
@@ -92,18 +88,19 @@ def ramp_up_schedule(
     Ends on `layout` itself. Raises TrimaranError where the workload states no ramp-up, or where no DP and
     micro-batch fit one of its steps.
     """
+    workload, cluster = case.workload, case.cluster
     ramp = workload.ramp_up
     if ramp is None:
         raise TrimaranError("ramp_up is not stated: give its start, increment and samples")
     steps = _Steps.of(ramp, workload)
     cap = min(cluster.devices, devices or cluster.devices)
     layouts = _replicas(layout, workload, cap)
-    seconds = _sec_per_it(layouts, steps, workload, cluster, stack, calibration, mem_margin)
+    seconds = _sec_per_it(layouts, steps, case, mem_margin)
     runs = np.isfinite(seconds)
     hours = np.where(runs, np.where(runs, seconds, 0.0) * steps.iterations[:, None] / 3600.0, np.inf)
     last = layouts.index(layout)
     if not runs[-1, last]:
-        check_layout(layout, workload.model_copy(update={"ramp_up": None}), cluster, stack)
+        check_layout(layout, workload.model_copy(update={"ramp_up": None}), cluster, case.stack)
         raise TrimaranError(f"layout {layout} does not fit with {mem_margin:.0%} of memory left free: choose another")
     lost = np.flatnonzero(~np.isfinite(hours).any(axis=1))
     if len(lost):
@@ -139,22 +136,19 @@ def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:
 def _sec_per_it(
     layouts: list[Layout],
     steps: _Steps,
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration | None,
+    case: Case,
     mem_margin: float,
 ) -> Floats:
     """Seconds per iteration, infinite where a layout is not valid or does not fit; shape (steps, layouts)."""
-    grid = LayoutGrid.from_layouts(layouts, workload, stack)
-    limit = memory_limit_gib(cluster, grid.devices, mem_margin)
+    grid = LayoutGrid.from_layouts(layouts, case.workload, case.stack)
+    limit = memory_limit_gib(case.cluster, grid.devices, mem_margin)
     table = np.full((len(steps.batches), len(layouts)), np.inf)
     for row, batch in enumerate(steps.batches.tolist()):
-        own = workload.model_copy(update={"global_batch": batch, "ramp_up": None})
-        valid = np.array([not any(violations(layout, own, cluster, stack)) for layout in layouts])
+        at_batch = case.workload.model_copy(update={"global_batch": batch, "ramp_up": None})
+        valid = np.array([not any(violations(layout, at_batch, case.cluster, case.stack)) for layout in layouts])
         if not valid.any():
             continue
-        found = estimate_many(own, cluster, stack, grid.with_global_batch(batch), calibration)
+        found = estimate_many(case.with_workload(at_batch), grid.with_global_batch(batch))
         runs = valid & (found.mem_gib <= limit)
         table[row, runs] = found.sec_per_it[runs]
     return table

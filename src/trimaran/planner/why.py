@@ -6,15 +6,16 @@ from typing import Literal
 
 import numpy as np
 
-from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import TIME_PARTS, Estimate, estimate_each
+from trimaran.cost.case import Case
+from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.estimate import estimate_each
+from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.memory import memory_limit_gib
+from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.layout import Layout, violations
 from trimaran.layout.notation import parse_layout, stated_fields
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
-from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
 from trimaran.planner.explain.kernels import kernel_notes
@@ -50,22 +51,19 @@ class Why(Noun):
 
 def explain(
     text: str,
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
+    case: Case,
     settings: PlanSettings,
-    calibration: Calibration | None = None,
 ) -> Why:
     """Explain a layout in short notation, `dp8,tp4,pp12,mbs2`, beside the best that the settings allow.
 
     Choices that `text` leaves open are the best ones for what it states. Raises TrimaranError where the
     notation is not understood or no layout at all is left to compare with.
     """
-    found = plan_with(workload, cluster, stack, settings, calibration)
-    asked_workload = workload
-    cluster = on_devices(cluster, found.devices)
-    layout = complete(text, workload, cluster, stack, settings, calibration)
+    found = plan_with(case, settings)
+    asked = case.on(on_devices(case.cluster, found.devices))
+    layout = complete(text, asked, settings)
     best = found.best
+    workload, cluster, stack = asked.workload, asked.cluster, asked.stack
     workload = with_batch(workload, batch_of(workload, layout.dp * layout.mbs, settings.gbs_tolerance))
     broken = tuple(v.sentence for v in violations(layout, workload, cluster, stack))
     if not broken and layout.devices > found.devices:
@@ -76,10 +74,10 @@ def explain(
             best_estimate=best.estimate,
         )  # fmt: skip
     grid = LayoutGrid.from_layouts([layout], workload, stack)
-    predicted = estimate_each(workload, cluster, stack, grid, calibration, simulate=True)[0]
+    predicted = estimate_each(asked.with_workload(workload), grid, simulate=True)[0]
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
-    rank = _rank(layout, workload, predicted, searched(asked_workload, cluster, stack, far, calibration))
+    rank = _rank(layout, workload, predicted, searched(asked, far))
     verdict: Verdict = "ranked" if rank else "slower"
     reasons = _beside_the_best(predicted, found)
     if predicted.mem_gib > limit:
@@ -87,7 +85,7 @@ def explain(
         reasons = [memory_sentence(predicted, limit, settings.mem_margin), *reasons]
     else:
         reasons = [*reasons, f"memory: {memory_sentence(predicted, limit, settings.mem_margin)}"]
-    reasons.append(f"bottleneck: {bottleneck(layout, workload, cluster, predicted)}")
+    reasons.append(f"bottleneck: {bottleneck(layout, asked.with_workload(workload), predicted)}")
     reasons += [f"kernels: {note}" for note in kernel_notes(layout, workload, cluster, stack)]
     return Why(
         layout=layout, verdict=verdict, rank=rank, reasons=tuple(reasons), estimate=predicted, best=best.layout,
@@ -97,29 +95,26 @@ def explain(
 
 def complete(
     text: str,
-    workload: Workload,
-    cluster: Cluster,
-    stack: Stack,
+    case: Case,
     settings: PlanSettings,
-    calibration: Calibration | None,
 ) -> Layout:
     """The layout that `text` means: what it states, the rest as the search would choose it.
 
     The choices are searched with no memory limit in the way if need be; where the statement alone breaks
     a rule they are the stack's plainest, so that the rule can say so.
     """
-    stated = stated_fields(text)
+    stated, stack = stated_fields(text), case.stack
     fixed = {name: _fixable(value) for name, value in stated.items() if name in FIXABLE}
     plainest: dict[str, object] = {
-        "precision": usual_precision(cluster, stack),
+        "precision": usual_precision(case.cluster, stack),
         "zero_stage": stack.zero_stages[0],
         "recompute": stack.recomputes[0],
         "dp_kind": stack.dp_kinds[0],
     }
     for margin in (settings.mem_margin, None):
-        roomy = cluster
+        roomy = case
         if margin is None:
-            roomy = _without_memory_limit(cluster)
+            roomy = case.on(_without_memory_limit(case.cluster))
             if "1f1b" in stack.schedules and "vpp" not in fixed:
                 # With no limit nothing else would hold the search back from keeping every micro-batch in flight.
                 fixed = {"schedule": "1f1b", **fixed}
@@ -127,7 +122,7 @@ def complete(
             update={"fixed": {**settings.fixed, **fixed}, "top": 1, "mem_margin": margin or 0.0}
         )
         try:
-            chosen = plan_with(workload, roomy, stack, narrowed, calibration).best.layout
+            chosen = plan_with(roomy, narrowed).best.layout
         except TrimaranError:
             continue
         return parse_layout(text, {**chosen.model_dump(), "stage_split": stated.get("stage_split", chosen.stage_split)})

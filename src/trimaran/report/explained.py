@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trimaran.cost.estimate import MEMORY_PARTS, TIME_PARTS, Estimate
+from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.estimates import Estimate
+from trimaran.cost.memory.parts import MEMORY_PARTS
 from trimaran.planner.why import Why
 from trimaran.report.tables import Field, Format, render
 

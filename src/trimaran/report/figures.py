@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.report.page.content import Case, Content
+from trimaran.report.page.content import Content, ShownLayout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,9 +65,9 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise TrimaranError(f"{path} cannot be written: {error.strerror or error}; choose another path") from None
 
 
-def pareto_front(cases: Sequence[Case]) -> list[Case]:
+def pareto_front(cases: Sequence[ShownLayout]) -> list[ShownLayout]:
     """The cases than which no other is both faster and smaller, the smallest first."""
-    front: list[Case] = []
+    front: list[ShownLayout] = []
     for case in sorted(cases, key=lambda case: (case.mem_gib, case.sec_per_sample)):
         if not front or case.sec_per_sample < front[-1].sec_per_sample:
             front.append(case)
@@ -152,7 +152,7 @@ def _predicted(axes: Axes, content: Content) -> bool:
 def _scaling(axes: Axes, content: Content) -> bool:
     drawn = False
     for source in dict.fromkeys(case.source for case in content.cases):
-        best: dict[int, Case] = {}
+        best: dict[int, ShownLayout] = {}
         for case in (case for case in _timed(content) if case.source == source):
             if case.devices not in best or case.sec_per_sample < best[case.devices].sec_per_sample:
                 best[case.devices] = case
@@ -196,7 +196,7 @@ NEEDS = {
 }
 
 
-def _timed(content: Content) -> list[Case]:
+def _timed(content: Content) -> list[ShownLayout]:
     return [case for case in content.cases if case.sec_per_it is not None and case.status in ("ok", "predicted")]
 
 
@@ -204,7 +204,7 @@ def _same_work(content: Content) -> bool:
     return len({case.gbs for case in content.cases}) == 1
 
 
-def _seconds(case: Case, content: Content) -> float:
+def _seconds(case: ShownLayout, content: Content) -> float:
     return case.sec_per_sample * (case.gbs if _same_work(content) else 1)
 
 

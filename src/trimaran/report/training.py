@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
@@ -55,7 +56,7 @@ def memory_lines(recipe: Recipe, cluster: Cluster, layout: Layout, out_dir: Path
     if largest is None:
         return ()
     rank, measured = largest
-    predicted = estimate(recipe.workload, cluster, recipe.stack, layout)
+    predicted = estimate(Case.of(recipe.workload, cluster, recipe.stack), layout)
     stage = predicted.memory[rank // layout.stride("pp") % layout.pp]
     lines = [f"    {f'rank {rank}, GiB':30}{'predicted':>10}{'measured':>10}"]
     for title, parts, held in _PARTS:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption, TrustOption
+from trimaran.cost.case import Case
 
 if TYPE_CHECKING:
     from trimaran.report.tables import Format
@@ -81,7 +82,7 @@ def bench(
     rows: list[Measurement] = []
     with Store(place.store) as store:
         for one in clusters:
-            found = {layout: estimate(study.workload, one, study.stack, layout) for layout in layouts}
+            found = {layout: estimate(Case.of(study.workload, one, study.stack), layout) for layout in layouts}
             predictions = {
                 layout: Prediction(sec_per_it=e.sec_per_it, mem_gib=e.reported_mem_gib) for layout, e in found.items()
             }

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.options import ClusterOption, RunsOption, StackOption
+from trimaran.cost.case import Case
 
 
 def export(
@@ -54,10 +55,10 @@ def export(
         fixed=study.fixed | fixed_choices(fix or []),
     )
     if layout is None:
-        found = plan_with(study.workload, study.cluster, study.stack, settings, study.calibration)
+        found = plan_with(Case.of(study.workload, study.cluster, study.stack, study.calibration), settings)
         chosen, text = first_exported([entry.layout for entry in found.entries], study.workload, study.stack, to)
     else:
-        chosen = complete(layout, study.workload, study.cluster, study.stack, settings, study.calibration)
+        chosen = complete(layout, Case.of(study.workload, study.cluster, study.stack, study.calibration), settings)
         check_layout(chosen, study.workload, on_devices(study.cluster, settings.devices or 0), study.stack)
         text = write(chosen, study.workload, study.stack, to)
     typer.echo(f"layout {chosen}", err=True)

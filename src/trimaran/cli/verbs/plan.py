@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, RunsOption, StackOption
+from trimaran.cost.case import Case
 
 if TYPE_CHECKING:
     from trimaran.report.tables import Format
@@ -78,19 +79,22 @@ def plan(
         from trimaran.planner.why import explain
         from trimaran.report.explained import answer
 
-        told = explain(why, ranked, study.cluster, study.stack, settings, study.calibration)
+        told = explain(why, Case.of(ranked, study.cluster, study.stack, study.calibration), settings)
         typer.echo(answer(told, form.value))
         return
-    found = plan_with(ranked, study.cluster, study.stack, settings, study.calibration)
+    found = plan_with(Case.of(ranked, study.cluster, study.stack, study.calibration), settings)
     printed: Format = form.value
     schedule = None
     if study.workload.ramp_up:
         from trimaran.planner.ramp_up import ramp_up_schedule
 
+        on_all = on_devices(study.cluster, found.devices)
         schedule = ramp_up_schedule(
-            found.best.layout, study.workload, on_devices(study.cluster, found.devices), study.stack, study.calibration,
-            devices=found.devices, mem_margin=found.mem_margin,
-        )  # fmt: skip
+            found.best.layout,
+            Case.of(study.workload, on_all, study.stack, study.calibration),
+            devices=found.devices,
+            mem_margin=found.mem_margin,
+        )
     if form is OutputFormat.json:
         typer.echo(json.dumps(as_json(found, schedule), indent=2, allow_nan=False))
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import CalibrationOption, ClusterOption, RunsOption, StackOption
+from trimaran.cost.case import Case
 
 if TYPE_CHECKING:
     from trimaran.layout.layout import Layout
@@ -50,7 +51,7 @@ def timeline(
     )  # fmt: skip
     wanted = parse_layout(layout)
     check_layout(wanted, study.workload, study.cluster, study.stack)
-    run = pipeline_run(study.workload, study.cluster, study.stack, wanted, study.calibration)
+    run = pipeline_run(Case.of(study.workload, study.cluster, study.stack, study.calibration), wanted)
     drawn = {"simulated": simulate(run)}
     if measure:
         drawn["measured"] = _measured(recipe, wanted, runs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.case import Case
 from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
 from trimaran.files.rows import nouns_of
 from trimaran.layout.layout import check_layout
@@ -84,9 +85,7 @@ def observation(row: Measurement, cluster: str | None = None, stack: str | None 
     nouns = nouns_of(row, cluster, stack)
     check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
     return Observation(
-        nouns.workload,
-        nouns.cluster,
-        nouns.stack,
+        Case.of(nouns.workload, nouns.cluster, nouns.stack),
         nouns.layout,
         sec_per_it=row.sec_per_it,
         mem_gib=row.mem_gib,
@@ -96,7 +95,7 @@ def observation(row: Measurement, cluster: str | None = None, stack: str | None 
 
 def _absurd(one: Observation) -> str | None:
     """Why a row cannot be true, if it cannot: its time or memory against the prior's."""
-    known = prior(one.cluster, one.stack)
+    known = prior(one.case.cluster, one.case.stack)
     prepared = batches([one])
     for name, unit, value, predict in (
         ("sec_per_it", "s", one.sec_per_it, predict_times),
@@ -113,7 +112,7 @@ def _same_subject(seen: Sequence[Observation]) -> None:
         raise TrimaranError(
             "fit: no row that ran has sec_per_it or mem_gib and quality ok or corrected: nothing to fit"
         )
-    subjects = sorted({(one.cluster.name, one.stack.name) for one in seen})
+    subjects = sorted({(one.case.cluster.name, one.case.stack.name) for one in seen})
     if len(subjects) > 1:
         names = ", ".join("/".join(subject) for subject in subjects[:4])
         raise TrimaranError(f"fit: rows are of {len(subjects)} clusters and stacks ({names}): fit one at a time")

@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.cost.calibration import Calibration, prior
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import memory_many, time_many
 from trimaran.cost.grid import Bools, Floats, LayoutGrid
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
-from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Workload
 
 # Widths of the priors, in log: how far off a datasheet or the literature may well be.
 TIME_WIDTHS: dict[str, float] = {
@@ -64,9 +62,7 @@ STEP, MAX_STEP, MAX_ITERATIONS = 0.02, 2.0, 25
 class Observation:
     """One measured run: what was run, and what it showed. `day` groups rows that share a time scale."""
 
-    workload: Workload
-    cluster: Cluster
-    stack: Stack
+    case: Case
     layout: Layout
     sec_per_it: float | None = None
     mem_gib: float | None = None
@@ -77,9 +73,7 @@ class Observation:
 class Batch:
     """Observations of one workload, cluster and stack (global batch apart), ready to be predicted at once."""
 
-    workload: Workload
-    cluster: Cluster
-    stack: Stack
+    case: Case
     grid: LayoutGrid
     index: list[int] = field(default_factory=list)
 
@@ -88,14 +82,15 @@ def batches(observations: Sequence[Observation]) -> list[Batch]:
     """Observations by what they share; each batch remembers which rows it holds."""
     rows: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for index, seen in enumerate(observations):
-        workload = seen.workload.model_copy(update={"global_batch": 1, "ramp_up": None})
-        rows[workload.model_dump_json(), seen.cluster.model_dump_json(), seen.stack.model_dump_json()].append(index)
+        case = seen.case
+        workload = case.workload.model_copy(update={"global_batch": 1, "ramp_up": None})
+        rows[workload.model_dump_json(), case.cluster.model_dump_json(), case.stack.model_dump_json()].append(index)
     out = []
     for members in rows.values():
-        first = observations[members[0]]
-        grid = LayoutGrid.from_layouts([observations[i].layout for i in members], first.workload, first.stack)
-        grid = grid.with_global_batch([observations[i].workload.global_batch for i in members])
-        out.append(Batch(first.workload, first.cluster, first.stack, grid, members))
+        case = observations[members[0]].case
+        grid = LayoutGrid.from_layouts([observations[i].layout for i in members], case.workload, case.stack)
+        grid = grid.with_global_batch([observations[i].case.workload.global_batch for i in members])
+        out.append(Batch(case, grid, members))
     return out
 
 
@@ -103,7 +98,7 @@ def predict_times(prepared: Iterable[Batch], count: int, calibration: Calibratio
     """Seconds per iteration of all rows, in their order."""
     out = np.empty(count)
     for batch in prepared:
-        out[batch.index] = time_many(batch.workload, batch.cluster, batch.stack, batch.grid, calibration)
+        out[batch.index] = time_many(batch.case.calibrated(calibration), batch.grid)
     return out
 
 
@@ -111,7 +106,7 @@ def predict_memory(prepared: Iterable[Batch], count: int, calibration: Calibrati
     """GiB as the stack's own tool reports it, of all rows, in their order."""
     out = np.empty(count)
     for batch in prepared:
-        out[batch.index] = memory_many(batch.workload, batch.cluster, batch.stack, batch.grid, calibration)[1]
+        out[batch.index] = memory_many(batch.case.calibrated(calibration), batch.grid)[1]
     return out
 
 
@@ -123,7 +118,7 @@ def fit(observations: Sequence[Observation]) -> Calibration:
     """
     if not any(seen.sec_per_it or seen.mem_gib for seen in observations):
         raise TrimaranError(f"fit: none of {len(observations)} rows has sec_per_it or mem_gib: nothing to fit to")
-    found = prior(observations[0].cluster, observations[0].stack)
+    found = prior(observations[0].case.cluster, observations[0].case.stack)
     for problem in (time_problem(observations, found), memory_problem(observations, found)):
         if problem is not None:
             found = problem.solve().apply(found)
@@ -136,7 +131,7 @@ def leave_out(observations: Sequence[Observation], groups: Sequence[str]) -> dic
     Each is solved from the fit to all rows, with that fit's derivatives: one Gauss-Newton step from an optimum
     that a group of a few rows moves little.
     """
-    found = prior(observations[0].cluster, observations[0].stack)
+    found = prior(observations[0].case.cluster, observations[0].case.stack)
     out = dict.fromkeys(groups, found)
     for make in (time_problem, memory_problem):
         problem = make(observations, found)
@@ -255,7 +250,7 @@ def time_problem(observations: Sequence[Observation], base: Calibration) -> Prob
         return None
     prepared = batches([observations[i] for i in rows])
     days = sorted({observations[i].day for i in rows})
-    widths = CPU_WIDTHS if observations[rows[0]].cluster.device.kind == "cpu" else TIME_WIDTHS
+    widths = CPU_WIDTHS if observations[rows[0]].case.cluster.device.kind == "cpu" else TIME_WIDTHS
     return Problem(
         base, widths, TIME_NOISE, rows,
         np.log([observations[i].sec_per_it or 0.0 for i in rows]),
@@ -270,7 +265,7 @@ def memory_problem(observations: Sequence[Observation], base: Calibration) -> Pr
     if not rows:
         return None
     prepared = batches([observations[i] for i in rows])
-    widths = CPU_MEMORY_WIDTHS if observations[rows[0]].cluster.device.kind == "cpu" else MEMORY_WIDTHS
+    widths = CPU_MEMORY_WIDTHS if observations[rows[0]].case.cluster.device.kind == "cpu" else MEMORY_WIDTHS
     return Problem(
         base, widths, MEMORY_NOISE, rows,
         np.log([observations[i].mem_gib or 0.0 for i in rows]),

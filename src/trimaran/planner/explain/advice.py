@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import time_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.layout.flops import model_flops
 from trimaran.layout.layout import Layout, violations
-from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
-from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Workload
 
 # A neighbour is worth a sentence from this gain on.
 WORTH = 0.05
@@ -39,25 +36,22 @@ class Advice(Noun):
     sentence: str
 
 
-def advise(
-    layout: Layout, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration | None = None
-) -> Advice | None:
+def advise(layout: Layout, case: Case) -> Advice | None:
     """The best neighbour of the model in hidden size and heads, or None where none gains enough."""
-    model = workload.model
-    known = resolve_calibration(cluster, stack, calibration)
-    own = _rate(layout, workload, cluster, stack, known)
+    model = case.model
+    useful = _rate(layout, case)
     best: tuple[float, Model] | None = None
     for neighbour in _neighbours(model):
-        other = workload.model_copy(update={"model": neighbour})
-        if any(violations(layout, other, cluster, stack)):
+        workload = case.workload.model_copy(update={"model": neighbour})
+        if any(violations(layout, workload, case.cluster, case.stack)):
             continue
-        rate = _rate(layout, other, cluster, stack, known)
+        rate = _rate(layout, case.with_workload(workload))
         # Of equally good neighbours the nearer one, which comes first, stays.
         if best is None or rate > best[0] * (1.0 + 1e-3):
             best = rate, neighbour
-    if best is None or best[0] / own - 1.0 < WORTH:
+    if best is None or best[0] / useful - 1.0 < WORTH:
         return None
-    gain, neighbour = best[0] / own - 1.0, best[1]
+    gain, neighbour = best[0] / useful - 1.0, best[1]
     return Advice(
         hidden=neighbour.hidden,
         heads=neighbour.heads,
@@ -71,10 +65,11 @@ def advise(
     )
 
 
-def _rate(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration) -> float:
+def _rate(layout: Layout, case: Case) -> float:
     """Useful operations a second."""
-    grid = LayoutGrid.from_layouts([layout], workload, stack)
-    seconds = float(time_many(workload, cluster, stack, grid, calibration)[0])
+    workload = case.workload
+    grid = LayoutGrid.from_layouts([layout], workload, case.stack)
+    seconds = float(time_many(case, grid)[0])
     return model_flops(workload.model, workload.seq_len, workload.global_batch, layout.tp) / seconds
 
 

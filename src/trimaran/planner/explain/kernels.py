@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trimaran.cost.operators.layer import ALIGNMENT
+from trimaran.cost.kernels import ALIGNMENT
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import padded_vocab

@@ -18,6 +18,7 @@ from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.operators.counts import head_in_layers
 from trimaran.planner.search.batches import batch_of
 from trimaran.planner.search.settings import PlanSettings
 from trimaran.planner.search.sieve import Columns, Sieve, cross, join, take
@@ -170,7 +171,7 @@ class Proposer:
     def _same_split(self, rows: Columns) -> Bools:
         """Where the head-weighted and the even split are one."""
         model, seq_len = self.workload.model, self.workload.seq_len
-        head = cache(partial(model.head_in_layers, seq_len))
+        head = cache(partial(head_in_layers, model, seq_len))
         stages = rows["pp"] * rows["vpp"]
         first, inverse = distinct([rows["tp"], stages])
         same = [

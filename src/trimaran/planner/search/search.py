@@ -6,22 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trimaran.cost.calibration import Calibration
-from trimaran.cost.estimate import (
-    Estimates,
-    busy_many,
-    estimate_many,
-    memory_many,
-    simulated_many,
-    stages_many,
-    time_many,
-)
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simulated_many, stages_many, time_many
+from trimaran.cost.estimates import Estimates
 from trimaran.cost.grid import PLACEMENTS, Bools, Floats, Ints, distinct
-from trimaran.cost.memory import memory_limit_gib
+from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.layout import SCHEDULES
-from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Workload
 from trimaran.planner.search.candidates import Parts, Proposer
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.sieve import Columns, count, take
@@ -92,12 +82,9 @@ class Search:
     Where no limit is asked for, only those of them that `simulate()` may yet put among the first `shown`.
     """
 
-    workload: Workload
-    cluster: Cluster
-    stack: Stack
+    case: Case
     proposer: Proposer
     objective: Objective
-    calibration: Calibration
     mem_margin: float
     top: int
     shown: int
@@ -123,10 +110,11 @@ class Search:
         most = int(np.count_nonzero(ranking.value <= self._threshold(ranking)))
         best = {name: values[:most] for name, values in ranking.rows.items()}
         grid = self.proposer.grid(best)
-        closed = estimate_many(self.workload, self.cluster, self.stack, grid, self.calibration)
-        found = simulated_many(self.workload, self.cluster, self.stack, grid, closed, self.calibration)
+        closed = estimate_many(self.case, grid)
+        found = simulated_many(self.case, grid, closed)
         value = self.objective.value(found.sec_per_it, grid.devices, grid.global_batch)
-        met = self.objective.meets(found.sec_per_it, grid.devices, grid.global_batch, self.workload, self.cluster)
+        about = self.case.workload, self.case.cluster
+        met = self.objective.meets(found.sec_per_it, grid.devices, grid.global_batch, *about)
         order = _order(value, ranking.mem_gib[:most], best)
         order = order[met[order]]
         ranking.unmet += int(np.count_nonzero(~met))
@@ -157,7 +145,7 @@ class Search:
         devices = rows["dp"] * rows["tp"] * rows["pp"]
         batch = rows["global_batch"]
         bound = self.objective.value(seconds * BOUND_SLACK, devices, batch)
-        met = self.objective.meets(seconds * BOUND_SLACK, devices, batch, self.workload, self.cluster)
+        met = self.objective.meets(seconds * BOUND_SLACK, devices, batch, self.case.workload, self.case.cluster)
         ranking.unmet += int(np.count_nonzero(fits & ~met))
         promising = fits & met
         return take(rows, promising), bound[promising]
@@ -178,7 +166,7 @@ class Search:
         if len(nearest):
             unfit = take(lean, nearest)
             self._note_unfit(unfit, self._seconds(unfit), excess[nearest], ranking)
-        return fits, busy_many(self.workload, self.cluster, self.stack, self.proposer.grid(fast), self.calibration)
+        return fits, busy_many(self.case, self.proposer.grid(fast))
 
     def _leanest(self, rows: Columns, parts: Parts) -> Columns:
         space, size = self.proposer.space, count(rows)
@@ -186,7 +174,7 @@ class Search:
         columns = {}
         for name in ("zero_stage", "dp_kind"):
             columns[name] = np.full(size, parts.zero[name][lean_zero])
-        divides = (self.workload.seq_len % rows["tp"] == 0) & (rows["tp"] > 1)
+        divides = (self.case.workload.seq_len % rows["tp"] == 0) & (rows["tp"] > 1)
         columns["sequence_parallel"] = np.where(divides, max(space.sequence_parallel), 0)
         columns["precision"] = np.full(size, space.precision[0])
         columns["recompute_every"] = np.full(size, min(space.recompute_every))
@@ -214,9 +202,9 @@ class Search:
         fits = self._take_in(usual, found.sec_per_it, found.mem_gib, ranking)
         if len(self.proposer.space.placement) == 1:
             return
-        quiet = found.sec_per_it - found.pp - found.dp
+        quiet = found.sec_per_it - found.parts["pp"] - found.parts["dp"]
         if PLACEMENTS[self.proposer.space.placement[0]][0] != "tp":
-            quiet = quiet - found.tp  # else no other placement keeps more of a TP group inside a node
+            quiet = quiet - found.parts["tp"]  # else no other placement keeps more of a TP group inside a node
         devices = usual["dp"] * usual["tp"] * usual["pp"]
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
         placed = self.proposer.placements(take(usual | {"row": np.arange(count(usual))}, hopeful))
@@ -239,7 +227,7 @@ class Search:
         fast = {"recompute": min(space.recompute), "recompute_every": most}
         grid = self.proposer.grid(self._leanest(_or(rows, fast), parts))
         # How replicas agree, and over which links, is not chosen yet.
-        quiet = stages_many(self.workload, self.cluster, self.stack, grid, self.calibration)
+        quiet = stages_many(self.case, grid)
         value = self.objective.value(quiet * CHOICE_SLACK, grid.devices, rows["global_batch"])
         return take(rows, value <= self._threshold(ranking))
 
@@ -249,7 +237,7 @@ class Search:
         fits = memory <= limit
         devices = rows["dp"] * rows["tp"] * rows["pp"]
         value = self.objective.value(seconds, devices, rows["global_batch"])
-        met = self.objective.meets(seconds, devices, rows["global_batch"], self.workload, self.cluster)
+        met = self.objective.meets(seconds, devices, rows["global_batch"], self.case.workload, self.case.cluster)
         ranking.evaluated += len(fits)
         ranking.fitting += int(np.count_nonzero(fits))
         ranking.unmet += int(np.count_nonzero(fits & ~met))
@@ -291,17 +279,17 @@ class Search:
         return min(last, float(ranking.value[self.shown - 1]) * BEHIND)
 
     def _seconds(self, rows: Columns) -> Floats:
-        return time_many(self.workload, self.cluster, self.stack, self.proposer.grid(rows), self.calibration)
+        return time_many(self.case, self.proposer.grid(rows))
 
     def _memory(self, rows: Columns) -> Floats:
         grid = self.proposer.grid(rows)
-        return memory_many(self.workload, self.cluster, self.stack, grid, self.calibration)[0]
+        return memory_many(self.case, grid)[0]
 
     def _estimate(self, rows: Columns) -> Estimates:
-        return estimate_many(self.workload, self.cluster, self.stack, self.proposer.grid(rows), self.calibration)
+        return estimate_many(self.case, self.proposer.grid(rows))
 
     def _limit(self, rows: Columns) -> Floats:
-        return memory_limit_gib(self.cluster, rows["dp"] * rows["tp"] * rows["pp"], self.mem_margin)
+        return memory_limit_gib(self.case.cluster, rows["dp"] * rows["tp"] * rows["pp"], self.mem_margin)
 
 
 def _order(value: Floats, memory: Floats, rows: Columns) -> Ints:

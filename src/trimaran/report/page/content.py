@@ -9,7 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from trimaran.cost.estimate import Estimate, estimate
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.cost.estimates import Estimate
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.rows import nouns_of
 from trimaran.layout.notation import parse_layout
@@ -18,7 +20,7 @@ from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.report.measured import size_label
 
 
-class Case(Noun):
+class ShownLayout(Noun):
     """One line of the page's table: a layout, what was predicted of it and what was measured.
 
     `time_s` holds predicted seconds by part, `memory_gib` predicted GiB by part of each stage. What is not
@@ -66,7 +68,7 @@ class Content(Noun):
     title: str
     facts: tuple[tuple[str, str], ...]
     sentences: tuple[str, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[ShownLayout, ...]
     mem_limit_gib: float | None = None
 
 
@@ -86,7 +88,7 @@ def plan_content(plan: Mapping[str, Any]) -> Content:
 def _plan_content(plan: Mapping[str, Any]) -> Content:
     entries: Sequence[Mapping[str, Any]] = plan["layouts"]
     cases = tuple(
-        Case(
+        ShownLayout(
             source="plan",
             work=f"{plan['model']} on {plan['cluster']}",
             status="predicted",
@@ -163,7 +165,7 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
     )
 
 
-def _measured_case(source: str, row: Measurement) -> Case:
+def _measured_case(source: str, row: Measurement) -> ShownLayout:
     found = _estimate_of(row)
     dp = row.dp or 1
     fields = {name: getattr(row, name) for name in _SHARED if name not in ("layout", "devices", "dp")}
@@ -171,7 +173,7 @@ def _measured_case(source: str, row: Measurement) -> Case:
     if found is not None:
         stages = (stage.model_dump(exclude={"stage"}) for stage in found.memory)
         parts = {"time_s": found.time.model_dump(), "memory_gib": tuple(stages)}
-    return Case(
+    return ShownLayout(
         source=source,
         work=_work(row),
         layout=_layout_of(row),
@@ -201,7 +203,7 @@ def _estimate_of(row: Measurement) -> Estimate | None:
     try:
         nouns = nouns_of(row)
         layout = parse_layout(row.layout_label) if row.layout_label else nouns.layout
-        return estimate(nouns.workload, nouns.cluster, nouns.stack, layout)
+        return estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack), layout)
     except TrimaranError:
         return None
 

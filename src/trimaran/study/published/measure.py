@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_stack
 from trimaran.files.rows import study_table
@@ -75,7 +76,7 @@ def measure_small(
             try:
                 here = _cluster_of(cluster, small)
                 check_layout(small.layout, small.workload, here, study.stack)
-                found = estimate(small.workload, here, study.stack, small.layout)
+                found = estimate(Case.of(small.workload, here, study.stack), small.layout)
                 prediction = {small.layout: Prediction(found.sec_per_it, found.reported_mem_gib)}
                 (row,) = run_sweep(
                     study, here, [small.layout], store, data_dir=data, work_dir=workspace.trials,

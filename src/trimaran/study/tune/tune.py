@@ -13,6 +13,7 @@ from trimaran.bench.registry import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.bench.trial.trial import prepare_trial
 from trimaran.cost.calibration import Calibration, resolve_calibration, save_calibration
+from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.rows import fit_observations
 from trimaran.cost.fit.solve import Observation
@@ -208,7 +209,7 @@ def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) ->
         fixed=dict(recipe.sweep.fixed),
         mem_margin=recipe.sweep.mem_margin,
     )
-    planned = plan_with(workload, cluster, stack, settings, calibration)
+    planned = plan_with(Case.of(workload, cluster, stack, calibration), settings)
     layouts = stated_layouts(recipe)
     own = {_resolved(layout, recipe) for layout in layouts}
     layouts += [entry.layout for entry in planned.entries]
@@ -217,7 +218,7 @@ def candidates_of(recipe: Recipe, cluster: Cluster, calibration: Calibration) ->
         distinct.setdefault(_resolved(layout, recipe), layout)
     candidates = []
     for layout in distinct.values():
-        predicted = estimate(workload, cluster, stack, layout, calibration)
+        predicted = estimate(Case.of(workload, cluster, stack, calibration), layout)
         candidates.append(Candidate(layout, predicted.sec_per_it, predicted.reported_mem_gib))
     return candidates, len(own)
 
@@ -230,16 +231,9 @@ def observations(
     recipe: Recipe, cluster: Cluster, candidates: Sequence[Candidate], rows: Mapping[int, Measurement]
 ) -> list[Observation]:
     """What was measured, as a fit sees it."""
+    case = Case.of(recipe.workload, cluster, recipe.stack)
     return [
-        Observation(
-            recipe.workload,
-            cluster,
-            recipe.stack,
-            candidates[index].layout,
-            row.sec_per_it,
-            row.mem_gib,
-            row.date or "",
-        )
+        Observation(case, candidates[index].layout, row.sec_per_it, row.mem_gib, row.date or "")
         for index, row in rows.items()
         if row.status == "ok"
     ]
@@ -260,7 +254,7 @@ def learned(
     fitted = fit_observations(seen, [one.layout.label() for one in seen]).calibration
     anew = []
     for candidate in candidates:
-        predicted = estimate(recipe.workload, cluster, recipe.stack, candidate.layout, fitted)
+        predicted = estimate(Case.of(recipe.workload, cluster, recipe.stack, fitted), candidate.layout)
         anew.append(replace(candidate, predicted_sec_per_it=predicted.sec_per_it))
     return Outlook(anew, max(fitted.time_error, LEAST_ERROR))
 

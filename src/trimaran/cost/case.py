@@ -1,0 +1,49 @@
+"""Case: what a prediction is about - a workload on a cluster under a stack, with what is known of the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+
+@dataclass(frozen=True)
+class Case:
+    """Workload, cluster, stack and the calibration that predicts them."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    calibration: Calibration
+
+    @classmethod
+    def of(cls, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration | None = None) -> Self:
+        """The case with `calibration`, or else the shipped one of (cluster, stack), or else the prior."""
+        return cls(workload, cluster, stack, resolve_calibration(cluster, stack, calibration))
+
+    @property
+    def model(self) -> Model:
+        """The workload's model."""
+        return self.workload.model
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the cluster's devices are slots of CPUs."""
+        return self.cluster.device.kind == "cpu"
+
+    def with_workload(self, workload: Workload) -> Case:
+        """Another workload on the same cluster under the same stack."""
+        return replace(self, workload=workload)
+
+    def on(self, cluster: Cluster) -> Case:
+        """The same on another cluster, with the calibration of this one."""
+        return replace(self, cluster=cluster)
+
+    def calibrated(self, calibration: Calibration) -> Case:
+        """The same with another calibration."""
+        return replace(self, calibration=calibration)

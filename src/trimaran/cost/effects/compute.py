@@ -1,0 +1,39 @@
+"""Compute on the slowest stage: forward and backward, what recompute adds, embedding and head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trimaran.cost.case import Case
+from trimaran.cost.effects.effect import Effect, Iteration, Part
+from trimaran.cost.grid import Floats
+from trimaran.layout.layout import Layout
+
+
+def _seconds(iteration: Iteration) -> Mapping[str, Floats]:
+    m, work = iteration.micro_batches, iteration.work
+    return {
+        "forward": m * work.layers * work.layer_forward,
+        "backward": m * work.layers * work.layer_backward,
+        "recompute": m * work.layers * work.layer_recompute,
+        "head": m * work.ends,
+    }
+
+
+def _recompute_cause(layout: Layout, case: Case, micro_batches: int) -> str:
+    return "activations are computed twice to save memory; more memory or a smaller micro-batch"
+
+
+def _head_cause(layout: Layout, case: Case, micro_batches: int) -> str:
+    return f"the logits over {case.model.vocab} words sit on the slowest stage; fewer layers there, more TP"
+
+
+COMPUTE = Effect(
+    (
+        Part("forward", "layers, forward"),
+        Part("backward", "layers, backward"),
+        Part("recompute", "activations computed again", _recompute_cause),
+        Part("head", "embedding, logits and loss", _head_cause),
+    ),
+    _seconds,
+)

@@ -1,0 +1,73 @@
+"""Effect: a cause of time, as a function of one iteration that returns named parts in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from trimaran.cost.case import Case
+from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.memory.stage import fullest_parameters
+from trimaran.cost.network import Network
+from trimaran.cost.pipeline.closed_form import PipelineTime, pipeline_time
+from trimaran.cost.stage_work import StageWork, stage_work
+from trimaran.layout.layout import Layout
+
+
+@dataclass
+class Iteration:
+    """One iteration of every layout of a grid, and what several effects need of it.
+
+    Unless `apart`, all waiting in the pipeline is told as sends, which is quicker.
+    """
+
+    case: Case
+    grid: LayoutGrid
+    apart: bool = True
+
+    @cached_property
+    def work(self) -> StageWork:
+        """What the stages do in one micro-batch."""
+        return stage_work(self.case, self.grid)
+
+    @cached_property
+    def pipeline(self) -> PipelineTime:
+        """Time of all micro-batches through the pipeline."""
+        return pipeline_time(self.grid, self.work.times, apart=self.apart)
+
+    @cached_property
+    def parameters(self) -> Floats:
+        """Parameters on the rank that has most of them, before ZeRO shards them."""
+        return fullest_parameters(self.case.model, self.case.stack, self.grid)
+
+    @cached_property
+    def network(self) -> Network:
+        """Times of collectives and sends."""
+        return Network(self.case.cluster, self.case.calibration)
+
+    @property
+    def micro_batches(self) -> Floats:
+        """Micro-batches of one replica."""
+        return self.grid.micro_batches * 1.0
+
+
+# Why a layout loses time to a part, and what would lessen it: of the layout, its case and its micro-batches.
+Cause = Callable[[Layout, Case, int], str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One named part of an iteration: what it is, for a legend, and the cause where another layout could avoid it."""
+
+    name: str
+    says: str
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A cause of time: its parts, and their seconds exposed along the slowest stage, shape (n,) each."""
+
+    parts: tuple[Part, ...]
+    seconds: Callable[[Iteration], Mapping[str, Floats]]

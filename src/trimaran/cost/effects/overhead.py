@@ -1,0 +1,42 @@
+"""What every micro-batch and every iteration cost besides: launches, data, logging, agreement."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimaran.cost.case import Case
+from trimaran.cost.effects.effect import Effect, Part
+from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.network import Network, group
+from trimaran.layout.layout import Layout
+
+# Bytes of loss, gradient norm, zeros and stop signal.
+AGREED_BYTES = 32.0
+
+
+def overhead_time(case: Case, grid: LayoutGrid) -> Floats:
+    """Seconds that every micro-batch and every iteration cost besides."""
+    calibration = case.calibration
+    fixed = grid.micro_batches * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3
+    return np.asarray(fixed + _agreement(case, grid))
+
+
+def _agreement(case: Case, grid: LayoutGrid) -> Floats:
+    """Seconds in which the ranks agree on loss and gradient norm, where that crosses a shaped network."""
+    if case.cluster.shaped is None or not case.stack.agrees_every_step:
+        return np.zeros(len(grid))
+    everyone = group(grid.devices, np.ones_like(grid.devices), grid.devices, case.cluster)
+    network = Network(case.cluster, case.calibration)
+    return np.where(everyone.crosses, network.all_reduce(np.full(len(grid), AGREED_BYTES), everyone), 0.0)
+
+
+def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
+    if micro_batches > 1:
+        return f"{micro_batches} micro-batches each cost launches; a larger micro-batch"
+    return "launches and the loop itself; a larger batch or model"
+
+
+OVERHEAD = Effect(
+    (Part("overhead", "launches, data, logging", _cause),),
+    lambda iteration: {"overhead": overhead_time(iteration.case, iteration.grid)},
+)

@@ -1,0 +1,23 @@
+"""All causes of time, in the order in which tables and pages show their parts."""
+
+from __future__ import annotations
+
+from trimaran.cost.effects.compute import COMPUTE
+from trimaran.cost.effects.data import DATA
+from trimaran.cost.effects.effect import Effect, Iteration, Part
+from trimaran.cost.effects.optimizer import STEP
+from trimaran.cost.effects.overhead import OVERHEAD
+from trimaran.cost.effects.pipelines import PIPELINE
+from trimaran.cost.effects.tensor import TENSOR
+from trimaran.cost.grid import Floats
+
+EFFECTS: tuple[Effect, ...] = (COMPUTE, TENSOR, PIPELINE, DATA, STEP, OVERHEAD)
+PARTS: tuple[Part, ...] = tuple(part for effect in EFFECTS for part in effect.parts)
+TIME_PARTS: tuple[str, ...] = tuple(part.name for part in PARTS)
+
+
+def time_parts(iteration: Iteration) -> dict[str, Floats]:
+    """Seconds of every part, in the order of TIME_PARTS."""
+    scale = iteration.case.calibration.time_scale
+    seconds = {name: value for effect in EFFECTS for name, value in effect.seconds(iteration).items()}
+    return {name: seconds[name] * scale for name in TIME_PARTS}

@@ -1,0 +1,245 @@
+"""Kernels: how long a rank takes for an operator's products, passes over memory and launches.
+
+All functions take arrays over layouts and return seconds of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+
+from trimaran.cost.case import Case
+from trimaran.cost.grid import Bools, Floats, Ints, by_precision
+from trimaran.cost.measured import AttentionTable, MatmulTable
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.precision import PRECISIONS
+from trimaran.operators.operator import Operator, Product
+
+# Output tiles of the GEMM libraries and their rate relative to the best one; a small tile reloads
+# its operands more often. NVIDIA, Deep Learning Performance Guide, matrix multiplication.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62))
+# Elements of K that the prologue and the epilogue of a tile cost: on tensor cores, and without.
+TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
+# Operators that autograd runs for one of the forward pass.
+BACKWARD_LAUNCHES = 1.4
+# Clock of a CPU whose cluster file states none.
+USUAL_CLOCK_GHZ = 2.5
+# Tensor cores want sizes in multiples of 16 bytes.
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of one layer on one rank for one micro-batch, without communication; arrays.
+
+    `selected_forward` is the forward of what selective recompute makes again. `idle_forward` and `idle_backward` are
+    the parts in which a GPU waits for its host to launch more.
+    """
+
+    forward: Floats
+    backward: Floats
+    selected_forward: Floats
+    idle_forward: Floats
+    idle_backward: Floats
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank computes and moves: arrays over layouts.
+
+    `peak` operations/s, `bandwidth` bytes/s, `element` bytes of an activation. The slowdowns are how much
+    longer a rank takes because of the others of its node: 1 on a GPU, more where slots share cores.
+    """
+
+    peak: Floats
+    bandwidth: float
+    element: Floats
+    tensor_cores: Bools
+    half: Bools
+    matmul_slowdown: Floats
+    memory_slowdown: Floats
+    overhead_slowdown: Floats
+
+
+def rates(case: Case, precision: Ints, devices: Ints) -> Rates:
+    """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count."""
+    device, calibration = case.cluster.device, case.calibration
+    peaks = [(device.peak(word) or 0.0) * 1e12 for word in PRECISIONS]
+    peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
+    on_cpu = device.kind == "cpu"
+    element = by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes)
+    matmul, memory, overhead = slowdowns(case.cluster, devices)
+    tensor_cores = (element < 4) & (device.kind == "gpu")
+    plain = (element == 4) & (device.kind == "gpu")
+    return Rates(
+        peak=peak * np.where(plain, calibration.gemm_plain, calibration.gemm),
+        bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
+        element=element,
+        tensor_cores=tensor_cores,
+        half=by_precision(precision, lambda p: p.name == "fp16") > 0,
+        matmul_slowdown=matmul,
+        memory_slowdown=memory,
+        overhead_slowdown=overhead,
+    )
+
+
+def slowdowns(cluster: Cluster, devices: Ints) -> tuple[Floats, Floats, Floats]:
+    """How much longer matmuls, memory passes and small operators take with that many devices at work.
+
+    As the probe measured it; else slots that want more cores than a node has take turns.
+    """
+    slots = np.minimum(devices, cluster.devices_per_machine).astype(np.float64)
+    if cluster.contention:
+        known = sorted(cluster.contention, key=lambda c: c.ranks)
+        ranks = np.log([1.0, *(c.ranks for c in known)])
+        measured = [[1.0, *(getattr(c, name) for c in known)] for name in ("matmul", "memory", "overhead")]
+        a, b, c = (np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
+        return a, b, c
+    wanted = slots * cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else np.zeros(slots.shape)
+    turns = np.maximum(1.0, wanted)
+    return turns, turns, turns
+
+
+def gemm_time(
+    m: Floats | float,
+    n: Floats | float,
+    k: Floats | float,
+    batch: Floats | float,
+    rate: Rates,
+    cluster: Cluster,
+    unaligned: float,
+) -> Floats:
+    """Seconds of `batch` products m x k times k x n on one rank.
+
+    GPU: the tiles of the output run in waves over the multiprocessors; the last wave and the
+    edge tiles are paid in full, and sizes off the tensor cores' alignment run at `unaligned`
+    of the peak. Never faster than the operands and the result pass through memory.
+    """
+    m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
+    moved = batch * (m * k + k * n + m * n) * rate.element
+    sms = cluster.device.multiprocessors
+    operations = 2.0 * batch * m * n * k
+    if not sms:
+        return np.maximum(operations / rate.peak, moved / rate.bandwidth)
+    per_sm = rate.peak / sms
+    fill = np.where(rate.tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
+    rows, columns, relative = np.array(TILES).T[:, :, None]
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+    # A product with fewer tiles than multiprocessors is split along K as far as that pays.
+    split = np.maximum(np.minimum(np.floor(sms / tiles), np.maximum(1.0, k / 512.0)), 1.0)
+    waves = np.ceil(tiles * split / sms)
+    tile = 2.0 * rows * columns * (k / split + fill) / (per_sm * relative)
+    best = (waves * tile).min(axis=0)
+    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
+    slow = operations / (rate.peak * unaligned)
+    best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)
+    return np.asarray(np.maximum(best, moved / rate.bandwidth))
+
+
+class Kernels:
+    """Times of operators on one cluster under one stack, at the rates of the layouts at hand."""
+
+    def __init__(self, case: Case, rate: Rates) -> None:
+        self.cluster, self.stack, self.calibration, self.rate = case.cluster, case.stack, case.calibration, rate
+        self.matmul = MatmulTable(self.cluster.matmul) if self.cluster.matmul else None
+        measured = self.cluster.attention if self.stack.flash_attention else ()
+        self.attention = AttentionTable(measured) if measured else None
+
+    def layer(self, operators: Sequence[Operator]) -> LayerTime:
+        """One layer's forward and backward (weights and inputs), communication apart."""
+        forward, backward, selected = (np.zeros(self.rate.peak.shape) for _ in range(3))
+        for operator in operators:
+            there, back = self.time(operator)
+            forward, backward = forward + there, backward + back
+            if operator.name in self.stack.selective:
+                selected = selected + there
+        launches = reduce(np.add, (operator.launches for operator in operators))
+        host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
+        host_backward = BACKWARD_LAUNCHES * host_forward
+        if self.cluster.device.kind != "gpu":
+            zero = np.zeros(self.rate.peak.shape)
+            return LayerTime(forward + host_forward, backward + host_backward, selected, zero, zero)
+        # The host launches ahead of the device: the slower of the two is what counts.
+        idle_forward = np.maximum(host_forward - forward, 0.0)
+        idle_backward = np.maximum(host_backward - backward, 0.0)
+        return LayerTime(forward + idle_forward, backward + idle_backward, selected, idle_forward, idle_backward)
+
+    def time(self, operator: Operator) -> tuple[Floats, Floats]:
+        """Seconds of one operator, (forward, backward), launches apart."""
+        products = {"linear": self._linear, "batched": self._batched, "flash": self._flash}[operator.kernel]
+        forward, backward = products(operator)
+        forward = forward + operator.moved_forward * self._per_byte + self._drawing(operator.drawn)
+        return forward, backward + operator.moved_backward * self._per_byte
+
+    def product(self, product: Product) -> Floats:
+        """Seconds of products: from the probe's measured rates where the cluster has them."""
+        m, n, k, batch, rate = product.m, product.n, product.k, product.batch, self.rate
+        if self.matmul is not None:
+            measured = self.matmul.rate(m, n, k, rate.element)
+            return np.asarray(product.operations / (measured * self.calibration.gemm) * rate.matmul_slowdown)
+        return gemm_time(m, n, k, batch, rate, self.cluster, self.calibration.unaligned) * rate.matmul_slowdown
+
+    def _linear(self, operator: Operator) -> tuple[Floats, Floats]:
+        return self._sum(operator.forward), self._sum(operator.backward)
+
+    def _batched(self, operator: Operator) -> tuple[Floats, Floats]:
+        share = self._batched_share(float(operator.forward[0].k))
+        return self._sum(operator.forward) / share, self._sum(operator.backward) / share
+
+    def _flash(self, operator: Operator) -> tuple[Floats, Floats]:
+        """Measured times where the cluster has them, else a rate; causal kernels skip the masked half."""
+        rate, scores = self.rate, operator.forward[0]
+        if self.attention is not None:
+            forward, backward = self.attention.time(
+                np.asarray(scores.batch), float(scores.m), float(scores.k), rate.element
+            )
+            return forward * rate.matmul_slowdown, backward * rate.matmul_slowdown
+        slower = 0.5 * rate.matmul_slowdown / (rate.peak * self.calibration.attention)
+        forward, backward = (
+            np.asarray(reduce(np.add, (product.operations for product in products)) * slower)
+            for products in (operator.forward, operator.backward)
+        )
+        return forward, backward
+
+    def _sum(self, products: Sequence[Product]) -> Floats:
+        """Seconds of products one after the other; those of one shape are timed once."""
+        seconds = np.zeros(self.rate.peak.shape)
+        shapes = {id(product): product for product in products}
+        for shape, times in Counter(map(id, products)).items():
+            seconds = seconds + times * self.product(shapes[shape])
+        return seconds
+
+    def _batched_share(self, head_dim: float) -> Floats | float:
+        """Rate of the batched products over `gemm`.
+
+        Strided-batched fp16 kernels of cuBLAS run far slower for head sizes 64 and 128 than for those
+        beside them: BigScience's BLOOM sweep, h 14336 with 112 heads (of 128) against 128 heads (of 112), 139 against
+        125 s; h 12288 with 96 (of 128) against 128 (of 96), 145 against 129 s; vTrain's models agree.
+        """
+        size = int(head_dim)
+        if self.cluster.device.kind != "gpu" or size < 128 or size & (size - 1):
+            return self.calibration.attention
+        return np.where(self.rate.half, self.calibration.attention_pow2, self.calibration.attention)
+
+    @cached_property
+    def _per_byte(self) -> Floats:
+        """Seconds a byte of the memory-bound passes takes.
+
+        On a CPU whose allocator gives freed memory back to the system, every tensor written (half of what
+        moves) is made of fresh pages, which the kernel zeroes at `fresh_gb_s`.
+        """
+        seconds = 1.0 / self.rate.bandwidth
+        if self.cluster.device.kind == "cpu" and not self.stack.keeps_freed_memory:
+            seconds += 0.5e-9 / self.calibration.fresh_gb_s
+        return np.asarray(seconds * self.rate.memory_slowdown)
+
+    def _drawing(self, drawn: Floats | float) -> Floats | float:
+        """Random numbers of dropouts on a CPU, where PyTorch draws them in one thread."""
+        if self.cluster.device.kind != "cpu":
+            return 0.0
+        seconds = self.calibration.random_cycles / ((self.cluster.device.clock_ghz or USUAL_CLOCK_GHZ) * 1e9)
+        return drawn * seconds * self.rate.overhead_slowdown

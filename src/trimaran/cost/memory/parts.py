@@ -1,0 +1,102 @@
+"""The parts of a rank's memory: one entry each, in the order in which tables and pages show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from trimaran.cost.case import Case
+from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.memory.rank import RankMemory
+from trimaran.cost.memory.stage import StageShape
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, shards
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """A cause of memory: what it is, for a legend, and its bytes; `allocated`: by the framework's allocator."""
+
+    name: str
+    says: str
+    size: Callable[[RankMemory], Floats]
+    allocated: bool = True
+
+
+def _weights(rank: RankMemory) -> Floats:
+    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next."""
+    share = shards(rank.grid, WEIGHTS)
+    gathered = 2.0 * rank.case.model.layer_parameters / rank.grid.tp * rank.element
+    return rank.count / share * rank.element + np.where(share > 1, gathered, 0.0)
+
+
+def _gradients(rank: RankMemory) -> Floats:
+    return rank.count / shards(rank.grid, GRADIENTS) * rank.gradient
+
+
+def _optimizer(rank: RankMemory) -> Floats:
+    """Moments and master copy; activations and logits are gone when the step makes its copies."""
+    master = np.where(rank.has_master > 0, float(rank.case.stack.master_weight_bytes), 0.0)
+    copies = np.maximum(rank.step_copies - rank.activations - rank.logits, 0.0)
+    return rank.count / shards(rank.grid, OPTIMIZER) * (rank.moment_bytes + master) + copies
+
+
+def _activations(rank: RankMemory) -> Floats:
+    return rank.activations * rank.case.calibration.activation_scale + _shared_bias(rank)
+
+
+def _shared_bias(rank: RankMemory) -> Floats | float:
+    """ALiBi as one (heads / TP, s, s) tensor that all layers of a rank share, where the stack adds it so."""
+    model = rank.case.model
+    if not rank.case.stack.alibi_tensor or model.positions != "alibi":
+        return 0.0
+    return model.heads / rank.grid.tp * float(rank.case.workload.seq_len) ** 2 * rank.element
+
+
+def _buffers(rank: RankMemory) -> Floats:
+    buckets = np.minimum(rank.count, float(rank.case.stack.bucket_elements)) * 2.0 * rank.gradient
+    return rank.case.calibration.buffer_gib * GIB + buckets
+
+
+def _context(rank: RankMemory) -> Floats:
+    return np.full(len(rank.grid), rank.case.cluster.device.context_gib * GIB)
+
+
+PARTS: tuple[MemoryPart, ...] = (
+    MemoryPart("weights", "working weights", _weights),
+    MemoryPart("gradients", "accumulated gradients", _gradients),
+    MemoryPart("optimizer", "moments and master weights", _optimizer),
+    MemoryPart("activations", "what layers keep for the backward", _activations),
+    MemoryPart("logits", "logits and loss", lambda rank: rank.logits),
+    MemoryPart("buffers", "communicators, workspaces, buckets", _buffers, allocated=False),
+    MemoryPart("context", "the runtime's own", _context, allocated=False),
+)
+MEMORY_PARTS: tuple[str, ...] = tuple(part.name for part in PARTS)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on a rank of one stage by part, arrays over layouts (or over the stages of one layout)."""
+
+    parts: Mapping[str, Floats]
+
+    @property
+    def total(self) -> Floats:
+        """All of it."""
+        return reduce(np.add, self.parts.values())
+
+    @property
+    def allocated(self) -> Floats:
+        """What the framework's allocator hands out: all but context and buffers outside it."""
+        return self.total - reduce(np.add, (self.parts[part.name] for part in reversed(PARTS) if not part.allocated))
+
+
+def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape) -> StageMemory:
+    """Memory of a rank of the stage described by `shape` under each layout of the grid."""
+    rank = RankMemory(case, grid, shape)
+    whole = np.zeros(len(grid))
+    return StageMemory({part.name: part.size(rank) + whole for part in PARTS})

@@ -1,1 +1,0 @@
-"""Operators: what one kernel does for one micro-batch on one rank."""

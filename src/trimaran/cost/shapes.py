@@ -1,0 +1,81 @@
+"""Distinct shapes of a grid, and what a micro-batch keeps under each: both are computed once a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+
+from trimaran.cost.case import Case
+from trimaran.cost.grid import Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
+from trimaran.operators.ends import head_operator
+from trimaran.operators.layer import layer_operators
+from trimaran.operators.operator import Operator, Part
+
+
+def part_of(case: Case, grid: LayoutGrid) -> Part:
+    """A rank's part of one micro-batch under each layout of the grid."""
+    on_cpu = case.on_cpu
+    return Part(
+        model=case.model,
+        seq_len=case.workload.seq_len,
+        stack=case.stack,
+        on_cpu=on_cpu,
+        tp=grid.tp.astype(np.float64),
+        mbs=grid.mbs.astype(np.float64),
+        sequence_parallel=grid.sequence_parallel,
+        element=by_precision(grid.precision, lambda p: p.activation_bytes),
+        moved_element=by_precision(grid.precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes),
+    )
+
+
+def distinct_shapes(grid: LayoutGrid, *more: Ints) -> tuple[LayoutGrid, Ints]:
+    """One layout of each distinct shape (and combination of `more`), and each layout's shape."""
+    keys = (grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), *more)
+    first, inverse = distinct(keys)
+    return grid.take(first), inverse
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
+
+    Of one `layer`: all of it; what selective recompute makes again (`selected`); its input alone. `logits` of the
+    head. `mlp_gradients`: what the MLP's backward holds beside, where the stack's does.
+    """
+
+    layer: Floats
+    selected: Floats
+    layer_input: Floats
+    logits: Floats
+    mlp_gradients: Floats
+
+
+def kept_bytes(case: Case, grid: LayoutGrid) -> KeptBytes:
+    """What one layer and the head keep under each layout of the grid."""
+    shapes, inverse = distinct_shapes(grid)
+    part = part_of(case, shapes)
+    operators = layer_operators(part)
+    head = head_operator(part, padded_vocab_of(case.model, case.stack, shapes.tp))
+    zero = np.zeros(len(shapes))
+    selected = [operator for operator in operators if operator.name in case.stack.selective]
+    mlp = part.tokens * (case.model.mlp_matrices * case.model.ffn_hidden / part.tp + case.model.hidden) * part.element
+    kept = KeptBytes(
+        layer=zero + _size(operators, "inputs") + _size(operators, "inside"),
+        selected=zero + _size(selected, "inside"),
+        layer_input=zero + operators[0].inputs[0].size,
+        logits=zero + _size((head,), "inside"),
+        mlp_gradients=zero + (mlp if case.stack.holds_mlp_gradients else 0.0),
+    )
+    return KeptBytes(**{field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)})
+
+
+def _size(operators: Sequence[Operator], which: Literal["inputs", "inside"]) -> Floats | float:
+    """Bytes of the operators' kept tensors."""
+    size: Floats | float = 0.0
+    for operator in operators:
+        for tensor in getattr(operator, which):
+            size = size + tensor.size
+    return size

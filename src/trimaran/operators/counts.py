@@ -1,0 +1,36 @@
+"""Operation counts of a model, from its operators."""
+
+from __future__ import annotations
+
+from trimaran.nouns.model import Model, padded_vocab
+from trimaran.operators.ends import head_operator
+from trimaran.operators.layer import layer_operators
+from trimaran.operators.operator import Operator, Part
+
+
+def forward_operations(operators: tuple[Operator, ...], *, causal: bool = False) -> float:
+    """Operations of the operators' products forward; with `causal` the half of the scores that the mask keeps."""
+    return sum(
+        float(product.operations) * (0.5 if causal and operator.kernel != "linear" else 1.0)
+        for operator in operators
+        for product in operator.forward
+    )
+
+
+def layer_forward_operations(model: Model, seq_len: int, *, causal: bool = False) -> float:
+    """Operations of one layer's products, forward, per sequence; scores in full unless `causal`.
+
+    2 s (qkv + projection + MLP weights) + 4 s^2 a_dim for scores and context (Narayanan et al., arXiv 2104.04473,
+    appendix).
+    """
+    return forward_operations(layer_operators(Part.whole(model, seq_len)), causal=causal)
+
+
+def head_forward_operations(model: Model, seq_len: int, tp: int = 1) -> float:
+    """Operations of the logits, forward, per sequence: 2 s h V, the vocabulary padded for `tp`."""
+    return forward_operations((head_operator(Part.whole(model, seq_len), padded_vocab(model.vocab, tp)),))
+
+
+def head_in_layers(model: Model, seq_len: int, tp: int = 1) -> float:
+    """How many layers the output head weighs, by operations; stage splits use it."""
+    return head_forward_operations(model, seq_len, tp) / layer_forward_operations(model, seq_len, causal=True)

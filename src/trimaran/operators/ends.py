@@ -1,0 +1,47 @@
+"""The operators at the ends of the model: embedding on the first stage, head and loss on the last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimaran.operators.operator import Collective, Number, Operator, Part, Product, Tensor
+
+
+def embedding_operator(part: Part) -> Operator:
+    """Lookup, positions and dropout forward, and the scatter of the gradient backward."""
+    moved = part.tokens * part.model.hidden * (6.0 * part.moved_element + 8.0)
+    return Operator(
+        "embedding",
+        moved_forward=moved / 3.0,
+        moved_backward=moved * 2.0 / 3.0,
+        collectives=(Collective("all_reduce", "tp", "forward", part.message),),
+    )
+
+
+def head_operator(part: Part, vocab: Number) -> Operator:
+    """Logits over `vocab` words and cross-entropy; a classifier has neither, and its TP ranks sum all the same.
+
+    An fp32 loss casts to fp32, takes maximum, exponential and sum, and casts its gradient back: it keeps three fp32
+    copies beside the 16-bit logits. One that takes the logits as they are keeps them and their gradient. A loss made
+    in chunks of tokens keeps one chunk.
+    """
+    model, stack = part.model, part.stack
+    collectives = (Collective("all_reduce", "tp", "backward", part.message),)
+    if model.head == "classifier":
+        return Operator("head", collectives=collectives)
+    tokens, h, v = part.tokens, float(model.hidden), vocab / part.tp
+    elements = tokens * v
+    element = part.moved_element
+    forward, backward = (element + 16.0, element + 8.0) if stack.fp32_loss else (2.0 * element, 2.0 * element)
+    narrow = np.where(np.asarray(part.element) < 4.0, part.element, 0.0)
+    copies = 12.0 + narrow if stack.fp32_loss else 2.0 * part.element
+    chunk = (stack.loss_chunk_cpu_tokens if part.on_cpu else stack.loss_chunk_gpu_tokens) or np.inf
+    return Operator(
+        "head",
+        forward=(Product(tokens, v, h),),
+        backward=(Product(tokens, h, v), Product(h, v, tokens)),
+        moved_forward=elements * forward,
+        moved_backward=elements * backward,
+        inside=(Tensor("logits", np.minimum(tokens, chunk) * v * copies),),
+        collectives=collectives,
+    )

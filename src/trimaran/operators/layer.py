@@ -1,0 +1,201 @@
+"""The operators of a dense transformer layer, each in the implementation that the stack picks.
+
+Kept tensors follow Korthikanti et al., arXiv 2205.05198, eq. (1) and (2), written out one by one so that element
+sizes, TP, sequence parallelism, flash attention and unfused kernels each count. Passes over memory follow the kernels'
+reads and writes: a pass is one read or one write of every element.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimaran.operators.operator import Collective, Number, Operator, Part, Phase, Product, Tensor
+
+# Bytes an element beyond a fused kernel's of an RMS norm, forward and backward, and of rotary angles, in PyTorch's
+# eager operators: casts to fp32 and back, square, mean, scale; complex products.
+EAGER_RMS_NORM_BYTES, EAGER_ROTARY_BYTES = (32.0, 50.0), 20.0
+# What scores add to the host's launches where Megatron's fused softmax does not take them: scale, mask, two casts or
+# copies.
+UNFUSED_SOFTMAX_LAUNCHES = 5.0
+
+
+def layer_operators(part: Part) -> tuple[Operator, ...]:
+    """The operators of one layer in their order: attention block, then MLP block."""
+    return (*attention_block(part), *mlp_block(part))
+
+
+def attention_block(part: Part) -> tuple[Operator, ...]:
+    """Norm, qkv, rotary angles, attention, projection and residual."""
+    model, t = part.model, part.tp
+    qkv = (model.attention_hidden + 2 * model.kv_hidden) / t
+    context = model.attention_hidden / t
+    rotary = (_rotary(part),) if model.positions == "rotary" else ()
+    return (
+        _norm(part, "attention norm"),
+        _linear(part, "qkv", qkv, model.hidden, _hidden(part, "normed hidden"), sums="backward", launches=2.0),
+        *rotary,
+        _flash_attention(part) if part.stack.flash_attention else _attention(part),
+        _linear(part, "projection", model.hidden, context, _split(part, "context", context), sums="forward"),
+        _residual(part, "attention residual"),
+    )
+
+
+def mlp_block(part: Part) -> tuple[Operator, ...]:
+    """Norm, up (and gate), activation, down and residual."""
+    model = part.model
+    up, width = model.ffn_hidden * (model.mlp_matrices - 1) / part.tp, model.ffn_hidden / part.tp
+    return (
+        _norm(part, "MLP norm"),
+        _linear(part, "up", up, model.hidden, _hidden(part, "normed hidden"), sums="backward"),
+        _activation(part),
+        _linear(part, "down", model.hidden, width, _split(part, "activated", width), sums="forward"),
+        _residual(part, "MLP residual"),
+    )
+
+
+def _hidden(part: Part, name: str) -> Tensor:
+    return Tensor(name, part.hidden_elements * part.element)
+
+
+def _split(part: Part, name: str, width: Number) -> Tensor:
+    """A tensor of `width` features a token on each TP rank."""
+    return Tensor(name, part.tokens * width * part.element)
+
+
+def _linear(
+    part: Part, name: str, n: Number, k: Number, kept: Tensor, *, sums: Phase, launches: float = 1.0
+) -> Operator:
+    """Tokens x k times k x n; backward once for the input's gradient and once for the weight's.
+
+    TP sums the output forward where its input is split, and the input's gradient backward where its output is
+    (Shoeybi et al., arXiv 1909.08053); under sequence parallelism a reduce-scatter and an all-gather move the same.
+    """
+    tokens = part.tokens
+    return Operator(
+        name,
+        forward=(Product(tokens, n, k),),
+        backward=(Product(tokens, k, n), Product(k, n, tokens)),
+        inputs=(kept,),
+        launches=launches + np.where((np.asarray(part.tp) > 1) & (sums == "forward"), 1.0, 0.0),
+        collectives=(Collective("all_reduce", "tp", sums, part.message),),
+    )
+
+
+def _norm(part: Part, name: str) -> Operator:
+    forward, backward = (2.0, 3.0) if part.stack.fused_layernorm else (2.0, 4.0)
+    eager_forward, eager_backward = EAGER_RMS_NORM_BYTES
+    eager = _is_eager(part) and part.model.norm == "rmsnorm"
+    elements = part.hidden_elements
+    return Operator(
+        name,
+        moved_forward=elements * (forward * part.moved_element + (eager_forward if eager else 0.0)),
+        moved_backward=elements * (backward * part.moved_element + (eager_backward if eager else 0.0)),
+        inputs=(_hidden(part, "hidden"),),
+        launches=2.0,
+    )
+
+
+def _is_eager(part: Part) -> bool:
+    """Whether norms and rotary angles run as PyTorch's eager operators on a GPU."""
+    return part.stack.eager_norms and not part.stack.fused_layernorm and not part.on_cpu
+
+
+def _rotary(part: Part) -> Operator:
+    model = part.model
+    turned = part.tokens * (model.attention_hidden + model.kv_hidden) / part.tp
+    moved = turned * (EAGER_ROTARY_BYTES if _is_eager(part) else 2.0 * part.moved_element)
+    return Operator("rotary angles", moved_forward=moved, moved_backward=moved)
+
+
+def _queries_keys_values(part: Part) -> Tensor:
+    width = part.model.attention_hidden + 2.0 * part.model.kv_hidden
+    return _split(part, "queries, keys and values", width / part.tp)
+
+
+def _attention_products(part: Part) -> tuple[Product, Product]:
+    """Scores and context of every head."""
+    s, d, batch = float(part.seq_len), float(part.model.head_dim), part.mbs * part.model.heads / part.tp
+    return Product(s, s, d, batch), Product(s, d, s, batch)
+
+
+def _flash_attention(part: Part) -> Operator:
+    """Flash attention (Dao, arXiv 2307.08691): the backward makes the scores again, five products for two."""
+    scores, context = _attention_products(part)
+    return Operator(
+        "attention",
+        forward=(scores, context),
+        backward=(scores, scores, scores, context, context),
+        kernel="flash",
+        inputs=(_queries_keys_values(part),),
+        inside=(Tensor("log-sum-exp", part.tokens * (part.model.heads / part.tp) * 4.0),),
+        launches=5.0,
+    )
+
+
+def _attention(part: Part) -> Operator:
+    """Scores, softmax and context, with the scores in memory.
+
+    Fused: softmax with its scale and mask, then dropout. Unfused they pass one by one, with casts to fp32 and back
+    where the stack wants its softmax in it.
+    """
+    stack = part.stack
+    products = _attention_products(part)
+    scores = products[0].m * products[0].n * products[0].batch
+    fused = part.fused_softmax
+    casts = 5.0 if stack.fp32_softmax else 0.0
+    dropout = 2.5 if stack.dropout else 0.0
+    unfused = np.where(fused, 0.0, UNFUSED_SOFTMAX_LAUNCHES) if stack.fused_softmax else 0.0
+    copies = 2.0 if stack.fused_softmax else 3.0
+    return Operator(
+        "attention",
+        forward=products,
+        backward=products + products,
+        kernel="batched",
+        moved_forward=scores * part.moved_element * (np.where(fused, 2.0, 6.0 + casts) + dropout),
+        moved_backward=scores * part.moved_element * (np.where(fused, 3.0, 6.5 + casts) + dropout),
+        inputs=(_queries_keys_values(part),),
+        inside=(Tensor("scores", scores * copies * part.element), Tensor("dropout mask", scores * _mask_bytes(part))),
+        launches=5.0 + unfused,
+        drawn=scores if stack.dropout else 0.0,
+    )
+
+
+def _mask_bytes(part: Part) -> Number:
+    """Bytes an element of a dropout's mask: one on a GPU, a whole element on a CPU."""
+    if not part.stack.dropout:
+        return 0.0
+    return part.element if part.on_cpu else 1.0
+
+
+def _residual(part: Part, name: str) -> Operator:
+    """Bias, dropout and sum with the hidden state."""
+    dropout = part.stack.dropout
+    forward, backward = (3.5, 2.5) if dropout else (3.0, 1.0)
+    moved = part.hidden_elements * part.moved_element
+    return Operator(
+        name,
+        moved_forward=moved * forward,
+        moved_backward=moved * backward,
+        inside=(Tensor("dropout mask", part.hidden_elements * _mask_bytes(part)),),
+        launches=2.0,
+        drawn=part.tokens * part.model.hidden if dropout else 0.0,
+    )
+
+
+def _activation(part: Part) -> Operator:
+    """GELU, or SwiGLU's gate times the other half. An unfused kernel keeps a tensor of its own."""
+    model, stack = part.model, part.stack
+    forward, backward = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
+    if model.mlp == "swiglu":
+        forward, backward = forward + 2.0, backward + 3.0
+    width = model.ffn_hidden / part.tp
+    kept = () if stack.fused_gelu or stack.lean_activation else (_split(part, "inner activation", width),)
+    moved = part.tokens * width * part.moved_element
+    return Operator(
+        "activation",
+        moved_forward=moved * forward,
+        moved_backward=moved * backward,
+        inputs=(_split(part, "up", width * (model.mlp_matrices - 1.0)),),
+        inside=kept,
+        launches=2.0,
+    )
