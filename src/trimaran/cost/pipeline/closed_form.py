@@ -240,75 +240,91 @@ def _once(pipe: _Pipes) -> Floats:
 
 
 def _paced(pipe: _Pipes) -> Floats:
-    """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241).
+    """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241): the longest of the paths by each pivot."""
+    paths = _PacedPaths(pipe)
+    return np.asarray(np.maximum.reduce([paths.by(pivot) for pivot in range(pipe.pivots)]))
 
-    Under the latter rank q puts weight gradients off by q micro-batches: they delay neither the way down and up nor
+
+class _Pivot(NamedTuple):
+    """A rank, its layers, and those of the ranks before and behind it."""
+
+    rank: Floats
+    layers: Floats
+    before: Floats
+    behind: Floats
+
+
+class _PacedPaths:
+    """Paths through 1F1B by one pivot each.
+
+    Under zero-bubble rank q puts weight gradients off by q micro-batches: they delay neither the way down and up nor
     round trips and are done, q + 1 of them, after the last backward.
     Rank q keeps k = p - q micro-batches in flight. A round trip from it to the last stage spares it the work of
     k - 1 micro-batches: at the start their forwards, at the end their backwards, in between both; one to a rank
     n - 1 behind it that of n - 1.
     """
-    t, m, p = pipe.times, pipe.m, pipe.p
-    own = pipe.grid.own_split
-    put_off = np.where(pipe.grid.schedule == SCHEDULES.index("zero_bubble"), t.weight, 0.0)
-    table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
-    pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, own]]
-    send = t.send_arrives
-    wait: Floats | float = send if t.blocks else 0.0
-    layer, layer_up = t.forward + t.backward - put_off, t.backward - put_off
-    ends_last = t.last_forward + t.last_backward - wait
-    first_weight = pipe.grid.splits.first[own] * put_off
-    best = np.full(len(p), -np.inf)
-    at_last = len(pivots) - 3
-    for j, (q, n, before, after) in enumerate(pivots):
-        if j in (1, 2, at_last + 1, at_last + 2):
-            continue  # the first and the last rank are runs of one
-        k = p - q
-        weight = n * put_off
-        down, up = n * t.forward + wait, n * layer_up + wait
-        fill = drain = behind = np.zeros(len(p))
-        if j == 0:
+
+    def __init__(self, pipe: _Pipes) -> None:
+        t, split = pipe.times, pipe.grid.own_split
+        self.t, self.m, self.p = t, pipe.m, pipe.p
+        self.put_off = np.where(pipe.grid.schedule == SCHEDULES.index("zero_bubble"), t.weight, 0.0)
+        table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
+        self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split]]
+        self.last = pipe.pivots - 1
+        # Round trips lead to the last rank of a run of equal ranks: the first and the last rank, and of the three
+        # pivots of each run between them the third.
+        self.run_ends = [*range(0, self.last, 3), self.last]
+        self.wait: Floats | float = t.send_arrives if t.blocks else 0.0
+        self.layer_up = t.backward - self.put_off
+        self.layer = t.forward + self.layer_up
+        self.last_stage = t.last_forward + t.last_backward - self.wait
+        self.first_weights = pipe.grid.splits.first[split] * self.put_off
+
+    def by(self, pivot: int) -> Floats:
+        """Seconds of the longest path that stays with a pivot for all micro-batches, but for round trips."""
+        t, m, send, wait = self.t, self.m, self.t.send_arrives, self.wait
+        q, layers, before, behind = self.pivots[pivot]
+        others_in_flight = self.p - q - 1.0
+        weights = layers * self.put_off
+        down, up = layers * t.forward + wait, layers * self.layer_up + wait
+        fill = drain = round_trip = np.zeros(len(m))
+        if pivot == 0:
             down, up = down + t.first_forward, up + (t.first_backward - wait)
         else:
             fill = before * t.forward + t.first_forward + q * send
-            drain = before * layer_up + (t.first_backward - wait) + q * send
-        if j == at_last:
+            drain = before * self.layer_up + (t.first_backward - wait) + q * send
+        if pivot == self.last:
             down, up = down + (t.last_forward - wait), up + t.last_backward
         else:
-            behind = after * layer + ends_last + 2.0 * (k - 1.0) * send
-        up_in_all = up + weight
-        work = down + up_in_all if t.blocks else np.maximum(down + up_in_all, t.send_held)
-        between = np.zeros(len(p))
-        left = m - 1.0 - k
-        # The last ranks of its own run and of those behind, where that is another rank.
-        nearest = j + (5 if j in (0, at_last) else (2, 1, 3)[j % 3])
-        for ahead in range(nearest, len(pivots), 3):
-            to, _, _, rest = pivots[ahead]
-            trips = to - q
-            gain = (after - rest) * layer + trips * (2.0 * send - work)
-            if ahead > at_last:
-                gain += ends_last
-            turns = trips + 1.0
-            laps = np.floor(left / turns)
-            laps += np.maximum(left - laps * turns - 1.0, 0.0) / np.maximum(trips, 1.0)
-            between = np.maximum(between, laps * gain)
-        at_start, at_end = behind - (k - 1.0) * down, behind - (k - 1.0) * up_in_all
-        several = np.maximum(at_start, 0.0) + np.maximum(at_end, 0.0) + between
-        few = np.maximum(behind - (m - 1.0) * np.minimum(down, up_in_all), 0.0)
+            round_trip = behind * self.layer + self.last_stage + 2.0 * others_in_flight * send
+        back = up + weights
+        work = down + back if t.blocks else np.maximum(down + back, t.send_held)
+        between = m - 2.0 - others_in_flight
+        at_start = np.maximum(round_trip - others_in_flight * down, 0.0)
+        at_end = np.maximum(round_trip - others_in_flight * back, 0.0)
+        several = at_start + at_end + self._gained_between(pivot, work, between)
+        only_one = np.maximum(round_trip - (m - 1.0) * np.minimum(down, back), 0.0)
         # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
-        mine = np.minimum(q + 1.0, m) * weight
-        end = np.maximum(drain + first_weight - mine, 0.0)
-        best = np.maximum(best, m * work + fill + np.where(left >= 0.0, several, few) + end)
-    return best
+        still_to_do = np.minimum(q + 1.0, m) * weights
+        end = np.maximum(drain + self.first_weights - still_to_do, 0.0)
+        return np.asarray(m * work + fill + np.where(between >= 0.0, several, only_one) + end)
 
-
-class _Pivot(NamedTuple):
-    """A rank, its layers, and those before and behind it."""
-
-    rank: Floats
-    own: Floats
-    before: Floats
-    after: Floats
+    def _gained_between(self, pivot: int, work: Floats, micro_batches: Floats) -> Floats:
+        """Seconds by which round trips to ranks behind make the path longer, in so many micro-batches in between."""
+        q, _, _, behind = self.pivots[pivot]
+        most = np.zeros(len(work))
+        for end in self.run_ends:
+            if end <= pivot:
+                continue
+            target = self.pivots[end]
+            trips = target.rank - q
+            gain = (behind - target.behind) * self.layer + trips * (2.0 * self.t.send_arrives - work)
+            if end == self.last:
+                gain += self.last_stage
+            laps = np.floor(micro_batches / (trips + 1.0))
+            laps += np.maximum(micro_batches - laps * (trips + 1.0) - 1.0, 0.0) / np.maximum(trips, 1.0)
+            most = np.maximum(most, laps * gain)
+        return most
 
 
 def _interleaved(pipe: _Pipes) -> Floats:

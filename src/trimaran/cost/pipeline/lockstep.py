@@ -95,10 +95,12 @@ def _sweeps(runs: PipelineRuns, *, piped: bool) -> Floats:
     forward, backward = work.forward[:, 0], work.backward[:, 0]
     if not piped:
         return np.asarray(m * (forward + backward).sum(axis=1))
-    sends = np.where(np.arange(forward.shape[1]) < runs.ranks[:, None] - 1, 1.0, 0.0)
-    once = (forward + backward + (work.down_arrives + work.down_arrives) * sends).sum(axis=1)
-    held = (work.down_held * sends).max(axis=1)
-    pace = np.maximum(forward.max(axis=1), held) + np.maximum(backward.max(axis=1), held)
+    rank = np.arange(forward.shape[1])
+    goes_down = rank < runs.ranks[:, None] - 1
+    goes_up = (rank > 0) & (rank < runs.ranks[:, None])
+    once = (forward + backward + work.down_arrives * goes_down + work.up_arrives * goes_up).sum(axis=1)
+    down_pace = np.maximum(forward.max(axis=1), (work.down_held * goes_down).max(axis=1))
+    pace = down_pace + np.maximum(backward.max(axis=1), (work.up_held * goes_up).max(axis=1))
     return np.asarray(once + (m - 1.0) * pace)
 
 

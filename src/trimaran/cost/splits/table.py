@@ -15,7 +15,9 @@ from trimaran.cost.splits.warm_up import Split, WarmUps, warm_ups
 
 
 class Pivots(NamedTuple):
-    """The first, the middle and the last rank of each run of equal ranks, in turn; arrays (splits, pivots).
+    """The first rank; the first, the middle and the last of each run of equal ranks between; the last rank.
+
+    Arrays of shape (splits, pivots).
 
     `own`: layers of the rank itself. `before` and `after`: of the ranks before and behind it in the first chunk, and
     in the last.
@@ -152,7 +154,7 @@ def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
     last_chunk = len(layers) - p
     return tuple(
         (rank, sum(chunks[rank]), before[rank], before[-1] - before[last_chunk + rank + 1])
-        for rank in (0, 0, 0, *between, p - 1, p - 1, p - 1)
+        for rank in (0, *between, p - 1)
     )
 
 
