@@ -24,7 +24,7 @@ from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
-from trimaran.cost.fit.rows import fit_observations
+from trimaran.cost.fit.fit_rows import fit_observations
 from trimaran.cost.fit.solve import Observation
 from trimaran.cost.score import Score, score
 from trimaran.files.catalogue import load_cluster, load_recipe, write_atomically

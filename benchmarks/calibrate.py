@@ -15,7 +15,8 @@ import numpy as np
 from trimaran.cost.calibration import Calibration, save_calibration
 from trimaran.cost.case import Case
 from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
-from trimaran.files.rows import nouns_of, packaged_table
+from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_table import packaged_table
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError

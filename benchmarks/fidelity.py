@@ -31,7 +31,8 @@ from trimaran.cost.effects.table import TIME_PARTS
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.solve import Observation, fit, leave_out
 from trimaran.cost.score import kendall_tau, mape, top1_regret
-from trimaran.files.rows import Nouns, nouns_of, packaged_table
+from trimaran.files.row_nouns import Nouns, nouns_of
+from trimaran.files.row_table import packaged_table
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError

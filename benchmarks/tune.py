@@ -23,7 +23,8 @@ from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import write_atomically
-from trimaran.files.rows import Nouns, nouns_of, packaged_table
+from trimaran.files.row_nouns import Nouns, nouns_of
+from trimaran.files.row_table import packaged_table
 from trimaran.report.tables import Field, render
 from trimaran.study.tune.choose import Candidate
 from trimaran.study.tune.search import search

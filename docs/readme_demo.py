@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trimaran.cost.score import mape
 from trimaran.nouns.measurement import Measurement
-from trimaran.report.measured import FIELDS, records
+from trimaran.report.measured_rows import FIELDS, records
 from trimaran.report.tables import render
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace

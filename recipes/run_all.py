@@ -14,7 +14,7 @@ from trimaran.bench.trial.machine import hardware
 from trimaran.cli.progress import TrialProgress, say
 from trimaran.cost.predict import predict_table, score_groups
 from trimaran.files.catalogue import load_recipe, write_atomically
-from trimaran.files.rows import study_table
+from trimaran.files.row_table import study_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.recipe.recipe import Recipe
 from trimaran.report.studied import answer

@@ -30,7 +30,7 @@ from trimaran.planner.search.settings import settings_from
 
 if TYPE_CHECKING:
     from trimaran.cost.predict import PredictedRow
-    from trimaran.files.rows import Table
+    from trimaran.files.row_table import Table
 
 DEFAULT_STACK = "trimaran"
 
@@ -85,7 +85,7 @@ def predict(
     table cannot be read.
     """
     from trimaran.cost.predict import predict_table
-    from trimaran.files.rows import Table, packaged_table, packaged_tables, read_table
+    from trimaran.files.row_table import Table, packaged_table, packaged_tables, read_table
 
     if isinstance(table, Table):
         rows = table

@@ -10,7 +10,7 @@ import pytest
 
 from command import run, tiny_recipe
 from trimaran.files.catalogue import write_atomically
-from trimaran.files.rows import packaged_table
+from trimaran.files.row_table import packaged_table
 
 PLAN = ["plan", "--model", "gpt2-124m", "--cluster", "dgx-h100", "--gbs", "64", "--devices", "8"]
 

@@ -10,7 +10,8 @@ from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
-from trimaran.files.rows import nouns_of, packaged_table
+from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_table import packaged_table
 from trimaran.nouns.measurement import Measurement
 
 ROWS = [m for m in packaged_table().measurements if m.quality in ("ok", "corrected")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimaran.files.catalogue import load_model
-from trimaran.files.rows import packaged_table
+from trimaran.files.row_table import packaged_table
 from trimaran.layout.flops import aggregate_pflops, days_to_train, iteration_flops, mfu, model_flops, tflops_per_device
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model

@@ -8,15 +8,8 @@ import io
 import pytest
 
 from trimaran.cost.predict import predict_table
-from trimaran.files.rows import (
-    Table,
-    format_table,
-    misspelt_columns,
-    nouns_of,
-    packaged_table,
-    packaged_tables,
-    parse_table,
-)
+from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_table import Table, format_table, misspelt_columns, packaged_table, packaged_tables, parse_table
 from trimaran.nouns.columns import BY_NAME, COLUMNS, parse_cell
 from trimaran.nouns.noun import TrimaranError
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trimaran.cost.calibration import prior
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
-from trimaran.files.rows import packaged_table, parse_table
+from trimaran.files.row_table import packaged_table, parse_table
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
 from trimaran.nouns.columns import COLUMNS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trimaran.api import plan
-from trimaran.files.rows import packaged_table
+from trimaran.files.row_table import packaged_table
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.figures import FIGURES, pareto_front, write_figure
 from trimaran.report.page.content import Content, measured_content, plan_content

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from trimaran.api import plan
 from trimaran.cli.app import app
-from trimaran.files.rows import packaged_table, write_table
+from trimaran.files.row_table import packaged_table, write_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Content, measured_content, plan_content

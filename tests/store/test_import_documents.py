@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from trimaran.files.catalogue import CATALOG
-from trimaran.files.rows import nouns_of, packaged_table
+from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_table import packaged_table
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import padded_vocab
 from trimaran.nouns.noun import TrimaranError
-from trimaran.report.measured import FIELDS, records
+from trimaran.report.measured_rows import FIELDS, records
 from trimaran.report.tables import render
+from trimaran.store.importers.formats import Asked, Imported, import_file
 from trimaran.store.importers.profile import load_profile, typed_cells
-from trimaran.store.importers.registry import Asked, Imported, import_file
 
 DOCUMENTS = sorted((Path(__file__).parent / "documents").glob("*.txt"))
 Key = tuple[str | None, str | None, str | None]

@@ -15,8 +15,8 @@ import pytest
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store
 from trimaran.store.importers import text
+from trimaran.store.importers.formats import Asked, import_file
 from trimaran.store.importers.profile import typed_cells
-from trimaran.store.importers.registry import Asked, import_file
 
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "mbs": 1, "gbs": 8}
 LINE = " iteration {} / 9 | elapsed time per iteration (ms): {} | global batch size: {} | lm loss: {} |\n"

@@ -13,8 +13,8 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
 from trimaran.recipe.training import TrainSettings
+from trimaran.store.importers.formats import Asked, Imported, import_file
 from trimaran.store.importers.profile import typed_cells
-from trimaran.store.importers.registry import Asked, Imported, import_file
 
 LOGS = Path(__file__).parent / "logs"
 DEEPSPEED = (LOGS / "megatron_deepspeed.txt").read_text()

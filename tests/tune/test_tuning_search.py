@@ -12,7 +12,7 @@ from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_cluster, load_recipe
-from trimaran.files.rows import workload_cells
+from trimaran.files.row_nouns import workload_cells
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement

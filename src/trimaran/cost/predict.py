@@ -11,7 +11,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
-from trimaran.files.rows import Row, Table, nouns_of
+from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_table import Row, Table
 from trimaran.layout.flops import FlopsFormula, tflops_per_device
 from trimaran.layout.layout import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimaran.cost.predict import PredictedRow
 from trimaran.layout.flops import aggregate_pflops
-from trimaran.report.measured import size_label
+from trimaran.report.measured_rows import size_label
 from trimaran.report.tables import Field
 
 FIELDS = (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimaran.files.rows import read_table
+from trimaran.files.row_table import read_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Content, measured_content, plan_content

@@ -15,8 +15,8 @@ from typing import Self
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.owner import Owner
-from trimaran.store.rows import FIELDS, from_cells, quoted, to_cells
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
+from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
 # A file of such a name is expected to be text, or another format.

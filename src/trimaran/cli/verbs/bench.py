@@ -56,7 +56,7 @@ def bench(
     from trimaran.nouns.measurement import Measurement
     from trimaran.nouns.noun import TrimaranError
     from trimaran.nouns.variant import PLAIN, require_trust
-    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.store import Store
     from trimaran.study.workspace import Workspace, check_stated_layouts, require_own_trainer, stated_layouts

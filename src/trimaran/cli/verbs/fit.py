@@ -21,9 +21,9 @@ def fit(
     Example: trimaran fit runs/laptop/store.sqlite --cluster runs/laptop/cluster.toml -o laptop.calibration.toml
     """
     from trimaran.cost.calibration import save_calibration
-    from trimaran.cost.fit.rows import fit_rows
+    from trimaran.cost.fit.fit_rows import fit_rows
     from trimaran.files.catalogue import load_cluster
-    from trimaran.files.rows import packaged_table, packaged_tables, read_table
+    from trimaran.files.row_table import packaged_table, packaged_tables, read_table
     from trimaran.nouns.measurement import Measurement
     from trimaran.store import Store
 

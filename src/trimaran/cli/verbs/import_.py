@@ -14,7 +14,7 @@ from trimaran.cli.options import ClusterOption, FormatOption, OutputFormat, Stac
 if TYPE_CHECKING:
     from trimaran.nouns.columns import Cell
     from trimaran.store.importers.draft import Accept
-    from trimaran.store.importers.registry import Imported
+    from trimaran.store.importers.formats import Imported
 
 
 class Repairs(StrEnum):
@@ -61,8 +61,8 @@ def import_(
     """
     from trimaran.report.tables import Field, render
     from trimaran.store import Store
+    from trimaran.store.importers.formats import Asked, import_file
     from trimaran.store.importers.profile import load_profile
-    from trimaran.store.importers.registry import Asked, import_file
 
     stated = load_profile(profile) if profile is not None else None
     given = _given(model, cluster, stack, set_ or [])

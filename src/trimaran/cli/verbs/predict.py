@@ -36,7 +36,7 @@ def predict(
     from trimaran.cost.calibration import load_calibration
     from trimaran.cost.predict import predict_table, score_groups
     from trimaran.files.catalogue import load_cluster, load_stack, write_atomically
-    from trimaran.files.rows import misspelt_columns, packaged_table, packaged_tables, read_table
+    from trimaran.files.row_table import misspelt_columns, packaged_table, packaged_tables, read_table
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.tables import render
 
@@ -78,7 +78,7 @@ def _study(recipe: str, output: Path | None, calibration: str | None, form: Outp
     from trimaran.cost.calibration import load_calibration
     from trimaran.cost.predict import predict_table, score_groups
     from trimaran.files.catalogue import load_recipe, write_atomically
-    from trimaran.files.rows import study_table
+    from trimaran.files.row_table import study_table
     from trimaran.report.predicted import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.study.published.measure import chosen_tables

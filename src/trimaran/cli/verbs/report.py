@@ -34,7 +34,7 @@ def report(
     from trimaran.files.catalogue import write_atomically
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.figures import ENDINGS, write_figure
-    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.page.html import page
     from trimaran.report.sources import content_of, measured_rows
     from trimaran.report.tables import render

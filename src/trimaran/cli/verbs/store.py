@@ -48,7 +48,7 @@ def list_(
 
     Example: trimaran store runs/laptop/store.sqlite list --where status=ok --sort sec_per_it
     """
-    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import Field, render
 
     runs = _selected(context.obj, where or [], every, sort)

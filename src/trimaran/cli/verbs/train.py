@@ -84,7 +84,7 @@ def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
 
     The store may hold rows of the same recipe from before its model or batch was changed.
     """
-    from trimaran.files.rows import workload_cells
+    from trimaran.files.row_nouns import workload_cells
     from trimaran.layout.notation import parse_layout
     from trimaran.nouns.noun import TrimaranError
     from trimaran.store import Store

@@ -28,7 +28,7 @@ def tune(
     from trimaran.cli.progress import TrainingProgress, TrialProgress, say
     from trimaran.files.catalogue import load_recipe, write_atomically
     from trimaran.nouns.variant import require_trust
-    from trimaran.report.measured import FIELDS, records
+    from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.report.training import summary
     from trimaran.study.training import run_training

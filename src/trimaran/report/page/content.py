@@ -13,11 +13,11 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.files.catalogue import load_cluster
-from trimaran.files.rows import nouns_of
+from trimaran.files.row_nouns import nouns_of
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun, TrimaranError
-from trimaran.report.measured import size_label
+from trimaran.report.measured_rows import size_label
 
 
 class ShownLayout(Noun):

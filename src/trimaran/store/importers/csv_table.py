@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trimaran.files.rows import parse_table
+from trimaran.files.row_table import parse_table
 from trimaran.nouns.columns import BY_NAME, COLUMNS, Cell, parse_cell
 from trimaran.nouns.noun import TrimaranError
-from trimaran.store.importers.documents import Reading
+from trimaran.store.importers.document_rows import Reading
 from trimaran.store.importers.draft import Draft
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trimaran.files.rows import layout_cells, workload_cells
+from trimaran.files.row_nouns import layout_cells, workload_cells
 from trimaran.nouns.columns import Cell
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.protocol.job import TrainJob

@@ -15,7 +15,7 @@ from trimaran.bench.trial.trial import prepare_trial
 from trimaran.cost.calibration import Calibration, resolve_calibration, save_calibration
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
-from trimaran.cost.fit.rows import fit_observations
+from trimaran.cost.fit.fit_rows import fit_observations
 from trimaran.cost.fit.solve import Observation
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.nouns.cluster import Cluster

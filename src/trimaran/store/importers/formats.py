@@ -9,8 +9,8 @@ from pathlib import Path
 from trimaran.nouns.columns import Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.store.importers import csv_table, markdown, megatron, nanotron, torchtitan, trimaran_log
-from trimaran.store.importers.documents import Reading, read_document
+from trimaran.store.importers import csv_table, markdown, megatron_log, nanotron_log, torchtitan_log, trimaran_log
+from trimaran.store.importers.document_rows import Reading, read_document
 from trimaran.store.importers.doubts import examine
 from trimaran.store.importers.draft import Accept, Draft, finish
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
@@ -75,12 +75,12 @@ def _markdown(text: str, asked: Asked, path: Path) -> Reading:
 
 FORMATS: tuple[Format, ...] = (
     Format("trimaran", trimaran_log.recognises, lambda t, a, p: Reading(trimaran_log.read(t, _stated(a), p))),
-    Format("torchtitan", torchtitan.recognises, _of_log(torchtitan.read)),
-    Format("nanotron", nanotron.recognises, _of_log(nanotron.read)),
+    Format("torchtitan", torchtitan_log.recognises, _of_log(torchtitan_log.read)),
+    Format("nanotron", nanotron_log.recognises, _of_log(nanotron_log.read)),
     Format("csv", csv_table.recognises, lambda t, a, p: csv_table.read(t, _stated(a), p)),
     Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
     # last: a document may quote lines of Megatron's log
-    Format("megatron", megatron.recognises, _of_log(megatron.read)),
+    Format("megatron", megatron_log.recognises, _of_log(megatron_log.read)),
 )
 
 
