@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from trimaran.cli.app import app
-from trimaran.nouns.columns import COLUMNS
+from trimaran.nouns.columns import BY_NAME
 
 ROOT = Path(__file__).parents[1]
 VERBS, TABLE = "<!-- verbs -->", "<!-- columns -->"
@@ -81,7 +81,7 @@ def _row(parameter: Any, context: click.Context) -> str:
 def columns() -> str:
     """The table contract, from the one list that the program reads."""
     lines = ["| column | type | unit | default | meaning |", "| --- | --- | --- | --- | --- |"]
-    for column in COLUMNS:
+    for column in BY_NAME.values():
         default = "required" if column.required else "" if column.default is None else f"`{column.default}`"
         choices = f" One of {', '.join(column.choices)}." if column.choices else ""
         lines.append(f"| `{column.name}` | {column.kind} | {column.unit} | {default} | {column.says}.{choices} |")

@@ -30,6 +30,7 @@ PREDICTED_COLUMNS = (
 CONFIGURATION = (
     "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "dp", "tp", "pp", "vpp", "mbs", "gbs",
     "zero_stage", "dp_kind", "recompute", "precision", "schedule", "variant", "network_delay_ms", "network_gbps",
+    "layout_label", "model",
 )  # fmt: skip
 ALL_ROWS = "all rows"
 UNGROUPED = "(no group)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -10,13 +10,17 @@ from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.columns import Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
+# Columns of a model's shape.
+_SHAPE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
 # Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
 KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
@@ -45,12 +49,13 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
         missing = "cluster" if cluster_name is None else "stack"
         raise TrimaranError(f"the row names no {missing}: fill in the column or give --{missing}")
     try:
-        model = _model_of(measurement)
-        workload = Workload(
-            model=model,
-            seq_len=measurement.seq_len,
-            global_batch=measurement.gbs,
-            optimizer="sgd" if measurement.optimizer == "sgd" else "adam",
+        workload = Workload.model_validate(
+            {
+                "model": _model_of(measurement),
+                "seq_len": measurement.seq_len,
+                "global_batch": measurement.gbs,
+                "optimizer": measurement.optimizer,
+            }
         )
         layout = _layout_of(measurement)
         shaped = _shaped(_load_cluster(cluster_name), measurement)
@@ -68,12 +73,41 @@ def _catalogue_models() -> tuple[Model, ...]:
     return tuple(load_model(name) for name in catalogue_names("models"))
 
 
-def _model_of(row: Measurement) -> Model:
-    """The row's model; a shape that the catalogue knows brings what a row has no column for.
+@cache
+def _named_model(text: str) -> Model:
+    """The model that a cell of the column `model` speaks of: a catalogue name, a file, or a Model as JSON."""
+    if not text.startswith("{"):
+        return load_model(text)
+    try:
+        return Model.model_validate_json(text)
+    except ValidationError as error:
+        raise TrimaranError(f"model: {first_error(error)}") from None
 
-    Head, tied embedding, position and norm kinds are not columns. They are taken from the
-    catalogue model of the same layers, hidden, heads, ffn and vocabulary (padded or not).
+
+def _reshaped(model: Model, cells: Mapping[str, Cell]) -> Model:
+    """The model with the sizes that cells state; sizes that it derives from others follow them."""
+    stated = {name: cells[name] for name in _SHAPE if cells.get(name) is not None}
+    if all(getattr(model, name) == size for name, size in stated.items()):
+        return model
+    derived = {"ffn_hidden": 4 * model.hidden, "kv_heads": model.heads, "head_dim": model.hidden // model.heads}
+    kept = {name: value for name, value in model.model_dump().items() if derived.get(name) != value}
+    try:
+        return Model.model_validate(kept | stated)
+    except ValidationError as error:
+        raise TrimaranError(first_error(error)) from None
+
+
+def _model_of(row: Measurement) -> Model:
+    """The row's model; without one, a shape that the catalogue knows brings what a row has no column for.
+
+    Head, tied embedding, position and norm kinds are not columns. They are those of the model that the row
+    names or, where it names none, of the catalogue model of the same layers, hidden, heads, ffn and
+    vocabulary (padded or not).
     """
+    if row.model is not None:
+        model = _reshaped(_named_model(row.model), {name: getattr(row, name) for name in _SHAPE})
+        too_long = model.positions == "learned" and model.max_positions < row.seq_len
+        return model.model_copy(update={"max_positions": row.seq_len}) if too_long else model
     ffn = row.ffn_hidden or 4 * row.hidden
     for known in _catalogue_models():
         same = (known.layers, known.hidden, known.heads, known.ffn_hidden) == (row.layers, row.hidden, row.heads, ffn)
@@ -92,6 +126,20 @@ def _model_of(row: Measurement) -> Model:
 
 
 def _layout_of(row: Measurement) -> Layout:
+    """The row's layout: what its label says, where it has one, with which its columns must agree."""
+    if row.layout_label is None:
+        return _layout_of_columns(row)
+    layout = parse_layout(row.layout_label)
+    stated = dict(layout_cells(_layout_of_columns(row.model_copy(update={"dp": row.dp or layout.dp}))))
+    for name, value in layout_cells(layout):
+        if stated[name] != value:
+            raise TrimaranError(
+                f"{name} is {stated[name]}, but layout_label {row.layout_label} says {value}: correct the wrong one"
+            )
+    return layout
+
+
+def _layout_of_columns(row: Measurement) -> Layout:
     dp = row.dp
     if dp is None:
         devices = row.devices or (row.nodes or 0) * (row.devices_per_node or 0)
@@ -149,6 +197,39 @@ def _preloaded(stack: Stack, row: Measurement) -> Stack:
     return stack
 
 
+def run_cells(workload: Workload, layout: Layout) -> dict[str, str | int]:
+    """All that a row says of what ran: the columns of workload and layout, and both of them whole."""
+    whole = {"layout_label": layout.label(), "model": model_cell(workload.model)}
+    return {**dict(workload_cells(workload)), **dict(layout_cells(layout)), **whole}
+
+
+def model_cell(model: Model) -> str:
+    """A whole model as a cell of the column `model`: its name where the catalogue has that very model, else JSON."""
+    named = model.name in catalogue_names("models") and _named_model(model.name) == model
+    return model.name if named else model.model_dump_json(exclude_none=True)
+
+
+def measured_workload(row: Measurement, workload: Workload) -> bool:
+    """Whether a row is of this workload, whatever its model is called; one that keeps no model is told by its shape."""
+    if any(getattr(row, name) != value for name, value in workload_cells(workload)):
+        return False
+    nameless = {"name": ""}
+    return row.model is None or _model_of(row).model_copy(update=nameless) == workload.model.model_copy(update=nameless)
+
+
+def implied_cells(stated: Mapping[str, Cell]) -> dict[str, Cell]:
+    """The cells that follow from a row's `model` and `layout_label`, for columns that it leaves blank.
+
+    Raises TrimaranError where the model is not known or has no such shape, or the notation is not understood.
+    """
+    cells: dict[str, Cell] = {}
+    if model := stated.get("model"):
+        cells |= model_cells(_reshaped(_named_model(str(model)), stated))
+    if label := stated.get("layout_label"):
+        cells |= layout_cells(parse_layout(str(label)))
+    return cells
+
+
 def layout_cells(layout: Layout) -> Iterator[tuple[str, str | int]]:
     """The columns that a layout fills in a row."""
     yield from (("dp", layout.dp), ("tp", layout.tp), ("pp", layout.pp), ("vpp", layout.vpp), ("mbs", layout.mbs))
@@ -158,7 +239,10 @@ def layout_cells(layout: Layout) -> Iterator[tuple[str, str | int]]:
 
 def workload_cells(workload: Workload) -> Iterator[tuple[str, str | int]]:
     """The columns that a workload fills in a row."""
-    model = workload.model
-    yield from (("layers", model.layers), ("hidden", model.hidden), ("ffn_hidden", model.ffn_hidden))
-    yield from (("heads", model.heads), ("kv_heads", model.kv_heads), ("vocab", model.vocab))
+    yield from model_cells(workload.model)
     yield from (("seq_len", workload.seq_len), ("gbs", workload.global_batch), ("optimizer", workload.optimizer))
+
+
+def model_cells(model: Model) -> Iterator[tuple[str, int]]:
+    """The columns that a model's shape fills in a row."""
+    return ((name, getattr(model, name)) for name in _SHAPE)

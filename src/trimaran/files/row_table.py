@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -13,7 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trimaran.files.catalogue import CATALOG, write_atomically
-from trimaran.nouns.columns import BY_NAME, COLUMNS, Cell, missing_required, parse_cell
+from trimaran.files.row_nouns import implied_cells
+from trimaran.nouns.columns import BY_NAME, COLUMNS, RUN_COLUMNS, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.recipe.published import StudyTable
@@ -129,32 +130,29 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     if len(cells) != len(header):
         error = f"row {number} has {len(cells)} cells, the header {len(header)}: a cell is missing or shifted"
         return Row(number, raw, None, error)
-    values: dict[str, Cell] = {}
-    for name, column in BY_NAME.items():
-        try:
-            values[name] = parse_cell(column, raw.get(name, ""))
-        except ValueError as error:
-            return Row(number, raw, None, f"row {number}: {error}")
-        if column.required and values[name] is None:
-            return Row(number, raw, None, f"row {number}: {name} is empty, and it has no default: fill it in")
     try:
+        stated = {name: parse_cell(column, raw[name]) for name, column in BY_NAME.items() if raw.get(name, "").strip()}
+        values = {name: column.default for name, column in BY_NAME.items()} | implied_cells(stated) | stated
+        if empty := next((column.name for column in COLUMNS if column.required and values[column.name] is None), None):
+            return Row(number, raw, None, f"row {number}: {empty} is empty, and it has no default: fill it in")
         return Row(number, raw, Measurement.model_validate(values), None)
     except ValidationError as error:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")
+    except (ValueError, TrimaranError) as error:
+        return Row(number, raw, None, f"row {number}: {error}")
 
 
-def write_table(path: str | Path, measurements: Iterable[Measurement], extra: Sequence[str] = ()) -> None:
-    """Write measurements as CSV of the table contract, with `extra` harness fields behind, atomically."""
-    write_atomically(path, format_table(measurements, extra))
+def write_table(path: str | Path, measurements: Sequence[Measurement]) -> None:
+    """Write measurements as CSV of the table contract, whole or not at all. What was not measured is an empty cell."""
+    write_atomically(path, format_table(measurements))
 
 
-def format_table(measurements: Iterable[Measurement], extra: Sequence[str] = ()) -> str:
-    """Measurements as CSV text of the table contract."""
-    names = [*BY_NAME, *extra]
+def format_table(measurements: Sequence[Measurement]) -> str:
+    """Measurements as CSV text of the table contract, the columns of runs made here behind where a row fills them."""
+    names = [column.name for column in COLUMNS]
+    names += [c.name for c in RUN_COLUMNS if any(getattr(row, c.name) is not None for row in measurements)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    for measurement in measurements:
-        cells = (getattr(measurement, name) for name in names)
-        writer.writerow(["" if cell is None else cell for cell in cells])
+    writer.writerows([getattr(row, name) for name in names] for row in measurements)
     return out.getvalue()

@@ -125,7 +125,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("notes", "text", says="anything else"),
 )
 
-BY_NAME: Mapping[str, Column] = {column.name: column for column in COLUMNS}
+# Behind the columns above in tables of runs made here: all of the layout and the model, of which those tell a part.
+RUN_COLUMNS: tuple[Column, ...] = (
+    Column("layout_label", "text", says="the whole layout in short notation; blank cells of a layout follow from it"),
+    Column("model", "text", says="catalogue name, file or JSON of the model; blank cells of its shape follow from it"),
+)
+BY_NAME: Mapping[str, Column] = {column.name: column for column in (*COLUMNS, *RUN_COLUMNS)}
+# Required columns that need not be there where another one gives them.
+_FOLLOWS_FROM = {"layers": "model", "hidden": "model", "heads": "model", "vocab": "model", "mbs": "layout_label"}
 FIT_QUALITIES = frozenset({"ok", "corrected"})
 
 
@@ -171,6 +178,6 @@ def _unit(column: Column) -> str:
 
 
 def missing_required(names: Iterable[str]) -> list[str]:
-    """Required columns that are not among `names`."""
+    """Required columns that are neither among `names` nor follow from one that is."""
     present = set(names)
-    return [column.name for column in COLUMNS if column.required and column.name not in present]
+    return [c.name for c in COLUMNS if c.required and not present & {c.name, _FOLLOWS_FROM.get(c.name)}]

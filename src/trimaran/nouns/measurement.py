@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from trimaran.nouns.columns import COLUMNS
 from trimaran.nouns.noun import Noun
 
 Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "not_run"]
+_WORDS = {column.name: column.choices for column in COLUMNS if column.choices and column.name != "status"}
 
 
 class Measurement(Noun):
@@ -66,6 +68,7 @@ class Measurement(Noun):
     # What only the harness knows.
     trial_key: str | None = Field(default=None, description="hash of all that defines the trial")
     layout_label: str | None = Field(default=None, description="the layout in short notation, stage split included")
+    model: str | None = Field(default=None, description="catalogue name or file of the model, or all of it as JSON")
     recipe: str | None = None
     sec_per_it_spread: float | None = Field(default=None, description="interquartile range of the timed steps, s")
     step_times_s: tuple[float, ...] = Field(default=(), description="every step's seconds, warm-up included")
@@ -81,6 +84,14 @@ class Measurement(Noun):
     seed: int | None = None
     created_at: str | None = Field(default=None, description="UTC, ISO 8601")
     wall_s: float | None = Field(default=None, description="the trial's whole wall time, start-up included")
+
+    @field_validator(*_WORDS)
+    @classmethod
+    def _check_word(cls, word: str | None, info: ValidationInfo) -> str | None:
+        known = _WORDS[str(info.field_name)]
+        if word is not None and word not in known:
+            raise ValueError(f"expected one of {', '.join(known)}")
+        return word
 
     @property
     def variants(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trimaran.nouns.columns import RUN_COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.owner import Owner
@@ -19,6 +20,7 @@ from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
+_NOT_KEPT_BEFORE = dict.fromkeys(column.name for column in RUN_COLUMNS)
 # A file of such a name is expected to be text, or another format.
 _TABLES = (".csv", ".tsv", ".md", ".json", ".toml", ".txt", ".log", ".parquet")
 
@@ -65,14 +67,13 @@ class Store:
             self._open(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
 
     def _open(self, name: str) -> None:
+        read_only = name.startswith("file:///")
         with self._explained():
-            self._connection = sqlite3.connect(
-                name, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=name.startswith("file:///")
-            )
+            self._connection = sqlite3.connect(name, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=read_only)
         self._connection.row_factory = sqlite3.Row
         try:
             with self._explained():
-                self._prepare()
+                self._prepare(read_only=read_only)
         except BaseException:
             self._connection.close()
             raise
@@ -95,14 +96,17 @@ class Store:
             self._insert(measurement)
 
     def add_new(self, measurements: Iterable[Measurement]) -> int:
-        """Store the runs that are not there yet, all or none; how many they were. A claim stays."""
+        """Store the runs that are not there yet, all or none; how many they were. A claim stays.
+
+        A run is there, too, where it was stored before rows kept their whole layout and model.
+        """
         with self._writing():
             stored = self._connection.execute("SELECT * FROM measurement")
             known = {tuple(row[name] for name in FIELDS) for row in stored}
             added = 0
             for measurement in measurements:
                 cells = tuple(to_cells(measurement))
-                if cells not in known:
+                if not known & {cells, tuple(to_cells(measurement.model_copy(update=_NOT_KEPT_BEFORE)))}:
                     known.add(cells)
                     self._insert(measurement, keep_claim=True)
                     added += 1
@@ -198,7 +202,7 @@ class Store:
         row = self._connection.execute("SELECT MAX(attempt) FROM measurement WHERE trial_key = ?", (key,)).fetchone()
         return int(row[0] or 0)
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, read_only: bool) -> None:
         # functions that a foreign file's views or triggers name must not run
         self._connection.execute("PRAGMA trusted_schema = OFF")
         application, version, tables = self._identity()
@@ -209,7 +213,7 @@ class Store:
                 f"store {self.path} has schema version {version}, this Trimaran reads up to {VERSION}: upgrade Trimaran"
             )
         self._connection.execute("PRAGMA synchronous = FULL")
-        if version < VERSION:
+        if version < VERSION and not read_only:
             self._use_write_ahead_log()
             with self._transaction():
                 migrate(self._connection)

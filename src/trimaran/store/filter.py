@@ -20,7 +20,7 @@ _ORDER: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
 }
 # Fields that only the harness fills, which a person may want to select by.
-_HARNESS = ("trial_key", "layout_label", "recipe", "code_version", "machine", "created_at")
+_HARNESS = ("trial_key", "recipe", "code_version", "machine", "created_at")
 
 
 def parse_condition(text: str) -> Condition:

@@ -51,7 +51,10 @@ _FIRST = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+# A row's whole model, as its column `layout_label` is the whole layout.
+_MODEL = ("ALTER TABLE measurement ADD COLUMN model TEXT",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL)
 VERSION = len(MIGRATIONS)
 
 

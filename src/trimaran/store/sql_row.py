@@ -26,10 +26,14 @@ def to_cells(measurement: Measurement) -> list[object]:
 
 
 def from_cells(row: sqlite3.Row) -> Measurement:
-    """The Measurement in one row. Raises TrimaranError naming the row that does not hold one."""
+    """The Measurement in one row; a store of an earlier version, opened only to be read, lacks later columns.
+
+    Raises TrimaranError naming the row that does not hold one.
+    """
+    names = [name for name in FIELDS if name in row.keys()]  # noqa: SIM118 - a Row iterates over its cells
     try:
         return Measurement.model_validate(
-            {name: json.loads(row[name]) if name in _JSON_FIELDS else row[name] for name in FIELDS}
+            {name: json.loads(row[name]) if name in _JSON_FIELDS else row[name] for name in names}
         )
     except ValidationError as error:
         raise TrimaranError(f"store row {row['id']} is damaged: {first_error(error)}") from None

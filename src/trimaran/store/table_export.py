@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimaran.files.catalogue import write_atomically
-from trimaran.nouns.columns import BY_NAME, COLUMNS
+from trimaran.files.row_table import write_table
+from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 
@@ -32,16 +30,9 @@ def export_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
 
     What was not measured is an empty cell.
     """
-    names = [column.name for column in COLUMNS]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    rows = 0
-    for measurement in measurements:
-        writer.writerow([getattr(measurement, name) for name in names])
-        rows += 1
-    write_atomically(path, text.getvalue())
-    return rows
+    rows = list(measurements)
+    write_table(path, rows)
+    return len(rows)
 
 
 def export_parquet(measurements: Iterable[Measurement], path: str | Path) -> int:

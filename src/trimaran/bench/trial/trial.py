@@ -20,6 +20,7 @@ from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import Verdict, verdict
 from trimaran.bench.watch.watch import watch
 from trimaran.files.catalogue import write_atomically
+from trimaran.files.row_nouns import run_cells
 from trimaran.layout.flops import default_formula, tflops_per_device
 from trimaran.layout.layout import Layout, check_layout, resolve_split
 from trimaran.nouns.cluster import Cluster
@@ -197,27 +198,19 @@ def _row(
 def _stated(trial: Trial) -> dict[str, object]:
     """The columns that were known before the run."""
     layout, cluster, workload = trial.layout, trial.cluster, trial.recipe.workload
-    model, per_node = workload.model, min(layout.devices, cluster.devices_per_node)
     return {
         "cluster": cluster.name or None,
         "stack": trial.recipe.stack.name or None,
         "hardware": cluster.device.name or None,
         "nodes": -(-layout.devices // cluster.devices_per_node),
-        "devices_per_node": per_node,
+        "devices_per_node": min(layout.devices, cluster.devices_per_node),
         "devices": layout.devices,
-        **model.model_dump(include={"layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab"}),
-        "seq_len": workload.seq_len,
-        "gbs": workload.global_batch,
-        "optimizer": workload.optimizer,
-        **layout.model_dump(
-            include={"dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "recompute", "precision", "schedule"}
-        ),
+        **run_cells(workload, layout),
         "flops_formula": default_formula(layout),
         "network_delay_ms": cluster.inter.latency_us * 1e-3 if cluster.shaped else None,
         "network_gbps": cluster.inter.bandwidth_gbps if cluster.shaped else None,
         "variant": trial.variant_text or None,
         "trial_key": trial.key,
-        "layout_label": layout.label(),
         "recipe": trial.recipe.name,
         "seed": trial.recipe.train.seed,
     }

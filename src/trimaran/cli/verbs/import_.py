@@ -90,14 +90,13 @@ def import_(
 
 def _given(model: str | None, cluster: str | None, stack: str | None, pairs: list[str]) -> dict[str, Cell]:
     from trimaran.files.catalogue import load_cluster, load_model, load_stack
+    from trimaran.files.row_nouns import model_cell
     from trimaran.nouns.noun import TrimaranError
     from trimaran.store.importers.profile import typed_cells
 
     cells: dict[str, str | int | float] = {}
     if model is not None:
-        shape = load_model(model)
-        cells |= {name: getattr(shape, name) for name in ("layers", "hidden", "ffn_hidden", "heads", "kv_heads")}
-        cells["vocab"] = shape.vocab
+        cells["model"] = model_cell(load_model(model))
     if cluster is not None:
         cells |= {"cluster": cluster, "devices_per_node": load_cluster(cluster).devices_per_node}
     if stack is not None:

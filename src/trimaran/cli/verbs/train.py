@@ -84,13 +84,12 @@ def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
 
     The store may hold rows of the same recipe from before its model or batch was changed.
     """
-    from trimaran.files.row_nouns import workload_cells
+    from trimaran.files.row_nouns import measured_workload
     from trimaran.layout.notation import parse_layout
     from trimaran.nouns.noun import TrimaranError
     from trimaran.store import Store
 
     rows = []
-    cells = dict(workload_cells(study.workload))
     if place.store.exists():
         with Store(place.store) as store:
             rows = [
@@ -99,7 +98,7 @@ def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
                 if row.status == "ok"
                 and row.sec_per_it
                 and (row.variant or "") == study.variant.text()
-                and cells == {name: getattr(row, name) for name in cells}
+                and measured_workload(row, study.workload)
             ]
     if not rows:
         raise TrimaranError(

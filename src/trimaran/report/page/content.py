@@ -14,7 +14,6 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
-from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.report.measured_rows import size_label
@@ -202,8 +201,7 @@ def _estimate_of(row: Measurement) -> Estimate | None:
     """What the cost model says of a measured row; None where the row does not say enough for one."""
     try:
         nouns = nouns_of(row)
-        layout = parse_layout(row.layout_label) if row.layout_label else nouns.layout
-        return estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack), layout)
+        return estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack), nouns.layout)
     except TrimaranError:
         return None
 

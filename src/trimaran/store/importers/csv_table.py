@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from trimaran.files.row_nouns import implied_cells
 from trimaran.files.row_table import parse_table
-from trimaran.nouns.columns import BY_NAME, COLUMNS, Cell, parse_cell
+from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.document_rows import Reading
 from trimaran.store.importers.draft import Draft
@@ -26,10 +27,11 @@ def read(text: str, given: Mapping[str, Cell], path: Path) -> Reading:
         if row.error is not None:
             reading.refused.append(row.error)
             continue
-        stated = {column.name: row.cells.get(column.name, "").strip() for column in COLUMNS}
+        stated = {name: row.cells.get(name, "").strip() for name in BY_NAME}
         draft = Draft(stated["table"], stated["row"] or str(row.number), stated["section"])
         draft.cells |= {name: parse_cell(BY_NAME[name], text) for name, text in stated.items() if text}
         draft.notes += [stated["notes"]] if stated["notes"] else []
+        draft.fill(implied_cells(draft.cells))
         draft.fill(given)
         reading.drafts.append(draft)
     if not table.rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimaran.nouns.columns import BY_NAME
+from trimaran.nouns.columns import COLUMNS
 
 MEASURED = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 
@@ -36,6 +36,7 @@ _HEADINGS = {
     NETWORK: ("network setting", "network"),
 }
 _BY_HEADING = {heading: name for name, headings in _HEADINGS.items() for heading in headings}
+_COLUMN_NAMES = frozenset(column.name for column in COLUMNS)
 
 # Words that tables print for a column's own choices.
 WORDS = {"recompute": {"yes": "full", "no": "none"}}
@@ -45,7 +46,7 @@ def column_of(heading: str) -> str | None:
     """The column behind a printed heading, a column's own name included; None where it is not known."""
     bare = _without_unit(heading)[0]
     plain = " ".join(bare.lower().replace("-", " ").replace("_", " ").split())
-    return bare if bare in BY_NAME else _BY_HEADING.get(plain)
+    return bare if bare in _COLUMN_NAMES else _BY_HEADING.get(plain)
 
 
 def unit_of(heading: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from trimaran.files.catalogue import CATALOG
+from trimaran.files.row_nouns import implied_cells
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.nouns.noun import Noun, TrimaranError, first_error
 
@@ -24,7 +25,10 @@ Cells = dict[str, str | int | float]
 
 
 def typed_cells(stated: Mapping[str, str | int | float]) -> dict[str, Cell]:
-    """Stated cells, checked against the table contract. Raises ValueError naming the column."""
+    """Stated cells, checked against the table contract, and what follows from a model or layout among them.
+
+    Raises ValueError naming the column.
+    """
     typed: dict[str, Cell] = {}
     for name, value in stated.items():
         column = BY_NAME.get(name)
@@ -32,7 +36,10 @@ def typed_cells(stated: Mapping[str, str | int | float]) -> dict[str, Cell]:
             raise ValueError(f"{name!r} is not a column of the table contract")
         is_family = name == "flops_formula" and value in FORMULA_FAMILIES
         typed[name] = value if is_family else parse_cell(column, str(value))
-    return typed
+    try:
+        return implied_cells(typed) | typed
+    except TrimaranError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Statements(Noun):

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trimaran.files.row_nouns import layout_cells, workload_cells
+from trimaran.files.row_nouns import run_cells
 from trimaran.nouns.columns import Cell
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.protocol.job import TrainJob
@@ -57,8 +57,7 @@ def _job_cells(path: Path) -> dict[str, Cell]:
     except ValidationError as error:
         raise TrimaranError(f"{path}: {first_error(error)}; move it away to import the log without it") from None
     formula = "megatron_eq3_k4" if job.layout.recompute == "full" else "megatron_eq3_k3"
-    cells: dict[str, Cell] = {**dict(workload_cells(job.workload)), **dict(layout_cells(job.layout))}
-    return {**cells, "devices": job.layout.devices, "flops_formula": formula}
+    return {**run_cells(job.workload, job.layout), "devices": job.layout.devices, "flops_formula": formula}
 
 
 def _parsed(line: str) -> dict[str, Any]:
