@@ -46,6 +46,7 @@ LLAMA = Model(
 )  # fmt: skip
 LAYOUT = parse_layout("dp2,tp2,pp2,mbs1,sp,recompute-full2,bf16,split3-5,place-tp-pp-dp")
 WORKLOAD = Workload(model=LLAMA, seq_len=64, global_batch=16, optimizer="sgd")
+MEGATRON_LINE = "iteration 1/ 1 | elapsed time per iteration (ms): 500.0 | global batch size: 16 | lm loss: 9.0 |\n"
 CSV_HEADER = "cluster,stack,seq_len,mbs,gbs,dp,tp,model"
 
 
@@ -136,7 +137,7 @@ def test_trimarans_own_log_gives_back_its_layout_and_its_model(row: Measurement,
 def test_a_log_imported_with_a_model_file_keeps_that_model(tmp_path: Path) -> None:
     dump_toml(LLAMA, tmp_path / "llama.toml")
     log = tmp_path / "run.log"
-    log.write_text("iteration 1/ 1 | elapsed time per iteration (ms): 500.0 | global batch size: 16 | lm loss: 9.0 |\n")
+    log.write_text(MEGATRON_LINE)
     stated = ["--model", str(tmp_path / "llama.toml"), "--cluster", "dgx-h100", "--set", "seq_len=64"]
     into = ["--into", str(tmp_path / "s.sqlite"), "--set", "mbs=1", "--set", "dp=2"]
     done = CliRunner().invoke(app, ["import", str(log), *into, *stated])
@@ -333,6 +334,10 @@ def test_a_third_optimizer_is_refused_in_every_way_in(row: Measurement, tmp_path
         app, ["import", str(tmp_path / "t.csv"), "--into", str(tmp_path / "i.sqlite"), "--set", "optimizer=lion"]
     )
     refused(str(stated.exception))
+    log = tmp_path / "run.log"
+    log.write_text("  optimizer ................................ lion\n" + MEGATRON_LINE)
+    given = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq_len": 32, "mbs": 1}
+    refused(import_file(log, Asked(given=given)).refused[0])
     with pytest.raises(ValueError, match="expected one of adam, sgd"):
         Measurement.model_validate(row.model_dump() | {"optimizer": "lion"})
     stored(row, tmp_path / "s.sqlite")

@@ -81,11 +81,14 @@ def ending(lines: Sequence[str]) -> tuple[str, str | None]:
 
 
 def stated_cell(column: str, text: str) -> Cell:
-    """A cell that the log's own settings state; None where it makes no sense in the table."""
+    """A cell that the log's settings state; None for a number that makes no sense in the table.
+
+    A word that the table does not know stays as it is, so that its row is refused by it.
+    """
     try:
         return parse_cell(BY_NAME[column], text)
     except ValueError:
-        return None
+        return text if BY_NAME[column].kind == "text" else None
 
 
 def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cell]) -> list[Draft]:
