@@ -40,13 +40,13 @@ class Comparison:
         if self.ratio is None:
             return "one of the runs was not timed: there is no difference to state"
         change = self.ratio - 1.0
-        said = f"B takes {abs(change):.2%} {'more' if change > 0 else 'less'} time than A"
+        difference = f"B takes {abs(change):.2%} {'more' if change > 0 else 'less'} time than A"
         if self.low is None or self.high is None:
             kept = f"{min(self.steps)} step times are" if min(self.steps) else "no step times are kept,"
-            return f"{said}; {kept} too few to say how sure that is"
+            return f"{difference}; {kept} too few to say how sure that is"
         bounds = f"{self.low - 1:+.2%} to {self.high - 1:+.2%} with {CONFIDENCE:.0%} confidence, p = {self.p_value:.2g}"
         told_apart = self.low > 1.0 or self.high < 1.0
-        return f"{said} ({bounds})" + ("" if told_apart else ": the steps do not tell the runs apart")
+        return f"{difference} ({bounds})" + ("" if told_apart else ": the steps do not tell the runs apart")
 
 
 def compare(a: Measurement, b: Measurement) -> Comparison:

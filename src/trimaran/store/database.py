@@ -63,7 +63,7 @@ class Store:
             log = self.path.with_name(f"{self.path.name}-wal")
             if create or writable or not self.path.is_file() or (log.exists() and log.stat().st_size):
                 raise
-            # a store in its write-ahead mode opens only where it may be written, unless it is said never to change
+            # a store in its write-ahead mode opens only where it may be written, unless it is declared never to change
             self._open(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
 
     def _open(self, name: str) -> None:
@@ -162,7 +162,7 @@ class Store:
         since the caller looked. The claim of a dead process is taken over; one made on another host,
         whose life cannot be checked from here, lapses after `lease_s`. `add` ends a claim.
         """
-        me, now = Owner.current(), time.time()
+        this_process, now = Owner.current(), time.time()
         with self._writing():
             if self._attempts(key) > attempts_seen:
                 return False
@@ -170,21 +170,21 @@ class Store:
             if row is not None:
                 holder = Owner(row["host"], row["pid"], row["started"])
                 alive = holder.is_alive()
-                if holder != me and (alive or (alive is None and row["expires_at"] > now)):
+                if holder != this_process and (alive or (alive is None and row["expires_at"] > now)):
                     return False
             self._connection.execute(
                 "INSERT OR REPLACE INTO claim (trial_key, host, pid, started, expires_at) VALUES (?, ?, ?, ?, ?)",
-                (key, me.host, me.pid, me.started, now + lease_s),
+                (key, this_process.host, this_process.pid, this_process.started, now + lease_s),
             )
         return True
 
     def release(self, key: str) -> None:
         """Give a claim of this process back without a row, as after Ctrl-C."""
-        me = Owner.current()
+        this_process = Owner.current()
         with self._writing():
             self._connection.execute(
                 "DELETE FROM claim WHERE trial_key = ? AND host = ? AND pid = ? AND started = ?",
-                (key, me.host, me.pid, me.started),
+                (key, this_process.host, this_process.pid, this_process.started),
             )
 
     def _insert(self, measurement: Measurement, *, keep_claim: bool = False) -> None:
@@ -266,13 +266,13 @@ class Store:
 
 
 def _remedy(error: sqlite3.Error) -> str:
-    said = str(error)
-    if "full" in said or "disk I/O" in said:
-        return f"the disk is full or failing ({said}); rows stored before are kept: free space and run again"
-    if "locked" in said:
+    message = str(error)
+    if "full" in message or "disk I/O" in message:
+        return f"the disk is full or failing ({message}); rows stored before are kept: free space and run again"
+    if "locked" in message:
         return f"another process has held it for {BUSY_TIMEOUT_S:.0f} s: end that process, or use another file"
-    if "readonly" in said or "unable to open" in said:
-        return f"it cannot be written ({said}): check its permissions, or name another file"
-    if "not a database" in said or "malformed" in said:
-        return f"it is not a store, or it is damaged ({said}): move it away, or name another file"
-    return said
+    if "readonly" in message or "unable to open" in message:
+        return f"it cannot be written ({message}): check its permissions, or name another file"
+    if "not a database" in message or "malformed" in message:
+        return f"it is not a store, or it is damaged ({message}): move it away, or name another file"
+    return message

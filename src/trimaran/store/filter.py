@@ -29,13 +29,13 @@ def parse_condition(text: str) -> Condition:
     A blank cell is in no order: `sec_per_it<120` leaves out rows that were not timed.
     Raises TrimaranError naming what cannot be read.
     """
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise TrimaranError(f"condition {text!r} is not COLUMN OPERATOR VALUE: write it as status=ok or sec_per_it<120")
-    name, sign, wanted = found[1], found[2], found[3].strip()
-    value = _value(name, wanted)
+    name, sign, text_value = match[1], match[2], match[3].strip()
+    value = _value(name, text_value)
     if sign == "~":
-        return lambda row: wanted.lower() in str(_cell(row, name) or "").lower()
+        return lambda row: text_value.lower() in str(_cell(row, name) or "").lower()
     if sign in ("=", "!="):
         return lambda row: (_cell(row, name) == value) is (sign == "=")
     if not isinstance(value, int | float):

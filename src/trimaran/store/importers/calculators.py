@@ -51,11 +51,11 @@ def fitting_formulas(draft: Draft) -> list[str]:
 def layers_by_flops(draft: Draft) -> float | None:
     """The layers for which the calculator gives the printed TFLOPs (they enter it linearly)."""
     printed, seconds, devices = draft.number("tflops"), draft.number("sec_per_it"), draft.number("devices")
-    one, two = (_flops(draft, draft.cells.get("flops_formula"), layers) for layers in (1, 2))
-    if one is None or two is None or not printed or not seconds or not devices:
+    one_layer, two_layers = (_flops(draft, draft.cells.get("flops_formula"), layers) for layers in (1, 2))
+    if one_layer is None or two_layers is None or not printed or not seconds or not devices:
         return None
-    per_layer = two - one
-    return (printed * 1e12 * seconds * devices - (one - per_layer)) / per_layer
+    per_layer = two_layers - one_layer
+    return (printed * 1e12 * seconds * devices - (one_layer - per_layer)) / per_layer
 
 
 def _flops(draft: Draft, formula: Any, layers: int | None = None) -> float | None:

@@ -21,7 +21,7 @@ class Figure:
 
     `value` is in the column's unit (GiB, s, TFLOP/s). `status` is oom, hang or fail where the cell
     says how the run ended; `estimate` and `doubted` are the marks ^ and ??; `alien` a unit that
-    belongs to another column.
+    is another column's.
     """
 
     value: float | None = None
@@ -41,10 +41,10 @@ def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
     if _BLANK.fullmatch(text):
         return Figure()
     ended = _ending(text)
-    found = _NUMBER.match(text)
-    if found is None:
+    match = _NUMBER.match(text)
+    if match is None:
         return Figure(status=ended or "unreadable", note="" if ended else f"{column} prints {text!r}")
-    value, rest = float(found[0].replace(",", "")), text[found.end() :]
+    value, rest = float(match[0].replace(",", "")), text[match.end() :]
     units = {"mem_gib": _PER_GIB, "sec_per_it": _PER_SECOND}.get(column, {})
     alien = None
     if (unit := _UNIT.match(rest)) is not None:
@@ -89,11 +89,11 @@ class Count:
 def read_count(text: str) -> Count:
     """A count, with the environment and clock that are printed in brackets behind it."""
     text = text.strip()
-    found = re.match(r"([\d,]+)\s*\((.*)\)$", text)
-    if found is None:
+    match = re.match(r"([\d,]+)\s*\((.*)\)$", text)
+    if match is None:
         return Count(text.replace(",", "") if re.fullmatch(r"[\d,]+", text) else text)
     variant, notes = [], []
-    for part in (piece.strip().strip("\"'") for piece in found[2].split(",")):
+    for part in (piece.strip().strip("\"'") for piece in match[2].split(",")):
         if clock := _CLOCK.fullmatch(part):
             variant.append(f"clock={clock[1]}GHz")
             notes.append(f"clock {clock[1]} GHz, printed {part!r}")
@@ -101,7 +101,7 @@ def read_count(text: str) -> Count:
             variant.append(part)
         else:
             notes.append(part)
-    return Count(found[1].replace(",", ""), tuple(variant), tuple(notes))
+    return Count(match[1].replace(",", ""), tuple(variant), tuple(notes))
 
 
 def read_network(text: str) -> dict[str, float]:
@@ -124,10 +124,10 @@ def read_layout(heading: str) -> dict[str, int] | None:
         return {degree[1].lower(): int(degree[2])}
     cells: dict[str, int] = {}
     for word in heading.split():
-        found = re.fullmatch(r"(?:Tensor\(T\)|Pipe\(P\)|Data\(D\)|TP?|PP?|DP?)-(\d{1,9})", word)
-        if found is None:
+        match = re.fullmatch(r"(?:Tensor\(T\)|Pipe\(P\)|Data\(D\)|TP?|PP?|DP?)-(\d{1,9})", word)
+        if match is None:
             return None
-        cells[{"T": "tp", "P": "pp", "D": "dp"}[word[0]]] = int(found[1])
+        cells[{"T": "tp", "P": "pp", "D": "dp"}[word[0]]] = int(match[1])
     return {"tp": 1, "pp": 1, **cells} if cells else None
 
 

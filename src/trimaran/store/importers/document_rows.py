@@ -220,19 +220,19 @@ def _derive(draft: Draft, stated: Sequence[TableProfile]) -> None:
 def _time_from_log(draft: Draft, times: Mapping[float, float]) -> None:
     """The time of the log line above the table that prints the row's TFLOPs."""
     tflops = draft.number("tflops")
-    found = times.get(tflops) if tflops is not None else None
-    if found is not None and draft.cells.get("sec_per_it") is None:
-        draft.cells["sec_per_it"] = found
+    seconds = times.get(tflops) if tflops is not None else None
+    if seconds is not None and draft.cells.get("sec_per_it") is None:
+        draft.cells["sec_per_it"] = seconds
         draft.notes.append(f"sec_per_it from the log line above the table that prints {tflops:g} TFLOPs")
 
 
 def _infer_layers(draft: Draft) -> None:
-    found = layers_by_flops(draft)
-    if found is None or draft.cells.get("layers") is not None:
+    layers = layers_by_flops(draft)
+    if layers is None or draft.cells.get("layers") is not None:
         return
-    draft.cells["layers"] = round(found)
-    draft.notes.append(f"layers inferred from TFLOPs and Sec/it by {draft.cells['flops_formula']} ({found:.2f})")
-    if abs(found - round(found)) > 0.25:
+    draft.cells["layers"] = round(layers)
+    draft.notes.append(f"layers inferred from TFLOPs and Sec/it by {draft.cells['flops_formula']} ({layers:.2f})")
+    if abs(layers - round(layers)) > 0.25:
         draft.doubt("ambiguous", "the inferred layers are no whole number")
 
 

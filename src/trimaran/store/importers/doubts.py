@@ -52,25 +52,25 @@ def _time_against_tflops(draft: Draft, blank: Sequence[Draft], accept: Accept) -
     ratio, seconds = agreement(draft), draft.number("sec_per_it")
     if ratio is None or seconds is None or _agrees(draft):
         return
-    said = f"{draft.cells['tflops']} TFLOPs is {ratio:.4g} times what {seconds:g} s/it gives by its calculator"
+    mismatch = f"{draft.cells['tflops']} TFLOPs is {ratio:.4g} times what {seconds:g} s/it gives by its calculator"
     if _agrees(draft, 1000.0):
         draft.propose(
-            "inconsistent_unit", f"{said}: Sec/it is in milliseconds", {"sec_per_it": seconds / 1000.0}, accept
+            "inconsistent_unit", f"{mismatch}: Sec/it is in milliseconds", {"sec_per_it": seconds / 1000.0}, accept
         )
         return
     gbs = draft.number("gbs")
     if draft.stated_gbs and gbs and _agrees(draft, draft.stated_gbs / gbs):
-        sentence = f"{said}, and right for the global batch {draft.stated_gbs} stated above the table"
+        sentence = f"{mismatch}, and right for the global batch {draft.stated_gbs} stated above the table"
         draft.propose("inconsistent_gbs", sentence, {"gbs": draft.stated_gbs}, accept)
         return
     if other := _blank_row_that_fits(draft, blank):
         where = {name: other.cells.get(name) for name in ("nodes", "devices", "dp", "tp", "pp")}
-        sentence = f"{said}, and right for row {other.row} ({other.cells.get('devices')} devices), which is blank"
+        sentence = f"{mismatch}, and right for row {other.row} ({other.cells.get('devices')} devices), which is blank"
         draft.propose("misplaced", sentence, {k: v for k, v in where.items() if v != draft.cells.get(k)}, accept)
     elif others := fitting_formulas(draft):
-        draft.doubt("ambiguous", f"{said}, and fits {' or '.join(others)}: another calculator, or another time")
+        draft.doubt("ambiguous", f"{mismatch}, and fits {' or '.join(others)}: another calculator, or another time")
     else:
-        draft.doubt("inconsistent_tflops", f"{said} ({expected_tflops(draft):.4g})")
+        draft.doubt("inconsistent_tflops", f"{mismatch} ({expected_tflops(draft):.4g})")
 
 
 def _blank_row_that_fits(draft: Draft, blank: Sequence[Draft]) -> Draft | None:
@@ -156,47 +156,47 @@ def _time_against_global_batch(table: Sequence[Draft]) -> None:
 
 def _mirrored(drafts: Sequence[Draft], accept: Accept) -> None:
     """The figures of an earlier row in each other's columns; their product is the same, so no calculator tells."""
-    seen: dict[tuple[object, ...], Draft] = {}
+    first_by_figures: dict[tuple[object, ...], Draft] = {}
     for draft in drafts:
         seconds, tflops, setup = draft.number("sec_per_it"), draft.number("tflops"), _setup(draft)
         if seconds is None or tflops is None or seconds == tflops:
             continue
-        if other := seen.get((setup, tflops, seconds)):
+        if other := first_by_figures.get((setup, tflops, seconds)):
             sentence = f"Sec/it {seconds:g} and TFLOPs {tflops:g} stand in each other's columns in {other.name}"
             draft.propose("swapped", sentence, {"sec_per_it": tflops, "tflops": seconds}, accept)
-        seen.setdefault((setup, seconds, tflops), draft)
+        first_by_figures.setdefault((setup, seconds, tflops), draft)
 
 
 def _printed_again(drafts: Sequence[Draft]) -> None:
     """The same run printed twice: a duplicate, or a repeat where it opens another comparison."""
-    seen: dict[tuple[object, ...], Draft] = {}
-    again: dict[int, Draft] = {}
+    first_by_figures: dict[tuple[object, ...], Draft] = {}
+    originals: dict[int, Draft] = {}
     for draft in drafts:
         seconds, tflops = draft.number("sec_per_it"), draft.number("tflops")
         if seconds is None:
             continue
-        first = seen.setdefault((_setup(draft), seconds, tflops), draft)
+        first = first_by_figures.setdefault((_setup(draft), seconds, tflops), draft)
         memories = {memory for memory in (first.number("mem_gib"), draft.number("mem_gib")) if memory is not None}
         if first is not draft and len(memories) < 2:
-            again[id(draft)] = first
+            originals[id(draft)] = first
     for draft in drafts:
-        if original := again.get(id(draft)):
+        if original := originals.get(id(draft)):
             regrouped = original.cells.get("comparable_group") != draft.cells.get("comparable_group")
             draft.doubt("repeat" if regrouped else "duplicate", f"the same measurement as {original.name}")
 
 
 def _same_time_elsewhere(drafts: Sequence[Draft]) -> None:
     """The same time to four digits for another set-up, where no TFLOPs tell which is right."""
-    seen: dict[float, list[Draft]] = {}
+    by_time: dict[float, list[Draft]] = {}
     for draft in drafts:
         seconds = draft.number("sec_per_it")
         if seconds is None or draft.number("tflops") is not None or len(f"{seconds:g}".replace(".", "")) < 4:
             continue
-        for other in seen.get(seconds, ()):
+        for other in by_time.get(seconds, ()):
             if _setup(other) != _setup(draft):
-                for one, two in ((draft, other), (other, draft)):
-                    one.notes.append(f"{seconds:g} s is printed for {two.name} too, another set-up: perhaps copied")
-        seen.setdefault(seconds, []).append(draft)
+                for noted, twin in ((draft, other), (other, draft)):
+                    noted.notes.append(f"{seconds:g} s is printed for {twin.name} too, another set-up: perhaps copied")
+        by_time.setdefault(seconds, []).append(draft)
 
 
 def _setup(draft: Draft, but: str = "") -> tuple[object, ...]:

@@ -65,8 +65,9 @@ def _markdown(text: str, asked: Asked, path: Path) -> Reading:
     profile = asked.profile or profile_for(markdown.title_of(text)) or Profile()
     expected, remarks = profile.table_count, []
     if expected is not None and expected != len(tables):
-        told = f"profile {profile.name} is of a version with {expected} tables, this one has {len(tables)}"
-        remarks = [told if asked.profile else f"{told}: not used; write one for this version, or give it by --profile"]
+        differs = f"profile {profile.name} is of a version with {expected} tables, this one has {len(tables)}"
+        way_out = "" if asked.profile else ": not used; write one for this version, or give it by --profile"
+        remarks = [differs + way_out]
         profile = asked.profile or Profile()
     reading = read_document(tables, profile, asked.given, asked.accept)
     reading.profile, reading.remarks = profile.name, remarks

@@ -83,11 +83,11 @@ def times_by_tflops(lines: Iterable[str]) -> dict[float, float]:
 
 
 def _step(line: str) -> Step | None:
-    found = _ITERATION.search(line)
-    if found is None:
+    match = _ITERATION.search(line)
+    if match is None:
         return None
     fields = {}
-    for part in line[found.end() :].split("|")[:-1]:  # behind the last bar stands nothing, or what was cut off
+    for part in line[match.end() :].split("|")[:-1]:  # behind the last bar stands nothing, or what was cut off
         if pair := _FIELD.match(part):
             fields[pair[1]] = pair[2]
     seconds, milliseconds = _number(fields, "elapsed time per iteration (s)"), None
@@ -96,7 +96,7 @@ def _step(line: str) -> Step | None:
         seconds = None if milliseconds is None else milliseconds / 1000.0
     gbs, tflops = _number(fields, "global batch size"), _number(fields, "TFLOPs")
     return Step(
-        iteration=int(found[1]),
+        iteration=int(match[1]),
         sec_per_it=seconds,
         gbs=None if gbs is None else int(gbs),
         loss=_number(fields, "lm loss"),

@@ -43,19 +43,19 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of one log. Its figures have three digits, and so has what is drawn from them."""
     lines = text.split("\n")
     reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"])
-    seen: set[int] = set()
+    iterations: set[int] = set()
     for at, line in enumerate(lines):
-        found = _ITERATION.search(line)
-        if found is None:
+        match = _ITERATION.search(line)
+        if match is None:
             for name, value in _SETTING.findall(line):
                 reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
             continue
-        fields = _fields(line[found.end() :])
+        fields = _fields(line[match.end() :])
         if reserved := fields.get("cuda_max_memory_reserved"):
             reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
-        if int(found[1]) in seen:
+        if int(match[1]) in iterations:
             continue  # another rank's line of the same iteration
-        seen.add(int(found[1]))
+        iterations.add(int(match[1]))
         reading.after = at + 1
         milliseconds, gbs = fields.get("elapsed_time_per_iteration_ms"), fields.get("global_batch_size")
         all_tokens, tokens = fields.get("tokens_per_sec"), fields.get("tokens_per_sec_per_gpu")
@@ -63,7 +63,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.cells.setdefault("devices", round(all_tokens / tokens))
         reading.steps.append(
             Step(
-                iteration=int(found[1]),
+                iteration=int(match[1]),
                 sec_per_it=milliseconds / 1000.0 if milliseconds else None,
                 gbs=int(gbs) if gbs else None,
                 loss=fields.get("lm_loss"),

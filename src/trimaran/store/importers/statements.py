@@ -49,5 +49,5 @@ def read_statements(lines: Iterable[str]) -> Stated:
 
 def stated_gbs(lines: Iterable[str]) -> int | None:
     """A global batch named right above a table."""
-    found = [int(value) for line in lines for value in _GBS.findall(line)]
-    return found[-1] if found else None
+    batches = [int(value) for line in lines for value in _GBS.findall(line)]
+    return batches[-1] if batches else None

@@ -31,13 +31,13 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of one log: tokens a second and device give Sec/it, or the lines' own clock where they cannot."""
     lines = text.split("\n")
     reading = LogReading(guesses={"stack": "torchtitan"}, formula="model_flops")
-    seen: dict[int, tuple[re.Match[str], float | None]] = {}
+    logged: dict[int, tuple[re.Match[str], float | None]] = {}
     for at, line in enumerate(lines):
-        if found := _STEP.search(line):
-            seen.setdefault(int(found[1]), (found, _clock(line)))
+        if match := _STEP.search(line):
+            logged.setdefault(int(match[1]), (match, _clock(line)))
             reading.after = at + 1
             rank = int(of[1]) if (of := _RANK.search(line)) else 0
-            reading.mem_gib_by_rank[rank] = max(float(found[3]), reading.mem_gib_by_rank.get(rank, 0.0))
+            reading.mem_gib_by_rank[rank] = max(float(match[3]), reading.mem_gib_by_rank.get(rank, 0.0))
         elif mesh := _MESH.search(line):
             reading.cells |= _degrees(mesh)
         elif batches := _BATCHES.search(line):
@@ -49,8 +49,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
     previous: tuple[int, float] | None = None
     gbs = reading.cells.get("gbs")
-    for number, (found, clock) in sorted(seen.items()):
-        tps = _number(found[4])
+    for number, (match, clock) in sorted(logged.items()):
+        tps = _number(match[4])
         seconds = tokens / tps if tokens and tps else None
         if tokens is None and previous is not None and clock is not None:
             seconds = (clock - previous[1]) / (number - previous[0]) or None
@@ -60,8 +60,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
                 iteration=number,
                 sec_per_it=seconds if seconds and seconds > 0 else None,
                 gbs=gbs if isinstance(gbs, int) else None,
-                loss=_number(found[2]),
-                tflops=_number(found[5]),
+                loss=_number(match[2]),
+                tflops=_number(match[5]),
                 tokens_per_s_per_device=tps,
             )
         )
@@ -93,11 +93,11 @@ def _tokens_per_device(stated: Mapping[str, Cell], given: Mapping[str, Cell]) ->
 
 
 def _clock(line: str) -> float | None:
-    found = _STAMP.search(line)
-    if found is None:
+    match = _STAMP.search(line)
+    if match is None:
         return None
     try:
-        return datetime.fromisoformat(found[1]).timestamp() + int(found[2]) / 1000.0
+        return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1000.0
     except (ValueError, OverflowError, OSError):
         return None
 
