@@ -28,8 +28,8 @@ def answer(why: Why, form: Format) -> str:
     if form == "csv":
         return render(parts, _FIELDS, form)
     standing = f"rank {why.rank}" if why.rank else why.verdict
-    told = "\n".join([f"{why.layout}: {standing}", *(f"  {reason}" for reason in why.reasons)])
-    return told if not parts else f"{told}\n\n{render(parts, _FIELDS, form)}"
+    text = "\n".join([f"{why.layout}: {standing}", *(f"  {reason}" for reason in why.reasons)])
+    return text if not parts else f"{text}\n\n{render(parts, _FIELDS, form)}"
 
 
 def _as_json(why: Why) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def _as_json(why: Why) -> dict[str, Any]:
 
 
 def _parts(this: Estimate, best: Estimate) -> list[dict[str, Any]]:
-    def row(part: str, one: float, other: float, unit: str) -> dict[str, Any]:
-        return {"part": part, "this": one, "best": other, "difference": one - other, "unit": unit}
+    def row(part: str, this: float, best: float, unit: str) -> dict[str, Any]:
+        return {"part": part, "this": this, "best": best, "difference": this - best, "unit": unit}
 
     rows = [row(name, getattr(this.time, name), getattr(best.time, name), "s") for name in TIME_PARTS]
     rows.append(row("sec/it", this.sec_per_it, best.sec_per_it, "s"))

@@ -80,10 +80,10 @@ def explore_app(model: str, cluster: str, gbs: int) -> Dash:
     @app.callback(Output("told", "data"), [Input(name, "value") for name in ids])
     def follow(*values: Any) -> dict[str, Any]:
         try:
-            found = answer(question_of(dict(zip(ids, values, strict=True))))
+            plan = answer(question_of(dict(zip(ids, values, strict=True))))
         except TrimaranError as error:
             return {"answer": f'<p role="alert" class="refused">{escape(str(error))}</p>', "parts": _chart([])}
-        return {"answer": _answered(found), "parts": _parts(found)}
+        return {"answer": _answered(plan), "parts": _parts(plan)}
 
     app.clientside_callback(SHOW, Output("parts", "figure"), Input("told", "data"), prevent_initial_call=True)
     return app
@@ -151,24 +151,22 @@ def _controls(model: str, cluster: str, gbs: int) -> Any:
     )
 
 
-def _answered(found: Plan) -> str:
+def _answered(plan: Plan) -> str:
     """The ranking and what is to be said about it, as HTML."""
-    rows = records(found)
+    rows = records(plan)
     shown = [field for field in FIELDS if any(field.show(row) for row in rows)]
     head = "".join(f'<th scope="col">{escape(field.title)}</th>' for field in shown)
     body = "".join(f"<tr>{''.join(f'<td>{escape(field.show(row))}</td>' for field in shown)}</tr>" for row in rows)
-    said = "".join(f"<li>{escape(line)}</li>" for line in explanation(found).splitlines())
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div><ul>{said}</ul>'
-    )
+    sentences = "".join(f"<li>{escape(line)}</li>" for line in explanation(plan).splitlines())
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div><ul>{sentences}</ul>'
 
 
-def _parts(found: Plan) -> dict[str, Any]:
+def _parts(plan: Plan) -> dict[str, Any]:
     """Predicted seconds of the ranked layouts, by part."""
-    labels = [f"{entry.rank}. {str(entry.layout)[:40]}" for entry in found.entries]
+    labels = [f"{entry.rank}. {str(entry.layout)[:40]}" for entry in plan.entries]
     bars = []
     for part in TIME_PARTS:
-        seconds = [getattr(entry.estimate.time, part) for entry in found.entries]
+        seconds = [getattr(entry.estimate.time, part) for entry in plan.entries]
         if any(seconds):
             bars.append({"type": "bar", "name": part, "y": labels, "x": seconds, "orientation": "h"})
     return _chart(bars, height=120 + 22 * len(labels))

@@ -77,9 +77,12 @@ def pareto_front(cases: Sequence[ShownLayout]) -> list[ShownLayout]:
 def _front(axes: Axes, content: Content) -> bool:
     cases = [case for case in _timed(content) if case.mem_gib is not None]
     for tp in sorted({case.tp for case in cases}):
-        mine = [case for case in cases if case.tp == tp]
+        same_tp = [case for case in cases if case.tp == tp]
         axes.scatter(
-            [case.mem_gib or 0.0 for case in mine], [_seconds(case, content) for case in mine], s=14, label=f"TP {tp}"
+            [case.mem_gib or 0.0 for case in same_tp],
+            [_seconds(case, content) for case in same_tp],
+            s=14,
+            label=f"TP {tp}",
         )
     front = pareto_front(cases)
     axes.step(

@@ -136,13 +136,13 @@ def ramp_up_table(schedule: RampUpSchedule, form: Format) -> str:
         }
         for phase in schedule.phases
     ]
-    told = [
+    sentences = [
         f"ramp-up: {schedule.hours:.1f} hours with {schedule.restarts} restarts, {schedule.slower_by:.1%} longer than "
         f"at the full batch from the start ({schedule.fixed_batch_hours:.1f} hours)"
     ]
     if schedule.fixed_layout_hours is not None and schedule.restarts:
-        told.append(f"on the last layout throughout: {schedule.fixed_layout_hours:.1f} hours")
-    return "\n".join([render(rows, RAMP_UP_FIELDS, form), *told])
+        sentences.append(f"on the last layout throughout: {schedule.fixed_layout_hours:.1f} hours")
+    return "\n".join([render(rows, RAMP_UP_FIELDS, form), *sentences])
 
 
 def as_json(plan: Plan, schedule: RampUpSchedule | None = None) -> dict[str, Any]:
@@ -184,23 +184,23 @@ def _schedule_json(schedule: RampUpSchedule) -> dict[str, Any]:
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
-    layout, found = entry.layout, entry.estimate
+    layout, estimate = entry.layout, entry.estimate
     return {
         "rank": entry.rank,
         "layout": str(layout),
         **layout.model_dump(mode="json", exclude={"stage_split"}),
-        "stage_split": list(found.stage_split),
+        "stage_split": list(estimate.stage_split),
         "devices": entry.devices,
         "nodes": entry.nodes,
         "gbs": entry.global_batch,
-        "micro_batches": found.micro_batches,
-        "sec_per_it": found.sec_per_it,
+        "micro_batches": estimate.micro_batches,
+        "sec_per_it": estimate.sec_per_it,
         "sec_per_it_low": entry.sec_per_it_low,
         "sec_per_it_high": entry.sec_per_it_high,
-        "time_s": found.time.model_dump(),
-        "mem_gib": found.mem_gib,
-        "reported_mem_gib": found.reported_mem_gib,
-        "memory_gib": [stage.model_dump() for stage in found.memory],
+        "time_s": estimate.time.model_dump(),
+        "mem_gib": estimate.mem_gib,
+        "reported_mem_gib": estimate.reported_mem_gib,
+        "memory_gib": [stage.model_dump() for stage in estimate.memory],
         "tokens_per_s": entry.tokens_per_s,
         "tflops": entry.tflops,
         "flops_formula": entry.flops_formula,

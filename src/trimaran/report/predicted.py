@@ -39,21 +39,21 @@ def records(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
 
 
 def _record(row: PredictedRow) -> dict[str, Any]:
-    published, found = row.row.measurement, row.estimate
+    published, estimate = row.row.measurement, row.estimate
     if published is None:
         return {"notes": row.error}
     delay, rate = published.network_delay_ms, published.network_gbps
     network = (None if delay is None else f"{delay:g} ms", None if rate is None else f"{rate:g} Gbps")
-    both = found is not None and published.sec_per_it is not None
-    would = None if found is None else "" if found.fits else "does not fit"
+    both = estimate is not None and published.sec_per_it is not None
+    would = None if estimate is None else "" if estimate.fits else "does not fit"
     return {
         **{name: getattr(published, name) for name in ("nodes", "dp", "tp", "pp", "heads", "mbs", "gbs", "mem_gib")},
         "size": size_label(published),
         "network": ", ".join(filter(None, network)),
-        "predicted_mem_gib": found.reported_mem_gib if found else None,
+        "predicted_mem_gib": estimate.reported_mem_gib if estimate else None,
         "sec_per_it": published.sec_per_it,
-        "predicted_sec_per_it": found.sec_per_it if found else None,
-        "error": found.sec_per_it / published.sec_per_it - 1 if both and found and published.sec_per_it else None,
+        "predicted_sec_per_it": estimate.sec_per_it if estimate else None,
+        "error": estimate.sec_per_it / published.sec_per_it - 1 if both and estimate and published.sec_per_it else None,
         "tflops": published.tflops,
         "predicted_tflops": row.tflops,
         "pflops": aggregate_pflops(row.tflops, published.devices) if row.tflops and published.devices else None,

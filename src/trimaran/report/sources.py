@@ -44,16 +44,16 @@ def content_of(paths: Sequence[Path], recipe: str | None = None) -> Content:
 
 def _read_plan(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        plan = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TrimaranError(f"plan {path} cannot be read: {error.strerror}; check the path") from None
     except ValueError as error:
         raise TrimaranError(
             f"plan {path} is not JSON ({error}): write it with `trimaran plan ... --format json`"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(plan, dict):
         raise TrimaranError(f"plan {path} holds no plan: write it with `trimaran plan ... --format json`")
-    return found
+    return plan
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -41,11 +41,11 @@ ALIKE = 0.02
 
 def records(rows: Sequence[tuple[SmallRow, Measurement | None]]) -> list[dict[str, Any]]:
     """One record a published row, what was measured of it here beside."""
-    out = []
+    rows_shown = []
     for small, measured in rows:
         published = small.published
         delay, rate = published.network_delay_ms, published.network_gbps
-        out.append(
+        rows_shown.append(
             {
                 **{name: getattr(published, name) for name in ("nodes", "dp", "tp", "pp", "mbs", "gbs", "heads")},
                 "network": None if delay is None else f"{delay:g} ms, {rate:g} Gbps",
@@ -59,21 +59,19 @@ def records(rows: Sequence[tuple[SmallRow, Measurement | None]]) -> list[dict[st
                 "small_status": measured.status if measured else "not run",
             }
         )
-    return out
+    return rows_shown
 
 
 def answer(table: StudyTable, rows: Sequence[tuple[SmallRow, Measurement | None]]) -> str:
     """The table's question answered from the data: here, and as published; and whether the two agree."""
-    here = _best_by_value(table, rows, lambda small, measured: _sec_per_sample(measured))
-    there = _best_by_value(table, rows, lambda small, measured: _sec_per_sample(small.published))
-    said = [f"{table.question} Here: {_ordered(here)}.", f"Published: {_ordered(there)}."]
-    both = [value for value in here if value in there]
-    if (
-        len(both) > 1
-        and (tau := kendall_tau([here[value] for value in both], [there[value] for value in both])) is not None
-    ):
-        said.append(f"The two orders have a rank correlation of {tau:.2f} over {len(both)}.")
-    return " ".join(said)
+    measured_here = _best_by_value(table, rows, lambda small, measured: _sec_per_sample(measured))
+    as_published = _best_by_value(table, rows, lambda small, measured: _sec_per_sample(small.published))
+    sentences = [f"{table.question} Here: {_ordered(measured_here)}.", f"Published: {_ordered(as_published)}."]
+    both = [value for value in measured_here if value in as_published]
+    tau = kendall_tau([measured_here[value] for value in both], [as_published[value] for value in both])
+    if tau is not None:
+        sentences.append(f"The two orders have a rank correlation of {tau:.2f} over {len(both)}.")
+    return " ".join(sentences)
 
 
 def _sec_per_sample(row: Measurement | None) -> float | None:
@@ -90,10 +88,10 @@ def _best_by_value(
     """Seconds a sample of the best row for each value of the compared columns, the fastest first."""
     best: dict[str, float] = {}
     for small, measured in rows:
-        found = seconds(small, measured)
+        per_sample = seconds(small, measured)
         value = _value(table, small.published)
-        if found is not None and found < best.get(value, float("inf")):
-            best[value] = found
+        if per_sample is not None and per_sample < best.get(value, float("inf")):
+            best[value] = per_sample
     return dict(sorted(best.items(), key=lambda item: item[1]))
 
 
@@ -111,8 +109,8 @@ def _ordered(best: dict[str, float]) -> str:
     (first, fastest), *others = best.items()
     if not others:
         return f"only {first} was timed"
-    told = (f"{value} {_slower(seconds / fastest - 1)}" for value, seconds in others)
-    return f"{first} is fastest, {', '.join(told)}"
+    slower = (f"{value} {_slower(seconds / fastest - 1)}" for value, seconds in others)
+    return f"{first} is fastest, {', '.join(slower)}"
 
 
 def _slower(share: float) -> str:

@@ -127,8 +127,8 @@ def _draw(axes: Axes, timeline: Timeline, longest: float) -> None:
 def _legend(axes: Axes, timelines: Sequence[Timeline] | Any) -> None:
     from matplotlib.patches import Patch
 
-    seen: set[EventKind] = {event.kind for timeline in timelines for event in timeline.events}
-    handles = [Patch(color=color, label=kind.replace("_", " ")) for kind, color in COLORS.items() if kind in seen]
+    kinds: set[EventKind] = {event.kind for timeline in timelines for event in timeline.events}
+    handles = [Patch(color=color, label=kind.replace("_", " ")) for kind, color in COLORS.items() if kind in kinds]
     axes.legend(
         handles=handles, frameon=False, fontsize=7, ncols=len(handles), loc="lower right", bbox_to_anchor=(1, 1)
     )
@@ -141,6 +141,6 @@ def read_timeline(paths: Sequence[Path]) -> Timeline:
         try:
             events += Timeline.model_validate_json(path.read_text(encoding="utf-8")).events
         except (OSError, ValueError) as error:
-            said = str(error).splitlines()[0]
-            raise TrimaranError(f"timeline {path} cannot be read ({said}): record it again") from None
+            reason = str(error).splitlines()[0]
+            raise TrimaranError(f"timeline {path} cannot be read ({reason}): record it again") from None
     return Timeline(events=tuple(events), origin="measured")

@@ -45,39 +45,39 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
     a rule or is a hundred times off the prior; `skipped` says why. Raises TrimaranError when no row is
     left, or rows are of several clusters or stacks.
     """
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     groups: list[str] = []
     skipped: list[str] = []
     for number, row in enumerate(measurements, start=1):
         if row.status != "ok" or row.quality not in FIT_QUALITIES or not (row.sec_per_it or row.mem_gib):
             continue
         try:
-            found = observation(row, cluster, stack)
+            observed = observation(row, cluster, stack)
         except TrimaranError as error:
             skipped.append(f"row {number}: {error}")
             continue
-        if reason := _absurd(found):
+        if reason := _absurd(observed):
             skipped.append(f"row {number}: {reason}")
             continue
-        seen.append(found)
+        observations.append(observed)
         groups.append(row.comparable_group or f"{row.table}")
-    if skipped and not seen:
+    if skipped and not observations:
         raise TrimaranError(f"fit: none of {len(skipped)} rows that ran can be fitted to; {skipped[0]}")
-    _same_subject(seen)
+    _same_subject(observations)
     if len(set(groups)) == 1:
-        groups = [one.layout.label() for one in seen]
-    return fit_observations(seen, groups, skipped)
+        groups = [observed.layout.label() for observed in observations]
+    return fit_observations(observations, groups, skipped)
 
 
-def fit_observations(seen: Sequence[Observation], groups: Sequence[str], skipped: Sequence[str] = ()) -> Fitted:
+def fit_observations(observations: Sequence[Observation], groups: Sequence[str], skipped: Sequence[str] = ()) -> Fitted:
     """Fit to observations of one cluster and stack; leave one of their groups out for the error."""
-    calibration = fit(seen)
-    time_mape, mem_mape = _held_out_errors(seen, groups)
+    calibration = fit(observations)
+    time_mape, mem_mape = _held_out_errors(observations, groups)
     errors = {"time_error": time_mape, "mem_error": mem_mape}
     # a mean absolute error of a normal distribution is sqrt(2 / pi) of its standard deviation
     update = {name: value * float(np.sqrt(np.pi / 2)) for name, value in errors.items() if value is not None}
     calibration = calibration.model_copy(update=update)
-    return Fitted(calibration, len(seen), len(set(groups)), time_mape, mem_mape, tuple(skipped))
+    return Fitted(calibration, len(observations), len(set(groups)), time_mape, mem_mape, tuple(skipped))
 
 
 def observation(row: Measurement, cluster: str | None = None, stack: str | None = None) -> Observation:
@@ -93,13 +93,13 @@ def observation(row: Measurement, cluster: str | None = None, stack: str | None 
     )
 
 
-def _absurd(one: Observation) -> str | None:
+def _absurd(observed: Observation) -> str | None:
     """Why a row cannot be true, if it cannot: its time or memory against the prior's."""
-    known = prior(one.case.cluster, one.case.stack)
-    prepared = batches([one])
+    known = prior(observed.case.cluster, observed.case.stack)
+    prepared = batches([observed])
     for name, unit, value, predict in (
-        ("sec_per_it", "s", one.sec_per_it, predict_times),
-        ("mem_gib", "GiB", one.mem_gib, predict_memory),
+        ("sec_per_it", "s", observed.sec_per_it, predict_times),
+        ("mem_gib", "GiB", observed.mem_gib, predict_memory),
     ):
         expected = float(predict(prepared, 1, known)[0])
         if value and not expected / ABSURD < value < expected * ABSURD:
@@ -107,34 +107,34 @@ def _absurd(one: Observation) -> str | None:
     return None
 
 
-def _same_subject(seen: Sequence[Observation]) -> None:
-    if not seen:
+def _same_subject(observations: Sequence[Observation]) -> None:
+    if not observations:
         raise TrimaranError(
             "fit: no row that ran has sec_per_it or mem_gib and quality ok or corrected: nothing to fit"
         )
-    subjects = sorted({(one.case.cluster.name, one.case.stack.name) for one in seen})
+    subjects = sorted({(observed.case.cluster.name, observed.case.stack.name) for observed in observations})
     if len(subjects) > 1:
         names = ", ".join("/".join(subject) for subject in subjects[:4])
         raise TrimaranError(f"fit: rows are of {len(subjects)} clusters and stacks ({names}): fit one at a time")
 
 
-def _held_out_errors(seen: Sequence[Observation], groups: Sequence[str]) -> tuple[float | None, float | None]:
+def _held_out_errors(observations: Sequence[Observation], groups: Sequence[str]) -> tuple[float | None, float | None]:
     names = list(dict.fromkeys(groups))
     if len(names) < LEAST_GROUPS:
         return None, None
-    without = leave_out(seen, groups)
+    without = leave_out(observations, groups)
     time_errors: list[float] = []
     mem_errors: list[float] = []
     for name in names:
-        members = [one for one, group in zip(seen, groups, strict=True) if group == name]
+        members = [observed for observed, group in zip(observations, groups, strict=True) if group == name]
         prepared = batches(members)
         times = predict_times(prepared, len(members), without[name])
         memory = predict_memory(prepared, len(members), without[name])
-        for index, one in enumerate(members):
-            if one.sec_per_it:
-                time_errors.append(abs(float(times[index]) / one.sec_per_it - 1))
-            if one.mem_gib:
-                mem_errors.append(abs(float(memory[index]) / one.mem_gib - 1))
+        for index, observed in enumerate(members):
+            if observed.sec_per_it:
+                time_errors.append(abs(float(times[index]) / observed.sec_per_it - 1))
+            if observed.mem_gib:
+                mem_errors.append(abs(float(memory[index]) / observed.mem_gib - 1))
     return _mean(time_errors), _mean(mem_errors)
 
 

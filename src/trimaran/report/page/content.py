@@ -157,7 +157,7 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
             ("Runs", _count_by_status(row for _, row in rows)),
         ),
         sentences=tuple(
-            _said_of(name, works) for name, measurements in stores.items() for works in _by_work(measurements)
+            _sentence_on(name, works) for name, measurements in stores.items() for works in _by_work(measurements)
         ),
         cases=cases,
         mem_limit_gib=_limit_gib(clusters[0]) if len(clusters) == 1 else None,
@@ -165,13 +165,13 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
 
 
 def _measured_case(source: str, row: Measurement) -> ShownLayout:
-    found = _estimate_of(row)
+    predicted = _estimate_of(row)
     dp = row.dp or 1
     fields = {name: getattr(row, name) for name in _SHARED if name not in ("layout", "devices", "dp")}
     parts: dict[str, Any] = {}
-    if found is not None:
-        stages = (stage.model_dump(exclude={"stage"}) for stage in found.memory)
-        parts = {"time_s": found.time.model_dump(), "memory_gib": tuple(stages)}
+    if predicted is not None:
+        stages = (stage.model_dump(exclude={"stage"}) for stage in predicted.memory)
+        parts = {"time_s": predicted.time.model_dump(), "memory_gib": tuple(stages)}
     return ShownLayout(
         source=source,
         work=_work(row),
@@ -183,9 +183,9 @@ def _measured_case(source: str, row: Measurement) -> ShownLayout:
         status=row.status,
         variant=row.variant,
         sec_per_it=row.sec_per_it,
-        predicted_sec_per_it=row.predicted_sec_per_it or (found.sec_per_it if found else None),
+        predicted_sec_per_it=row.predicted_sec_per_it or (predicted.sec_per_it if predicted else None),
         mem_gib=row.mem_gib,
-        predicted_mem_gib=row.predicted_mem_gib or (found.reported_mem_gib if found else None),
+        predicted_mem_gib=row.predicted_mem_gib or (predicted.reported_mem_gib if predicted else None),
         tflops=row.tflops,
         losses=row.losses,
         notes=row.notes or "",
@@ -217,21 +217,23 @@ def _by_work(rows: Sequence[Measurement]) -> list[list[Measurement]]:
     return list(groups.values())
 
 
-def _said_of(name: str, rows: Sequence[Measurement]) -> str:
+def _sentence_on(name: str, rows: Sequence[Measurement]) -> str:
     """One sentence on a store's rows: the fastest, and how far off the predictions were."""
     timed = [row for row in rows if row.status == "ok" and row.sec_per_it]
     if not timed:
         return f"{name}, {_work(rows[0])}: none of {len(rows)} runs was timed."
     # rows of different work are compared by the time of a sample
     best = min(timed, key=lambda row: (row.sec_per_it or 0.0) / row.gbs)
-    said = f"{name}, {_work(rows[0])}: fastest of {len(timed)} timed runs is {_layout_of(best)}"
-    said += f", {best.sec_per_it:.3g} s/it"
+    sentence = f"{name}, {_work(rows[0])}: fastest of {len(timed)} timed runs is {_layout_of(best)}"
+    sentence += f", {best.sec_per_it:.3g} s/it"
     errors = [
         abs(row.predicted_sec_per_it / row.sec_per_it - 1)
         for row in timed
         if row.predicted_sec_per_it and row.sec_per_it
     ]
-    return f"{said}; predictions were off by {sum(errors) / len(errors):.1%} on average." if errors else f"{said}."
+    return (
+        f"{sentence}; predictions were off by {sum(errors) / len(errors):.1%} on average." if errors else f"{sentence}."
+    )
 
 
 def _models(rows: Iterable[Measurement]) -> str:

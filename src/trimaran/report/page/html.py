@@ -32,4 +32,4 @@ def page(content: Content) -> str:
     }
     frame = (here / "page.html").read_text(encoding="utf-8")
     # in one pass: what is filled in may itself hold braces
-    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], frame)
+    return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], frame)
