@@ -17,8 +17,8 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.probe.__main__ import main as probe_main
-from trimaran.probe.measure import measure
-from trimaran.probe.settings import AttentionShape, ProbeSettings, Product, model_products, probe_settings
+from trimaran.probe.probe_settings import AttentionShape, ProbeSettings, Product, model_products, probe_settings
+from trimaran.probe.probed_cluster import measure
 from trimaran.protocol.host import Work, memory_gib, usable_cores
 
 MODEL = Model(layers=2, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
@@ -156,7 +156,9 @@ def test_ranks_leave_when_their_starter_is_killed(tmp_path: Path) -> None:
                 commands.append(file.read_bytes())
             except OSError:
                 continue
-        return sum(b"trimaran.probe.worker" in command and str(tmp_path).encode() in command for command in commands)
+        return sum(
+            b"trimaran.probe.probe_worker" in command and str(tmp_path).encode() in command for command in commands
+        )
 
     deadline = time.monotonic() + 60
     while ranks() < 2 and time.monotonic() < deadline:

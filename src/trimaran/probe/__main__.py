@@ -9,8 +9,8 @@ from typing import Literal
 
 from trimaran.files.catalogue import dump_toml, load_model
 from trimaran.nouns.noun import TrimaranError
-from trimaran.probe.measure import measure
-from trimaran.probe.settings import probe_settings
+from trimaran.probe.probe_settings import probe_settings
+from trimaran.probe.probed_cluster import measure
 from trimaran.protocol.host import usable_cores
 
 # Beyond this, ranks that share a core tell nothing any more and fill the memory.

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from trimaran.nouns.cluster import CollectiveTime, Contention
-from trimaran.probe.kernels import Operands, small_operators, stream
-from trimaran.probe.settings import MIB, ProbeSettings, Product
+from trimaran.probe.alone import Operands, small_operators, stream
+from trimaran.probe.probe_settings import MIB, ProbeSettings, Product
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
 from trimaran.train.comm.mesh import Group, GroupFactory
 

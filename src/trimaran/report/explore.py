@@ -158,7 +158,8 @@ def _answered(plan: Plan) -> str:
     head = "".join(f'<th scope="col">{escape(field.title)}</th>' for field in shown)
     body = "".join(f"<tr>{''.join(f'<td>{escape(field.show(row))}</td>' for field in shown)}</tr>" for row in rows)
     sentences = "".join(f"<li>{escape(line)}</li>" for line in explanation(plan).splitlines())
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div><ul>{sentences}</ul>'
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"{table}<ul>{sentences}</ul>"
 
 
 def _parts(plan: Plan) -> dict[str, Any]:

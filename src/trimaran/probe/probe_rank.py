@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from trimaran.probe.kernels import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
-from trimaran.probe.result import ProbeResult
-from trimaran.probe.settings import ProbeSettings
+from trimaran.probe.alone import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
+from trimaran.probe.probe_result import ProbeResult
+from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.probe.together import collective_times, contention, make_groups
 from trimaran.protocol import progress
 from trimaran.protocol.host import GIB, memory_gib, processor_name
@@ -45,18 +45,18 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
     contexts = [torch.zeros(1, device=device) for _ in range(settings.ranks)]
     dist.all_gather(contexts, torch.tensor([context_gib], device=device))
 
-    course = _Course(rank)
-    course.enter(f"contention of {settings.ranks} slots")
+    parts = _Progress(rank)
+    parts.enter(f"contention of {settings.ranks} slots")
     slower = contention(settings, rank, device) if settings.groups else ()
-    course.enter("collectives and sends")
+    parts.enter("collectives and sends")
     collectives = collective_times(settings, groups, rank, device) if settings.groups else ()
     dist.barrier()
     if rank:
         dist.barrier()  # the others sleep here while rank 0 measures alone
         return None
-    course.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
+    parts.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
     matmul = matmul_rates(settings.products, settings.precisions, settings.rounds, device)
-    course.enter("attention, memory, operators")
+    parts.enter("attention, memory, operators")
     result = ProbeResult(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         mem_gib=torch.cuda.mem_get_info(device)[1] / GIB if device.type == "cuda" else memory_gib(),
@@ -86,7 +86,7 @@ def _context_gib(device: torch.device) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / GIB
 
 
-class _Course:
+class _Progress:
     """Tells, on rank 0, which part of the probe is measured and about how long the rest takes."""
 
     # of a probe's time, by part, on two cores

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trimaran.nouns.cluster import AttentionTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, RATES, Rate
-from trimaran.probe.settings import AttentionShape, Product
+from trimaran.probe.probe_settings import AttentionShape, Product
 from trimaran.probe.timing import undisturbed_seconds
 
 DTYPES: dict[Rate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in RATES}

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from trimaran.nouns.cluster import Cluster, CollectiveTime, Device, Link
 from trimaran.nouns.noun import TrimaranError
-from trimaran.probe.result import ProbeResult
-from trimaran.probe.settings import ProbeSettings
+from trimaran.probe.probe_result import ProbeResult
+from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.protocol import progress
 from trimaran.protocol.host import Work, memory_gib, usable_cores
 
@@ -133,7 +133,7 @@ def _start_rank(settings: ProbeSettings, folder: Path, rank: int) -> subprocess.
         "MKL_NUM_THREADS": str(settings.threads_per_rank),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    command = [sys.executable, "-P", "-m", "trimaran.probe.worker", str(folder / "settings.json")]
+    command = [sys.executable, "-P", "-m", "trimaran.probe.probe_worker", str(folder / "settings.json")]
     with (folder / f"stderr.{rank}").open("wb") as stderr:
         return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=sys.stderr, stderr=stderr)
 
