@@ -91,7 +91,7 @@ def prepare_data(folder: Path, vocab: int) -> Path:
     """The standard library's source as bytes."""
     job = DataJob(data=DataSettings(max_mib=16), vocab=vocab, cache_dir=str(folder / "cache"))
     (folder / "data.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "trimaran.train.programs.data", str(folder / "data.json")]
+    command = [sys.executable, "-m", "trimaran.train.programs.tokenise", str(folder / "data.json")]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Path(done.stdout.strip().splitlines()[-1])
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peers.matmul import gflops
-from trimaran.train.model.causal import causal_attention, is_faster_in_blocks
+from trimaran.train.model.block_attention import causal_attention, is_faster_in_blocks
 from trimaran.train.model.product import linear, product
 from trimaran.train.model.tensor_parallel import add_product
 

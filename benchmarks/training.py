@@ -93,7 +93,7 @@ def prepare_data(folder: Path) -> Path:
     """The standard library's source as token files of a BPE of 8192."""
     job = DataJob(data=DataSettings(tokenizer="bpe", max_mib=16), vocab=MODEL.vocab, cache_dir=str(folder / "cache"))
     (folder / "data.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "trimaran.train.programs.data", str(folder / "data.json")]
+    command = [sys.executable, "-m", "trimaran.train.programs.tokenise", str(folder / "data.json")]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 

@@ -89,7 +89,7 @@ LAST = {
 ALL = {"eat": eat, "flood": flood, "slow": slow}
 
 if behaviour == "exit-2":
-    print("data_dir: holds no tokens: run trimaran.train.programs.data first", file=sys.stderr)
+    print("data_dir: holds no tokens: run trimaran.train.programs.tokenise first", file=sys.stderr)
     sys.exit(2)
 if behaviour == "silent":
     sleep_for_ever()

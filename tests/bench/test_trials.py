@@ -62,7 +62,7 @@ def test_a_healthy_trial_is_a_row_with_the_median_after_warm_up(run_fake: Run) -
         ("bad_alloc", "oom", "rank 1 ran out of memory"),
         ("segfault", "crash", "rank 1 was killed by SIGSEGV"),
         ("fail", "fail", "rank 1 left with status 1: ValueError: the data has run out"),
-        ("exit-2", "fail", "refused: data_dir: holds no tokens: run trimaran.train.programs.data first"),
+        ("exit-2", "fail", "refused: data_dir: holds no tokens: run trimaran.train.programs.tokenise first"),
         ("no-result", "fail", "result.json cannot be read"),
         ("cut", "fail", "result.json is garbage"),
         ("garbage", "fail", "result.json is garbage"),

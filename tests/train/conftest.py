@@ -16,7 +16,7 @@ from trimaran.nouns.workload import Optimizer, Workload
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data import DataSettings
 from trimaran.recipe.training import TrainSettings
-from trimaran.train.programs.data import prepare
+from trimaran.train.programs.tokenise import prepare
 
 STACK = Stack(name="trimaran", uneven_stages=True, head_weighted_stages=True)
 

@@ -20,7 +20,7 @@ from trimaran.protocol.job import TrainJob
 from trimaran.train.run.rank import first_weights
 from trimaran.train.state import hugging_face
 from trimaran.train.state.hugging_face import HuggingFaceWeights, write_folder
-from trimaran.train.state.source import logits, open_source, whole_model
+from trimaran.train.state.weight_source import logits, open_source, whole_model
 from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.tokens import Tokens
 

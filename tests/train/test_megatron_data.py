@@ -11,7 +11,7 @@ import pytest
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data import DataSettings
-from trimaran.train.programs.data import main, prepare
+from trimaran.train.programs.tokenise import main, prepare
 from trimaran.train.text.megatron_data import read_megatron
 from trimaran.train.text.tokens import Tokens, read_index
 

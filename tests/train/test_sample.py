@@ -18,8 +18,8 @@ from test_worker import run_ranks
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.train.programs.sample import choose
-from trimaran.train.state.saved_weights import find_checkpoint
-from trimaran.train.state.source import logits, open_source, whole_model
+from trimaran.train.state.checkpoint_weights import find_checkpoint
+from trimaran.train.state.weight_source import logits, open_source, whole_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 TRIMARAN = str(Path(sys.executable).with_name("trimaran"))

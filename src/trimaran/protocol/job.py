@@ -14,7 +14,7 @@ from trimaran.recipe.training import TrainSettings
 
 
 class DataJob(Noun):
-    """What `python -m trimaran.train.programs.data JOB.json` is asked to do: text in, token files out.
+    """What `python -m trimaran.train.programs.tokenise JOB.json` is asked to do: text in, token files out.
 
     `vocab` is the model's vocabulary: a BPE is trained to it, and a larger tokenizer is refused.
     Token files go into a folder of `cache_dir` named after their content, once.
@@ -54,7 +54,7 @@ class TrainJob(Noun):
     layout: Layout
     stage_split: tuple[int, ...]
     train: TrainSettings
-    data_dir: str = Field(description="folder of token files made by trimaran.train.programs.data")
+    data_dir: str = Field(description="folder of token files made by trimaran.train.programs.tokenise")
     out_dir: str = Field(description="folder for log.jsonl, log.txt, heartbeat files and result.json")
     steps: int = Field(gt=0, description="steps to run now, which may be fewer than train.steps")
     device: Literal["cpu", "cuda"] = "cpu"

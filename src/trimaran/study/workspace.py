@@ -99,7 +99,7 @@ class Workspace:
         path = self.folder / "data.json"
         write_atomically(path, job.model_dump_json(indent=1))
         return Path(
-            run_program("trimaran.train.programs.data", [str(path)], "data", capture=True).strip().splitlines()[-1]
+            run_program("trimaran.train.programs.tokenise", [str(path)], "data", capture=True).strip().splitlines()[-1]
         )
 
 

@@ -11,13 +11,13 @@ import torch
 from trimaran.layout.schedule import Action
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.mesh import Mesh
-from trimaran.train.engine.engine import Engine
-from trimaran.train.engine.flat import FlatWeights, compute_dtype
+from trimaran.train.engine.data_parallel import DataParallel
+from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
 from trimaran.train.engine.learning_rate import Position, learning_rate
 from trimaran.train.engine.loss_scale import LossScale
-from trimaran.train.engine.optimizer import make_optimizer
+from trimaran.train.engine.optimizers import make_optimizer
+from trimaran.train.engine.pipeline_engine import Engine
 from trimaran.train.engine.recorder import Recorder
-from trimaran.train.engine.replicas import DataParallel
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.positions import documents_of
 from trimaran.train.model.weight import Initial

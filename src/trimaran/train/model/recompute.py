@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.comm.differentiable import apply, backward
+from trimaran.train.model.autograd import apply, backward
 
 
 class _Recomputed(torch.autograd.Function):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.comm.differentiable import apply
 from trimaran.train.comm.mesh import Group
+from trimaran.train.model.autograd import apply
 from trimaran.train.model.product import goes_through_fp32, linear, product
 from trimaran.train.model.weight import Declaring, Weight, WeightSpec
 

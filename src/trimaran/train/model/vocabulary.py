@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.model import Model, padded_vocab
-from trimaran.train.comm.differentiable import apply
 from trimaran.train.comm.mesh import Group
+from trimaran.train.model.autograd import apply
 from trimaran.train.model.positions import places_in
 from trimaran.train.model.product import linear, product
 from trimaran.train.model.tensor_parallel import add_product, own_slice, sum_backward, sum_forward

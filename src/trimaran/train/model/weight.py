@@ -76,7 +76,7 @@ class Declaring(nn.Module):
     """A module that declares its weights before they have memory.
 
     Weights are declared on the meta device and later placed into one flat buffer
-    (`flat.FlatWeights`), which also draws their values.
+    (`FlatWeights`), which also draws their values.
     """
 
     def __init__(self) -> None:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from trimaran.protocol.job import ConvertJob
-from trimaran.train.programs.program import run_job
+from trimaran.train.programs.run_job import run_job
 from trimaran.train.state.hugging_face import write_folder
-from trimaran.train.state.source import TOKENIZER_NAME, open_source
+from trimaran.train.state.weight_source import TOKENIZER_NAME, open_source
 from trimaran.train.text.tokenizer import load_tokenizer
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import SampleJob
-from trimaran.train.programs.program import run_job
-from trimaran.train.state.source import TOKENIZER_NAME, Source, logits, open_source, whole_model
+from trimaran.train.programs.run_job import run_job
+from trimaran.train.state.weight_source import TOKENIZER_NAME, Source, logits, open_source, whole_model
 from trimaran.train.text.tokenizer import HuggingFace, load_tokenizer
 
 # What byte-level decoding shows for a character whose bytes have not all come yet.

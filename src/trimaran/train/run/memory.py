@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimaran.train.engine.flat import FlatWeights
+from trimaran.train.engine.flat_weights import FlatWeights
 
 GIB = float(1 << 30)
 

@@ -253,7 +253,7 @@ def first_weights(job: TrainJob, alive: Callable[[], None]) -> Initial:
 
     values = drawn(job.train.seed)
     if job.train.init_from is not None:
-        from trimaran.train.state.source import check_same_model, initial_from, open_source
+        from trimaran.train.state.weight_source import check_same_model, initial_from, open_source
 
         source = open_source(Path(job.train.init_from).expanduser(), alive)
         check_same_model(source, job.workload.model, "train.init_from")

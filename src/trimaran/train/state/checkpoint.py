@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.notices import Tell
-from trimaran.train.engine.flat import FlatWeights
+from trimaran.train.engine.flat_weights import FlatWeights
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.state.checkpoint_storage import (
     FolderReader,
@@ -41,7 +41,7 @@ from trimaran.train.state.manifest import (
     verify,
 )
 from trimaran.train.state.pieces import Piece, pieces_of
-from trimaran.train.state.source import immaterial_fields
+from trimaran.train.state.weight_source import immaterial_fields
 
 # A rank that waits longer than this for the others' part of a checkpoint has lost them.
 SAVE_TIMEOUT = timedelta(minutes=30)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trimaran.train.engine.flat import FlatWeights, Place
+from trimaran.train.engine.flat_weights import FlatWeights, Place
 from trimaran.train.engine.units import Span
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

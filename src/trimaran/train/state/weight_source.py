@@ -16,8 +16,8 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.train.comm.mesh import GroupFactory, build_mesh
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights
+from trimaran.train.state.checkpoint_weights import CheckpointWeights, find_checkpoint
 from trimaran.train.state.hugging_face import CONFIG_NAME, HuggingFaceWeights
-from trimaran.train.state.saved_weights import CheckpointWeights, find_checkpoint
 
 # Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
 TOKENIZER_NAME = "tokenizer.json"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.comm.differentiable import apply
+from trimaran.train.model.autograd import apply
 
 # Queries whose scores exist at one time. Fewer make smaller products, more compute more of what no token may see.
 BLOCK = 128

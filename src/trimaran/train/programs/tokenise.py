@@ -1,4 +1,4 @@
-"""Data: text to token files, once. `python -m trimaran.train.programs.data JOB.json` prints the folder made.
+"""Data: text to token files, once. `python -m trimaran.train.programs.tokenise JOB.json` prints the folder made.
 
 JOB.json is a `trimaran.recipe.recipe.DataJob`. The folder is named after a hash of the text and of how it
 is tokenised, so that the same text is never tokenised twice and changed text never mistaken.
@@ -22,9 +22,9 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data import BlendedText, DataSettings
-from trimaran.train.programs.program import run_job
-from trimaran.train.text.documents import MIB, documents, plain_text_size, text_files, text_size
+from trimaran.train.programs.run_job import run_job
 from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
+from trimaran.train.text.text_files import MIB, documents, plain_text_size, text_files, text_size
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 

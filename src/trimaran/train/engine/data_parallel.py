@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from trimaran.layout.layout import Layout
 from trimaran.layout.schedule import Action
-from trimaran.train.comm.differentiable import apply
 from trimaran.train.comm.exchange import Finish, done
 from trimaran.train.comm.mesh import Mesh, sum_together
-from trimaran.train.engine.flat import FlatWeights, Unit, give_memory_back, take_memory
+from trimaran.train.engine.flat_weights import FlatWeights, Unit, give_memory_back, take_memory
+from trimaran.train.model.autograd import apply
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.vocabulary import Head
 

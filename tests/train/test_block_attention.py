@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trimaran.train.model.causal import BLOCK, causal_attention
+from trimaran.train.model.block_attention import BLOCK, causal_attention
 
 
 @pytest.mark.parametrize("length", [1, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 40])

@@ -12,7 +12,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data import DataSettings
 from trimaran.train.programs import data as data_module
-from trimaran.train.programs.data import main, prepare
+from trimaran.train.programs.tokenise import main, prepare
 from trimaran.train.text.tokens import Tokens, read_index
 
 POEM = "the owl and the pussycat went to sea\nin a beautiful pea-green boat ü\n"

@@ -11,7 +11,7 @@ from torch.optim.sgd import sgd
 
 from trimaran.nouns.workload import Optimizer as OptimizerName
 from trimaran.recipe.training import TrainSettings
-from trimaran.train.engine.flat import FlatWeights
+from trimaran.train.engine.flat_weights import FlatWeights
 from trimaran.train.engine.units import Run
 
 
