@@ -124,7 +124,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from trimaran.train.comm.mesh import GroupFactory
+    from trimaran.train.comm.group import GroupFactory
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -17,7 +17,8 @@ from pool import Pool, Run
 from shapes import SMALL
 from trimaran.nouns.workload import RampUp
 from trimaran.protocol.job import TrainJob
-from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.comm.group import GroupFactory
+from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.model.weight import drawn
 from trimaran.train.run.course import Course

@@ -13,7 +13,8 @@ from torch.nn import functional
 from shapes import BLOOM, LLAMA, SMALL
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
-from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.comm.group import GroupFactory
+from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.model.positions import documents_of
 from trimaran.train.model.weight import drawn

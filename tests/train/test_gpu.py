@@ -18,7 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
-from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.comm.group import GroupFactory
+from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.run.rank import choose_device
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"

@@ -14,7 +14,7 @@ from trimaran.nouns.cluster import CollectiveTime, Contention
 from trimaran.probe.alone import Operands, small_operators, stream
 from trimaran.probe.probe_settings import MIB, ProbeSettings, Product
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
-from trimaran.train.comm.mesh import Group, GroupFactory
+from trimaran.train.comm.group import Group, GroupFactory
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
 _OPS: tuple[Op, ...] = ("all_reduce", "send", "all_gather", "reduce_scatter", "broadcast")
@@ -72,7 +72,7 @@ def collective_times(
 def _operation(op: Op, size: int, group: Group, device: torch.device) -> Callable[[], object]:
     tensor = torch.zeros(size // 4, device=device)
     if op == "all_reduce":
-        return lambda: group.sum_(tensor)
+        return lambda: group.all_reduce(tensor)
     if op == "broadcast":
         return lambda: dist.broadcast(tensor, 0, group=group.handle)
     if op == "send":

@@ -1,8 +1,8 @@
 """Collectives through shared memory, for CPU ranks of one machine.
 
-Gloo moves every byte through loopback sockets. Here each rank copies its tensor where the others can read it, and
-adds up theirs: an all-reduce of 384 KiB between two ranks takes a sixth of the time (docs/training-speed.md). Ranks
-wait on POSIX semaphores, so that those who share a core do not burn each other's time.
+Gloo moves every byte through loopback sockets. Here each rank copies its tensor to where the others can read it, and
+adds up what they have copied: an all-reduce of 384 KiB between two ranks takes a sixth of the time
+(docs/training-speed.md). Ranks wait on POSIX semaphores, so that waiting takes no time of a core that ranks share.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SLOT_BYTES = 1 << 20
 # Three or more ranks each read all of the others' slots up to this size, and share the adding above it.
 DIRECT_BYTES = 1 << 15
 
-# sem_t is 32 bytes with glibc and 16 with musl; a cache line of its own keeps waiters apart.
+# sem_t is 32 bytes with glibc and 16 with musl; a cache line each keeps waiters apart.
 SEMAPHORE_BYTES = 64
 
-# How long a rank waits before it looks whether those it waits for still live.
+# How long a rank waits before it checks that the process it waits for still runs.
 PATIENCE_S = 1.0
 
 
@@ -46,8 +46,8 @@ class PeerDiedError(RuntimeError):
 class SharedMemory:
     """A file in memory with two slots a rank and a semaphore for each ordered pair of ranks.
 
-    Slots take turns: an operation writes the slots of its turn, and nobody can come round to
-    the same turn before all have read them, since the operation between waits for everybody.
+    Operations use the two slots in turns. No rank can write to a slot that others still read, since the operation
+    in between waits for every rank.
     """
 
     def __init__(self, path: Path, index: int, size: int, pids: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class SharedMemory:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def make_semaphores(self) -> None:
-        """Set all semaphores to zero; one rank does so before the others come in."""
+        """Set all semaphores to zero; one rank does so before the others map the file."""
         for at in range(0, self._size * self._size * SEMAPHORE_BYTES, SEMAPHORE_BYTES):
             if self._libc.sem_init(ctypes.c_void_p(self._address + at), 1, 0):
                 raise OSError(ctypes.get_errno(), "sem_init failed")
@@ -78,7 +78,7 @@ class SharedMemory:
         """The other ranks, from the next one on."""
         return [(self._index + step) % self._size for step in range(1, self._size)]
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         """Return once every rank has come here."""
         for other in self._others():
             self._libc.sem_post(self._semaphore(self._index, other))
@@ -96,107 +96,107 @@ class SharedMemory:
             except ProcessLookupError:
                 raise PeerDiedError(f"process {self._pids[other]} of the same group has ended") from None
 
-    def sum_(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over the ranks, in place; the bits are the same on every rank."""
         flat = tensor.view(-1)
         step = SLOT_BYTES // tensor.element_size()
         for begin in range(0, flat.numel(), step):
-            own = flat[begin : begin + step]
-            self._slot(self._index, own).copy_(own)
-            self._meet()
+            chunk = flat[begin : begin + step]
+            self._slot(self._index, chunk).copy_(chunk)
+            self._barrier()
             if self._size == 2:
-                own.add_(self._slot(1 - self._index, own))
-            elif own.numel() * own.element_size() <= DIRECT_BYTES:
-                self._add_slots(own, 0, own.numel(), out=own)
+                chunk.add_(self._slot(1 - self._index, chunk))
+            elif chunk.numel() * chunk.element_size() <= DIRECT_BYTES:
+                self._add_slots(chunk, 0, chunk.numel(), out=chunk)
             else:
-                self._add_in_parts(own)
+                self._add_in_parts(chunk)
             self._turn = 1 - self._turn
 
-    def _add_in_parts(self, own: Tensor) -> None:
-        """Each rank adds up one part of the slots, leaves it in its own slot, and takes the others' parts."""
-        bounds = [own.numel() * rank // self._size for rank in range(self._size + 1)]
+    def _add_in_parts(self, chunk: Tensor) -> None:
+        """Each rank adds up one part of the slots, leaves the sum in its slot, and copies the others' parts."""
+        bounds = [chunk.numel() * rank // self._size for rank in range(self._size + 1)]
         begin, end = bounds[self._index : self._index + 2]
-        self._add_slots(own, begin, end, out=own[begin:end])
-        self._slot(self._index, own)[begin:end].copy_(own[begin:end])
-        self._meet()
+        self._add_slots(chunk, begin, end, out=chunk[begin:end])
+        self._slot(self._index, chunk)[begin:end].copy_(chunk[begin:end])
+        self._barrier()
         for rank in range(self._size):
             if rank != self._index:
                 begin, end = bounds[rank : rank + 2]
-                own[begin:end].copy_(self._slot(rank, own)[begin:end])
+                chunk[begin:end].copy_(self._slot(rank, chunk)[begin:end])
 
     def _add_slots(self, like: Tensor, begin: int, end: int, out: Tensor) -> None:
-        """Out = the sum of all slots, from `begin` to `end`; in the order of the ranks, on which rounding depends."""
+        """Sum all slots from `begin` to `end` into `out`, in the order of the ranks, on which rounding depends."""
         _add_up([self._slot(rank, like)[begin:end] for rank in range(self._size)], out)
 
-    def sum_to_first_(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the ranks, in place on rank 0; the others' stays as it is."""
+    def reduce_to_first(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the ranks, in place on rank 0; on the others it stays as it is."""
         flat = tensor.view(-1)
         step = SLOT_BYTES // tensor.element_size()
         for begin in range(0, flat.numel(), step):
-            own = flat[begin : begin + step]
+            chunk = flat[begin : begin + step]
             if self._index:
-                self._slot(self._index, own).copy_(own)
-            self._meet()
+                self._slot(self._index, chunk).copy_(chunk)
+            self._barrier()
             if not self._index:
-                _add_up([own, *(self._slot(rank, own) for rank in self._others())], own)
+                _add_up([chunk, *(self._slot(rank, chunk) for rank in self._others())], chunk)
             self._turn = 1 - self._turn
 
-    def broadcast_first_(self, tensor: Tensor) -> None:
+    def broadcast_from_first(self, tensor: Tensor) -> None:
         """Give every rank the `tensor` of rank 0."""
         flat = tensor.view(-1)
         step = SLOT_BYTES // tensor.element_size()
         for begin in range(0, flat.numel(), step):
-            own = flat[begin : begin + step]
+            chunk = flat[begin : begin + step]
             if not self._index:
-                self._slot(0, own).copy_(own)
-            self._meet()
+                self._slot(0, chunk).copy_(chunk)
+            self._barrier()
             if self._index:
-                own.copy_(self._slot(0, own))
+                chunk.copy_(self._slot(0, chunk))
             self._turn = 1 - self._turn
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's `tensor`, which fits into one slot."""
         self._slot(self._index, tensor).copy_(tensor.reshape(-1))
-        self._meet()
+        self._barrier()
         gathered = [self._slot(rank, tensor).clone().view(tensor.shape) for rank in range(self._size)]
         self._turn = 1 - self._turn
         return gathered
 
-    def scatter_sum(self, own: Tensor, whole: Tensor) -> None:
-        """Own = this rank's part of `whole`, which has `size` parts of own's length, summed over the ranks.
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> None:
+        """Fill `shard` with this rank's of the `size` shards of `whole`, summed over the ranks.
 
-        `own` may be that part of `whole` itself; the other parts of `whole` are left alone.
+        `shard` may be that part of `whole` itself; the other parts of `whole` are left alone.
         """
-        flat, parts = own.view(-1), whole.view(self._size, -1)
+        flat, shards = shard.view(-1), whole.view(self._size, -1)
         others = [rank for rank in range(self._size) if rank != self._index]
         step = SLOT_BYTES // whole.element_size() // self._size
         for begin in range(0, flat.numel(), step):
             span = slice(begin, min(begin + step, flat.numel()))
-            pieces = parts[:, span]
-            mine = self._slot(self._index, pieces).view(pieces.shape)
+            chunks = shards[:, span]
+            slot = self._slot(self._index, chunks).view(chunks.shape)
             for rank in others:
-                mine[rank].copy_(pieces[rank])
-            self._meet()
-            theirs = [self._slot(rank, pieces).view(pieces.shape)[self._index] for rank in others]
-            _add_up([pieces[self._index], *theirs], flat[span])
+                slot[rank].copy_(chunks[rank])
+            self._barrier()
+            sent_here = [self._slot(rank, chunks).view(chunks.shape)[self._index] for rank in others]
+            _add_up([chunks[self._index], *sent_here], flat[span])
             self._turn = 1 - self._turn
 
-    def gather_into(self, whole: Tensor, own: Tensor) -> None:
-        """Whole = every rank's `own`, one after the other; `own` may be this rank's part of `whole` itself."""
-        flat, parts = own.view(-1), whole.view(self._size, -1)
+    def all_gather_into(self, whole: Tensor, shard: Tensor) -> None:
+        """Fill `whole` with every rank's `shard`, one after the other; `shard` may be a part of `whole` itself."""
+        flat, shards = shard.view(-1), whole.view(self._size, -1)
         step = SLOT_BYTES // whole.element_size()
         for begin in range(0, flat.numel(), step):
             span = slice(begin, min(begin + step, flat.numel()))
             self._slot(self._index, flat[span]).copy_(flat[span])
-            self._meet()
+            self._barrier()
             for rank in range(self._size):
                 source = flat[span] if rank == self._index else self._slot(rank, flat[span])
-                parts[rank, span].copy_(source)
+                shards[rank, span].copy_(source)
             self._turn = 1 - self._turn
 
 
 def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
-    """Out = the sum of two or more parts, in their order. Those of 16 bit are added up in fp32 and rounded once."""
+    """Sum two or more parts into `out`, in their order. Those of 16 bit are added up in fp32 and rounded once."""
     first, second, *rest = parts
     if not rest or out.element_size() > 2:
         torch.add(first, second, out=out)
@@ -216,9 +216,9 @@ def bytes_needed(size: int) -> int:
 
 
 def _machine() -> int:
-    """A number that two processes share when they are of one node: its memory's file system, boot and network.
+    """A number that is the same for processes of one node: of its memory's file system, its boot and its network.
 
-    Ranks in network namespaces of their own stand for nodes of their own, whose memory they must not share.
+    Ranks in different network namespaces stand for ranks of different nodes, which must not share memory.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     where, network = SHM_DIR.stat(), Path("/proc/self/ns/net").stat()
@@ -263,6 +263,6 @@ def share_memory(index: int, size: int, group: dist.ProcessGroup | None) -> Shar
         agreed = all(answer for (answer,) in _gather_numbers([int(usable)], size, group))
     finally:
         if index == 0:
-            # those who mapped it keep it; nothing is left behind, however they end
+            # ranks that mapped the file keep its memory; no file is left behind, however they end
             path.unlink(missing_ok=True)
     return memory if agreed else None

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from trimaran.layout.layout import Layout
 from trimaran.layout.schedule import Action
 from trimaran.train.comm.exchange import Finish, done
-from trimaran.train.comm.mesh import Mesh, sum_together
+from trimaran.train.comm.group import all_reduce_together
+from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.flat_weights import FlatWeights, Unit, give_memory_back, take_memory
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.gpt import Stage
@@ -145,9 +146,9 @@ class DataParallel:
             self._summing.clear()
         if self._tp.slices_sequence:
             # each TP rank has seen its own slice of the sequence alone
-            sum_together(self._tp, self._flat.owned_parts(self._repeated, self._flat.grads))
+            all_reduce_together(self._tp, self._flat.owned_parts(self._repeated, self._flat.grads))
         for unit in self._tied_units:
-            self._tied.sum_(self._flat.owned_part(unit, self._flat.grads))
+            self._tied.all_reduce(self._flat.owned_part(unit, self._flat.grads))
 
     def publish(self) -> None:
         """Let all weights follow the master weights, wherever they are owned."""
@@ -160,7 +161,7 @@ class DataParallel:
         for unit in self._flat.units:
             self._flat.refresh(unit)
             if self._served:
-                self._group.broadcast_first_(unit.weights)
+                self._group.broadcast_from_first(unit.weights)
             elif self._zero:
                 finishes.append(self._begin_gather(unit))
         for finish in finishes:
@@ -170,13 +171,13 @@ class DataParallel:
 
     def _begin_sum(self, unit: Unit) -> None:
         if self._served:
-            self._group.sum_to_first_(unit.grads)
+            self._group.reduce_to_first(unit.grads)
             return
         if self._zero:
             own = unit.grads[unit.own.slice_in(unit.span)]
-            self._summing[unit.name] = self._group.begin_scatter_sum(own, unit.grads)
+            self._summing[unit.name] = self._group.begin_reduce_scatter(own, unit.grads)
         else:
-            self._summing[unit.name] = self._group.begin_sum(unit.grads)
+            self._summing[unit.name] = self._group.begin_all_reduce(unit.grads)
 
     def _open_grads(self, unit: Unit) -> None:
         """Give a unit memory for the gradients of a micro-batch."""
@@ -194,7 +195,7 @@ class DataParallel:
             self._finish_shard_sum(name)
         self._open.remove(unit)
         own = unit.grads[unit.own.slice_in(unit.span)]
-        self._summing[unit.name] = self._group.begin_scatter_sum(own, unit.grads)
+        self._summing[unit.name] = self._group.begin_reduce_scatter(own, unit.grads)
         if not self._group.overlaps:
             self._finish_shard_sum(unit.name)
 
@@ -207,7 +208,7 @@ class DataParallel:
     # weights
 
     def _begin_gather(self, unit: Unit) -> Finish:
-        return self._group.begin_gather_into(unit.weights, unit.weights[unit.own.slice_in(unit.span)])
+        return self._group.begin_all_gather_into(unit.weights, unit.weights[unit.own.slice_in(unit.span)])
 
     def _make_whole(self, home: Home) -> None:
         """Gather a module's weights, and let go those of all others but the one before it."""

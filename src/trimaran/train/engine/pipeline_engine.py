@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trimaran.layout.schedule import Action, actions, feeds, forwards
 from trimaran.nouns.stack import Schedule
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 from trimaran.train.engine.recorder import Recorder
 from trimaran.train.model.autograd import backward
 from trimaran.train.model.gpt import Stage

@@ -8,7 +8,7 @@ import torch
 
 from trimaran.layout.schedule import Action
 from trimaran.nouns.timeline import Event, EventKind, Timeline
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 
 
 class Recorder:
@@ -26,7 +26,7 @@ class Recorder:
 
     def start(self, world: Group) -> None:
         """Begin an iteration together with all ranks of `world`, so that their clocks start as one."""
-        world.sum_(torch.zeros(1, device=self._device))
+        world.all_reduce(torch.zeros(1, device=self._device))
         self.synchronize()
         self._begin = self._last = time.perf_counter()
 

@@ -136,7 +136,7 @@ class Trainer:
         share = torch.stack(losses).sum()
         if self.mesh.tp.index:
             share.zero_()
-        self.mesh.world.sum_(share)
+        self.mesh.world.all_reduce(share)
         return share.item()
 
     def step(self) -> StepResult:
@@ -150,7 +150,7 @@ class Trainer:
         sums = torch.stack((loss_share, self.flat.squared_norm() * share, zero, zero))
         sums[2] = self.flat.zeros() * share
         sums[3] = float(self.stop_wanted)
-        self.mesh.world.sum_(sums)
+        self.mesh.world.all_reduce(sums)
         self.recorder.lap("wait")
         loss, squared_norm, zeros, stops = sums.tolist()
         loss_scale = self.loss_scale.scale

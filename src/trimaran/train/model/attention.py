@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimaran.nouns.model import Model
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 from trimaran.train.model.block_attention import causal_attention, is_faster_in_blocks
 from trimaran.train.model.positions import Positions
 from trimaran.train.model.recompute import recomputed

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import Model
-from trimaran.train.comm.mesh import Group, Mesh
+from trimaran.train.comm.group import Group
+from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.attention import Attention
 from trimaran.train.model.mlp import make_mlp
 from trimaran.train.model.norm import make_norm

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimaran.nouns.model import Model
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.tensor_parallel import ColumnLinear, RowLinear
 from trimaran.train.model.weight import INIT_STD, residual_std

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trimaran.nouns.model import Model, RotaryScaling
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 
 
 def documents_of(tokens: Tensor, end_of_document: int) -> Tensor:

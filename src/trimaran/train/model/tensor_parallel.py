@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.product import goes_through_fp32, linear, product
 from trimaran.train.model.weight import Declaring, Weight, WeightSpec
@@ -34,7 +34,7 @@ class _SumBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         dy = dy.contiguous()
-        ctx.group.sum_(dy)
+        ctx.group.all_reduce(dy)
         return dy, None
 
 
@@ -43,7 +43,7 @@ class _SumForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        group.sum_(x)
+        group.all_reduce(x)
         ctx.mark_dirty(x)
         return x
 
@@ -81,7 +81,7 @@ class _ScatterForward(torch.autograd.Function):
 def gathered(x: Tensor, group: Group) -> Tensor:
     """(b, s / TP, ..) slices of the sequence -> (b, s, ..)."""
     whole = x.new_empty(group.size, *x.shape)
-    group.gather_into(whole, x.contiguous())
+    group.all_gather_into(whole, x.contiguous())
     return whole.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
 
 
@@ -89,7 +89,7 @@ def summed_slice(x: Tensor, group: Group) -> Tensor:
     """(b, s, ..), which every rank has a share of -> the own (b, s / TP, ..) of their sum."""
     parts = x.reshape(x.shape[0], group.size, -1, *x.shape[2:]).transpose(0, 1).contiguous()
     own = torch.empty_like(parts[0])
-    group.scatter_sum(own, parts)
+    group.reduce_scatter(own, parts)
     return own
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.model import Model, padded_vocab
-from trimaran.train.comm.mesh import Group
+from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.positions import places_in
 from trimaran.train.model.product import linear, product
@@ -110,7 +110,7 @@ def _loss_and_gradient(
     exponentials.sub_(largest).exp_()
     log_sum = (largest + exponentials.sum(1, keepdim=True).log_()).squeeze(1)
     if group.size > 1:
-        shared = torch.stack(group.gather(torch.stack((log_sum, at_target))))
+        shared = torch.stack(group.all_gather(torch.stack((log_sum, at_target))))
         log_sum, at_target = torch.logsumexp(shared[:, 0], 0), shared[:, 1].sum(0)
     exponentials.mul_((largest - log_sum.unsqueeze(1)).exp_().mul_(scale))
     exponentials.scatter_add_(1, local, own.unsqueeze(1).to(exponentials.dtype).mul_(-scale))

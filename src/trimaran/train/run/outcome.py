@@ -18,7 +18,7 @@ def write_result(trainer: Trainer, history: History, startup_s: dict[str, float]
     write_json(out_dir / f"memory.{world.index}.json", memory)
     summary = torch.zeros(world.size + 1, dtype=torch.float64, device=trainer.device)
     summary[world.index], summary[-1] = memory["peak"], trainer.flat.parameters / job.layout.dp
-    world.sum_(summary)
+    world.all_reduce(summary)
     *peaks, parameters = summary.tolist()
     if world.index > 0:
         return

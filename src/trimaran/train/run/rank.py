@@ -92,7 +92,8 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
         import torch.distributed as dist
 
         from trimaran.protocol.notices import Notices
-        from trimaran.train.comm.mesh import GroupFactory, build_mesh
+        from trimaran.train.comm.group import GroupFactory
+        from trimaran.train.comm.mesh import build_mesh
         from trimaran.train.engine.trainer import Trainer
         from trimaran.train.run.course import EXIT_STOPPED, Course, StopSignals
         from trimaran.train.run.log import History, Log, iteration_of

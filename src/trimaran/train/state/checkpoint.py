@@ -341,11 +341,11 @@ def _newest(folder: Path, bound: int | None, trainer: Trainer) -> int | None:
     number = torch.tensor([float(steps[0]) if steps else -1.0], dtype=torch.float64, device=trainer.device)
     if trainer.mesh.world.index > 0:
         number.zero_()
-    trainer.mesh.world.sum_(number)
+    trainer.mesh.world.all_reduce(number)
     return None if number.item() < 0 else round(number.item())
 
 
 def _any(flag: bool, trainer: Trainer) -> bool:
     number = torch.tensor([float(flag)], dtype=torch.float64, device=trainer.device)
-    trainer.mesh.world.sum_(number)
+    trainer.mesh.world.all_reduce(number)
     return number.item() > 0

@@ -13,7 +13,8 @@ from torch.nn import functional
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
-from trimaran.train.comm.mesh import GroupFactory, build_mesh
+from trimaran.train.comm.group import GroupFactory
+from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights
 from trimaran.train.state.checkpoint_weights import CheckpointWeights, find_checkpoint

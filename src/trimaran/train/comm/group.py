@@ -1,0 +1,149 @@
+"""Group: ranks that act together, and the collectives among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trimaran.train.comm.exchange import Finish, begin_all_gather, begin_reduce_scatter, done, finish_all
+from trimaran.train.comm.shared_memory import SharedMemory, share_memory
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that act together, in order; `index` is this rank's place among them.
+
+    `slices_sequence` says of a TP group that each of its ranks keeps a slice of the sequence wherever all would
+    otherwise do the same: sequence parallelism.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None
+    memory: SharedMemory | None = None
+    slices_sequence: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the group, in place."""
+        if self.memory is not None:
+            self.memory.all_reduce(tensor)
+        elif self.size > 1:
+            dist.all_reduce(tensor, group=self.handle)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a collective that was begun goes on beside computing. Through shared memory it is done at once."""
+        return self.size > 1 and self.memory is None
+
+    def begin_all_reduce(self, tensor: Tensor) -> Finish:
+        """Begin to sum `tensor` over the group, in place."""
+        if self.overlaps:
+            return finish_all([dist.all_reduce(tensor, group=self.handle, async_op=True)])
+        self.all_reduce(tensor)
+        return done
+
+    def reduce_to_first(self, tensor: Tensor) -> None:
+        """Sum `tensor` over the group, in place on its first rank; what the others hold is of no use then."""
+        if self.memory is not None:
+            self.memory.reduce_to_first(tensor)
+        elif self.size > 1:
+            dist.reduce(tensor, self.ranks[0], group=self.handle)
+
+    def broadcast_from_first(self, tensor: Tensor) -> None:
+        """Give every rank the `tensor` of the first."""
+        if self.memory is not None:
+            self.memory.broadcast_from_first(tensor)
+        elif self.size > 1:
+            dist.broadcast(tensor, self.ranks[0], group=self.handle)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's `tensor`, in the order of the group."""
+        if self.size == 1:
+            return [tensor]
+        if self.memory is not None:
+            return self.memory.all_gather(tensor)
+        gathered = [torch.empty_like(tensor) for _ in self.ranks]
+        dist.all_gather(gathered, tensor, group=self.handle)
+        return gathered
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> None:
+        """Fill `shard` with this rank's shard of `whole`, summed over the group.
+
+        `whole` is `size` shards of equal length, in the order of the group; `shard` may be this rank's of them.
+        """
+        self.begin_reduce_scatter(shard, whole)()
+
+    def begin_reduce_scatter(self, shard: Tensor, whole: Tensor) -> Finish:
+        """Begin `reduce_scatter`. Until it is finished `whole` has to stay as it is."""
+        if self.overlaps:
+            return begin_reduce_scatter(shard.view(-1), whole.view(-1), self.ranks, self.index, self.handle)
+        if self.memory is not None:
+            self.memory.reduce_scatter(shard, whole)
+        else:
+            shard.view(-1).copy_(whole.view(-1))
+        return done
+
+    def all_gather_into(self, whole: Tensor, shard: Tensor) -> None:
+        """Fill `whole` with every rank's `shard`, in the order of the group; `shard` may be a part of `whole`."""
+        self.begin_all_gather_into(whole, shard)()
+
+    def begin_all_gather_into(self, whole: Tensor, shard: Tensor) -> Finish:
+        """Begin `all_gather_into`. Until it is finished `shard` has to stay as it is."""
+        if self.overlaps:
+            return begin_all_gather(whole.view(-1), shard.view(-1), self.ranks, self.index, self.handle)
+        if self.memory is not None:
+            self.memory.all_gather_into(whole, shard)
+        else:
+            whole.view(-1).copy_(shard.view(-1))
+        return done
+
+
+def all_reduce_together(group: Group, tensors: Sequence[Tensor]) -> None:
+    """Sum each of many small tensors over the group, in place, by one collective."""
+    if group.size > 1 and tensors:
+        together = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        group.all_reduce(together)
+        for tensor, summed in zip(tensors, torch.split(together, [t.numel() for t in tensors]), strict=True):
+            tensor.copy_(summed.view_as(tensor))
+
+
+class GroupFactory:
+    """Makes process groups once each. Every rank of the world must ask for the same groups in the same order.
+
+    CPU ranks that share a machine communicate through its memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._groups: dict[tuple[bool, tuple[int, ...]], Group | None] = {}
+        self._on_cpu = device.type == "cpu"
+
+    def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False) -> Group | None:
+        """The group of `ranks`, or None where `me` is not one of them.
+
+        `returning` asks for the group of what goes back down a pipeline. On NCCL it is a second group of the same
+        ranks, since there all sends and receives between two ranks of a group wait in one line.
+        """
+        second = returning and not self._on_cpu
+        if (second, ranks) not in self._groups:
+            self._groups[second, ranks] = self._make(ranks, me, second=second)
+        return self._groups[second, ranks]
+
+    def _make(self, ranks: tuple[int, ...], me: int, *, second: bool) -> Group | None:
+        if len(ranks) == 1:
+            return Group(ranks, 0, None) if me in ranks else None
+        whole_world = ranks == tuple(range(dist.get_world_size()))
+        name = f"ranks {','.join(map(str, ranks))}"
+        handle = dist.group.WORLD if whole_world and not second else dist.new_group(list(ranks), group_desc=name)
+        if me not in ranks:
+            return None
+        index = ranks.index(me)
+        return Group(ranks, index, handle, share_memory(index, len(ranks), handle) if self._on_cpu else None)
