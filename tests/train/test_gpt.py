@@ -109,15 +109,15 @@ def test_a_loss_that_is_not_finite_skips_the_update(make_job: Callable[..., Trai
 
 def test_a_zero_bubble_backward_leaves_weight_gradients_for_later(make_job: Callable[..., TrainJob]) -> None:
     trainer = make_trainer(make_job("mbs24"))
-    put_off: list[Callable[[], None]] = []
+    deferred: list[Callable[[], None]] = []
     for weight in trainer.stage.weights():
-        weight.put_off = put_off
+        weight.deferred = deferred
     trainer.forward_backward()
     matrices = [p.weight for name, p in trainer.flat.places.items() if "layers" in name and len(p.spec.shape) > 1]
-    assert len(put_off) == 4 * SMALL.layers
+    assert len(deferred) == 4 * SMALL.layers
     assert not any(matrix.main_grad.any() for matrix in matrices)
     with torch.no_grad():
-        for add in put_off:
+        for add in deferred:
             add()
     assert all(matrix.main_grad.any() for matrix in matrices)
 

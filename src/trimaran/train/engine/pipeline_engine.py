@@ -155,14 +155,14 @@ class Engine:
         recorder: Recorder,
     ) -> None:
         self._stage, self._schedule = stage, schedule
-        self._index, self._ranks, self._stages = rising.index, rising.size, stage.stages
+        self._index, self._ranks, self._stages = rising.index, rising.size, stage.virtual_stages
         self._mail = Mailbox(rising, falling, shape, dtype, device, ring=self._stages > self._ranks)
         self._on_action, self._recorder = on_action, recorder
         # weight gradients that the backward at hand has put off
-        self._put_off: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         if schedule == "zero_bubble":
             for weight in stage.weights():
-                weight.put_off = self._put_off
+                weight.deferred = self._deferred
 
     def run(self, tokens: Tensor, targets: Tensor, scale: float, documents: Tensor | None = None) -> Tensor:
         """Forward and backward of all micro-batches; gradients are left in the weights' main_grad.
@@ -203,9 +203,9 @@ class Engine:
                 if fed is not None:
                     assert x.grad is not None
                     self._sent(x.grad, fed, action)
-                if self._put_off:
-                    waiting[forward] = self._put_off.copy()
-                    self._put_off.clear()
+                if self._deferred:
+                    waiting[forward] = self._deferred.copy()
+                    self._deferred.clear()
             else:
                 with torch.no_grad():
                     for add in waiting.pop(forward):

@@ -18,34 +18,34 @@ from trimaran.train.model.weight import INIT_STD, residual_std
 
 
 class Attention(nn.Module):
-    """Causal self-attention; each TP rank computes its own key-value heads with their queries.
+    """Causal self-attention; each TP rank computes a part of the key-value heads with their queries.
 
     With `recompute` what lies between the projections is computed again in the backward (arXiv 2205.05198).
     """
 
-    def __init__(self, model: Model, group: Group, positions: Positions, *, recompute: bool) -> None:
+    def __init__(self, model: Model, tp_group: Group, positions: Positions, *, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
         self.positions = positions
         self.queries_per_kv = model.heads // model.kv_heads
-        self.kv_heads = model.kv_heads // group.size
+        self.kv_heads = model.kv_heads // tp_group.size
         self.head_dim = model.head_dim
-        # per key-value head: its queries, the key, the value - so that a cut by heads is one slice
+        # per key-value head: its queries, the key, the value - so that a cut by heads is a single slice
         out_shape = (model.kv_heads, self.queries_per_kv + 2, model.head_dim)
-        self.qkv = ColumnLinear(model.hidden, out_shape, group, bias=model.bias, std=INIT_STD)
+        self.qkv = ColumnLinear(model.hidden, out_shape, tp_group, bias=model.bias, std=INIT_STD)
         self.projection = RowLinear(
-            model.attention_hidden, model.hidden, group, bias=model.bias, std=residual_std(model)
+            model.attention_hidden, model.hidden, tp_group, bias=model.bias, std=residual_std(model)
         )
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(b, s, h) -> (b, s, h). `documents` (b, s): tokens see none but their own."""
+        """(b, s, h) -> (b, s, h). `documents` (b, s): tokens attend within their document alone."""
         core = partial(self.attend, documents=documents)
         qkv = self.qkv(x)
         y: Tensor = self.projection(recomputed(core, qkv) if self.recompute else core(qkv))
         return y
 
     def attend(self, qkv: Tensor, documents: Tensor | None) -> Tensor:
-        """What the own heads of (b, s, own q, k and v) see, (b, s, own heads x head_dim)."""
+        """Attention of this rank's heads: their q, k and v as (b, s, ..) -> (b, s, heads x head_dim)."""
         b, s, _ = qkv.shape
         qkv = qkv.view(b, s, self.kv_heads, self.queries_per_kv + 2, self.head_dim)
         q, k, v = torch.split(qkv, [self.queries_per_kv, 1, 1], dim=3)

@@ -1,4 +1,4 @@
-"""Typed entries to autograd."""
+"""Autograd with types: applying a function of ours, and a backward from a given gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
 
 
 class _GradientOf(torch.autograd.Function):
-    """A scalar of no meaning, whose backward hands on the gradient that was given."""
+    """A scalar whose value has no meaning, and whose backward passes on the gradient that was given."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, dy: Tensor) -> Tensor:
@@ -27,9 +27,10 @@ class _GradientOf(torch.autograd.Function):
 
 
 def backward(y: Tensor, dy: Tensor | None) -> None:
-    """Go back from `y`, whose gradient is `dy`; None stands for the 1 of a scalar.
+    """Run the backward from `y`, whose gradient is `dy`; None stands for the 1 of a scalar.
 
-    As `torch.autograd.backward(y, dy)`, which imports SymPy to compare the two shapes: 0.3 s and 31 MB of every rank.
+    It does what `torch.autograd.backward(y, dy)` does, which imports SymPy to compare the two shapes: 0.3 s and 31 MB
+    of every rank.
     """
     with torch.enable_grad():
         root = y if dy is None else apply(_GradientOf, y, dy)

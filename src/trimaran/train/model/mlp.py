@@ -18,11 +18,11 @@ from trimaran.train.model.weight import INIT_STD, residual_std
 class Mlp(nn.Module):
     """Two matrices around a GELU."""
 
-    def __init__(self, model: Model, group: Group) -> None:
+    def __init__(self, model: Model, tp_group: Group) -> None:
         super().__init__()
         self.approximate = "tanh" if model.activation == "gelu_tanh" else "none"
-        self.up = ColumnLinear(model.hidden, (model.ffn_hidden,), group, bias=model.bias, std=INIT_STD)
-        self.down = RowLinear(model.ffn_hidden, model.hidden, group, bias=model.bias, std=residual_std(model))
+        self.up = ColumnLinear(model.hidden, (model.ffn_hidden,), tp_group, bias=model.bias, std=INIT_STD)
+        self.down = RowLinear(model.ffn_hidden, model.hidden, tp_group, bias=model.bias, std=residual_std(model))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
@@ -31,18 +31,18 @@ class Mlp(nn.Module):
 
 
 class _Gate(torch.autograd.Function):
-    """silu(gate) x up. silu(gate) is made again in the backward, which saves keeping it."""
+    """silu(gate) x up. silu(gate) is computed again in the backward, which saves keeping it."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        ctx.save_for_backward(both)
-        gate, up = both.chunk(2, dim=-1)
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
-        (both,) = ctx.saved_tensors
-        gate, up = both.chunk(2, dim=-1)
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
         d_gate = torch.ops.aten.silu_backward(dy * up, gate)
         return torch.cat((d_gate, functional.silu(gate).mul_(dy)), dim=-1)
 
@@ -50,14 +50,14 @@ class _Gate(torch.autograd.Function):
 class SwiGlu(nn.Module):
     """down(silu(gate(x)) x up(x)) (Shazeer, arXiv 2002.05202).
 
-    Gate and up are one matrix (2, ffn, h): one product, and one sum of its input's gradient over TP.
+    Gate and up are a single matrix (2, ffn, h): a single product, and a single sum of its input's gradient over TP.
     """
 
-    def __init__(self, model: Model, group: Group) -> None:
+    def __init__(self, model: Model, tp_group: Group) -> None:
         super().__init__()
         out_shape = (2, model.ffn_hidden)
-        self.gate_up = ColumnLinear(model.hidden, out_shape, group, cut=1, bias=model.bias, std=INIT_STD)
-        self.down = RowLinear(model.ffn_hidden, model.hidden, group, bias=model.bias, std=residual_std(model))
+        self.gate_up = ColumnLinear(model.hidden, out_shape, tp_group, cut=1, bias=model.bias, std=INIT_STD)
+        self.down = RowLinear(model.ffn_hidden, model.hidden, tp_group, bias=model.bias, std=residual_std(model))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
@@ -65,6 +65,6 @@ class SwiGlu(nn.Module):
         return y
 
 
-def make_mlp(model: Model, group: Group) -> Mlp | SwiGlu:
+def make_mlp(model: Model, tp_group: Group) -> Mlp | SwiGlu:
     """The MLP that the model names."""
-    return Mlp(model, group) if model.mlp == "gelu" else SwiGlu(model, group)
+    return Mlp(model, tp_group) if model.mlp == "gelu" else SwiGlu(model, tp_group)

@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.model import Model
-from trimaran.train.model.weight import Declaring, Weight, WeightSpec
+from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
 
 
-class LayerNorm(Declaring):
+class LayerNorm(DeclaredModule):
     """Layer normalisation (Ba et al., arXiv 1607.06450)."""
 
     weight: Weight
@@ -26,8 +26,8 @@ class LayerNorm(Declaring):
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
-class RmsNorm(Declaring):
-    """Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467): no mean taken off, no bias."""
+class RmsNorm(DeclaredModule):
+    """Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467): without a mean and a bias."""
 
     weight: Weight
 

@@ -1,4 +1,4 @@
-"""How positions and documents enter attention: rotary angles, ALiBi slopes, and what no token may see."""
+"""How positions and documents enter attention: rotary angles, ALiBi slopes and the mask."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def documents_of(tokens: Tensor, end_of_document: int) -> Tensor:
     return ends.cumsum(1) - ends.long()
 
 
-def places_in(documents: Tensor) -> Tensor:
-    """Place of each token within its document's part of the row, (b, s), from 0."""
-    at = torch.arange(documents.shape[1], device=documents.device)
-    begins = torch.searchsorted(documents, documents)
-    return at - begins
+def positions_in_documents(documents: Tensor) -> Tensor:
+    """Position of each token within its document's part of the row, (b, s), from 0."""
+    positions = torch.arange(documents.shape[1], device=documents.device)
+    return positions - torch.searchsorted(documents, documents)
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -39,7 +38,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Radians a position for each pair of features, (head_dim / 2,), in fp32 (Su et al., arXiv 2104.09864).
+    """Radians per position for each pair of features, (head_dim / 2,), in fp32 (Su et al., arXiv 2104.09864).
 
     With `scaling`, wavelengths longer than the training context / `low_freq_factor` are stretched by `factor`,
     those shorter than context / `high_freq_factor` kept, and those between blended (Llama 3.1, arXiv 2407.21783).
@@ -61,7 +60,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Positions:
-    """What the attention of a stage's layers knows of positions; its tables are made once and shared by them all.
+    """Positions as the attention of a stage's layers uses them; all layers share tables that are made once.
 
     Rotary angles and ALiBi depend on distances alone, so they are the same within a document wherever it begins.
     """
@@ -69,11 +68,11 @@ class Positions:
     def __init__(self, model: Model, group: Group) -> None:
         self._model = model
         heads = model.heads // group.size
-        own = slice(group.index * heads, (group.index + 1) * heads)
-        self._slopes = alibi_slopes(model.heads)[own] if model.positions == "alibi" else None
+        local_heads = slice(group.index * heads, (group.index + 1) * heads)
+        self._slopes = alibi_slopes(model.heads)[local_heads] if model.positions == "alibi" else None
         self._angles: tuple[Tensor, Tensor] | None = None
         self._bias: Tensor | None = None
-        self._seen: tuple[Tensor, Tensor] | None = None
+        self._mask_of: tuple[Tensor, Tensor] | None = None
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, heads, s, d), turned by their positions where the model is rotary."""
@@ -91,25 +90,25 @@ class Positions:
     def mask(self, q: Tensor, documents: Tensor | None) -> Tensor | None:
         """What is added to the scores of (b, heads, s, d) queries, or which of them count; None for plain causal.
 
-        With ALiBi: slope x (key's place - query's place). `documents` (b, s) keeps tokens from seeing other
-        documents than their own. The result broadcasts over (b, heads, s, s).
+        With ALiBi: slope x (key's position - query's position). With `documents` (b, s) tokens attend within their
+        document alone. The result broadcasts over (b, heads, s, s).
         """
         bias = None if self._slopes is None else self._alibi(q)
         if documents is None:
             return bias
-        # the layers of a stage ask one after another for the same micro-batch
-        if self._seen is None or self._seen[0] is not documents:
-            same = (documents.unsqueeze(2) == documents.unsqueeze(1)).tril_().unsqueeze(1)
-            mask = same if bias is None else torch.where(same, bias, -torch.inf)
-            self._seen = documents, mask
-        return self._seen[1]
+        # the layers of a stage ask in turn for the mask of the same micro-batch
+        if self._mask_of is None or self._mask_of[0] is not documents:
+            same_document = (documents.unsqueeze(2) == documents.unsqueeze(1)).tril_().unsqueeze(1)
+            mask = same_document if bias is None else torch.where(same_document, bias, -torch.inf)
+            self._mask_of = documents, mask
+        return self._mask_of[1]
 
     def _alibi(self, q: Tensor) -> Tensor:
-        """(1, own heads, s, s) of slope x distance; -inf above the diagonal."""
+        """(1, this rank's heads, s, s) of slope x distance; -inf above the diagonal."""
         length = q.shape[2]
         if self._bias is None or self._bias.shape[2] != length:
-            at = torch.arange(length, dtype=torch.float32, device=q.device)
-            distance = at - at.unsqueeze(1)
+            positions = torch.arange(length, dtype=torch.float32, device=q.device)
+            distance = positions - positions.unsqueeze(1)
             distance.masked_fill_(distance > 0, -torch.inf)
             slopes = torch.tensor(self._slopes, device=q.device)
             self._bias = (slopes.view(-1, 1, 1) * distance).to(q.dtype).unsqueeze(0)

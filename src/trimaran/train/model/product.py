@@ -1,11 +1,11 @@
 """Matrix products in the precision of their operands.
 
-PyTorch has fp16 products on every CPU, but where the CPU has no fp16 arithmetic they run at 3 to 17 GFLOP/s beside 80
-in fp32 (AVX-512 without its fp16 part). There they go through fp32, which gives what a GPU's fp16 products give:
-exact factors, sums in fp32, one rounding.
+PyTorch has fp16 products on every CPU, but where the CPU has no fp16 arithmetic (AVX-512 without its fp16 part) they
+run at 3 to 17 GFLOP/s beside 80 in fp32. On CPUs they go through fp32, which gives what a GPU's fp16 products give:
+exact factors, sums in fp32, a single rounding.
 
-Products in fp32 it gives to MKL, whose kernels for processors of other makers than Intel are its older ones: on an
-EPYC 9004 oneDNN takes 7 to 15% less for those of forward passes and input gradients.
+PyTorch passes fp32 products to MKL, whose best kernels are for Intel's processors alone: on an EPYC 9004 oneDNN
+takes 7 to 15% less time for those of forward passes and input gradients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def goes_by_onednn(x: Tensor) -> bool:
 def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """X matrix^T + bias by the operator that torch.compile takes for a linear layer; autograd does not see it."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), matrix, bias, "none", [], "")
-    # no view, since those behind may write to it
+    # no view of `y`: whoever is given the result may write to it
     shaped: Tensor = torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[1]])
     return shaped
 
@@ -64,5 +64,5 @@ def product(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
         return _by_onednn(x, y.t())
     if not goes_through_fp32(x):
         return torch.matmul(x, y, out=out)
-    made = x.float() @ y.float()
-    return made.to(x.dtype) if out is None else out.copy_(made)
+    in_fp32 = x.float() @ y.float()
+    return in_fp32.to(x.dtype) if out is None else out.copy_(in_fp32)

@@ -1,7 +1,7 @@
 """Linear layers, whole or cut over TP ranks (Shoeybi et al., arXiv 1909.08053).
 
-Between them all TP ranks do the same, or a slice of the sequence each under sequence parallelism
-(Korthikanti et al., arXiv 2205.05198): what is summed over TP is then left as one slice a rank, and slices are
+Between them all TP ranks compute the same, or a slice of the sequence each under sequence parallelism
+(Korthikanti et al., arXiv 2205.05198): what is summed over TP is then left as a slice on each rank, and slices are
 gathered before the next product.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.product import goes_through_fp32, linear, product
-from trimaran.train.model.weight import Declaring, Weight, WeightSpec
+from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
 
 # oneDNN's bf16 product of two transposed-in operands on AMX falls from 1000 to 550 GFLOP/s a core when it
 # sums over more tokens than these. Without AMX the whole sum is up to 10% faster.
@@ -24,7 +24,7 @@ HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 
 class _SumBackward(torch.autograd.Function):
-    """Identity forward, sum over TP backward: in front of a column-cut layer."""
+    """Identity forward, sum over TP backward: in front of a column-cut layer (f of Shoeybi et al.)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -39,7 +39,7 @@ class _SumBackward(torch.autograd.Function):
 
 
 class _SumForward(torch.autograd.Function):
-    """Sum over TP forward, identity backward: behind a row-cut layer."""
+    """Sum over TP forward, identity backward: behind a row-cut layer (g of Shoeybi et al.)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -53,7 +53,7 @@ class _SumForward(torch.autograd.Function):
 
 
 class _GatherForward(torch.autograd.Function):
-    """The whole sequence of every rank's slice; its gradient summed over TP and sliced again."""
+    """Every rank's slice of the sequence gathered; its gradient summed and sliced (g of Korthikanti et al.)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -66,7 +66,7 @@ class _GatherForward(torch.autograd.Function):
 
 
 class _ScatterForward(torch.autograd.Function):
-    """The own slice of the sum over TP; the gradients of all slices are gathered."""
+    """This rank's slice of the sum over TP; the gradients of all slices gathered (g-bar of Korthikanti et al.)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -86,18 +86,18 @@ def gathered(x: Tensor, group: Group) -> Tensor:
 
 
 def summed_slice(x: Tensor, group: Group) -> Tensor:
-    """(b, s, ..), which every rank has a share of -> the own (b, s / TP, ..) of their sum."""
-    parts = x.reshape(x.shape[0], group.size, -1, *x.shape[2:]).transpose(0, 1).contiguous()
-    own = torch.empty_like(parts[0])
-    group.reduce_scatter(own, parts)
-    return own
+    """(b, s, ..) on every rank -> this rank's slice (b, s / TP, ..) of their sum."""
+    slices = x.reshape(x.shape[0], group.size, -1, *x.shape[2:]).transpose(0, 1).contiguous()
+    local_slice = torch.empty_like(slices[0])
+    group.reduce_scatter(local_slice, slices)
+    return local_slice
 
 
 class _Linear(torch.autograd.Function):
     """y = x W^T + b, whose weight gradients are added into `main_grad` by the product itself.
 
-    With a group x is a slice of the sequence, gathered for the product. The slice alone is kept, and gathered once
-    more for the weight gradients (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+    With a group x is a slice of the sequence, gathered for the product. The slice alone is kept, and gathered again
+    for the weight gradients (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
     """
 
     @staticmethod
@@ -145,21 +145,21 @@ def sum_backward(x: Tensor, group: Group) -> Tensor:
 
 
 def sum_forward(x: Tensor, group: Group) -> Tensor:
-    """`x` summed over the group, in place; under sequence parallelism the own slice of that sum."""
+    """`x` summed over the group, in place; under sequence parallelism this rank's slice of that sum."""
     if group.size == 1:
         return x
     return apply(_ScatterForward if group.slices_sequence else _SumForward, x, group)
 
 
-def own_slice(x: Tensor, group: Group, dim: int) -> Tensor:
-    """What this rank keeps of a tensor with the whole sequence in `dim`."""
+def sequence_slice(x: Tensor, group: Group, dim: int) -> Tensor:
+    """This rank's part of a tensor with the whole sequence in `dim`: all of it without sequence parallelism."""
     return x.chunk(group.size, dim)[group.index] if group.slices_sequence else x
 
 
-class ColumnLinear(Declaring):
-    """Output features cut over TP: every rank sees all of x (.., in) and returns its own (.., out / TP).
+class ColumnLinear(DeclaredModule):
+    """Output features cut over TP: every rank reads all of x (.., in) and returns a part (.., out / TP).
 
-    `out_shape` may have several dimensions, of which `cut` is the one divided among the ranks.
+    `out_shape` may have several dimensions, of which `cut` is divided among the ranks.
     """
 
     weight: Weight
@@ -183,8 +183,8 @@ class ColumnLinear(Declaring):
         return apply(_Linear, sum_backward(x, self.group), self.weight, self.bias, None)
 
 
-class RowLinear(Declaring):
-    """Input features cut over TP: ranks multiply their own (.., in / TP) and sum the products."""
+class RowLinear(DeclaredModule):
+    """Input features cut over TP: each rank multiplies its part (.., in / TP), and the products are summed."""
 
     weight: Weight
     bias: Weight | None
@@ -201,7 +201,7 @@ class RowLinear(Declaring):
     def forward(self, x: Tensor) -> Tensor:
         """(.., in / TP) -> (.., out); the bias is added once, after the sum.
 
-        Under sequence parallelism the result is the own slice of the sequence.
+        Under sequence parallelism the result is this rank's slice of the sequence.
         """
         if self.group.size == 1:
             return apply(_Linear, x, self.weight, self.bias, None)

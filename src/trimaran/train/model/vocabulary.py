@@ -11,19 +11,19 @@ from torch.nn import functional
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
-from trimaran.train.model.positions import places_in
+from trimaran.train.model.positions import positions_in_documents
 from trimaran.train.model.product import linear, product
-from trimaran.train.model.tensor_parallel import add_product, own_slice, sum_backward, sum_forward
-from trimaran.train.model.weight import Declaring, Weight, WeightSpec
+from trimaran.train.model.tensor_parallel import add_product, sequence_slice, sum_backward, sum_forward
+from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
 
-# Tokens whose logits exist at one time: enough for the products to run at full rate, few
-# enough that logits do not set the memory peak.
+# Tokens whose logits exist at a time: enough for the products to run at full rate, few enough that logits do not
+# set the memory peak.
 CHUNK_TOKENS = 512
 
-# A GPU's products want more, to keep all its processors busy and to add to the gradients of the matrix seldom.
+# A GPU needs more, to keep all its processors busy and to add to the gradients of the matrix seldom.
 GPU_CHUNK_TOKENS = 4096
 
-# Of these logits a softmax works on so many fp32 bytes a core at once as its cache holds: 5% of a bf16 step.
+# A softmax works on as many fp32 bytes of these logits at a time, per core, as a cache holds: 5% of a bf16 step.
 BLOCK_BYTES = 1 << 20
 
 EMBEDDING_NAME = "embedding.tokens"
@@ -40,8 +40,15 @@ def embedding_spec(model: Model, tp: int, *, tied_copy: bool = False, drawn_as: 
     )
 
 
+def _local_rows(tokens: Tensor, first_row: int, rows: int) -> tuple[Tensor, Tensor]:
+    """The row of each token in a part of the vocabulary, 0 where it is not there, and whether it is."""
+    local = tokens - first_row
+    is_local = (local >= 0) & (local < rows)
+    return local.masked_fill(~is_local, 0), is_local
+
+
 class _Lookup(torch.autograd.Function):
-    """Rows of the own slice of the vocabulary; zero for the tokens of other TP ranks."""
+    """Rows of this rank's part of the vocabulary; zero for the tokens of other TP ranks."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Weight, group: Group) -> Tensor:
@@ -49,22 +56,20 @@ class _Lookup(torch.autograd.Function):
         if group.size == 1:
             ctx.save_for_backward(tokens, None)
             return functional.embedding(tokens, weight)
-        local = tokens - group.index * weight.shape[0]
-        own = (local >= 0) & (local < weight.shape[0])
-        local = local.masked_fill(~own, 0)
-        ctx.save_for_backward(local, own)
-        return functional.embedding(local, weight).mul_(own.unsqueeze(-1))
+        rows, is_local = _local_rows(tokens, group.index * weight.shape[0], weight.shape[0])
+        ctx.save_for_backward(rows, is_local)
+        return functional.embedding(rows, weight).mul_(is_local.unsqueeze(-1))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None]:
-        local, own = ctx.saved_tensors
+        rows, is_local = ctx.saved_tensors
         grad = ctx.weight.main_grad
-        dy = dy if own is None else dy * own.unsqueeze(-1)
-        grad.index_add_(0, local.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(grad.dtype))
+        dy = dy if is_local is None else dy * is_local.unsqueeze(-1)
+        grad.index_add_(0, rows.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(grad.dtype))
         return None, None, None
 
 
-class Embedding(Declaring):
+class Embedding(DeclaredModule):
     """Token embedding, cut over TP by rows of the vocabulary, plus learned positions where the model has them."""
 
     tokens: Weight
@@ -80,40 +85,40 @@ class Embedding(Declaring):
             self.positions = None
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(b, s) token ids -> (b, s, h), or the own slice of it.
+        """(b, s) token ids -> (b, s, h), or this rank's slice of the sequence of it.
 
-        Positions count from each document's beginning where those are given.
+        Positions count from the beginning of each document where `documents` are given.
         """
         x = sum_forward(apply(_Lookup, tokens, self.tokens, self.group), self.group)
         if self.positions is None:
             return x
         if documents is None:
-            return x + own_slice(self.positions[: tokens.shape[1]], self.group, 0)
-        return x + functional.embedding(own_slice(places_in(documents), self.group, 1), self.positions)
+            return x + sequence_slice(self.positions[: tokens.shape[1]], self.group, 0)
+        positions = sequence_slice(positions_in_documents(documents), self.group, 1)
+        return x + functional.embedding(positions, self.positions)
 
 
 def _loss_and_gradient(
-    logits: Tensor, targets: Tensor, scale: float, own_real: int, first_row: int, group: Group
+    logits: Tensor, targets: Tensor, scale: float, real_rows: int, first_row: int, group: Group
 ) -> Tensor:
     """Sum of the cross-entropies of (tokens, V / TP) logits; the logits become scale x (softmax - target).
 
-    `own_real` of the own rows of the vocabulary, which begin at `first_row`, are not padding.
-    TP ranks exchange two numbers a token: the log of the local sum of exponentials and the target's logit.
+    Of this rank's rows of the vocabulary, which begin at `first_row`, those from `real_rows` on are padding.
+    TP ranks exchange two numbers per token: the log of the local sum of exponentials and the target's logit.
     """
-    logits[:, own_real:] = -torch.inf
-    local = targets - first_row
-    own = (local >= 0) & (local < logits.shape[1])
-    local = local.masked_fill(~own, 0).unsqueeze(1)
-    at_target = logits.gather(1, local).squeeze(1).float().masked_fill(~own, 0.0)
+    logits[:, real_rows:] = -torch.inf
+    columns, is_local = _local_rows(targets, first_row, logits.shape[1])
+    columns = columns.unsqueeze(1)
+    at_target = logits.gather(1, columns).squeeze(1).float().masked_fill(~is_local, 0.0)
     exponentials = logits.float()
     largest = exponentials.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
     exponentials.sub_(largest).exp_()
     log_sum = (largest + exponentials.sum(1, keepdim=True).log_()).squeeze(1)
     if group.size > 1:
-        shared = torch.stack(group.all_gather(torch.stack((log_sum, at_target))))
-        log_sum, at_target = torch.logsumexp(shared[:, 0], 0), shared[:, 1].sum(0)
+        by_rank = torch.stack(group.all_gather(torch.stack((log_sum, at_target))))
+        log_sum, at_target = torch.logsumexp(by_rank[:, 0], 0), by_rank[:, 1].sum(0)
     exponentials.mul_((largest - log_sum.unsqueeze(1)).exp_().mul_(scale))
-    exponentials.scatter_add_(1, local, own.unsqueeze(1).to(exponentials.dtype).mul_(-scale))
+    exponentials.scatter_add_(1, columns, is_local.unsqueeze(1).to(exponentials.dtype).mul_(-scale))
     if exponentials is not logits:
         logits.copy_(exponentials)
     return (log_sum - at_target).sum()
@@ -122,20 +127,18 @@ def _loss_and_gradient(
 class _HeadLoss(torch.autograd.Function):
     """Sum of the cross-entropies of x W^T against the targets, times `scale`.
 
-    The gradient is made along with the loss, chunk by chunk, while the logits are at hand: it
-    overwrites them, and neither outlives its chunk.
+    The gradient is computed along with the loss, chunk by chunk: it overwrites the logits, and neither outlives its
+    chunk.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Weight, targets: Tensor, scale: float, real_rows: int, group: Group
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Weight, targets: Tensor, scale: float, vocab: int, group: Group) -> Tensor:
         rows = weight.shape[0]
         first_row = group.index * rows
-        own_real = max(0, min(real_rows - first_row, rows))
+        real_rows = max(0, min(vocab - first_row, rows))
         chunk_tokens = block_tokens = GPU_CHUNK_TOKENS if x.is_cuda else CHUNK_TOKENS
         if group.size == 1 and not x.is_cuda:
-            # ranks that have to meet do so once a chunk; a rank alone goes block by block, within its cache
+            # TP ranks exchange their sums once per chunk; a rank alone goes block by block, within its cache
             block_tokens = max(1, BLOCK_BYTES * torch.get_num_threads() // (4 * rows))
         dx = torch.empty_like(x) if x.requires_grad else None
         losses = []
@@ -144,7 +147,7 @@ class _HeadLoss(torch.autograd.Function):
             logits = linear(x[chunk], weight)
             for at in range(0, len(logits), block_tokens):
                 block, wanted = logits[at : at + block_tokens], targets[begin + at : begin + at + block_tokens]
-                losses.append(_loss_and_gradient(block, wanted[: len(block)], scale, own_real, first_row, group))
+                losses.append(_loss_and_gradient(block, wanted[: len(block)], scale, real_rows, first_row, group))
             if dx is not None:
                 product(logits, weight, out=dx[chunk])
                 add_product(weight.main_grad, logits, x[chunk])
@@ -153,12 +156,12 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        # the loss is where every backward begins, so dloss is 1 and the weight needs no second pass
+        # every backward begins at the loss, so dloss is 1, and the weight's gradient was added in the forward
         return ctx.dx, None, None, None, None, None
 
 
-class Head(Declaring):
-    """Output matrix and loss. Tied within a stage it borrows the embedding's weight."""
+class Head(DeclaredModule):
+    """Output matrix and loss. Tied to an embedding on the same rank, it borrows the embedding's weight."""
 
     weight: Weight
 
@@ -184,7 +187,7 @@ class Head(Declaring):
 
     def logits(self, x: Tensor) -> Tensor:
         """(.., h) -> (.., vocabulary), on a TP of 1."""
-        assert self.group.size == 1, "the ranks of a TP never gather their logits"
+        assert self.group.size == 1, "TP ranks never gather their logits"
         return functional.linear(x, self._matrix[: self.vocab])
 
     def forward(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:

@@ -21,10 +21,10 @@ Init = Literal["normal", "zeros", "ones"]
 class WeightSpec:
     """What a parameter is in the whole model, whatever the layout.
 
-    `shape` is the full shape; `shard_dim` the dimension that TP cuts (None: every TP rank keeps
-    all of it). Rows of dimension 0 from `real_rows` on are padding and stay zero. A `tied_copy`
-    is the head's second copy of the embedding on another pipeline stage: drawn under
-    `drawn_as`, its gradient summed with the first copy's, and counted once.
+    `shape` is the full shape; `shard_dim` the dimension that TP cuts (None: every TP rank holds all of it). Rows of
+    dimension 0 from `real_rows` on are padding and stay zero. A `tied_copy` is the head's copy of the embedding on
+    another pipeline stage: it is drawn under the name `drawn_as`, its gradient is summed with that of the embedding,
+    and it is counted once.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class WeightSpec:
         return self.init == "normal"
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape of one TP rank's slice."""
+        """Shape of the slice that each TP rank holds."""
         if self.shard_dim is None:
             return self.shape
         return tuple(n // tp if dim == self.shard_dim else n for dim, n in enumerate(self.shape))
@@ -55,28 +55,27 @@ def residual_std(model: Model) -> float:
 class Weight(nn.Parameter):
     """A parameter whose gradient is summed over micro-batches in `main_grad`.
 
-    `main_grad` is a view into the rank's one flat gradient buffer. The matrix products of the
-    backward add into it directly, so a weight's gradient is written once a micro-batch and
-    never exists a second time. A zero-bubble schedule takes these products out of the backward: they wait in
-    `put_off` until it comes to them.
+    `main_grad` is a view into the rank's flat gradient buffer. The matrix products of the backward add into it
+    directly, so a weight's gradient is written once per micro-batch and never exists a second time. A zero-bubble
+    schedule takes these products out of the backward: they wait in `deferred` until the schedule comes to them.
     """
 
     main_grad: Tensor
-    put_off: list[Callable[[], None]] | None = None
+    deferred: list[Callable[[], None]] | None = None
 
     def accumulate(self, add: Callable[[], None]) -> None:
-        """Let `add` add to `main_grad`, now or when the schedule says so."""
-        if self.put_off is None:
+        """Let `add` add to `main_grad`: now, or when the schedule comes to it."""
+        if self.deferred is None:
             add()
         else:
-            self.put_off.append(add)
+            self.deferred.append(add)
 
 
-class Declaring(nn.Module):
+class DeclaredModule(nn.Module):
     """A module that declares its weights before they have memory.
 
-    Weights are declared on the meta device and later placed into one flat buffer
-    (`FlatWeights`), which also draws their values.
+    Weights are declared on the meta device and later placed into a flat buffer (`FlatWeights`), which also draws
+    their values.
     """
 
     def __init__(self) -> None:
@@ -89,14 +88,14 @@ class Declaring(nn.Module):
         self.register_parameter(name, Weight(torch.empty(spec.local_shape(tp), device="meta")))
 
 
-def declared_weights(module: nn.Module) -> dict[str, tuple[Declaring, str, WeightSpec]]:
+def declared_weights(module: nn.Module) -> dict[str, tuple[DeclaredModule, str, WeightSpec]]:
     """All declared weights under `module`: qualified name -> (owner, name in the owner, spec)."""
-    found: dict[str, tuple[Declaring, str, WeightSpec]] = {}
+    declared: dict[str, tuple[DeclaredModule, str, WeightSpec]] = {}
     for prefix, owner in module.named_modules():
-        if isinstance(owner, Declaring):
+        if isinstance(owner, DeclaredModule):
             for name, spec in owner.specs.items():
-                found[f"{prefix}.{name}" if prefix else name] = (owner, name, spec)
-    return found
+                declared[f"{prefix}.{name}" if prefix else name] = (owner, name, spec)
+    return declared
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
@@ -109,7 +108,7 @@ Initial = Callable[[str, WeightSpec], Tensor]
 
 
 def drawn(seed: int) -> Initial:
-    """Values drawn from a generator seeded by (seed, name), so that the model is the same on every layout."""
+    """Values drawn from a generator that (seed, name) seeds, so that the model is the same on every layout."""
 
     def values(name: str, spec: WeightSpec) -> Tensor:
         full = torch.zeros(spec.shape) if spec.init != "ones" else torch.ones(spec.shape)
@@ -122,5 +121,5 @@ def drawn(seed: int) -> Initial:
 
 
 def local_part(full: Tensor, spec: WeightSpec, tp_rank: int, tp: int) -> Tensor:
-    """One TP rank's slice of a whole parameter."""
+    """The slice of a whole parameter that a TP rank holds."""
     return full if spec.shard_dim is None else full.chunk(tp, dim=spec.shard_dim)[tp_rank]
