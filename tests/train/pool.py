@@ -64,7 +64,7 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     trainer.forward_backward()
     flat = trainer.flat
     squared = {
-        name: trainer.replicas.share
+        name: trainer.data_parallel.counting_share
         * sum(
             grads[place.span.within(span).slice_in(span)].double().square().sum().item()
             for span, grads in zip(flat.owned, flat.grads, strict=True)

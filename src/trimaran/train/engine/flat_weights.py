@@ -16,48 +16,42 @@ from torch import Tensor, nn
 from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.train.comm.mesh import Mesh
-from trimaran.train.engine.units import Span, merged, own_span, plan_units, runs
+from trimaran.train.engine.units import Span, map_weights, merged, owned_slices, owned_span
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
 
-# Gradients of one fp32 norm, before norms are added up in fp64.
+# Gradients whose squares are added up in fp32, before these sums are added up in fp64.
 NORM_ROW = 1024
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one weight lies in the rank's flat coordinates."""
+    """Where a weight lies in the rank's flat coordinates."""
 
     weight: Weight
     spec: WeightSpec
-    begin: int
-
-    @property
-    def end(self) -> int:
-        """One past its last element."""
-        return self.begin + self.weight.numel()
-
-    @property
-    def span(self) -> Span:
-        """All its elements."""
-        return Span(self.begin, self.end)
+    span: Span
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Weights that travel together, with the memory they are computed from and their gradients are summed in.
+    """Weights that are summed, gathered and freed together, as computed with, and their gradients.
 
-    `own` is the part of the unit that this rank owns.
+    `owned` is the part of the unit whose master weights and optimizer state this rank holds.
     """
 
     name: str
     span: Span
-    own: Span
+    owned: Span
     weights: Tensor
     grads: Tensor
 
+    def owned_part(self, of: Tensor) -> Tensor:
+        """The owned part of the unit's `weights` or `grads`."""
+        return of[self.owned.slice_in(self.span)]
+
 
 def compute_dtype(layout: Layout) -> torch.dtype:
-    """What the layout's weights and activations are held and multiplied in."""
+    """The type in which the layout's weights and activations are held and multiplied."""
     dtype: torch.dtype = getattr(torch, PRECISIONS[layout.precision].dtype)
     return dtype
 
@@ -70,11 +64,11 @@ class FlatWeights:
     * bf16_pure: everything in bf16.
 
     `owned` are the spans whose master weights and optimizer state this rank holds, in the rank's flat
-    coordinates: one over everything without ZeRO. `master` and `grads` hold one tensor for each of them, a
+    coordinates: a single span over everything without ZeRO. `master` and `grads` hold a tensor for each of them, a
     writable view, and so does each entry of the optimizer's `state`. `places` says where a weight lies in the
-    same coordinates. Whoever writes to `master` has `DataParallel.publish` follow.
+    same coordinates. Whoever writes to `master` has to call `DataParallel.publish`.
 
-    Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have no memory but while they are at work.
+    Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have memory only while they are worked with.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, mesh: Mesh, initial: Initial, device: torch.device) -> None:
@@ -82,58 +76,57 @@ class FlatWeights:
         declared = declared_weights(module)
         specs = {name: spec for name, (_, _, spec) in declared.items()}
         sizes = {name: getattr(owner, attribute).numel() for name, (owner, attribute, _) in declared.items()}
-        plan = plan_units(sizes, specs, mesh.tp.index, layout.dp if self.zero_stage else 1)
-        own_of = {extent.name: own_span(extent.span, layout, mesh.dp.index) for extent in plan.extents}
-        self.owned = merged(own_of.values())
+        weight_map = map_weights(sizes, specs, mesh.tp.index, layout.dp if self.zero_stage else 1)
+        owned_of = {name: owned_span(span, layout, mesh.dp.index) for name, span in weight_map.units.items()}
+        self.owned = merged(owned_of.values())
 
         compute = compute_dtype(layout)
         in_fp32 = PRECISIONS[layout.precision].master
         self._dtype, self._device = torch.float32 if in_fp32 else compute, device
-        # without master weights of their own, ranks that hold all weights own views of them
-        self._apart = in_fp32 or self.zero_stage == 3
-        spans = [extent.span for extent in plan.extents]
-        weights, whole_weights = _memory(plan.size, spans, compute, device, passing=self.zero_stage == 3)
-        grads, whole_grads = _memory(plan.size, spans, self._dtype, device, passing=self.zero_stage >= 2)
-        self.master = self.zeros_like_owned() if self._apart else tuple(weights[s.begin : s.end] for s in self.owned)
-        self.grads = (
-            self.zeros_like_owned() if self.zero_stage >= 2 else tuple(grads[s.begin : s.end] for s in self.owned)
-        )
+        # otherwise `master` are views of the weights that are computed with
+        self._has_master_copy = in_fp32 or self.zero_stage == 3
+        spans, size = tuple(weight_map.units.values()), weight_map.size
+        weights, unit_weights = _memory(size, spans, compute, device, transient=self.zero_stage == 3)
+        grads, unit_grads = _memory(size, spans, self._dtype, device, transient=self.zero_stage >= 2)
+        self.master = self.zeros_like_owned() if self._has_master_copy else _cut(weights, self.owned)
+        self.grads = self.zeros_like_owned() if self.zero_stage >= 2 else _cut(grads, self.owned)
         self._all_grads = self.grads if self.zero_stage >= 2 else (grads,)
         self.units = tuple(
-            Unit(extent.name, extent.span, own_of[extent.name], *tensors)
-            for extent, *tensors in zip(plan.extents, whole_weights, whole_grads, strict=True)
+            Unit(name, span, owned_of[name], *tensors)
+            for (name, span), *tensors in zip(weight_map.units.items(), unit_weights, unit_grads, strict=True)
         )
 
         self.places: dict[str, Place] = {}
         for name, (owner, attribute, spec) in declared.items():
             values = local_part(initial(name, spec), spec, mesh.tp.index, mesh.tp.size)
-            begin = plan.begins[name]
+            begin = weight_map.begins[name]
             span = Span(begin, begin + values.numel())
             unit = next(unit for unit in self.units if len(span.within(unit.span)))
-            inside = span.slice_in(unit.span)
-            passing = [whole for whole in (unit.weights, unit.grads) if take_memory(whole)]
-            # .data: a gather that fills the memory anew changes nothing that autograd has to know of
-            weight = Weight(unit.weights.data[inside].view(values.shape))
-            weight.main_grad = unit.grads.data[inside].view(values.shape)
+            in_unit = span.slice_in(unit.span)
+            transient = [tensor for tensor in (unit.weights, unit.grads) if allocate_memory(tensor)]
+            # .data: a gather that fills the memory again is no change that autograd has to see
+            weight = Weight(unit.weights.data[in_unit].view(values.shape))
+            weight.main_grad = unit.grads.data[in_unit].view(values.shape)
             weight.register_post_accumulate_grad_hook(_move_to_main_grad)  # type: ignore[no-untyped-call]
             setattr(owner, attribute, weight)
-            self.places[name] = Place(weight, spec, begin)
+            self.places[name] = Place(weight, spec, span)
             for holder, master in zip(self.owned, self.master, strict=True):
                 part = span.within(holder)
                 if len(part):
                     master[part.slice_in(holder)] = values.reshape(-1)[part.slice_in(span)].to(master.dtype)
             if self.zero_stage < 3:
-                unit.weights[inside] = values.reshape(-1).to(compute)
-            for whole in passing:
-                give_memory_back(whole)
+                unit.weights[in_unit] = values.reshape(-1).to(compute)
+            for tensor in transient:
+                free_memory(tensor)
 
-        self.decaying = runs(self.owned, (span for span, kind in plan.kinds if kind.decays))
-        self.constant = runs(self.owned, (span for span, kind in plan.kinds if not kind.decays))
-        counted = merged(span for span, kind in plan.kinds if kind.counted)
-        self._counted = runs(self.owned, counted)
-        real = [place.span for place in self.places.values()]
-        self.parameters = _common(real, counted)
-        self._owned_parameters = _common(real, [a.within(b) for a in counted for b in self.owned])
+        treatments = weight_map.treatments
+        self.decaying = owned_slices(self.owned, (span for span, treatment in treatments if treatment.decays))
+        self.not_decaying = owned_slices(self.owned, (span for span, treatment in treatments if not treatment.decays))
+        counted = merged(span for span, treatment in treatments if treatment.counted)
+        self._counted = owned_slices(self.owned, counted)
+        without_padding = [place.span for place in self.places.values()]
+        self.parameters = _overlap(without_padding, counted)
+        self._owned_parameters = _overlap(without_padding, [a.within(b) for a in counted for b in self.owned])
 
     def zeros_like_owned(self) -> tuple[Tensor, ...]:
         """Zeros for each owned span, of the dtype of the master weights."""
@@ -145,20 +138,20 @@ class FlatWeights:
         return next(unit for unit in self.units if unit.name == name)
 
     def owned_part(self, unit: Unit, of: Sequence[Tensor]) -> Tensor:
-        """What `of`, one tensor for each owned span, holds of the unit's own part."""
+        """The part of `of`, a tensor for each owned span, that belongs to the unit."""
         for holder, tensor in zip(self.owned, of, strict=True):
-            if len(unit.own.within(holder)):
-                return tensor[unit.own.slice_in(holder)]
+            if len(unit.owned.within(holder)):
+                return tensor[unit.owned.slice_in(holder)]
         return torch.empty(0, dtype=self._dtype, device=self._device)
 
     def owned_parts(self, spans: Sequence[Span], of: Sequence[Tensor]) -> list[Tensor]:
-        """What `of`, one tensor for each owned span, holds of the spans."""
-        return [of[run.held][run.within] for run in runs(self.owned, sorted(spans, key=lambda span: span.begin))]
+        """The parts of `of`, a tensor for each owned span, that belong to the spans."""
+        return [part.of(of) for part in owned_slices(self.owned, sorted(spans, key=lambda span: span.begin))]
 
     def refresh(self, unit: Unit) -> None:
-        """Let the own part of the unit's weights follow its master weights."""
-        if self._apart:
-            unit.weights[unit.own.slice_in(unit.span)].copy_(self.owned_part(unit, self.master))
+        """Copy the master weights to the owned part of the unit's weights."""
+        if self._has_master_copy:
+            unit.owned_part(unit.weights).copy_(self.owned_part(unit, self.master))
 
     def clear_grads(self) -> None:
         """Set all gradients to zero."""
@@ -168,23 +161,23 @@ class FlatWeights:
     def squared_norm(self) -> Tensor:
         """Sum of squares of the gradients that this rank owns and counts, as an fp64 scalar.
 
-        Norms of short rows, then their sum in fp64: one fp32 norm over 17 million gradients is
-        off by 0.1%, and by a different 0.1% on every layout.
+        Norms of short rows, then their sum in fp64: an fp32 norm over 17 million gradients is off by 0.1%, and by a
+        different 0.1% on every layout.
         """
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for run in self._counted:
-            grads = self.grads[run.held][run.within]
-            whole = len(grads) // NORM_ROW * NORM_ROW
-            for rows in (grads[:whole].view(-1, NORM_ROW), grads[whole:].view(1, -1)):
+        for part in self._counted:
+            grads = part.of(self.grads)
+            in_rows = len(grads) // NORM_ROW * NORM_ROW
+            for rows in (grads[:in_rows].view(-1, NORM_ROW), grads[in_rows:].view(1, -1)):
                 total += torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).double().square().sum()
         return total
 
     def zeros(self) -> int:
         """How many of the gradients that this rank owns and counts are exactly zero."""
-        return self._owned_parameters - sum(nonzero(self.grads[run.held][run.within]) for run in self._counted)
+        return self._owned_parameters - sum(nonzero(part.of(self.grads)) for part in self._counted)
 
 
-def take_memory(tensor: Tensor) -> bool:
+def allocate_memory(tensor: Tensor) -> bool:
     """Give memory to a tensor that has none; whether it had none."""
     storage = tensor.untyped_storage()
     if storage.size():
@@ -193,25 +186,29 @@ def take_memory(tensor: Tensor) -> bool:
     return True
 
 
-def give_memory_back(tensor: Tensor) -> None:
+def free_memory(tensor: Tensor) -> None:
     """Free a tensor's memory; it and its views keep their shapes."""
     tensor.untyped_storage().resize_(0)
 
 
 def _memory(
-    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, *, passing: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """A tensor over all weights and its parts at the spans; passing parts have a memory each, and it comes and goes."""
-    if not passing:
+    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, *, transient: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A tensor over all weights and its parts at the spans; transient parts are tensors apart, without memory yet."""
+    if not transient:
         everything = torch.zeros(size, dtype=dtype, device=device)
-        return everything, [everything[span.begin : span.end] for span in spans]
-    parts = [torch.empty(len(span), dtype=dtype, device=device) for span in spans]
+        return everything, _cut(everything, spans)
+    parts = tuple(torch.empty(len(span), dtype=dtype, device=device) for span in spans)
     for part in parts:
-        give_memory_back(part)
+        free_memory(part)
     return torch.empty(0, dtype=dtype, device=device), parts
 
 
-def _common(some: Sequence[Span], others: Sequence[Span]) -> int:
+def _cut(tensor: Tensor, spans: Sequence[Span]) -> tuple[Tensor, ...]:
+    return tuple(tensor[span.begin : span.end] for span in spans)
+
+
+def _overlap(some: Sequence[Span], others: Sequence[Span]) -> int:
     """Elements that two sets of spans have in common."""
     return sum(len(a.within(b)) for a in some for b in others)
 
@@ -219,8 +216,8 @@ def _common(some: Sequence[Span], others: Sequence[Span]) -> int:
 def nonzero(tensor: Tensor) -> int:
     """How many elements are not zero.
 
-    On the CPU by their bits, through NumPy: PyTorch 2.13 takes 26 ms for 17 million, NumPy 4. A
-    negative zero counts as not zero.
+    On the CPU by their bits, through NumPy: PyTorch 2.13 takes 26 ms for 17 million, NumPy 4. A negative zero counts
+    as not zero.
     """
     if tensor.is_cuda:
         return int(torch.count_nonzero(tensor))
@@ -229,9 +226,9 @@ def nonzero(tensor: Tensor) -> int:
 
 
 def _move_to_main_grad(weight: Tensor) -> None:
-    """Norms and small biases get their gradient from autograd; it is added up here.
+    """Add the gradient that autograd computes, as it does for norms and small biases, to `main_grad`.
 
-    Autograd calls this also for a matrix whose product has added to `main_grad` by itself.
+    Autograd calls this also for a matrix whose product has added to `main_grad` already.
     """
     assert isinstance(weight, Weight)
     if weight.grad is not None:

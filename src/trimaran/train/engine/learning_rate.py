@@ -10,7 +10,7 @@ from trimaran.recipe.training import TrainSettings
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training stands before a step: steps made, samples seen, and the samples of this step."""
+    """Where a training stands before a step: steps made, samples consumed, and the samples of this step."""
 
     steps: int
     samples: int
@@ -19,7 +19,7 @@ class Position:
 
 
 def learning_rate(settings: TrainSettings, at: Position) -> float:
-    """The rate of the step at `at`. After the decay it stays at the minimum.
+    """The rate of the step at position `at`. After the decay it stays at the minimum.
 
     The schedule runs over samples or tokens where the settings state its spans in them, so that it does not
     change with a ramp-up of the batch.

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling, which keeps fp16 gradients within what fp16 can say."""
+"""Dynamic loss scaling, which keeps fp16 gradients within the range of fp16."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROWTH_INTERVAL = 2000
 def initial_scale(tokens_per_step: int) -> float:
     """A power of two under which the gradient of a token's loss begins at 4 to 8.
 
-    That is where GradScaler's 65536 puts it in micro-batches of 8 to 16 thousand tokens. The mean is over the whole
-    step, not over a micro-batch, so that the scale has to follow the tokens of a step.
+    GradScaler's 65536 does the same in micro-batches of 8 to 16 thousand tokens. Here the mean is over the whole
+    step, not over a micro-batch, so the scale has to follow the tokens of a step.
     """
     return 2.0 ** (2 + math.ceil(math.log2(tokens_per_step)))
 
@@ -23,7 +23,7 @@ class LossScale:
     """What the loss is multiplied by before the backward (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
     It is halved by a step whose gradients overflowed, which is skipped, and doubled after `GROWTH_INTERVAL` steps
-    in a row that did not. 1 and constant but for fp16. `scale` and `good_steps` are all its state.
+    in a row that did not. Without loss scaling it is always 1. `scale` and `good_steps` are all its state.
     """
 
     def __init__(self, precision: PrecisionName, tokens_per_step: int) -> None:
@@ -32,7 +32,7 @@ class LossScale:
         self.good_steps = 0
 
     def update(self, *, overflow: bool) -> None:
-        """Learn how a step went."""
+        """Adjust the scale after a step whose gradients overflowed, or did not."""
         if not self._dynamic:
             return
         self.good_steps = 0 if overflow else self.good_steps + 1
@@ -43,10 +43,10 @@ class LossScale:
             self.good_steps = 0
 
     def counts(self) -> dict[str, float]:
-        """Its state, to go on from."""
+        """Its state, as a checkpoint keeps it."""
         return {"loss_scale": self.scale, "good_steps": self.good_steps} if self._dynamic else {}
 
     def go_on_from(self, counts: dict[str, float]) -> None:
-        """Take the state up, where it was kept: a training may go on in another precision."""
+        """Restore the state where there is one: a training may go on in another precision."""
         if self._dynamic and "loss_scale" in counts:
             self.scale, self.good_steps = counts["loss_scale"], round(counts["good_steps"])

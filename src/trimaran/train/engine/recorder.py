@@ -1,4 +1,4 @@
-"""Recorder: when this rank did what in one iteration, for a timeline."""
+"""Recorder: what this rank did when in an iteration, for a timeline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trimaran.train.comm.group import Group
 
 
 class Recorder:
-    """Cuts one iteration into events: each lap reaches from the end of the one before it to now.
+    """Cuts an iteration into events: each lap reaches from the end of the lap before it to now.
 
-    Outside of `start` and `stop` a lap costs nothing. A lap waits for the device, whose work would else be
-    counted where it is awaited and not where it is done.
+    Outside of `start` and `stop` a lap costs nothing. A lap waits for the device, whose work would otherwise be
+    counted where it is waited for and not where it is done.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -25,13 +25,13 @@ class Recorder:
         self._last = 0.0
 
     def start(self, world: Group) -> None:
-        """Begin an iteration together with all ranks of `world`, so that their clocks start as one."""
+        """Begin an iteration together with all ranks of `world`, so that their clocks start at the same moment."""
         world.all_reduce(torch.zeros(1, device=self._device))
         self.synchronize()
         self._begin = self._last = time.perf_counter()
 
     def lap(self, kind: EventKind, action: Action | None = None) -> None:
-        """What was done since the last lap."""
+        """Record the time since the last lap as an event of this kind."""
         if self._begin is None:
             return
         self.synchronize()

@@ -1,10 +1,11 @@
-"""Trainer: one rank's model, engine and optimizer, and the iteration that joins them."""
+"""Trainer: a rank's part of the model, its engine and its optimizer, and the step that joins them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
 from trimaran.train.engine.learning_rate import Position, learning_rate
 from trimaran.train.engine.loss_scale import LossScale
 from trimaran.train.engine.optimizers import make_optimizer
-from trimaran.train.engine.pipeline_engine import Engine
+from trimaran.train.engine.pipeline_engine import PipelineEngine
 from trimaran.train.engine.recorder import Recorder
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.positions import documents_of
@@ -26,7 +27,7 @@ from trimaran.train.text.sampler import Sampler
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one iteration showed, the same on every rank."""
+    """Figures of a step, the same on every rank; `zeros` counts gradients that are exactly zero."""
 
     loss: float
     grad_norm: float
@@ -39,10 +40,7 @@ class StepResult:
 
 
 class Trainer:
-    """Everything that one rank needs to train, and where in the data it stands.
-
-    The weights begin at `initial`.
-    """
+    """All that a rank needs to train, and its position in the data. `initial` are the first weights."""
 
     def __init__(
         self,
@@ -57,57 +55,57 @@ class Trainer:
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
-        self.replicas = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
+        self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
         self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)
         slices = layout.tp if layout.sequence_parallel else 1
         shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
-        dtype = compute_dtype(layout)
+        new_activation = partial(torch.empty, shape, dtype=compute_dtype(layout), device=device)
         self.recorder = Recorder(mesh.pp.index, device)
 
         def after(action: Action) -> None:
-            self.replicas.after(action)
+            self.data_parallel.after(action)
             on_action(action)
 
-        self.engine = Engine(
-            self.stage, layout.schedule, mesh.pp, mesh.pp_returning, shape, dtype, device, after, self.recorder
+        self.engine = PipelineEngine(
+            self.stage, layout.schedule, mesh.pp, mesh.pp_returning, new_activation, after, self.recorder
         )
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0
-        # set where this rank was told to leave; all ranks learn of it with the loss
+        # set where this rank was told to stop; all ranks learn of it with the loss
         self.stop_wanted = False
 
     @property
     def global_batch(self) -> int:
-        """Sequences of the next iteration, by the ramp-up where there is one."""
+        """Sequences of the next step, which a ramp-up changes."""
         workload = self.job.workload
         if workload.ramp_up is None:
             return workload.global_batch
         return workload.ramp_up.batch_at(self.consumed_samples, workload.global_batch)
 
     def counts(self) -> dict[str, float]:
-        """What is needed beside the tensors to go on from here."""
+        """What a checkpoint has to keep beside the tensors."""
         return {"updates": self.optimizer.steps, **self.loss_scale.counts()}
 
     def go_on_from(self, step: int, consumed_samples: int, counts: dict[str, float]) -> None:
-        """Take up a training whose master weights and optimizer state were put in place."""
+        """Go on with a training whose master weights and optimizer state were put in place."""
         self.step_number, self.consumed_samples = step, consumed_samples
         self.optimizer.steps = round(counts["updates"])
         self.loss_scale.go_on_from(counts)
-        self.replicas.publish()
+        self.data_parallel.publish()
 
     def forward_backward(self) -> torch.Tensor:
         """Gradients of the next global batch, summed over all ranks that share a weight, times the loss scale.
 
-        Returns this rank's share of the mean loss; the shares of all ranks add up to it.
+        Returns this rank's share of the mean loss, without the scale; the shares of all ranks add up to it.
         """
         batch = self.global_batch
         tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
         scale = self.loss_scale.scale / (batch * self.job.workload.seq_len)
-        self.replicas.begin(len(tokens))
+        self.data_parallel.begin(len(tokens))
         loss = self.engine.run(tokens, targets, scale, documents)
-        self.replicas.finish()
+        self.data_parallel.finish()
         loss /= self.loss_scale.scale
         self.recorder.lap("reduce")
         return loss if self.mesh.tp.index == 0 else torch.zeros_like(loss)
@@ -117,12 +115,12 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """This replica's part of `count` samples, (micro-batches, micro-batch, s): tokens, targets, documents."""
         layout = self.job.layout
-        own = count // layout.dp
-        samples = sampler.batch(first + self.mesh.dp.index * own, own)
+        local_count = count // layout.dp
+        samples = sampler.batch(first + self.mesh.dp.index * local_count, local_count)
         text = torch.from_numpy(samples).to(self.device)
         tokens, targets = text[:, :-1], text[:, 1:]
         documents = documents_of(tokens, sampler.end_of_document) if self.job.train.document_mask else None
-        shape = (own // layout.mbs, layout.mbs, -1)
+        shape = (local_count // layout.mbs, layout.mbs, -1)
         return tokens.reshape(shape), targets.reshape(shape), None if documents is None else documents.reshape(shape)
 
     def evaluate(self, held_out: Sampler) -> float:
@@ -140,12 +138,12 @@ class Trainer:
         return share.item()
 
     def step(self) -> StepResult:
-        """One iteration. A loss or gradient that is not finite skips the update."""
+        """Make a step. A loss or gradient that is not finite skips the update of the weights."""
         batch = self.global_batch
-        at = Position(self.step_number, self.consumed_samples, batch, self.job.workload.seq_len)
-        rate = learning_rate(self.job.train, at)
+        position = Position(self.step_number, self.consumed_samples, batch, self.job.workload.seq_len)
+        rate = learning_rate(self.job.train, position)
         loss_share = self.forward_backward()
-        share = self.replicas.share
+        share = self.data_parallel.counting_share
         zero = torch.zeros_like(loss_share)
         sums = torch.stack((loss_share, self.flat.squared_norm() * share, zero, zero))
         sums[2] = self.flat.zeros() * share
@@ -158,7 +156,7 @@ class Trainer:
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if not skipped:
             self.optimizer.step(rate, grad_norm, loss_scale)
-            self.replicas.publish()
+            self.data_parallel.publish()
         self.loss_scale.update(overflow=skipped)
         self.flat.clear_grads()
         self.recorder.lap("step")
