@@ -50,7 +50,7 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     from trimaran.train.comm.mesh import build_mesh
     from trimaran.train.engine.trainer import Trainer
     from trimaran.train.run.rank import open_data
-    from trimaran.train.state.checkpoint import saving_group
+    from trimaran.train.state.saver import saving_group
 
     mesh = build_mesh(job.layout, rank, range(job.layout.devices), factory)
     if job.checkpoint_dir is not None:
@@ -145,7 +145,7 @@ class Pool:
         # forked from a process that has imported what all of them need, which takes seconds
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["trimaran.train.state.checkpoint", "trimaran.train.engine.trainer", "trimaran.train.run.rank"]
+            ["trimaran.train.state.saver", "trimaran.train.engine.trainer", "trimaran.train.run.rank"]
         )
         self._pipes = []
         self._processes = []

@@ -23,9 +23,10 @@ from trimaran.train.engine.trainer import Trainer
 from trimaran.train.model.weight import drawn
 from trimaran.train.run.course import Course
 from trimaran.train.run.rank import first_weights, open_data
-from trimaran.train.state import checkpoint_storage, manifest
-from trimaran.train.state.checkpoint import Saver, resume
+from trimaran.train.state import checkpoint_writer, manifest
 from trimaran.train.state.manifest import folder_name, read_manifest, saved_steps
+from trimaran.train.state.resume import resume
+from trimaran.train.state.saver import Saver
 
 Maker = Callable[..., TrainJob]
 
@@ -248,13 +249,13 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     make_job: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, later = (alone(make_job("dp1,mbs24", steps=6)) for _ in range(2))
-    disk_is_free, write = threading.Event(), checkpoint_storage._write_safetensors
+    disk_is_free, write = threading.Event(), checkpoint_writer._write_safetensors
 
     def write_once_free(*arguments: Any) -> str:
         assert disk_is_free.wait(100)
         return write(*arguments)
 
-    monkeypatch.setattr(checkpoint_storage, "_write_safetensors", write_once_free)
+    monkeypatch.setattr(checkpoint_writer, "_write_safetensors", write_once_free)
     saver = Saver(trainer, tmp_path, 3, None, lambda notice: None)
     trainer.step()
     saver.save()

@@ -15,7 +15,7 @@ from trimaran.train.run.silence import stacks_before
 from trimaran.train.run.trace import Trace
 
 if TYPE_CHECKING:
-    from trimaran.train.state.checkpoint import Saver
+    from trimaran.train.state.saver import Saver
 
 # sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
 EXIT_STOPPED = 75
@@ -49,7 +49,8 @@ class Course:
         if job.checkpoint_dir is None or not (job.saves or job.resume):
             return
         # a second of start-up that trials do not need
-        from trimaran.train.state.checkpoint import Saver, resume, saving_group
+        from trimaran.train.state.resume import resume
+        from trimaran.train.state.saver import Saver, saving_group
 
         folder = Path(job.checkpoint_dir)
         if job.saves:

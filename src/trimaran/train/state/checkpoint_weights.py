@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, whole and by name, without a training around them."""
+"""The weights of a checkpoint as whole tensors by name, read without a trainer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trimaran.train.state.manifest import (
     verify,
 )
 
-# Where a study keeps its checkpoints.
+# The folder of checkpoints within a study's folder.
 CHECKPOINTS = "checkpoints"
 _PREFIX = "weights/"
 
@@ -50,7 +50,7 @@ def find_checkpoint(path: Path, alive: Callable[[], None] = lambda: None) -> Pat
 
 
 class CheckpointWeights:
-    """The weights of one checkpoint, read one at a time, each put together from its chunks."""
+    """The weights of a checkpoint, each read on request and put together from its chunks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class CheckpointWeights:
             raise TrimaranError(f"checkpoint {folder}: its model is not one: {first_error(error)}") from None
 
     def read(self, name: str) -> Tensor:
-        """The weight `name` of the whole model as the training kept it. Raises TrimaranError."""
+        """The weight `name` of the whole model in its master precision. Raises TrimaranError."""
         key = _PREFIX + name
         if key not in self._manifest.tensors:
             raise TrimaranError(f"checkpoint {self.folder} has no tensor {key}: it is of another model or version")

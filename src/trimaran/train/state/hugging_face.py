@@ -21,15 +21,15 @@ from trimaran.nouns.noun import TrimaranError
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
-# Larger models are written as several files, as Hugging Face's own writer does.
+# Larger models are written as several files, as Hugging Face's libraries do.
 SHARD_BYTES = 5 * 10**9
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One of our weights and the tensors of theirs that it is made of.
+    """A weight of ours and the tensors of theirs that hold the same numbers.
 
-    `join` makes ours of theirs, `split` theirs of ours; both leave the numbers as they are.
+    `join` makes our weight from their tensors, `split` their tensors from our weight.
     """
 
     theirs: tuple[str, ...]
@@ -49,7 +49,7 @@ def _by_head(parts: list[Tensor], model: Model) -> Tensor:
 
 
 def _by_kind(ours: Tensor) -> list[Tensor]:
-    """The other way: all queries, all keys, all values."""
+    """The inverse: all queries, all keys, all values."""
     queries = ours.shape[1] - 2
     return [part.flatten(0, 2) for part in torch.split(ours, [queries, 1, 1], dim=1)]
 
@@ -132,14 +132,14 @@ def entries(model: Model) -> dict[str, Entry]:
     """Every weight of `model` by our name, with their names in full. Raises TrimaranError for a model they lack."""
     prefix, layers, family = _FAMILIES[kind_of(model)]
     outer, layer = family(model)
-    found = {ours: _prefixed(entry, prefix) for ours, entry in outer.items()}
+    by_name = {ours: _prefixed(entry, prefix) for ours, entry in outer.items()}
     for number in range(model.layers):
-        found |= {
+        by_name |= {
             f"layers.{number}.{ours}": _prefixed(entry, f"{prefix}{layers}{number}.") for ours, entry in layer.items()
         }
     if not model.tied_embedding:
-        found["head.weight"] = Entry(("lm_head.weight",))
-    return found
+        by_name["head.weight"] = Entry(("lm_head.weight",))
+    return by_name
 
 
 def _prefixed(entry: Entry, prefix: str) -> Entry:
@@ -147,7 +147,7 @@ def _prefixed(entry: Entry, prefix: str) -> Entry:
 
 
 class HuggingFaceWeights:
-    """The weights of a Hugging Face folder under our names, read one at a time.
+    """The weights of a Hugging Face folder under our names, each read on request.
 
     Raises TrimaranError where the folder is not of a kind we know, or lacks a tensor.
     """
@@ -183,20 +183,20 @@ class HuggingFaceWeights:
 
 
 def _files_of(folder: Path) -> dict[str, str]:
-    """The file that holds each tensor, from the index or from the files' own headers."""
+    """The file that holds each tensor, from the index or from the headers of the files."""
     index = folder / INDEX_NAME
     try:
         if index.exists():
             return dict(json.loads(index.read_text())["weight_map"])
-        found: dict[str, str] = {}
+        file_of: dict[str, str] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path.name)
+                file_of |= dict.fromkeys(file.keys(), path.name)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise TrimaranError(f"{folder}: its safetensors files cannot be read ({error}): fetch them again") from None
-    if not found:
+    if not file_of:
         raise TrimaranError(f"{folder} holds no *.safetensors: give a folder of {CONFIG_NAME} and safetensors files")
-    return found
+    return file_of
 
 
 def write_folder(

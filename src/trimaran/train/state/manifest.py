@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its manifest and its checksums. Plain JSON and text, nothing that can run code."""
+"""A checkpoint's manifest and checksums: plain JSON and text, nothing that can run code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from trimaran.nouns.noun import Noun, first_error
+from trimaran.protocol.job import TrainJob
 
 FORMAT: Literal["trimaran-checkpoint-1"] = "trimaran-checkpoint-1"
 MANIFEST_NAME = "manifest.json"
@@ -45,7 +46,7 @@ class SavedTensor(Noun):
 class Manifest(Noun):
     """Where a training stood, what was trained, and where each tensor lies.
 
-    `workload`, `train` and `data` are the recipe's as they were; `state` holds what else the trainer needs to go
+    `workload` and `train` are the recipe's, `data` names the text; `state` holds what else the trainer needs to go
     on (counts of the optimizer, the loss scale).
     """
 
@@ -69,6 +70,11 @@ class Manifest(Noun):
         return self
 
 
+def data_facts(job: TrainJob) -> dict[str, Any]:
+    """What text the training sees; token folders are named after their content."""
+    return {"tokens": Path(job.data_dir).name}
+
+
 def chunk_key(offsets: Iterable[int]) -> str:
     """A chunk's name in its file, after the tensor's: `@0,128`."""
     return "@" + ",".join(map(str, offsets))
@@ -80,11 +86,11 @@ def folder_name(step: int) -> str:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, newest first; whether they are whole is another question."""
+    """Steps of the checkpoints in a folder, whole or damaged, newest first."""
     if not folder.is_dir():
         return []
-    found = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir())
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    matches = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -99,7 +105,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def verify(checkpoint: Path, share: int = 0, shares: int = 1, alive: Callable[[], None] = lambda: None) -> None:
-    """Read every `shares`-th file of a checkpoint in full and compare it with its checksum.
+    """Read every `shares`-th file of a checkpoint, from file number `share` on, and compare it with its checksum.
 
     The manifest is checked whatever the share. `alive` is called with each block read: a large checkpoint takes
     minutes. Raises DamagedError.
@@ -111,7 +117,7 @@ def verify(checkpoint: Path, share: int = 0, shares: int = 1, alive: Callable[[]
 
 
 def write_durably(path: Path, content: bytes) -> str:
-    """Write a file and have it on the disk before returning; its SHA-256."""
+    """Write a file, return once it is on the disk; returns its SHA-256."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -120,7 +126,7 @@ def write_durably(path: Path, content: bytes) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have a folder's entries on the disk: a file whose name is lost is lost."""
+    """Return once a folder's entries are on the disk: a file whose name is lost is lost."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -148,14 +154,13 @@ def _parsed(lines: list[str]) -> Iterator[tuple[str, str]]:
 def _check(checkpoint: Path, name: str, sums: dict[str, str], alive: Callable[[], None]) -> None:
     if name not in sums:
         raise DamagedError(f"{SUMS_NAME} has no line for {name}")
-    seen = hashlib.sha256()
+    checksum = hashlib.sha256()
     for block in _blocks(checkpoint / name):
         alive()
-        seen.update(block)
-    if seen.hexdigest() != sums[name]:
-        raise DamagedError(
-            f"{name} has changed: its checksum is {seen.hexdigest()[:12]}, written was {sums[name][:12]}"
-        )
+        checksum.update(block)
+    digest = checksum.hexdigest()
+    if digest != sums[name]:
+        raise DamagedError(f"{name} has changed: its checksum is {digest[:12]}, written was {sums[name][:12]}")
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

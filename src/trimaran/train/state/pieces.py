@@ -2,7 +2,7 @@
 
 A rank keeps weights and optimizer state in flat buffers. A span of a flat buffer is a run of elements of a tensor in
 C order: a part of a row, whole rows, a part of a row. Named by their offsets in the full tensor these boxes mean the
-same on every layout, which is what lets a checkpoint of one layout be read on another.
+same on every layout, so that a checkpoint can be read on another layout than it was written on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trimaran.train.engine.flat_weights import FlatWeights, Place
+from trimaran.train.engine.trainer import Trainer
 from trimaran.train.engine.units import Span
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -41,7 +42,7 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
         return
     row = math.prod(shape[1:])
     first, last = -(-begin // row), end // row
-    if first > last:  # within one row
+    if first > last:  # within a single row
         yield from _in_row(shape, begin, end)
         return
     yield from _in_row(shape, begin, first * row)
@@ -58,7 +59,7 @@ def _in_row(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
 
 
 def global_name(name: str, place: Place) -> str:
-    """The name under which a weight is saved: the second copy of a tied embedding is the embedding."""
+    """The name under which a weight is saved: the head's copy of a tied embedding is the embedding."""
     return (place.spec.drawn_as or name) if place.spec.tied_copy else name
 
 
@@ -73,33 +74,41 @@ def pieces_of(
 ) -> Iterator[Piece]:
     """The pieces of the weights `names` that this rank owns.
 
-    `tensors` hold something of every element owned (master weights, a moment), one tensor for each span of
+    `tensors` hold a value for every owned element (master weights, a moment), in a tensor for each span of
     `FlatWeights.owned`. `kind` begins each piece's name: `weights/layers.0.mlp.up.weight`.
     """
     for name in names:
         place = flat.places[name]
-        local = tuple(place.weight.shape)
-        real = Span(place.begin, place.begin + _real_elements(place, local, tp_index))
-        origin = [0] * len(local)
+        shape, begin = tuple(place.weight.shape), place.span.begin
+        without_padding = Span(begin, begin + _real_elements(place, shape, tp_index))
+        origin = [0] * len(shape)
         if place.spec.shard_dim is not None:
-            origin[place.spec.shard_dim] = tp_index * local[place.spec.shard_dim]
+            origin[place.spec.shard_dim] = tp_index * shape[place.spec.shard_dim]
         for holder, tensor in zip(flat.owned, tensors, strict=True):
-            part = real.within(holder)
+            part = without_padding.within(holder)
             at = part.begin - holder.begin
-            for offsets, sizes in boxes(local, part.begin - place.begin, part.end - place.begin):
+            for offsets, sizes in boxes(shape, part.begin - begin, part.end - begin):
                 elements = math.prod(sizes)
                 yield Piece(
                     f"{kind}/{global_name(name, place)}",
                     global_shape(place),
-                    tuple(own + offset for own, offset in zip(origin, offsets, strict=True)),
+                    tuple(start + offset for start, offset in zip(origin, offsets, strict=True)),
                     tensor[at : at + elements].view(sizes),
                 )
                 at += elements
 
 
-def _real_elements(place: Place, local: tuple[int, ...], tp_index: int) -> int:
-    """How many of a weight's own elements, which come first, are not padding."""
-    rows, row = local[0], math.prod(local[1:])
+def owned_pieces(trainer: Trainer, names: Iterable[str]) -> list[Piece]:
+    """Master weights and optimizer state of the weights `names`, as far as this rank owns them."""
+    flat, chosen = trainer.flat, list(names)
+    state = {"weights": flat.master, **trainer.optimizer.state}
+    pieces = (pieces_of(flat, chosen, trainer.mesh.tp.index, tensors, kind) for kind, tensors in state.items())
+    return [piece for of_kind in pieces for piece in of_kind]
+
+
+def _real_elements(place: Place, shape: tuple[int, ...], tp_index: int) -> int:
+    """How many elements of a rank's part of a weight, the first ones, are not padding."""
+    rows, row = shape[0], math.prod(shape[1:])
     if place.spec.real_rows is None:
         return rows * row
     first = tp_index * rows if place.spec.shard_dim == 0 else 0

@@ -25,7 +25,7 @@ TOKENIZER_NAME = "tokenizer.json"
 
 
 class Source(Protocol):
-    """Weights of a whole model by our names, read one at a time."""
+    """Weights of a whole model by our names, each read on request."""
 
     folder: Path
     model: Model
@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 def open_source(path: Path, alive: Callable[[], None] = lambda: None) -> Source:
-    """The weights of a checkpoint, of the newest one in a folder of them, or of a Hugging Face folder.
+    """The weights of a checkpoint, of the newest checkpoint in a folder, or of a Hugging Face folder.
 
     `alive` is called while a checkpoint is compared with its checksums. Raises TrimaranError where there are none.
     """
@@ -49,7 +49,7 @@ def open_source(path: Path, alive: Callable[[], None] = lambda: None) -> Source:
 
 
 def immaterial_fields(model: Model) -> set[str]:
-    """Fields of a model that its weights and what the trainer computes do not depend on."""
+    """Fields of a model on which neither its weights nor the trainer's results depend."""
     fields = {"name", "dropout"}
     if model.positions != "learned":
         fields |= {"max_positions"}
@@ -71,7 +71,7 @@ def check_same_model(source: Source, model: Model, asked_by: str) -> None:
 
 
 def initial_from(source: Source) -> Initial:
-    """A model's first values as `source` has them."""
+    """A model's initial values, read from `source`."""
 
     def values(name: str, spec: WeightSpec) -> Tensor:
         full = source.read(spec.drawn_as or name).float()

@@ -1,0 +1,144 @@
+"""Resuming a training from its newest whole checkpoint, on any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.job import TrainJob
+from trimaran.protocol.notices import Tell
+from trimaran.train.engine.trainer import Trainer
+from trimaran.train.state.checkpoint_reader import load_pieces
+from trimaran.train.state.manifest import (
+    DamagedError,
+    Manifest,
+    data_facts,
+    folder_name,
+    read_manifest,
+    saved_steps,
+    verify,
+)
+from trimaran.train.state.pieces import owned_pieces
+from trimaran.train.state.weight_source import immaterial_fields
+
+# What may not change between a checkpoint and the training that goes on from it: it would be another training.
+_FIXED = ("workload.model", "workload.seq_len", "workload.optimizer", "train.seed", "train.validation", "data.tokens")
+# What may change without being told: the loss does not depend on it.
+_FREE = (
+    "train.steps",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.eval_every",
+    "train.eval_steps",
+    "train.init_from",
+)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    field: str
+    before: Any
+    now: Any
+
+
+def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
+    """Sentences on what the recipe states otherwise than the checkpoint, for the user to know.
+
+    Raises TrimaranError naming both values where the training could not go on.
+    """
+    sentences = []
+    free = {*_FREE, *(f"workload.model.{field}" for field in immaterial_fields(job.workload.model))}
+    for part, before, now in (
+        ("workload", manifest.workload, job.workload.model_dump(mode="json")),
+        ("train", manifest.train, job.train.model_dump(mode="json")),
+        ("data", manifest.data, data_facts(job)),
+    ):
+        for difference in _differing(part, before, now):
+            field = difference.field
+            if field in free:
+                continue
+            sentence = f"{field} is {difference.now}, the checkpoint has {difference.before}"
+            if any(field == fixed or field.startswith(f"{fixed}.") for fixed in _FIXED):
+                raise TrimaranError(f"{sentence}: restore it in the recipe, or train anew without --resume")
+            sentences.append(sentence)
+    return tuple(sentences)
+
+
+def _differing(path: str, before: Any, now: Any) -> Iterator[_Difference]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in (name for name in now if name in before):
+            yield from _differing(f"{path}.{name}", before[name], now[name])
+    elif before != now:
+        yield _Difference(path, before, now)
+
+
+def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None] = lambda: None) -> bool:
+    """Continue from the newest whole checkpoint in `folder`; False where there is no checkpoint.
+
+    All ranks must call it. A damaged checkpoint is told of and passed over. Reading gives signs of life (`alive`); a
+    rank that waits for another to read gives none. Raises TrimaranError where there are checkpoints but none is
+    whole, or where the recipe has changed.
+    """
+    world = trainer.mesh.world
+    passed_over = 0
+    bound = None
+    while (step := _newest(folder, bound, trainer)) is not None:
+        checkpoint = folder / folder_name(step)
+        damage = None
+        try:
+            verify(checkpoint, world.index, world.size, alive)
+        except DamagedError as error:
+            damage = str(error)
+        if not _any(damage is not None, trainer):
+            break
+        if world.index == 0:
+            tell(
+                {
+                    "kind": "damaged",
+                    "step": step,
+                    "text": f"checkpoint {checkpoint} is passed over: {_damage(checkpoint, alive)}",
+                }
+            )
+        passed_over += 1
+        bound = step
+    if step is None and passed_over:
+        raise TrimaranError(f"checkpoints: none of the {passed_over} in {folder} is whole: train anew without --resume")
+    if step is None:
+        return False
+    manifest = read_manifest(checkpoint)
+    changed = differences(manifest, trainer.job)
+    load_pieces(checkpoint, owned_pieces(trainer, trainer.flat.places), alive)
+    trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
+    if world.index == 0:
+        tell({"kind": "resumed", "step": step, "path": str(checkpoint), "layout": manifest.layout, "changed": changed})
+    return True
+
+
+def _damage(checkpoint: Path, alive: Callable[[], None]) -> str:
+    try:
+        verify(checkpoint, alive=alive)
+    except DamagedError as error:
+        return str(error)
+    return "another rank could not read it"
+
+
+def _newest(folder: Path, bound: int | None, trainer: Trainer) -> int | None:
+    """The newest step below `bound` with a checkpoint, as rank 0 sees it: other machines may see an older folder."""
+    steps = [step for step in saved_steps(folder) if bound is None or step < bound]
+    number = torch.tensor([float(steps[0]) if steps else -1.0], dtype=torch.float64, device=trainer.device)
+    if trainer.mesh.world.index > 0:
+        number.zero_()
+    trainer.mesh.world.all_reduce(number)
+    return None if number.item() < 0 else round(number.item())
+
+
+def _any(flag: bool, trainer: Trainer) -> bool:
+    """Whether the flag is True on any rank."""
+    number = torch.tensor([float(flag)], dtype=torch.float64, device=trainer.device)
+    trainer.mesh.world.all_reduce(number)
+    return number.item() > 0

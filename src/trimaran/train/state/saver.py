@@ -1,0 +1,184 @@
+"""Saving checkpoints while the training goes on; each is put in place whole."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.notices import Tell
+from trimaran.train.engine.flat_weights import FlatWeights
+from trimaran.train.engine.trainer import Trainer
+from trimaran.train.state.checkpoint_writer import (
+    FolderWriter,
+    PieceSavePlanner,
+    first_reason,
+    going_folder,
+    remove_left_overs,
+)
+from trimaran.train.state.manifest import Manifest, data_facts, folder_name, saved_steps
+from trimaran.train.state.pieces import Piece, owned_pieces
+
+# A rank that waits longer than this for the other ranks' parts of a checkpoint takes them for lost.
+SAVE_TIMEOUT = timedelta(minutes=30)
+ALIVE_EVERY_S = 1.0
+
+
+@functools.cache
+def saving_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """The group in which `ranks` agree on their checkpoints, beside the groups of the training.
+
+    Every rank of the world has to ask for it, members or not. It is gloo's on every device: what is saved lies in
+    host memory.
+    """
+    if len(ranks) == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(list(ranks), backend="gloo", timeout=SAVE_TIMEOUT)
+    return group
+
+
+def saved_pieces(trainer: Trainer) -> list[Piece]:
+    """What this rank writes: every element of the model's state is written by exactly one rank."""
+    flat, mesh, layout = trainer.flat, trainer.mesh, trainer.job.layout
+    # under plain data parallelism alone do all data-parallel ranks own the same weights
+    shared = layout.zero_stage == 0 and layout.dp_kind == "all_reduce"
+    replicas, replica = (mesh.dp.size, mesh.dp.index) if shared else (1, 0)
+    return owned_pieces(trainer, [name for name, by in writers(flat, replicas, mesh.tp.index).items() if by == replica])
+
+
+def writers(flat: FlatWeights, replicas: int, tp_index: int) -> dict[str, int]:
+    """Which of `replicas` ranks that own the same weights writes each of them, so that all write about as much.
+
+    Missing are the weights that other ranks write: copies of a tied embedding, and weights that TP does not cut.
+    """
+    load = [0] * replicas
+    chosen = {}
+    for name, place in sorted(flat.places.items(), key=lambda item: (-item[1].weight.numel(), item[0])):
+        if place.spec.tied_copy or (place.spec.shard_dim is None and tp_index > 0):
+            continue
+        chosen[name] = load.index(min(load))
+        load[chosen[name]] += place.weight.numel()
+    return chosen
+
+
+class Saver:
+    """Saves checkpoints of a training into a folder.
+
+    The step waits only until its state is copied to host memory; writing goes on beside the following steps, a single
+    checkpoint at a time. Rank 0 keeps the newest `keep` and tells of each that was written or could not be. While the
+    training waits for a checkpoint, it gives a sign of life (`alive`) every second.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        keep: int,
+        group: dist.ProcessGroup | None,
+        tell: Tell,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._trainer, self._folder, self._keep, self._group, self._tell = trainer, folder, keep, group, tell
+        self._alive = alive
+        self._rank = trainer.mesh.world.index
+        # the weights are of use only with the tokenizer
+        self._beside = [path for path in [Path(trainer.job.data_dir) / "tokenizer.json"] if path.exists()]
+        self._staged: list[Piece] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._failure: str | None = None
+        if self._rank == 0:
+            remove_left_overs(folder)
+
+    def save(self) -> None:
+        """Copy the state as it is now; it is written later."""
+        begin = time.perf_counter()
+        self._wait()
+        waited = time.perf_counter() - begin
+        staged = self._stage()
+        blocked = time.perf_counter() - begin
+        head = manifest_head(self._trainer)
+        self._writing = self._thread.submit(self._write, head, staged, blocked, waited)
+
+    def finish(self) -> None:
+        """Wait until all is written. Raises TrimaranError where the last checkpoint could not be written."""
+        self._wait()
+        self._thread.shutdown()
+        if self._failure is not None:
+            raise TrimaranError(f"{self._failure}: free space or mend {self._folder}, then go on with --resume")
+
+    def _wait(self) -> None:
+        while self._writing is not None:
+            self._alive()
+            if wait([self._writing], timeout=ALIVE_EVERY_S).done:
+                self._writing.result()
+                self._writing = None
+
+    def _stage(self) -> list[Piece]:
+        """Copies of all pieces in host memory, which is allocated once for all checkpoints."""
+        pieces = saved_pieces(self._trainer)
+        pinned = self._trainer.device.type == "cuda"
+        if self._staged is None:
+            self._staged = [
+                replace(piece, tensor=torch.empty_like(piece.tensor, device="cpu", pin_memory=pinned))
+                for piece in pieces
+            ]
+        for copy, piece in zip(self._staged, pieces, strict=True):
+            copy.tensor.copy_(piece.tensor, non_blocking=pinned)
+        if pinned:
+            torch.cuda.synchronize(self._trainer.device)
+        return self._staged
+
+    def _write(self, head: Manifest, pieces: list[Piece], blocked_s: float, waited_s: float) -> None:
+        begin = time.perf_counter()
+        checkpoint = self._folder / folder_name(head.step)
+        try:
+            save(
+                {},
+                storage_writer=FolderWriter(checkpoint, head, self._rank, self._beside),
+                planner=PieceSavePlanner(pieces),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        except CheckpointException as error:
+            self._failure = f"checkpoint of step {head.step} could not be written: {first_reason(error)}"
+            if self._rank == 0:
+                self._tell({"kind": "not_saved", "step": head.step, "text": f"{self._failure}; the training goes on"})
+            return
+        self._failure = None
+        if self._rank == 0:
+            seconds = time.perf_counter() - begin
+            self._tell({"kind": "saved", "step": head.step, "path": str(checkpoint), "write_s": seconds}
+                       | {"blocked_s": blocked_s, "waited_s": waited_s})  # fmt: skip
+            self._drop_old(head.step)
+
+    def _drop_old(self, newest: int) -> None:
+        for step in [step for step in saved_steps(self._folder) if step <= newest][self._keep :]:
+            going = going_folder(self._folder / folder_name(step))
+            (self._folder / folder_name(step)).rename(going)
+            shutil.rmtree(going, ignore_errors=True)
+
+
+def manifest_head(trainer: Trainer) -> Manifest:
+    """The manifest of the training as it stands, without tensors."""
+    job = trainer.job
+    return Manifest(
+        step=trainer.step_number,
+        consumed_samples=trainer.consumed_samples,
+        layout=job.layout.label(),
+        workload=job.workload.model_dump(mode="json"),
+        train=job.train.model_dump(mode="json"),
+        data=data_facts(job),
+        state=trainer.counts(),
+    )
