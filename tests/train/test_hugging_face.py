@@ -20,7 +20,7 @@ from trimaran.protocol.job import TrainJob
 from trimaran.train.run.rank import first_weights
 from trimaran.train.state import hugging_face
 from trimaran.train.state.hugging_face import HuggingFaceWeights, write_folder
-from trimaran.train.state.weight_source import logits, open_source, whole_model
+from trimaran.train.state.weight_source import open_source, whole_logits, whole_model
 from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.tokens import Tokens
 
@@ -75,7 +75,7 @@ def test_logits_are_those_of_transformers_both_ways(theirs: tuple[Any, Path], tm
     reference, folder = theirs
     expected = reference(some_tokens()).logits
     source = open_source(folder)
-    ours = logits(whole_model(source, CPU, torch.float32), some_tokens())
+    ours = whole_logits(whole_model(source, CPU, torch.float32), some_tokens())
     assert expected.std() > 0.1
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
 

@@ -19,7 +19,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.train.programs.sample import choose
 from trimaran.train.state.checkpoint_weights import find_checkpoint
-from trimaran.train.state.weight_source import logits, open_source, whole_model
+from trimaran.train.state.weight_source import open_source, whole_logits, whole_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 TRIMARAN = str(Path(sys.executable).with_name("trimaran"))
@@ -51,7 +51,7 @@ def test_a_checkpoint_converted_writes_the_same_text_as_transformers(study: Path
     ours = whole_model(open_source(study / "checkpoints" / "step-00000040"), torch.device("cpu"), torch.float32)
     assert theirs.config.eos_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>") == 256
     with torch.no_grad():
-        torch.testing.assert_close(logits(ours, tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(whole_logits(ours, tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
 
     told = theirs.generate(tokens, do_sample=False, max_new_tokens=10)
     expected = tokenizer.decode(told[0])

@@ -13,7 +13,7 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -96,12 +96,16 @@ class SharedMemory:
             except ProcessLookupError:
                 raise PeerDiedError(f"process {self._pids[other]} of the same group has ended") from None
 
+    def _chunks(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Parts of the tensor that fit into a slot each; the slots take turns from part to part."""
+        flat, step = tensor.view(-1), SLOT_BYTES // tensor.element_size()
+        for begin in range(0, flat.numel(), step):
+            yield flat[begin : begin + step]
+            self._turn = 1 - self._turn
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over the ranks, in place; the bits are the same on every rank."""
-        flat = tensor.view(-1)
-        step = SLOT_BYTES // tensor.element_size()
-        for begin in range(0, flat.numel(), step):
-            chunk = flat[begin : begin + step]
+        for chunk in self._chunks(tensor):
             self._slot(self._index, chunk).copy_(chunk)
             self._barrier()
             if self._size == 2:
@@ -110,7 +114,6 @@ class SharedMemory:
                 self._add_slots(chunk, 0, chunk.numel(), out=chunk)
             else:
                 self._add_in_parts(chunk)
-            self._turn = 1 - self._turn
 
     def _add_in_parts(self, chunk: Tensor) -> None:
         """Each rank adds up one part of the slots, leaves the sum in its slot, and copies the others' parts."""
@@ -130,29 +133,21 @@ class SharedMemory:
 
     def reduce_to_first(self, tensor: Tensor) -> None:
         """Sum `tensor` over the ranks, in place on rank 0; on the others it stays as it is."""
-        flat = tensor.view(-1)
-        step = SLOT_BYTES // tensor.element_size()
-        for begin in range(0, flat.numel(), step):
-            chunk = flat[begin : begin + step]
+        for chunk in self._chunks(tensor):
             if self._index:
                 self._slot(self._index, chunk).copy_(chunk)
             self._barrier()
             if not self._index:
                 _add_up([chunk, *(self._slot(rank, chunk) for rank in self._others())], chunk)
-            self._turn = 1 - self._turn
 
     def broadcast_from_first(self, tensor: Tensor) -> None:
         """Give every rank the `tensor` of rank 0."""
-        flat = tensor.view(-1)
-        step = SLOT_BYTES // tensor.element_size()
-        for begin in range(0, flat.numel(), step):
-            chunk = flat[begin : begin + step]
+        for chunk in self._chunks(tensor):
             if not self._index:
                 self._slot(0, chunk).copy_(chunk)
             self._barrier()
             if self._index:
                 chunk.copy_(self._slot(0, chunk))
-            self._turn = 1 - self._turn
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's `tensor`, which fits into one slot."""

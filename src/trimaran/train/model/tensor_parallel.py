@@ -171,10 +171,7 @@ class ColumnLinear(DeclaredModule):
         super().__init__()
         self.group = group
         self.declare("weight", WeightSpec((*out_shape, in_features), shard_dim=cut, std=std), group.size)
-        if bias:
-            self.declare("bias", WeightSpec(out_shape, shard_dim=cut, init="zeros"), group.size)
-        else:
-            self.bias = None
+        self.declare("bias", WeightSpec(out_shape, shard_dim=cut, init="zeros") if bias else None, group.size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., in) -> (.., out / TP); from a slice of the sequence to all of it under sequence parallelism."""
@@ -193,10 +190,7 @@ class RowLinear(DeclaredModule):
         super().__init__()
         self.group = group
         self.declare("weight", WeightSpec((out_features, in_features), shard_dim=1, std=std), group.size)
-        if bias:
-            self.declare("bias", WeightSpec((out_features,), init="zeros"))
-        else:
-            self.bias = None
+        self.declare("bias", WeightSpec((out_features,), init="zeros") if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., in / TP) -> (.., out); the bias is added once, after the sum.

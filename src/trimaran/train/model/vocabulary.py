@@ -79,10 +79,8 @@ class Embedding(DeclaredModule):
         super().__init__()
         self.group = group
         self.declare("tokens", embedding_spec(model, group.size), group.size)
-        if model.positions == "learned":
-            self.declare("positions", WeightSpec((model.max_positions, model.hidden)))
-        else:
-            self.positions = None
+        learned = WeightSpec((model.max_positions, model.hidden)) if model.positions == "learned" else None
+        self.declare("positions", learned)
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """(b, s) token ids -> (b, s, h), or this rank's slice of the sequence of it.

@@ -82,10 +82,12 @@ class DeclaredModule(nn.Module):
         super().__init__()
         self.specs: dict[str, WeightSpec] = {}
 
-    def declare(self, name: str, spec: WeightSpec, tp: int = 1) -> None:
-        """Register the weight `name` of this module with its local shape."""
-        self.specs[name] = spec
-        self.register_parameter(name, Weight(torch.empty(spec.local_shape(tp), device="meta")))
+    def declare(self, name: str, spec: WeightSpec | None, tp: int = 1) -> None:
+        """Register the weight `name` of this module with its local shape; None for a weight that the model lacks."""
+        if spec is not None:
+            self.specs[name] = spec
+        weight = None if spec is None else Weight(torch.empty(spec.local_shape(tp), device="meta"))
+        self.register_parameter(name, weight)
 
 
 def declared_weights(module: nn.Module) -> dict[str, tuple[DeclaredModule, str, WeightSpec]]:

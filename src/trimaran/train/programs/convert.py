@@ -1,6 +1,6 @@
 """A checkpoint to a Hugging Face folder: `python -m trimaran.train.programs.convert JOB.json`.
 
-JOB.json is a `trimaran.recipe.recipe.ConvertJob`.
+JOB.json is a `trimaran.protocol.job.ConvertJob`.
 """
 
 from __future__ import annotations

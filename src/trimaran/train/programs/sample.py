@@ -1,6 +1,6 @@
 """Text from a model: `python -m trimaran.train.programs.sample JOB.json` prints the prompt and what follows it.
 
-JOB.json is a `trimaran.recipe.recipe.SampleJob`. Every token is computed from the whole context anew.
+JOB.json is a `trimaran.protocol.job.SampleJob`. Every token is computed from the whole context, without a cache.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from torch import Tensor
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import SampleJob
 from trimaran.train.programs.run_job import run_job
-from trimaran.train.state.weight_source import TOKENIZER_NAME, Source, logits, open_source, whole_model
+from trimaran.train.state.weight_source import TOKENIZER_NAME, Source, open_source, whole_logits, whole_model
 from trimaran.train.text.tokenizer import HuggingFace, load_tokenizer
 
-# What byte-level decoding shows for a character whose bytes have not all come yet.
+# What byte-level decoding shows for a character of which some bytes are still missing.
 _UNFINISHED = "\ufffd"
 
 
-def choose(scores: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    """The next token by its (vocabulary,) logits: the likeliest at temperature 0, else one drawn.
+def choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    """The next token by its (vocabulary,) logits: the likeliest at temperature 0, else drawn at random.
 
-    `top_k` leaves only so many of the likeliest to be drawn from.
+    With `top_k` it is drawn from so many of the likeliest tokens.
     """
     if temperature == 0:
-        return int(scores.argmax())
-    scores = scores.float().cpu() / temperature
-    if top_k is not None and top_k < len(scores):
-        scores = scores.masked_fill(scores < scores.topk(top_k).values[-1], -torch.inf)
-    return int(torch.multinomial(scores.softmax(0), 1, generator=generator))
+        return int(logits.argmax())
+    logits = logits.float().cpu() / temperature
+    if top_k is not None and top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    return int(torch.multinomial(logits.softmax(0), 1, generator=generator))
 
 
 @torch.inference_mode()
 def continuation(source: Source, prompt: list[int], job: SampleJob, device: torch.device) -> Iterator[int]:
-    """The tokens that follow those of the prompt, one after another."""
+    """The tokens that follow the prompt's, as they are chosen."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     stage = whole_model(source, device, dtype)
     generator = torch.Generator().manual_seed(job.seed)
     tokens = list(prompt)
     for _ in range(job.tokens):
         context = torch.tensor([tokens[-source.model.max_positions :]], device=device)
-        tokens.append(choose(logits(stage, context, last=True)[0, -1], job.temperature, job.top_k, generator))
+        tokens.append(choose(whole_logits(stage, context, last=True)[0, -1], job.temperature, job.top_k, generator))
         yield tokens[-1]
 
 
 def read_tokenizer(source: Source) -> HuggingFace:
-    """The tokenizer that lies beside the weights. Raises TrimaranError where there is none."""
+    """The tokenizer in the folder of the weights. Raises TrimaranError where there is none."""
     path = source.folder / TOKENIZER_NAME
     if not path.exists():
         raise TrimaranError(f"{source.folder} has no {TOKENIZER_NAME}: put the one that it was trained with there")
@@ -70,7 +70,7 @@ def sample(job: SampleJob) -> None:
     shown = job.prompt
     sys.stdout.write(shown)
     tokens = list(prompt)
-    # a model has learned what begins a document from what follows the end of the one before
+    # a model has learned the beginnings of documents as what follows the end of a document
     for token in continuation(source, prompt or [tokenizer.end_of_document], job, device):
         if token == tokenizer.end_of_document:
             break

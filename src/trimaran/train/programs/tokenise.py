@@ -1,7 +1,7 @@
-"""Data: text to token files, once. `python -m trimaran.train.programs.tokenise JOB.json` prints the folder made.
+"""Tokenise: text to token files, once. `python -m trimaran.train.programs.tokenise JOB.json` prints the folder.
 
-JOB.json is a `trimaran.recipe.recipe.DataJob`. The folder is named after a hash of the text and of how it
-is tokenised, so that the same text is never tokenised twice and changed text never mistaken.
+JOB.json is a `trimaran.protocol.job.DataJob`. The folder is named after a hash of the text and of how it
+is tokenised, so that the same text is never tokenised twice, and changed text is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trimaran.train.text.text_files import MIB, documents, plain_text_size, text
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
-# Raised when the meaning of the files changes: older folders are then made anew.
+# Increased when the meaning of the files changes: the text of older folders is then tokenised again.
 FORMAT = 2
 FILE_TOKENS = 1 << 28
 LEFT_OVER_AFTER_S = 86400.0
@@ -36,29 +36,29 @@ DOCUMENTS_AT_ONCE = 256
 
 
 def fingerprint(job: DataJob) -> str:
-    """A hash of all that decides the tokens: the text itself, the tokenizer, and the vocabulary of a BPE.
+    """A hash of all that determines the tokens: the text itself, the tokenizer, and the vocabulary of a BPE.
 
-    Token files of others, which may be large, count by path, size and time.
+    Token files of Megatron-LM, which may be large, count by path, size and time.
     """
     data = job.data
-    seen = hashlib.blake2b(digest_size=12)
-    seen.update(repr((FORMAT, data.tokenizer, data.text_field, data.max_mib)).encode())
+    checksum = hashlib.blake2b(digest_size=12)
+    checksum.update(repr((FORMAT, data.tokenizer, data.text_field, data.max_mib)).encode())
     if data.tokenizer == "bpe":
-        seen.update(str(job.vocab).encode())
+        checksum.update(str(job.vocab).encode())
     if data.tokenizer not in ("bytes", "bpe"):
-        _add_files(seen, "data.tokenizer", [Path(data.tokenizer).expanduser()], None)
+        _add_files(checksum, "data.tokenizer", [Path(data.tokenizer).expanduser()], None)
     for text in data.texts:
         for index in _megatron_indices(text):
             for path in (index.path, index.bin_path):
                 status = path.stat()
-                seen.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
-        _add_files(seen, "data.paths", text_files(text), data.max_mib)
+                checksum.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
+        _add_files(checksum, "data.paths", text_files(text), data.max_mib)
         if data.blend:
-            seen.update(repr(text.weight).encode())
-    return seen.hexdigest()
+            checksum.update(repr(text.weight).encode())
+    return checksum.hexdigest()
 
 
-def _add_files(seen: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None) -> None:
+def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None) -> None:
     left = float("inf") if max_mib is None else max_mib * MIB
     for file in files:
         try:
@@ -68,9 +68,9 @@ def _add_files(seen: hashlib.blake2b, field: str, files: list[Path], max_mib: fl
                 left -= plain_text_size(file)
         except OSError as error:
             raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
-        seen.update(file.suffix.encode() + content)
+        checksum.update(file.suffix.encode() + content)
         if left <= 0:
-            # what lies beyond `max_mib` is not read, so it does not count
+            # text beyond `max_mib` is not read, so it does not count
             break
 
 
@@ -102,7 +102,7 @@ def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
 
 
 def prepare(job: DataJob) -> Path:
-    """The folder of token files for `job`, made now unless it is there."""
+    """The folder of token files for `job`, which is written unless it is there."""
     folder = Path(job.cache_dir) / fingerprint(job)
     if (folder / INDEX_NAME).exists():
         read_index(folder)
@@ -115,7 +115,7 @@ def prepare(job: DataJob) -> Path:
         try:
             partial.rename(folder)
         except OSError:
-            # another process was first; its files are the same
+            # another process has written the same files first
             read_index(folder)
     except OSError as error:
         raise TrimaranError(f"cache_dir {job.cache_dir} cannot be written: {error.strerror}") from None
@@ -125,10 +125,10 @@ def prepare(job: DataJob) -> Path:
 
 
 def _remove_left_overs(cache_dir: Path) -> None:
-    """Remove what killed processes left unfinished."""
+    """Remove the unfinished folders of killed processes."""
     for partial in cache_dir.glob("*.partial.*"):
-        # Where machines share the folder, the process may be another's and its number says nothing here. So a folder
-        # goes only if, besides, nothing was written in it for a day, which is longer than a process at work pauses.
+        # Where machines share the folder, the process may run on another, and its number says nothing here. So a folder
+        # is removed only if, besides, nothing was written to it for a day: no process at work pauses that long.
         with contextlib.suppress(OSError):
             written = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
             if time.time() - written > LEFT_OVER_AFTER_S and not Path("/proc", partial.suffix[1:]).exists():
@@ -141,7 +141,7 @@ def _write(job: DataJob, folder: Path) -> None:
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     files: list[TokenFile] = []
     count = text_bytes = 0
-    shown = _Progress(sum(text_size(text, job.data.max_mib) for text in job.data.texts))
+    progress_shown = _Progress(sum(text_size(text, job.data.max_mib) for text in job.data.texts))
     for part, text in enumerate(job.data.texts):
         for pair in _megatron_indices(text):
             path = str(pair.bin_path.resolve())
@@ -153,7 +153,7 @@ def _write(job: DataJob, folder: Path) -> None:
                 writer.write(np.append(tokens, np.uint32(tokenizer.end_of_document)))
             count += len(batch)
             text_bytes += sum(len(document.encode(errors="replace")) for document in batch)
-            shown.tell(text_bytes)
+            progress_shown.tell(text_bytes)
         files += writer.close()
     index = TokenIndex(
         files=tuple(files),
@@ -177,7 +177,7 @@ class _Progress:
         self._told = self._begin
 
     def tell(self, done_bytes: int) -> None:
-        """So much is done now."""
+        """Tell that so many bytes are done, unless something was told a moment ago."""
         now = time.monotonic()
         if now - self._told < self.EVERY_S or not 0 < done_bytes < self._total:
             return
@@ -188,7 +188,7 @@ class _Progress:
 
 
 class _Writer:
-    """Appends tokens of one text to files of at most FILE_TOKENS, cut at documents."""
+    """Appends tokens of a text to files of at most FILE_TOKENS, cut between documents."""
 
     def __init__(self, folder: Path, dtype: str, part: int) -> None:
         self._folder, self._dtype, self._part = folder, dtype, part
@@ -197,7 +197,7 @@ class _Writer:
         self._tokens = 0
 
     def write(self, tokens: NDArray[np.uint32]) -> None:
-        """Append one document."""
+        """Append a document."""
         if self._file is None or (self._tokens and self._tokens + len(tokens) > FILE_TOKENS):
             self.close()
             self._name = f"tokens-{self._part:03d}-{len(self._files):05d}.bin"
@@ -206,7 +206,7 @@ class _Writer:
         self._tokens += len(tokens)
 
     def close(self) -> list[TokenFile]:
-        """Finish the file at hand; all files so far."""
+        """Finish the current file; returns all files so far."""
         if self._file is not None:
             self._file.close()
             self._files.append(TokenFile(name=self._name, dtype=self._dtype, tokens=self._tokens, part=self._part))
@@ -214,8 +214,8 @@ class _Writer:
         return self._files
 
 
-def do(job: DataJob) -> None:
-    """Prepare the data and print its folder."""
+def tokenise(job: DataJob) -> None:
+    """Tokenise the job's text and print the folder of token files."""
     folder = prepare(job)
     if job.megatron is not None:
         try:
@@ -227,7 +227,7 @@ def do(job: DataJob) -> None:
 
 def main(arguments: list[str]) -> int:
     """Do the job of a job file; returns the exit status."""
-    return run_job(DataJob, do, arguments)
+    return run_job(DataJob, tokenise, arguments)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def whole_model(source: Source, device: torch.device, dtype: torch.dtype) -> Sta
     return stage
 
 
-def logits(stage: Stage, tokens: Tensor, *, last: bool = False) -> Tensor:
+def whole_logits(stage: Stage, tokens: Tensor, *, last: bool = False) -> Tensor:
     """(b, s) tokens -> (b, s, vocabulary), or (b, 1, vocabulary) of the `last` alone, by a model that is whole."""
     assert stage.head is not None, "a whole model has its head"
     x = stage(tokens, 0)

@@ -1,6 +1,6 @@
 r"""Megatron-LM's token files: `corpus.bin` holds the tokens, `corpus.idx` where its sequences and documents lie.
 
-An index is, little-endian and without gaps: `MMIDIDX\0\0`; version 1 (u64); the dtype's code (u8); the number of
+An index holds, little-endian and without gaps: `MMIDIDX\0\0`; version 1 (u64); the dtype's code (u8); the number of
 sequences (u64) and of document ends (u64, one more than documents); each sequence's length in tokens (i32); each
 sequence's first byte in the .bin (i64); and the sequence at which each document begins, closed by their number (i64).
 """
@@ -27,13 +27,13 @@ _READ_TOKENS = 1 << 22
 
 
 def is_megatron(path: str) -> bool:
-    """Whether a path names one half of such a pair."""
+    """Whether a path names a file of such a pair."""
     return path.endswith((".bin", ".idx"))
 
 
 @dataclass(frozen=True)
 class MegatronIndex:
-    """What `.idx` says of its `.bin`."""
+    """What an `.idx` says of its `.bin`."""
 
     path: Path
     dtype: str
@@ -92,10 +92,10 @@ def read_megatron(path: Path) -> MegatronIndex:
 
 
 def write_megatron(tokens: Tokens, prefix: Path) -> MegatronIndex:
-    """Write `prefix.bin` and `prefix.idx`, one sequence a document, byte for byte as Megatron-LM's own writer would.
+    """Write `prefix.bin` and `prefix.idx`, a sequence for each document, byte for byte as Megatron-LM would.
 
-    A document ends with the end-of-document token, as with Megatron-LM's `--append-eod`. The index comes last, so
-    that a pair without one was cut short.
+    A document ends with the end-of-document token, as with Megatron-LM's `--append-eod`. The index is written last,
+    so that a pair without an index was cut short.
     """
     dtype = np.dtype("uint16" if tokens.index.vocab < _LARGEST_16_BIT else "int32").newbyteorder("<")
     bin_path, idx_path = prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")

@@ -1,4 +1,4 @@
-"""Sampler: which text the k-th sample is. It depends on the seed and on k alone, never on the layout."""
+"""Sampler: which text the k-th sample shows. It depends on the seed and on k alone, never on the layout."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.train.text.blend import Blend
 from trimaran.train.text.tokens import Tokens
 
-# The cut between training and validation text is put behind the document that it falls into, where that ends within
-# so many tokens.
+# The cut between training and validation text is moved to the end of the document that it falls into, where that is
+# at most so many tokens further.
 _SEARCH_TOKENS = 1 << 24
 
 
 @dataclass
 class _Stream:
-    """Windows of one text, in an order drawn anew for every epoch."""
+    """Windows of a text, in an order that is drawn again for every epoch."""
 
     begin: int
     windows: int
@@ -40,11 +40,11 @@ class _Stream:
 
 
 class Sampler:
-    """Windows of `seq_len` tokens plus the next one.
+    """Windows of `seq_len` tokens plus the next token, which is the first of the next window.
 
-    Windows do not overlap but for that one token, and an epoch of a text shows each of its windows exactly once.
-    Where the data blends several texts, samples come from them in proportion to their weights. Of every text the
-    last share `validation` is held out: `held_out` samples show that and nothing else.
+    An epoch of a text shows each of its windows exactly once. Where the data blends several texts, samples come from
+    them in proportion to their weights. The last share `validation` of every text is held out; with `held_out` the
+    samples show that part alone.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Sampler:
 
     @property
     def end_of_document(self) -> int:
-        """The token behind every document."""
+        """The token that ends every document."""
         return self._tokens.index.end_of_document
 
     def start_of(self, sample: int) -> int:
@@ -79,7 +79,7 @@ class Sampler:
 
 
 def _cut(tokens: Tokens, begin: int, end: int, validation: float) -> int:
-    """Where the held-out text begins: behind a document, so that none is on both sides."""
+    """Where the held-out text begins: after a document, so that no document is on both sides."""
     if not validation:
         return end
     cut = end - round((end - begin) * validation)

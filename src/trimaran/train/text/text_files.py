@@ -1,4 +1,4 @@
-"""Text: documents out of files and folders, whatever their form."""
+"""Documents of text files: plain text, JSON lines and Parquet, by file or by folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARQUET_ROWS = 1024
 
 
 def text_files(text: BlendedText) -> list[Path]:
-    """All files that `paths` name but token files, sorted within each folder.
+    """All files that `paths` name except token files, sorted within each folder.
 
     Raises TrimaranError for a path that is not there.
     """
@@ -45,9 +45,9 @@ def text_size(text: BlendedText, max_mib: float | None) -> float:
 
 
 def plain_text_size(file: Path) -> int:
-    """Bytes of the text of a file that is one document; 0 where it holds records, or is not text and passed over.
+    """Bytes of the text of a file that is a single document; 0 where it holds records or is not text.
 
-    How much text records hold shows only when they are parsed.
+    The size of the text in records is known only once they are parsed.
     """
     if file.suffix in _RECORDS:
         return 0
@@ -63,24 +63,24 @@ def text_paths(text: BlendedText) -> list[str]:
 
 
 def _wanted(inside: Path) -> bool:
-    """Neither hidden files nor what was installed beside the text."""
+    """Whether a file of a folder is read: not if it is hidden or of an installed package."""
     return not any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in inside.parts)
 
 
 def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
-    """Every document of every file of a text, until `max_mib` of it were seen.
+    """Every document of every file of a text, until `max_mib` of text were read.
 
-    A file that is named has to be readable text; in a folder, files that are not are passed over.
+    A file that is named has to be readable text; in a folder, other files are passed over.
     """
     named = {Path(path).expanduser() for path in text.paths}
     left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
-    seen = False
+    any_document = False
     for file in text_files(text):
         try:
             for document in _read(file, settings.text_field):
                 if not document:
                     continue
-                seen = True
+                any_document = True
                 yield document
                 left -= len(document.encode(errors="replace"))
                 if left <= 0:
@@ -92,7 +92,7 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
                 raise TrimaranError(
                     f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
                 ) from None
-    if not seen and text_paths(text):
+    if not any_document and text_paths(text):
         raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no text: name files that do")
 
 
@@ -139,5 +139,5 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
                 yield text
 
 
-# Formats whose files hold many documents, and not text alone; any other file is one document.
+# Formats whose files hold many documents as records; any other file is a single document.
 _RECORDS = {".jsonl": _read_jsonl, ".parquet": _read_parquet}

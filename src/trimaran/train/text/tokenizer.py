@@ -1,4 +1,4 @@
-"""Tokenizers: bytes as they are, a BPE trained on the text at hand, or one given as `tokenizer.json`."""
+"""Tokenizers: bytes as they are, a BPE trained on the recipe's text, or a given `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 END_OF_DOCUMENT = "<|endoftext|>"
 END_MARKERS = (END_OF_DOCUMENT, "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 
-# A BPE learns its merges from so much text at most; more changes the merges little.
+# A BPE learns its merges from at most so many characters; more change the merges little.
 TRAINING_CHARACTERS = 16_000_000
 SMALLEST_BPE = 257
 
 
 class Tokenizer(Protocol):
-    """Text to numbers. `vocab` is one more than the largest number."""
+    """Text to tokens. `vocab` is 1 more than the largest token."""
 
     vocab: int
     end_of_document: int
@@ -60,7 +60,7 @@ class Bytes:
 
 
 def _byte_characters() -> list[str]:
-    """The character that byte-level tokenizers write for each byte: itself where it prints, else one from 256 on."""
+    """The character that byte-level tokenizers write for each byte: itself if printable, else one from 256 on."""
     prints = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(256, 512))
     return [chr(byte if byte in prints else next(others)) for byte in range(256)]
@@ -91,7 +91,7 @@ class HuggingFace:
 
 
 def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
-    """A byte-level BPE (as GPT-2's) of exactly `vocab` tokens or, of little text, fewer."""
+    """A byte-level BPE (as GPT-2's) of `vocab` tokens, or of fewer where there is little text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab < SMALLEST_BPE:
@@ -113,7 +113,7 @@ def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
 
 
 def load_tokenizer(path: Path) -> HuggingFace:
-    """The tokenizer of a `tokenizer.json`. Raises TrimaranError where it is not one."""
+    """The tokenizer of a `tokenizer.json`. Raises TrimaranError where the file is not a tokenizer."""
     from tokenizers import Tokenizer
 
     try:

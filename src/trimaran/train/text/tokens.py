@@ -1,4 +1,4 @@
-"""Token files: memory-mapped integers in a folder, with an index that says what they are."""
+"""Token files: memory-mapped integers in a folder, and the index that describes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDEX_NAME = "index.json"
 
 
 class TokenFile(Noun):
-    """One file of little-endian integers: in the folder, or elsewhere by its absolute path."""
+    """A file of little-endian integers: in the folder, or elsewhere by its absolute path."""
 
     name: str = Field(min_length=1)
     dtype: str = Field(pattern="^(u?int(8|16|32)|int64)$")
@@ -26,9 +26,9 @@ class TokenFile(Noun):
 
 
 class TokenIndex(Noun):
-    """What `index.json` says. `vocab` is one more than the largest token that can occur.
+    """What `index.json` says. `vocab` is 1 more than the largest token that can occur.
 
-    Files of one part follow one another; each part is a text of a blend and has a weight.
+    Each part is a text of a blend and has a weight; the files of a part follow one another.
     """
 
     files: tuple[TokenFile, ...]
@@ -46,7 +46,7 @@ class TokenIndex(Noun):
 
 
 def read_index(folder: Path) -> TokenIndex:
-    """The index of a folder of token files. Raises TrimaranError where it is missing or not one."""
+    """The index of a folder of token files. Raises TrimaranError where it is missing or not an index."""
     path = folder / INDEX_NAME
     try:
         return TokenIndex.model_validate(json.loads(path.read_text()))
@@ -61,9 +61,9 @@ def read_index(folder: Path) -> TokenIndex:
 
 
 class Tokens:
-    """All token files of a folder as one long sequence, read through the page cache.
+    """All token files of a folder as a single sequence, read through the page cache.
 
-    `parts` are the first token and one past the last of each text of a blend.
+    `parts` are (first token, last token + 1) of each text of a blend.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Tokens:
         for file in self.index.files:
             path = folder / file.name
             if not file.tokens:
-                continue  # there is no map of an empty file
+                continue  # an empty file cannot be mapped
             try:
                 mapped = np.memmap(path, dtype=np.dtype(file.dtype).newbyteorder("<"), mode="r")
             except (OSError, ValueError) as error:
