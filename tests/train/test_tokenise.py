@@ -11,7 +11,7 @@ import pytest
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data import DataSettings
-from trimaran.train.programs import data as data_module
+from trimaran.train.programs import tokenise
 from trimaran.train.programs.tokenise import main, prepare
 from trimaran.train.text.tokens import Tokens, read_index
 
@@ -37,7 +37,7 @@ def test_the_same_text_is_tokenised_once_and_changed_text_anew(tmp_path: Path, m
     job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")])
     first = prepare(job)
     with monkeypatch.context() as patched:
-        patched.setattr(data_module, "_write", lambda *_: pytest.fail("tokenised twice"))
+        patched.setattr(tokenise, "_write", lambda *_: pytest.fail("tokenised twice"))
         assert prepare(job) == first
     (tmp_path / "a.txt").write_text(POEM.upper())
     assert prepare(job) != first
@@ -70,8 +70,8 @@ def test_what_dead_processes_left_unfinished_is_removed_after_a_day(tmp_path: Pa
 def test_it_tells_what_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(data_module._Progress, "EVERY_S", 0.0)
-    monkeypatch.setattr(data_module, "DOCUMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(tokenise._Progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(tokenise, "DOCUMENTS_AT_ONCE", 2)
     for n in range(10):
         (tmp_path / f"{n}.txt").write_text("z" * (1 << 20))
     prepare(make_job(tmp_path, paths=[str(tmp_path / f"{n}.txt") for n in range(10)]))
@@ -107,7 +107,7 @@ def test_a_bpe_learns_from_records_and_gives_the_text_back(tmp_path: Path, kind:
 
 def test_reading_crosses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{i:03d}"}) for i in range(9)))
-    monkeypatch.setattr(data_module, "FILE_TOKENS", 10)
+    monkeypatch.setattr(tokenise, "FILE_TOKENS", 10)
     tokens = Tokens(prepare(make_job(tmp_path, paths=[str(tmp_path / "text.jsonl")])))
     assert len(tokens.index.files) == 5
     text = bytes(t for t in tokens.read(2, 30).tolist() if t < 256).decode()
