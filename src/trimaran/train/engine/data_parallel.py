@@ -13,6 +13,7 @@ It is applied to a plain stage from outside, by hooks on its modules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -107,11 +108,11 @@ class DataParallel:
         # ZeRO 2: units whose whole gradients have memory and are added to
         self._accumulating: list[Unit] = []
         # what finishes the sum of a unit's gradients that was begun, and how many micro-batches have added to them
-        self._summing: dict[str, Finish] = {}
-        self._added: dict[str, int] = {}
+        self._summing: dict[Unit, Finish] = {}
+        self._added: Counter[Unit] = Counter()
         # ZeRO 3: blocks whose weights are gathered, the latest last, and what finishes a gather that was begun
         self._gathered: list[Block] = []
-        self._gathering: dict[str, Finish] = {}
+        self._gathering: dict[Unit, Finish] = {}
         sums_in_backward = (
             self._zero_stage < 2 and self._group.overlaps and not self._has_server and layout.schedule != "zero_bubble"
         )
@@ -139,11 +140,11 @@ class DataParallel:
     def finish(self) -> None:
         """Complete the gradients that this rank owns: sums over all ranks that hold the weight."""
         if self._zero_stage >= 2:
-            for name in list(self._summing):
-                self._finish_shard_sum(name)
+            for unit in list(self._summing):
+                self._finish_shard_sum(unit)
         else:
             for unit in self._flat.units:
-                if unit.name not in self._summing:
+                if unit not in self._summing:
                     self._begin_sum(unit)
             for finish in self._summing.values():
                 finish()
@@ -177,32 +178,31 @@ class DataParallel:
         if self._has_server:
             self._group.reduce_to_first(unit.grads)
         elif self._zero_stage:
-            self._summing[unit.name] = self._group.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
+            self._summing[unit] = self._group.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
         else:
-            self._summing[unit.name] = self._group.begin_all_reduce(unit.grads)
+            self._summing[unit] = self._group.begin_all_reduce(unit.grads)
 
     def _allocate_grads(self, unit: Unit) -> None:
         """Give a unit memory for the gradients of a micro-batch."""
         if unit in self._accumulating:
             return
-        if unit.name in self._summing:
-            self._finish_shard_sum(unit.name)
+        if unit in self._summing:
+            self._finish_shard_sum(unit)
         allocate_memory(unit.grads)
         unit.grads.zero_()
         self._accumulating.append(unit)
 
     def _begin_shard_sum(self, unit: Unit) -> None:
         """Begin to sum a micro-batch's gradients over the replicas; at most one unit's sum goes on at a time."""
-        for name in list(self._summing):
-            self._finish_shard_sum(name)
+        for other in list(self._summing):
+            self._finish_shard_sum(other)
         self._accumulating.remove(unit)
-        self._summing[unit.name] = self._group.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
+        self._summing[unit] = self._group.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
         if not self._group.overlaps:
-            self._finish_shard_sum(unit.name)
+            self._finish_shard_sum(unit)
 
-    def _finish_shard_sum(self, name: str) -> None:
-        self._summing.pop(name)()
-        unit = self._flat.unit(name)
+    def _finish_shard_sum(self, unit: Unit) -> None:
+        self._summing.pop(unit)()
         self._flat.owned_part(unit, self._flat.grads).add_(unit.owned_part(unit.grads))
         free_memory(unit.grads)
 
@@ -220,11 +220,11 @@ class DataParallel:
         for unit in block.units:
             if allocate_memory(unit.weights):
                 self._flat.refresh(unit)
-                self._gathering[unit.name] = self._begin_gather(unit)
+                self._gathering[unit] = self._begin_gather(unit)
 
     def _await(self, units: Iterable[Unit]) -> None:
         for unit in units:
-            self._gathering.pop(unit.name, done)()
+            self._gathering.pop(unit, done)()
 
     def _free(self, units: Iterable[Unit]) -> None:
         for unit in units:
@@ -276,6 +276,6 @@ class DataParallel:
                 if unit in self._accumulating:
                     self._begin_shard_sum(unit)
                 continue
-            self._added[unit.name] = self._added.get(unit.name, 0) + 1
-            if self._added[unit.name] == self._micro_batches:
+            self._added[unit] += 1
+            if self._added[unit] == self._micro_batches:
                 self._begin_sum(unit)

@@ -32,7 +32,7 @@ class Place:
     span: Span
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """Weights that are summed, gathered and freed together, as computed with, and their gradients.
 
@@ -132,10 +132,6 @@ class FlatWeights:
         """Zeros for each owned span, of the dtype of the master weights."""
         lengths = [len(span) for span in self.owned]
         return torch.split(torch.zeros(sum(lengths), dtype=self._dtype, device=self._device), lengths)
-
-    def unit(self, name: str) -> Unit:
-        """The unit of that name."""
-        return next(unit for unit in self.units if unit.name == name)
 
     def owned_part(self, unit: Unit, of: Sequence[Tensor]) -> Tensor:
         """The part of `of`, a tensor for each owned span, that belongs to the unit."""

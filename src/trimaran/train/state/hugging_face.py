@@ -159,10 +159,6 @@ class HuggingFaceWeights:
         self._prefix = _FAMILIES[kind_of(self.model)][0]
         self._file_of = _files_of(folder)
 
-    def names(self) -> list[str]:
-        """All weights."""
-        return list(self._entries)
-
     def read(self, name: str) -> Tensor:
         """The weight `name` of the whole model, as it is stored; vocabulary without padding."""
         entry = self._entries[name]
