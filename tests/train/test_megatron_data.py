@@ -11,7 +11,8 @@ import pytest
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data import DataSettings
-from trimaran.train.programs.tokenise import main, prepare
+from trimaran.train.programs.run_job import run_job
+from trimaran.train.programs.tokenise import prepare, tokenise
 from trimaran.train.text.megatron_data import read_megatron
 from trimaran.train.text.tokens import Tokens, read_index
 
@@ -45,7 +46,7 @@ def test_what_is_written_is_byte_for_byte_the_format(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "hi"}\n{"text": "you"}\n')
     job = job_of(tmp_path, paths=[str(tmp_path / "text.jsonl")])
     (tmp_path / "job.json").write_text(job.model_copy(update={"megatron": str(tmp_path / "out")}).model_dump_json())
-    assert main([str(tmp_path / "job.json")]) == 0
+    assert run_job(DataJob, tokenise, [str(tmp_path / "job.json")]) == 0
     tokens = Tokens(prepare(job))
     assert tokens.read(0, len(tokens)).tolist() == TOKENS
     assert (tmp_path / "out.bin").read_bytes() == BIN

@@ -12,7 +12,8 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data import DataSettings
 from trimaran.train.programs import tokenise
-from trimaran.train.programs.tokenise import main, prepare
+from trimaran.train.programs.run_job import run_job
+from trimaran.train.programs.tokenise import prepare
 from trimaran.train.text.tokens import Tokens, read_index
 
 POEM = "the owl and the pussycat went to sea\nin a beautiful pea-green boat ü\n"
@@ -185,7 +186,7 @@ def test_mistakes_are_told_in_one_line(
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "job.json").write_text(make_job(tmp_path, **settings).model_dump_json())
-    assert main(["job.json"]) == 2
+    assert run_job(DataJob, tokenise.tokenise, ["job.json"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

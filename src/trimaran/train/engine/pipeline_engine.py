@@ -55,8 +55,6 @@ class PipelineEngine:
         micro-batch, sequence). Returns the loss summed over this replica's micro-batches, on the last stage; zero
         elsewhere.
         """
-        last = self._stages - 1
-
         def actions_of(rank: int) -> Sequence[Action]:
             return actions(self._schedule, rank, self._ranks, self._stages, len(tokens))
 
@@ -80,7 +78,7 @@ class PipelineEngine:
                     self._send(y.detach(), consumer, action)
                 inputs[action], outputs[action] = x, y
             elif kind == "backward":
-                dy = None if stage == last else self._receive(action)
+                dy = None if stage == self._stages - 1 else self._receive(action)
                 backward(outputs.pop(forward), dy)
                 x = inputs.pop(forward)
                 self._recorder.lap(kind, action)

@@ -225,10 +225,5 @@ def tokenise(job: DataJob) -> None:
     print(folder)
 
 
-def main(arguments: list[str]) -> int:
-    """Do the job of a job file; returns the exit status."""
-    return run_job(DataJob, tokenise, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_job(DataJob, tokenise, sys.argv[1:]))
