@@ -248,11 +248,12 @@ def share_memory(index: int, size: int, group: dist.ProcessGroup | None) -> Shar
     except OSError:
         machine = 0
     try:
-        told = _gather_numbers([machine, token, os.getpid()], size, group)
-        usable = machine != 0 and len({machine for machine, _, _ in told}) == 1
+        peers = _gather_numbers([machine, token, os.getpid()], size, group)
+        usable = machine != 0 and len({machine for machine, _, _ in peers}) == 1
         if usable:
             try:
-                memory = SharedMemory(SHM_DIR / f"trimaran-{told[0][1]:015x}", index, size, [pid for _, _, pid in told])
+                pids = [pid for _, _, pid in peers]
+                memory = SharedMemory(SHM_DIR / f"trimaran-{peers[0][1]:015x}", index, size, pids)
             except (OSError, ValueError):
                 usable = False
         agreed = all(answer for (answer,) in _gather_numbers([int(usable)], size, group))

@@ -110,10 +110,10 @@ class FlatWeights:
             weight.register_post_accumulate_grad_hook(_move_to_main_grad)  # type: ignore[no-untyped-call]
             setattr(owner, attribute, weight)
             self.places[name] = Place(weight, spec, span)
-            for holder, master in zip(self.owned, self.master, strict=True):
-                part = span.within(holder)
+            for owned, master in zip(self.owned, self.master, strict=True):
+                part = span.within(owned)
                 if len(part):
-                    master[part.slice_in(holder)] = values.reshape(-1)[part.slice_in(span)].to(master.dtype)
+                    master[part.slice_in(owned)] = values.reshape(-1)[part.slice_in(span)].to(master.dtype)
             if self.zero_stage < 3:
                 unit.weights[in_unit] = values.reshape(-1).to(compute)
             for tensor in transient:
@@ -135,9 +135,9 @@ class FlatWeights:
 
     def owned_part(self, unit: Unit, of: Sequence[Tensor]) -> Tensor:
         """The part of `of`, a tensor for each owned span, that belongs to the unit."""
-        for holder, tensor in zip(self.owned, of, strict=True):
-            if len(unit.owned.within(holder)):
-                return tensor[unit.owned.slice_in(holder)]
+        for owned, tensor in zip(self.owned, of, strict=True):
+            if len(unit.owned.within(owned)):
+                return tensor[unit.owned.slice_in(owned)]
         return torch.empty(0, dtype=self._dtype, device=self._device)
 
     def owned_parts(self, spans: Sequence[Span], of: Sequence[Tensor]) -> list[Tensor]:

@@ -55,6 +55,7 @@ class PipelineEngine:
         micro-batch, sequence). Returns the loss summed over this replica's micro-batches, on the last stage; zero
         elsewhere.
         """
+
         def actions_of(rank: int) -> Sequence[Action]:
             return actions(self._schedule, rank, self._ranks, self._stages, len(tokens))
 

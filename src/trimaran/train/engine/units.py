@@ -146,12 +146,12 @@ class OwnedSlice:
         return tensors[self.index][self.within]
 
 
-def owned_slices(owned: Sequence[Span], wanted: Iterable[Span]) -> tuple[OwnedSlice, ...]:
+def owned_slices(owned_spans: Sequence[Span], wanted: Iterable[Span]) -> tuple[OwnedSlice, ...]:
     """The parts of the owned spans that the wanted spans, in order, cover."""
     joined = merged(wanted)
     return tuple(
-        OwnedSlice(index, span.within(holder).slice_in(holder))
-        for index, holder in enumerate(owned)
+        OwnedSlice(index, span.within(owned).slice_in(owned))
+        for index, owned in enumerate(owned_spans)
         for span in joined
-        if len(span.within(holder))
+        if len(span.within(owned))
     )

@@ -177,7 +177,7 @@ class _Progress:
         self._told = self._begin
 
     def tell(self, done_bytes: int) -> None:
-        """Tell that so many bytes are done, unless something was told a moment ago."""
+        """Tell that so many bytes are done, unless there was a message a moment ago."""
         now = time.monotonic()
         if now - self._told < self.EVERY_S or not 0 < done_bytes < self._total:
             return

@@ -261,7 +261,7 @@ def _write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> torch.
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for number, name in enumerate(names):
         (folder / f"{number}.part").rename(folder / name)
-    weight_map = {tensor: name for name, held in zip(names, shards, strict=True) for tensor in held}
+    weight_map = {tensor: file for file, contained in zip(names, shards, strict=True) for tensor in contained}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
     return dtype

@@ -84,9 +84,9 @@ def pieces_of(
         origin = [0] * len(shape)
         if place.spec.shard_dim is not None:
             origin[place.spec.shard_dim] = tp_index * shape[place.spec.shard_dim]
-        for holder, tensor in zip(flat.owned, tensors, strict=True):
-            part = without_padding.within(holder)
-            at = part.begin - holder.begin
+        for owned, tensor in zip(flat.owned, tensors, strict=True):
+            part = without_padding.within(owned)
+            at = part.begin - owned.begin
             for offsets, sizes in boxes(shape, part.begin - begin, part.end - begin):
                 elements = math.prod(sizes)
                 yield Piece(

@@ -88,9 +88,9 @@ def initial_from(source: Source) -> Initial:
 
 
 def whole_model(source: Source, device: torch.device, dtype: torch.dtype) -> Stage:
-    """The model of `source` on one device, for computing forward alone."""
+    """The model of `source` on a single device, for forward passes alone."""
     mesh = build_mesh(Layout(), 0, range(1), GroupFactory(device))
-    assert mesh is not None, "rank 0 is in a layout of one"
+    assert mesh is not None, "rank 0 is in a layout of a single rank"
     stage = Stage(source.model, Layout(), (source.model.layers,), mesh)
     initial = initial_from(source)
     for name, (owner, attribute, spec) in declared_weights(stage).items():
