@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,6 @@ _FREE = (
 )
 
 
-@dataclass(frozen=True)
-class _Difference:
-    field: str
-    before: Any
-    now: Any
-
-
 def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
     """Sentences on what the recipe states otherwise than the checkpoint, for the user to know.
 
@@ -53,28 +45,28 @@ def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
     """
     sentences = []
     free = {*_FREE, *(f"workload.model.{field}" for field in immaterial_fields(job.workload.model))}
-    for part, before, now in (
+    for part, saved, stated in (
         ("workload", manifest.workload, job.workload.model_dump(mode="json")),
         ("train", manifest.train, job.train.model_dump(mode="json")),
         ("data", manifest.data, data_facts(job)),
     ):
-        for difference in _differing(part, before, now):
-            field = difference.field
+        for field, before, now in _differing(part, saved, stated):
             if field in free:
                 continue
-            sentence = f"{field} is {difference.now}, the checkpoint has {difference.before}"
+            sentence = f"{field} is {now}, the checkpoint has {before}"
             if any(field == fixed or field.startswith(f"{fixed}.") for fixed in _FIXED):
                 raise TrimaranError(f"{sentence}: restore it in the recipe, or train anew without --resume")
             sentences.append(sentence)
     return tuple(sentences)
 
 
-def _differing(path: str, before: Any, now: Any) -> Iterator[_Difference]:
+def _differing(path: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each field under `path` that differs, with its values before and now."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in (name for name in now if name in before):
             yield from _differing(f"{path}.{name}", before[name], now[name])
     elif before != now:
-        yield _Difference(path, before, now)
+        yield path, before, now
 
 
 def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None] = lambda: None) -> bool:
