@@ -22,8 +22,8 @@ from trimaran.bench.watch.limits import Limits
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_stack
-from trimaran.layout.layout import violations
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import violations
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.host import processor_name

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
-from trimaran.layout.layout import RULES, Layout, check_layout, resolve_split, violations
+from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import RULES, check_layout, violations
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError

@@ -7,8 +7,8 @@ import pytest
 from trimaran.api import workload_of
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.layout.layout import violations
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import violations
 from trimaran.planner.explain.advice import advise
 from trimaran.planner.explain.kernels import kernel_notes
 from trimaran.planner.planner import plan_with

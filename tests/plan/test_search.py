@@ -14,7 +14,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import PLACEMENTS, LayoutGrid
 from trimaran.files.catalogue import load_stack
-from trimaran.layout.layout import SCHEDULES, Layout, resolve_split, violations
+from trimaran.layout.layout import SCHEDULES, Layout, resolve_split
+from trimaran.layout.rules import violations
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.nouns.model import Model

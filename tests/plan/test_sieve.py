@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from trimaran.api import workload_of
 from trimaran.cost.grid import DP_KINDS, PLACEMENTS, RECOMPUTES
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.layout.layout import RULES, SCHEDULES, Layout
+from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.rules import RULES
 from trimaran.planner.search.sieve import cross, distinct, join
 
 WORKLOAD = workload_of("gpt2-124m", 48, ramp_up=(16, 16, 1000))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pool import Pool, Run
 from shapes import BLOOM, LLAMA, SMALL
 from trimaran.files.catalogue import load_stack
-from trimaran.layout.layout import Layout, violations
+from trimaran.layout.layout import Layout
+from trimaran.layout.rules import violations
 from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload

@@ -70,7 +70,7 @@ class LayoutGrid:
         Columns are named as Layout's fields; words may be given as such or as indices. The
         schedule defaults to 1F1B, interleaved under vpp > 1. `split` is one of STACK_SPLIT (the
         stack's own choice), EVEN_SPLIT and WEIGHTED_SPLIT. Nothing is validated here: see
-        trimaran.layout.layout for the rules.
+        trimaran.layout.rules for the rules.
         """
         defaults: dict[str, Any] = {
             "dp": 1, "tp": 1, "pp": 1, "vpp": 1, "mbs": 1, "zero_stage": 0, "dp_kind": 0,

@@ -14,7 +14,7 @@ from trimaran.cost.score import Score, score
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.flops import FlopsFormula, tflops_per_device
-from trimaran.layout.layout import check_layout
+from trimaran.layout.rules import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError

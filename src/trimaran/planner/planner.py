@@ -13,7 +13,8 @@ from trimaran.cost.estimate import each_of, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.flops import days_to_train, default_formula, mfu, tflops_per_device
-from trimaran.layout.layout import RULES, Layout
+from trimaran.layout.layout import Layout
+from trimaran.layout.rules import RULES
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack

@@ -15,7 +15,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
-from trimaran.layout.layout import Layout, check_layout, violations
+from trimaran.layout.layout import Layout
+from trimaran.layout.rules import check_layout, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import RampUp, Workload

@@ -12,8 +12,9 @@ from trimaran.cost.estimate import estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
-from trimaran.layout.layout import Layout, violations
+from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout, stated_fields
+from trimaran.layout.rules import violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import Workload

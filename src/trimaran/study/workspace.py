@@ -14,8 +14,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from trimaran.files.catalogue import load_cluster, write_atomically
-from trimaran.layout.layout import Layout, check_layout
+from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress

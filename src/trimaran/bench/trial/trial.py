@@ -22,7 +22,8 @@ from trimaran.bench.watch.watch import watch
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
 from trimaran.layout.flops import default_formula, tflops_per_device
-from trimaran.layout.layout import Layout, check_layout, resolve_split
+from trimaran.layout.layout import Layout, resolve_split
+from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement, Status
 from trimaran.nouns.noun import TrimaranError

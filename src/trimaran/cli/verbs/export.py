@@ -38,7 +38,7 @@ def export(
     """
     from trimaran.cli.asked import TRAINER_STACKS, study_of
     from trimaran.files.catalogue import write_atomically
-    from trimaran.layout.layout import check_layout
+    from trimaran.layout.rules import check_layout
     from trimaran.planner.export.registry import export as write
     from trimaran.planner.export.registry import first_exported
     from trimaran.planner.planner import on_devices, plan_with

@@ -42,8 +42,8 @@ def timeline(
     """
     from trimaran.cli.asked import study_of
     from trimaran.cost.simulate import pipeline_run, simulate
-    from trimaran.layout.layout import check_layout
     from trimaran.layout.notation import parse_layout
+    from trimaran.layout.rules import check_layout
     from trimaran.report.timelines import bubble_share, write_timelines
 
     study = study_of(

@@ -46,8 +46,8 @@ def train(
     from trimaran.bench.launch.joined import joined
     from trimaran.cli.progress import TrainingProgress, say
     from trimaran.files.catalogue import load_recipe
-    from trimaran.layout.layout import check_layout
     from trimaran.layout.notation import parse_layout
+    from trimaran.layout.rules import check_layout
     from trimaran.nouns.noun import TrimaranError
     from trimaran.nouns.variant import require_trust
     from trimaran.report.training import summary

@@ -11,7 +11,7 @@ from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.case import Case
 from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
 from trimaran.files.row_nouns import nouns_of
-from trimaran.layout.layout import check_layout
+from trimaran.layout.rules import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError

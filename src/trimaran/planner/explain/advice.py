@@ -13,7 +13,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import time_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.layout.flops import model_flops
-from trimaran.layout.layout import Layout, violations
+from trimaran.layout.layout import Layout
+from trimaran.layout.rules import violations
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
 

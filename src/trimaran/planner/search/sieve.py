@@ -1,4 +1,4 @@
-"""Sieve: asks the rules of trimaran.layout.layout about many layouts at once.
+"""Sieve: asks the rules of trimaran.layout.rules about many layouts at once.
 
 A rule says which fields decide it, so it is asked once for each distinct combination of those, and
 its answer holds for every candidate with that combination. Nothing here decides validity.
@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Ints, distinct
-from trimaran.layout.layout import RULES, SCHEDULES, Layout, Rule
+from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.rules import RULES, Rule
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack

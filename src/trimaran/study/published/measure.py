@@ -9,7 +9,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_stack
 from trimaran.files.row_table import study_table
-from trimaran.layout.layout import check_layout
+from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimaran.files.catalogue import load_stack
-from trimaran.layout.layout import check_layout
+from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.protocol.job import TrainJob
 

@@ -1,0 +1,273 @@
+"""Rules: what makes a layout valid for a workload, a cluster and a stack.
+
+A rule has a name, a sentence with both numbers in it, and takes (layout, workload, cluster,
+stack): a rule of one stack is not a rule of another. Nothing else in Trimaran decides validity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trimaran.layout.layout import Layout
+from trimaran.layout.stages import even_split
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of validity. `broken` returns the sentence for the user, or None.
+
+    `reads` names the layout fields that decide it, and no others (`dp*mbs`: only their product does; none where
+    workload and stack decide alone): a search asks a rule once for each distinct combination of them.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    broken: Callable[[Layout, Workload, Cluster, Stack], str | None]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a layout breaks, with the sentence that says so."""
+
+    rule: str
+    sentence: str
+
+
+def _devices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if layout.devices <= cluster.devices:
+        return None
+    return (
+        f"DP {layout.dp} x TP {layout.tp} x PP {layout.pp} = {layout.devices} devices, but the cluster "
+        f"has {cluster.devices}: lower a degree or state more nodes"
+    )
+
+
+def _global_batch(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    per_step = layout.dp * layout.mbs
+    if workload.global_batch % per_step == 0:
+        return None
+    nearest = max(per_step, round(workload.global_batch / per_step) * per_step)
+    return (
+        f"global batch {workload.global_batch} is not a multiple of DP {layout.dp} x micro-batch "
+        f"{layout.mbs} = {per_step}: the nearest that divides is {nearest}"
+    )
+
+
+def _ramp_up(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if workload.ramp_up is None:
+        return None
+    per_step = layout.dp * layout.mbs
+    for batch in workload.ramp_up.steps(workload.global_batch):
+        if batch % per_step:
+            return (
+                f"ramp-up reaches a global batch of {batch}, not a multiple of DP {layout.dp} x "
+                f"micro-batch {layout.mbs} = {per_step}: lower the micro-batch or change the increment"
+            )
+    return None
+
+
+def _divides(what: str, value: int, layout: Layout) -> str | None:
+    if value % layout.tp == 0:
+        return None
+    return f"{what} {value} is not a multiple of TP {layout.tp}: choose a TP that divides it"
+
+
+def _heads(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    return _divides("heads", workload.model.heads, layout)
+
+
+def _kv_heads(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    return _divides("kv_heads", workload.model.kv_heads, layout)
+
+
+def _ffn(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    return _divides("ffn_hidden", workload.model.ffn_hidden, layout)
+
+
+def _hidden(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    return _divides("hidden", workload.model.hidden, layout)
+
+
+def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    stages, layers = layout.pp * layout.vpp, workload.model.layers
+    if layout.stage_split:
+        if len(layout.stage_split) != stages or sum(layout.stage_split) != layers or min(layout.stage_split) < 1:
+            return (
+                f"stage_split {'-'.join(map(str, layout.stage_split))} has {len(layout.stage_split)} stages of "
+                f"{sum(layout.stage_split)} layers, but PP {layout.pp} x VPP {layout.vpp} = {stages} stages and "
+                f"{layers} layers are needed, at least one a stage"
+            )
+        own = layout.stage_split == even_split(layers, stages) and (layers + 2) % stages == 0
+        if not stack.uneven_stages and len(set(layout.stage_split)) > 1 and not (stack.ends_count_as_layers and own):
+            return (
+                f"stage_split {'-'.join(map(str, layout.stage_split))} is uneven, and {stack.name} needs "
+                f"{layers} / {stages} layers on every stage: leave stage_split out"
+            )
+        return None
+    if stages > layers:
+        return f"PP {layout.pp} x VPP {layout.vpp} = {stages} stages, but the model has {layers} layers: lower PP"
+    # even_split then gives the first and the last stage one layer fewer than the others
+    ends_lighter = stack.ends_count_as_layers and (layers + 2) % stages == 0
+    if layers % stages and not ends_lighter and not stack.uneven_stages:
+        return (
+            f"layers {layers} do not split evenly over PP {layout.pp} x VPP {layout.vpp} = {stages} stages, "
+            f"which {stack.name} needs: choose a PP that divides {layers}"
+        )
+    return None
+
+
+def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if layout.pp == 1:
+        if layout.schedule != "none" or layout.vpp > 1:
+            return (
+                f"schedule {layout.schedule} with VPP {layout.vpp} needs a pipeline, but PP is 1: "
+                f"raise PP to 2 or leave both out"
+            )
+        return None
+    if layout.schedule == "none":
+        return f"PP {layout.pp} needs a schedule, but it is none: choose one of {', '.join(stack.schedules)}"
+    if layout.schedule not in stack.schedules:
+        return (
+            f"schedule {layout.schedule} is not one of {stack.name}'s {', '.join(stack.schedules)}: choose one of them"
+        )
+    if (layout.schedule == "interleaved") != (layout.vpp > 1):
+        return (
+            f"schedule {layout.schedule} with VPP {layout.vpp}: the interleaved schedule needs VPP of 2 or more, "
+            f"and the others VPP 1"
+        )
+    return None
+
+
+def _micro_batches(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    ramp = workload.ramp_up
+    for batch in ramp.steps(workload.global_batch) if ramp else (workload.global_batch,):
+        micro_batches = layout.micro_batches(batch)
+        if layout.schedule == "interleaved" and micro_batches % layout.pp:
+            return (
+                f"the interleaved schedule needs micro-batches in multiples of PP {layout.pp}, but there are "
+                f"{micro_batches} in a global batch of {batch}: change the micro-batch or PP"
+            )
+        if layout.schedule == "zero_bubble" and micro_batches < layout.pp:
+            return (
+                f"the zero-bubble schedule needs at least PP {layout.pp} micro-batches, but there are "
+                f"{micro_batches} in a global batch of {batch}: lower the micro-batch or PP"
+            )
+    return None
+
+
+def _zero(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if layout.zero_stage not in stack.zero_stages:
+        return (
+            f"ZeRO stage {layout.zero_stage} is not one of {stack.name}'s "
+            f"{', '.join(map(str, stack.zero_stages))}: choose one of them"
+        )
+    if (layout.dp_kind == "fully_sharded") != (layout.zero_stage == 3):
+        return (
+            f"data-parallel kind {layout.dp_kind} with ZeRO stage {layout.zero_stage}: fully sharded means ZeRO "
+            f"stage 3, and ZeRO stage 3 means fully sharded: write fsdp for both, or another ZeRO stage"
+        )
+    if layout.zero_stage >= 2 and layout.schedule == "zero_bubble":
+        return (
+            f"the zero-bubble schedule puts weight gradients off and keeps them whole, but ZeRO stage "
+            f"{layout.zero_stage} shards them: choose ZeRO stage 1 or the schedule 1f1b"
+        )
+    if layout.dp_kind == "parameter_server" and layout.zero_stage:
+        return f"the parameter server keeps the whole optimizer, but ZeRO stage is {layout.zero_stage}: set it to 0"
+    return None
+
+
+def _capability(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    checks: tuple[tuple[bool, str], ...] = (
+        (layout.tp > 1 and not stack.tensor_parallel, f"TP {layout.tp}, but {stack.name} does TP 1 only"),
+        (layout.pp > 1 and not stack.pipeline_parallel, f"PP {layout.pp}, but {stack.name} does PP 1 only"),
+        (
+            layout.dp_kind not in stack.dp_kinds,
+            f"data-parallel kind {layout.dp_kind} is not one of {stack.name}'s {', '.join(stack.dp_kinds)}",
+        ),
+        (
+            layout.recompute not in stack.recomputes,
+            f"recompute {layout.recompute} is not one of {stack.name}'s {', '.join(stack.recomputes)}",
+        ),
+        (
+            layout.precision not in stack.precisions,
+            f"precision {layout.precision} is not one of {stack.name}'s {', '.join(stack.precisions)}",
+        ),
+        (
+            layout.sequence_parallel and not stack.sequence_parallel,
+            f"sequence parallelism is on, and {stack.name} has none",
+        ),
+    )
+    return next((f"{sentence}: choose another layout or stack" for broken, sentence in checks if broken), None)
+
+
+def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    model = workload.model
+    if stack.framework != "trimaran":
+        return None
+    if model.head != "vocabulary":
+        return (
+            f"model.head is {model.head}, and {stack.name} trains a head over the vocabulary: set it to vocabulary "
+            f"or choose another stack"
+        )
+    if model.dropout:
+        return (
+            f"model.dropout is {model.dropout:g}, and {stack.name} trains without: set it to 0 or choose another stack"
+        )
+    return None
+
+
+def _sequence_parallel(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if not layout.sequence_parallel:
+        return None
+    if layout.tp == 1:
+        return "sequence parallelism splits what TP repeats, but TP is 1: raise TP to 2 or turn it off"
+    if workload.seq_len % layout.tp:
+        return (
+            f"seq_len {workload.seq_len} is not a multiple of TP {layout.tp}, as sequence parallelism needs: "
+            f"choose a TP that divides it"
+        )
+    return None
+
+
+def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if cluster.device.peak(layout.precision) is not None:
+        return None
+    has = ", ".join(cluster.device.peak_tflops)
+    return f"precision {layout.precision} is not one that {cluster.device.name} computes in ({has}): choose one of them"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("model", (), _model),
+    Rule("devices", ("dp*tp*pp",), _devices),
+    Rule("global_batch", ("dp*mbs",), _global_batch),
+    Rule("ramp_up", ("dp*mbs",), _ramp_up),
+    Rule("heads", ("tp",), _heads),
+    Rule("kv_heads", ("tp",), _kv_heads),
+    Rule("ffn_hidden", ("tp",), _ffn),
+    Rule("hidden", ("tp",), _hidden),
+    Rule("stages", ("pp", "vpp", "stage_split"), _stages),
+    Rule("schedule", ("pp", "vpp", "schedule"), _schedule),
+    Rule("micro_batches", ("dp*mbs", "pp", "schedule"), _micro_batches),
+    Rule("zero_stage", ("zero_stage", "dp_kind", "schedule"), _zero),
+    Rule("stack", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
+    Rule("sequence_parallel", ("tp", "sequence_parallel"), _sequence_parallel),
+    Rule("precision", ("precision",), _precision),
+)
+
+
+def violations(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> Iterator[Violation]:
+    """Every rule that the layout breaks, in the order of RULES."""
+    for rule in RULES:
+        if sentence := rule.broken(layout, workload, cluster, stack):
+            yield Violation(rule.name, sentence)
+
+
+def check_layout(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> None:
+    """Raise TrimaranError with the first broken rule's sentence, if any."""
+    for violation in violations(layout, workload, cluster, stack):
+        raise TrimaranError(f"layout {layout}: {violation.sentence}")
