@@ -19,7 +19,8 @@ from trimaran.cost.pipeline.lockstep import PipelineRuns, play
 from trimaran.cost.simulate import Link, PipelineRun, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
-from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.choices import index_of
+from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.schedule import actions
 from trimaran.nouns.stack import Schedule
@@ -133,7 +134,7 @@ def together(runs: list[PipelineRun]) -> PipelineRuns:
         return table
 
     return PipelineRuns(
-        np.array([SCHEDULES.index(run.schedule) for run in runs]), np.array([run.ranks for run in runs]),
+        np.array([index_of("schedule", run.schedule) for run in runs]), np.array([run.ranks for run in runs]),
         np.array([len(run.forward_s) // run.ranks for run in runs]), np.array([run.micro_batches for run in runs]),
         stages("forward_s"), stages("backward_s"), stages("weight_s"), links("held_s"), links("arrives_s"),
         runs[0].blocks,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.axes import DEGREES
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import RULES, check_layout, violations
@@ -139,8 +142,8 @@ def test_the_short_notation_reads_back(**fields: object) -> None:
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.permutations(["tp", "pp", "dp"]))
 def test_ranks_are_a_permutation_of_the_coordinates(dp: int, tp: int, pp: int, placement: list[str]) -> None:
     layout = Layout.model_validate({"dp": dp, "tp": tp, "pp": pp, "placement": tuple(placement)})
-    ranks = {layout.rank_of(d, t, p) for d in range(dp) for t in range(tp) for p in range(pp)}
-    assert ranks == set(range(layout.devices))
+    places = {tuple(layout.coordinate(axis, rank) for axis in DEGREES) for rank in range(layout.devices)}
+    assert places == set(product(range(dp), range(tp), range(pp)))
 
 
 def test_vocabulary_is_padded_to_128_times_tp() -> None:

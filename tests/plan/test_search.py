@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
-from trimaran.cost.grid import PLACEMENTS, LayoutGrid
+from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import load_stack
-from trimaran.layout.layout import SCHEDULES, Layout, resolve_split
+from trimaran.layout.axes import PLACEMENTS
+from trimaran.layout.choices import CHOICE, usual_precision
+from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.rules import violations
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.cluster import Cluster, Device, Link
@@ -28,7 +30,6 @@ from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan
 from trimaran.planner.search import search
 from trimaran.planner.search.settings import settings_from
-from trimaran.planner.search.space import usual_precision
 
 STACKS = {name: load_stack(name) for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "gpipe")}
 ALL = 10_000
@@ -52,7 +53,7 @@ def every_layout(workload: Workload, cluster: Cluster, stack: Stack) -> list[Lay
     for (dp, tp, pp), mbs in product(degrees, range(1, workload.global_batch + 1)):
         if workload.global_batch % (dp * mbs) or model.heads % tp or pp > model.layers:
             continue  # these three only keep the brute force short; violations would say the same
-        for vpp, schedule in product(range(1, model.layers // pp + 1), SCHEDULES):
+        for vpp, schedule in product(range(1, model.layers // pp + 1), CHOICE["schedule"].words):
             for zero, kind, sp, recompute in product(
                 range(4), ("all_reduce", "parameter_server", "fully_sharded"), (False, True),
                 ("none", "selective", "full"),

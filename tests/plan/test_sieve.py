@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.api import workload_of
-from trimaran.cost.grid import DP_KINDS, PLACEMENTS, RECOMPUTES
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.axes import PLACEMENTS
+from trimaran.layout.choices import CHOICE
+from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES
 from trimaran.planner.search.sieve import cross, distinct, join
 
@@ -18,10 +19,16 @@ CLUSTER = load_cluster("jean-zay-v100-16gb")
 STACKS = [load_stack(name) for name in ("trimaran", "megatron", "megatron-deepspeed", "gpipe", "torch-fsdp")]
 
 degree = st.integers(1, 16)
+
+
+def word(choice: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(CHOICE[choice].words)
+
+
 layouts = st.builds(
     Layout, dp=degree, tp=degree, pp=degree, vpp=st.integers(1, 4), mbs=degree, zero_stage=st.integers(0, 3),
-    dp_kind=st.sampled_from(DP_KINDS), sequence_parallel=st.booleans(), recompute=st.sampled_from(RECOMPUTES),
-    precision=st.sampled_from(["fp32", "fp16", "bf16"]), schedule=st.sampled_from(SCHEDULES),
+    dp_kind=word("dp_kind"), sequence_parallel=st.booleans(), recompute=word("recompute"),
+    precision=st.sampled_from(["fp32", "fp16", "bf16"]), schedule=word("schedule"),
     placement=st.sampled_from(PLACEMENTS),
 )  # fmt: skip
 

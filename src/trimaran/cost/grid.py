@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from itertools import permutations
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cost.splits.table import SplitTable
 from trimaran.cost.splits.warm_up import Split
-from trimaran.layout.layout import SCHEDULES, Axis, Layout, resolve_split
+from trimaran.layout.axes import Laid, lies_inside
+from trimaran.layout.choices import CHOICE, IN_GRID, index_of
+from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS, Precision
-from trimaran.nouns.stack import DataParallelKind, Recompute, Stack
+from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 
@@ -25,22 +26,16 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
-# A grid holds words as indices into these.
-DP_KINDS: tuple[DataParallelKind, ...] = get_args(DataParallelKind)
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
-_AXES: tuple[Axis, Axis, Axis] = ("tp", "dp", "pp")
-PLACEMENTS: tuple[tuple[Axis, Axis, Axis], ...] = tuple(permutations(_AXES, 3))
 # Combinations of columns have a place each where they are at most so many, besides so many a row.
 _FEW, _FEW_PER_ROW = 65536, 8
 STACK_SPLIT, EVEN_SPLIT, WEIGHTED_SPLIT, OTHER_SPLIT = range(4)
 
 
 @dataclass(frozen=True)
-class LayoutGrid:
+class LayoutGrid(Laid[Ints]):
     """n layouts; every field but `splits` is an array of shape (n,).
 
-    `dp_kind`, `recompute`, `precision`, `schedule` and `placement` are indices into DP_KINDS,
-    RECOMPUTES, trimaran.nouns.precision.PRECISIONS, trimaran.layout.layout.SCHEDULES and PLACEMENTS.
+    Choices of a layout are held as numbers, words as their index (Choice.index in trimaran.layout.choices).
     `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
     the stage split comes from, so that `layout` can state it; `own_split` is its row in `splits`.
     """
@@ -72,24 +67,20 @@ class LayoutGrid:
         stack's own choice), EVEN_SPLIT and WEIGHTED_SPLIT. Nothing is validated here: see
         trimaran.layout.rules for the rules.
         """
-        defaults: dict[str, Any] = {
-            "dp": 1, "tp": 1, "pp": 1, "vpp": 1, "mbs": 1, "zero_stage": 0, "dp_kind": 0,
-            "sequence_parallel": False, "recompute": 0, "recompute_every": 1, "precision": 0,
-            "placement": 0, "split": STACK_SPLIT, "global_batch": workload.global_batch,
-        }  # fmt: skip
-        given = {name: _indices(name, values) for name, values in columns.items()}
+        given = {name: _indexes(name, values) for name, values in columns.items()}
         if "schedule" not in given:
             pp, vpp = np.broadcast_arrays(given.get("pp", 1), given.get("vpp", 1))
-            usual = np.where(vpp > 1, SCHEDULES.index("interleaved"), SCHEDULES.index("1f1b"))
-            given["schedule"] = np.where(pp > 1, usual, SCHEDULES.index("none"))
+            usual = np.where(vpp > 1, index_of("schedule", "interleaved"), index_of("schedule", "1f1b"))
+            given["schedule"] = np.where(pp > 1, usual, index_of("schedule", "none"))
+        defaults: dict[str, Any] = {choice.name: choice.index(choice.default) for choice in IN_GRID}
+        defaults |= {"split": STACK_SPLIT, "global_batch": workload.global_batch}
         merged = {**defaults, **given}
         arrays = dict(zip(merged, np.broadcast_arrays(*(np.atleast_1d(v) for v in merged.values())), strict=True))
         splits, arrays["own_split"] = _splits(
             workload, stack, arrays["tp"], arrays["pp"], arrays["vpp"], arrays["split"]
         )
-        kinds = {name: (np.bool_ if name == "sequence_parallel" else np.int64) for name in arrays}
-        own: dict[str, Any] = {name: np.ascontiguousarray(array, dtype=kinds[name]) for name, array in arrays.items()}
-        return cls(**own, splits=splits)
+        held: dict[str, Any] = {name: np.ascontiguousarray(array, _dtype(name)) for name, array in arrays.items()}
+        return cls(**held, splits=splits)
 
     @classmethod
     def from_layouts(cls, layouts: Sequence[Layout], workload: Workload, stack: Stack) -> Self:
@@ -98,15 +89,11 @@ class LayoutGrid:
         table = tuple(dict.fromkeys(splits))
         row = {split: index for index, split in enumerate(table)}
         columns: dict[str, Any] = {
-            name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64)
-            for name in ("dp", "tp", "pp", "vpp", "mbs", "zero_stage", "recompute_every")
+            choice.name: np.array(
+                [choice.index(getattr(layout, choice.name)) for layout in layouts], dtype=_dtype(choice.name)
+            )
+            for choice in IN_GRID
         }
-        columns["dp_kind"] = np.array([DP_KINDS.index(layout.dp_kind) for layout in layouts])
-        columns["recompute"] = np.array([RECOMPUTES.index(layout.recompute) for layout in layouts])
-        columns["precision"] = np.array([tuple(PRECISIONS).index(layout.precision) for layout in layouts])
-        columns["schedule"] = np.array([SCHEDULES.index(layout.schedule) for layout in layouts])
-        columns["placement"] = np.array([PLACEMENTS.index(layout.placement) for layout in layouts])
-        columns["sequence_parallel"] = np.array([layout.sequence_parallel for layout in layouts], dtype=np.bool_)
         columns["split"] = np.array([OTHER_SPLIT if layout.stage_split else STACK_SPLIT for layout in layouts])
         columns["own_split"] = np.array([row[split] for split in splits], dtype=np.int64)
         columns["global_batch"] = np.full(len(layouts), workload.global_batch)
@@ -115,27 +102,20 @@ class LayoutGrid:
     def __len__(self) -> int:
         return len(self.dp)
 
-    @property
-    def devices(self) -> Ints:
-        """Ranks used by each layout, DP x TP x PP."""
-        return self.dp * self.tp * self.pp
+    def lies_inside(self, inner: str, outer: str) -> Ints:
+        """1 where a layout's placement has `inner` inside `outer`, else 0; shape (n,)."""
+        return lies_inside(inner, outer, self.placement)
+
+    def chose(self, choice: str, *words: object) -> Bools:
+        """Where a choice is one of `words`, shape (n,)."""
+        indexes = [index_of(choice, word) for word in words]
+        column = getattr(self, choice)
+        return np.asarray(column == indexes[0] if len(indexes) == 1 else np.isin(column, indexes))
 
     @property
     def micro_batches(self) -> Ints:
         """Micro-batches of one replica in one iteration."""
         return np.maximum(self.global_batch // (self.dp * self.mbs), 1)
-
-    def stride(self, axis: Axis) -> Ints:
-        """Distance in ranks between neighbours along `axis`, shape (n,)."""
-        degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp}
-        stride = np.ones(len(self), dtype=np.int64)
-        for index, order in enumerate(PLACEMENTS):
-            inner = order[: order.index(axis)]
-            if not inner:
-                continue
-            product = np.prod([degrees[name] for name in inner], axis=0)
-            stride = np.where(self.placement == index, product, stride)
-        return stride
 
     def take(self, index: Any) -> Self:
         """The sub-grid at `index` (anything that indexes a NumPy array along its axis)."""
@@ -153,33 +133,19 @@ class LayoutGrid:
     def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
         """One member as a Layout, with its stage split stated where it is not the stack's own choice."""
         stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.own_split[index]][1]
-        names = ("dp", "tp", "pp", "vpp", "mbs", "zero_stage", "recompute_every")
-        return Layout(
-            **{name: int(getattr(self, name)[index]) for name in names},
-            dp_kind=DP_KINDS[self.dp_kind[index]],
-            sequence_parallel=bool(self.sequence_parallel[index]),
-            recompute=RECOMPUTES[self.recompute[index]],
-            precision=tuple(PRECISIONS)[self.precision[index]],
-            schedule=SCHEDULES[self.schedule[index]],
-            placement=PLACEMENTS[self.placement[index]],
-            stage_split=stated,
-        )
+        chosen = {choice.name: choice.value(getattr(self, choice.name)[index]) for choice in IN_GRID}
+        return Layout(**chosen, stage_split=stated)
 
 
-_WORDS: dict[str, tuple[Any, ...]] = {
-    "dp_kind": DP_KINDS,
-    "recompute": RECOMPUTES,
-    "precision": tuple(PRECISIONS),
-    "schedule": SCHEDULES,
-}
+def _dtype(name: str) -> type[np.generic]:
+    return np.bool_ if name in CHOICE and CHOICE[name].is_switch else np.int64
 
 
-def _indices(name: str, values: ArrayLike) -> NDArray[Any]:
-    """Words of a column as indices; numbers as they are."""
+def _indexes(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Words of a column as indexes; numbers as they are."""
     array = np.asarray(values)
     if array.dtype.kind in "US":
-        words = _WORDS[name]
-        return np.array([words.index(str(word)) for word in array.ravel()]).reshape(array.shape)
+        return np.array([index_of(name, str(word)) for word in array.ravel()]).reshape(array.shape)
     return array
 
 

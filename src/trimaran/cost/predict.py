@@ -13,6 +13,7 @@ from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Row, Table
+from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import FlopsFormula, tflops_per_device
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES
@@ -28,9 +29,8 @@ PREDICTED_COLUMNS = (
 )
 # Rows that agree in these are repeats of one configuration.
 CONFIGURATION = (
-    "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "dp", "tp", "pp", "vpp", "mbs", "gbs",
-    "zero_stage", "dp_kind", "recompute", "precision", "schedule", "variant", "network_delay_ms", "network_gbps",
-    "layout_label", "model",
+    "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "gbs", "variant", "network_delay_ms",
+    "network_gbps", "layout_label", "model", *(choice.name for choice in IN_TABLES),
 )  # fmt: skip
 ALL_ROWS = "all rows"
 UNGROUPED = "(no group)"

@@ -10,12 +10,11 @@ import numpy as np
 
 from trimaran.cost.accumulation import accumulation_time
 from trimaran.cost.case import Case
-from trimaran.cost.grid import RECOMPUTES, Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import StageTimes, slowest_rank
 from trimaran.cost.shapes import distinct_shapes, part_of
-from trimaran.layout.layout import SCHEDULES
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.operator import Operator, Phase
@@ -48,7 +47,7 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     head_forward, head_backward = shapes.time(shapes.head)
     forward = layer.forward
     backward = layer.backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
-    full, selective = (grid.recompute == RECOMPUTES.index(word) for word in ("full", "selective"))
+    full, selective = (grid.chose("recompute", word) for word in ("full", "selective"))
     again = np.where(full, 1.0 / grid.recompute_every, 0.0)
     recompute = np.where(selective, layer.selected_forward, forward * again)
     network = Network(case.cluster, case.calibration)
@@ -145,8 +144,7 @@ def _sends(
     send a part each and gather it on arrival: Megatron-LM under its interleaved schedule (Narayanan et al.,
     arXiv 2104.04473, section 4.1), DeepSpeed's pipeline engine always.
     """
-    splitting = [i for i, name in enumerate(SCHEDULES) if name in case.stack.splits_sends]
-    splits = np.isin(grid.schedule, splitting) & ~grid.sequence_parallel
+    splits = grid.chose("schedule", *case.stack.splits_sends) & ~grid.sequence_parallel
     size = message / np.where(splits | grid.sequence_parallel, grid.tp, 1)
     stride, per_node = grid.stride("pp"), case.cluster.devices_per_node
     # Pipelines that fill nodes exactly stay inside them; any other has a replica that spans two.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimaran.cost.grid import DP_KINDS, Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.nouns.stack import Stack
 
 # ZeRO stages from which each is sharded (Rajbhandari et al., arXiv 1910.02054, section 5).
@@ -13,8 +13,8 @@ OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 
 def shards(grid: LayoutGrid, stage: int) -> Floats:
     """Over how many ranks a replica's state is cut that ZeRO shards from `stage` on; 1 where it is whole."""
-    sharded = (grid.zero_stage >= stage) | (grid.dp_kind == DP_KINDS.index("fully_sharded"))
-    return np.where(sharded, grid.dp, 1).astype(np.float64)
+    sharded = (grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded")
+    return np.where(sharded, grid.shard, 1).astype(np.float64)
 
 
 def element_bytes(grid: LayoutGrid) -> Floats:

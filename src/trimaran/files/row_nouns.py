@@ -9,6 +9,8 @@ from functools import cache
 from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
+from trimaran.layout.axes import devices_of, in_words
+from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
@@ -140,33 +142,22 @@ def _layout_of(row: Measurement) -> Layout:
 
 
 def _layout_of_columns(row: Measurement) -> Layout:
-    dp = row.dp
-    if dp is None:
+    cells = {choice.name: getattr(row, choice.name) for choice in IN_TABLES}
+    of_replica = devices_of(cells, without="dp")
+    if row.dp is None:
         devices = row.devices or (row.nodes or 0) * (row.devices_per_node or 0)
-        if not devices or devices % (row.tp * row.pp):
+        if not devices or devices % of_replica:
             raise TrimaranError(
-                f"dp is empty, and devices {devices} over TP {row.tp} x PP {row.pp} does not give it: fill in dp"
+                f"dp is empty, and devices {devices} over {in_words(cells, without='dp')} does not give it: fill in dp"
             )
-        dp = devices // (row.tp * row.pp)
-    elif row.devices is not None and row.devices != dp * row.tp * row.pp:
+        cells["dp"] = devices // of_replica
+    elif row.devices is not None and row.devices != row.dp * of_replica:
         raise TrimaranError(
-            f"DP {dp} x TP {row.tp} x PP {row.pp} = {dp * row.tp * row.pp}, but devices is {row.devices}: "
-            f"correct the one that is wrong"
+            f"{in_words(cells)} = {row.dp * of_replica}, but devices is {row.devices}: correct the one that is wrong"
         )
-    return Layout.model_validate(
-        {
-            "dp": dp,
-            "tp": row.tp,
-            "pp": row.pp,
-            "vpp": row.vpp,
-            "mbs": row.mbs,
-            "zero_stage": row.zero_stage,
-            "dp_kind": row.dp_kind,
-            "recompute": "none" if row.recompute == "unknown" else row.recompute,
-            "precision": row.precision,
-            "schedule": row.schedule if row.pp > 1 else "none",
-        }
-    )
+    recompute = "none" if row.recompute == "unknown" else row.recompute
+    schedule = row.schedule if row.pp > 1 else "none"
+    return Layout.model_validate(cells | {"recompute": recompute, "schedule": schedule})
 
 
 def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
@@ -232,9 +223,7 @@ def implied_cells(stated: Mapping[str, Cell]) -> dict[str, Cell]:
 
 def layout_cells(layout: Layout) -> Iterator[tuple[str, str | int]]:
     """The columns that a layout fills in a row."""
-    yield from (("dp", layout.dp), ("tp", layout.tp), ("pp", layout.pp), ("vpp", layout.vpp), ("mbs", layout.mbs))
-    yield from (("zero_stage", layout.zero_stage), ("dp_kind", layout.dp_kind), ("recompute", layout.recompute))
-    yield from (("precision", layout.precision), ("schedule", layout.schedule))
+    return ((choice.name, getattr(layout, choice.name)) for choice in IN_TABLES)
 
 
 def workload_cells(workload: Workload) -> Iterator[tuple[str, str | int]]:

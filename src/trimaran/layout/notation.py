@@ -6,37 +6,18 @@ import re
 
 from pydantic import ValidationError
 
-from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.choices import CHOICES
+from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError, first_error
-from trimaran.nouns.precision import PRECISIONS
 
-_NUMBERED = re.compile(r"(dp|tp|pp|vpp|mbs|zero)=?(\d+)")
 _LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}
 _LATER |= {"offload": "offload to the host"}
-_RECOMPUTE = re.compile(r"recompute[-=](none|selective|full)(\d*)")
 
 
 def _parse_word(word: str) -> dict[str, object] | None:
     """Fields that one word of the notation states, or None where it is not understood."""
-    if match := _NUMBERED.fullmatch(word):
-        return {"zero_stage" if match[1] == "zero" else match[1]: int(match[2])}
-    if match := _RECOMPUTE.fullmatch(word):
-        return {"recompute": match[1], "recompute_every": int(match[2] or 1)}
-    if word in PRECISIONS:
-        return {"precision": word}
-    if word in SCHEDULES:
-        return {"schedule": word}
-    if match := re.fullmatch(r"split(\d+(?:x\d{1,6})?(?:-\d+(?:x\d{1,6})?)*)", word):
-        runs = (run.partition("x") for run in match[1].split("-"))
-        return {"stage_split": tuple(int(layers) for layers, _, n in runs for _ in range(int(n or 1)))}
-    if word.startswith("place-"):
-        return {"placement": tuple(word.split("-")[1:])}
-    flags: dict[str, dict[str, object]] = {
-        "ps": {"dp_kind": "parameter_server"},
-        "fsdp": {"dp_kind": "fully_sharded", "zero_stage": 3},
-        "sp": {"sequence_parallel": True},
-    }
-    return flags.get(word)
+    found = ((choice, re.fullmatch(choice.word.pattern, word)) for choice in CHOICES)
+    return next((choice.word.reads(match) for choice, match in found if match), None)
 
 
 def stated_fields(text: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
 from trimaran.layout.stages import even_split
 from trimaran.nouns.cluster import Cluster
@@ -42,7 +43,7 @@ def _devices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack)
     if layout.devices <= cluster.devices:
         return None
     return (
-        f"DP {layout.dp} x TP {layout.tp} x PP {layout.pp} = {layout.devices} devices, but the cluster "
+        f"{in_words(vars(layout))} = {layout.devices} devices, but the cluster "
         f"has {cluster.devices}: lower a degree or state more nodes"
     )
 
@@ -243,7 +244,7 @@ def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
 
 RULES: tuple[Rule, ...] = (
     Rule("model", (), _model),
-    Rule("devices", ("dp*tp*pp",), _devices),
+    Rule("devices", ("*".join(DEGREES),), _devices),
     Rule("global_batch", ("dp*mbs",), _global_batch),
     Rule("ramp_up", ("dp*mbs",), _ramp_up),
     Rule("heads", ("tp",), _heads),

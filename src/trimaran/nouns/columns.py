@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule
 
 Kind = Literal["text", "int", "float"]
 Cell = str | int | float | None
@@ -67,14 +68,14 @@ COLUMNS: tuple[Column, ...] = (
         "dp_kind",
         "text",
         default="all_reduce",
-        choices=("all_reduce", "parameter_server", "fully_sharded"),
+        choices=get_args(DataParallelKind),
         says="how replicas agree",
     ),
     Column(
         "recompute",
         "text",
         default="none",
-        choices=("none", "selective", "full", "unknown"),
+        choices=(*get_args(Recompute), "unknown"),
         says="activation recompute; unknown counts as none",
     ),
     Column(
@@ -89,7 +90,7 @@ COLUMNS: tuple[Column, ...] = (
         "schedule",
         "text",
         default="none",
-        choices=("none", "gpipe", "1f1b", "interleaved", "zero_bubble"),
+        choices=get_args(Schedule),
         says="pipeline schedule; none with PP > 1 means 1F1B",
     ),
     Column("network_delay_ms", "float", "ms", minimum=0, maximum=1e6, says="delay of the shaped network, one way"),

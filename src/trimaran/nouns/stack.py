@@ -36,7 +36,7 @@ class Stack(Noun):
     fp32_loss: bool = Field(default=True, description="logits are cast to fp32 for the loss")
     overlap_dp: float = Field(default=0.0, ge=0, le=1, description="share of the gradient traffic hidden by prior")
     overlap_pp: bool = False
-    splits_sends: tuple[str, ...] = Field(
+    splits_sends: tuple[Schedule, ...] = Field(
         default=(), description="schedules in which TP ranks send a part of an activation each, and gather it there"
     )
     recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")

@@ -12,6 +12,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import each_of, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
+from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
+from trimaran.layout.choices import CHOICES
 from trimaran.layout.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES
@@ -196,7 +198,7 @@ def _to_measure(alike: Sequence[Layout]) -> tuple[Layout, ...]:
     """
     chosen: dict[tuple[object, ...], Layout] = {}
     for layout in alike:
-        chosen.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs, layout.recompute), layout)
+        chosen.setdefault((*(getattr(layout, axis) for axis in DEGREES), layout.mbs, layout.recompute), layout)
     kinds = tuple(chosen.values())
     return (kinds if len(kinds) > 1 else tuple(alike))[:TO_MEASURE]
 
@@ -218,8 +220,8 @@ def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
 
 def _distance(fields: dict[str, int], best: Layout) -> float:
     """How far refused fields are from a layout's, in powers of two; words do not count."""
-    degrees = ("dp", "tp", "pp", "vpp", "mbs")
-    return sum(abs(math.log2(fields[name] / getattr(best, name))) for name in degrees if name in fields)
+    counts = (choice.name for choice in CHOICES if choice.is_count and choice.name in fields)
+    return sum(abs(math.log2(fields[name] / getattr(best, name))) for name in counts)
 
 
 def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
@@ -248,7 +250,8 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
     if sieve.emptied is None and counts:
         return (
             f"sweep.devices {', '.join(map(str, counts))}: no valid layout uses so many of {devices} devices "
-            f"(DP x TP x PP) with a global batch of {search.case.workload.global_batch}: state other numbers, or none"
+            f"({PRODUCT_IN_WORDS}) with a global batch of {search.case.workload.global_batch}: state other numbers, or "
+            f"none"
         )
     if sieve.emptied is None:
         return f"no layout on {devices} devices is left: allow more devices or fix fewer choices"

@@ -12,6 +12,8 @@ from trimaran.cost.estimate import estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
+from trimaran.layout.axes import PRODUCT_IN_WORDS
+from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout, stated_fields
 from trimaran.layout.rules import violations
@@ -25,7 +27,7 @@ from trimaran.planner.planner import on_devices, plan_with, searched
 from trimaran.planner.search.batches import batch_of, with_batch
 from trimaran.planner.search.search import Ranking, Search
 from trimaran.planner.search.settings import PlanSettings
-from trimaran.planner.search.space import FIXABLE, usual_precision
+from trimaran.planner.search.space import FIXABLE
 
 Verdict = Literal["ranked", "slower", "does not fit", "refused"]
 # Layouts among which a rank is given.
@@ -68,7 +70,9 @@ def explain(
     workload = with_batch(workload, batch_of(workload, layout.dp * layout.mbs, settings.gbs_tolerance))
     broken = tuple(v.sentence for v in violations(layout, workload, cluster, stack))
     if not broken and layout.devices > found.devices:
-        broken = (f"DP x TP x PP = {layout.devices} devices, but at most {found.devices} are allowed: raise devices",)
+        broken = (
+            f"{PRODUCT_IN_WORDS} = {layout.devices} devices, but at most {found.devices} are allowed: raise devices",
+        )
     if broken:
         return Why(
             layout=layout, verdict="refused", rank=None, reasons=broken, estimate=None, best=best.layout,
@@ -106,12 +110,9 @@ def complete(
     """
     stated, stack = stated_fields(text), case.stack
     fixed = {name: _fixable(value) for name, value in stated.items() if name in FIXABLE}
-    plainest: dict[str, object] = {
-        "precision": usual_precision(case.cluster, stack),
-        "zero_stage": stack.zero_stages[0],
-        "recompute": stack.recomputes[0],
-        "dp_kind": stack.dp_kinds[0],
-    }
+    cluster = case.cluster
+    proposed = {c.name: c.proposes(case.workload, cluster, stack, cluster.devices) for c in CHOICES if c.proposes}
+    plainest: dict[str, object] = {name: values[0] for name, values in proposed.items()}
     for margin in (settings.mem_margin, None):
         roomy = case
         if margin is None:

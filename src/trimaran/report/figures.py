@@ -76,8 +76,8 @@ def pareto_front(cases: Sequence[ShownLayout]) -> list[ShownLayout]:
 
 def _front(axes: Axes, content: Content) -> bool:
     cases = [case for case in _timed(content) if case.mem_gib is not None]
-    for tp in sorted({case.tp for case in cases}):
-        same_tp = [case for case in cases if case.tp == tp]
+    for tp in sorted({case.choices["tp"] for case in cases}):
+        same_tp = [case for case in cases if case.choices["tp"] == tp]
         axes.scatter(
             [case.mem_gib or 0.0 for case in same_tp],
             [_seconds(case, content) for case in same_tp],

@@ -6,22 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from trimaran.nouns.measurement import Measurement
+from trimaran.report.layouts import MEASURED, layout_cells, layout_fields, unused
 from trimaran.report.tables import Field
 
 FIELDS: tuple[Field, ...] = (
     Field("nodes", "Nodes"),
     Field("devices", "Ranks"),
     Field("size", "Size"),
-    Field("dp", "DP"),
-    Field("tp", "TP"),
-    Field("pp", "PP"),
-    Field("vpp", "VPP"),
-    Field("mbs", "MBS"),
-    Field("gbs", "GBS"),
-    Field("zero_stage", "ZeRO"),
-    Field("recompute", "Recompute", left=True),
-    Field("precision", "Precision", left=True),
-    Field("schedule", "Schedule", left=True),
+    *layout_fields(MEASURED),
     Field("variant", "Variant", left=True),
     Field("predicted_mem_gib", "Mem predicted", ".2f", " GiB"),
     Field("mem_gib", "Mem", ".2f", " GiB"),
@@ -37,25 +29,17 @@ FIELDS: tuple[Field, ...] = (
 def records(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     """One record a measurement; fields that say the same default everywhere are left blank."""
     rows = list(measurements)
-    return [_record(row, rows) for row in rows]
+    left_out = unused(MEASURED, rows)
+    return [_record(row, left_out) for row in rows]
 
 
-def _record(row: Measurement, rows: list[Measurement]) -> dict[str, Any]:
+def _record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
     spread = row.sec_per_it_spread
     return {
         "nodes": row.nodes,
         "devices": row.devices,
         "size": size_label(row),
-        "dp": row.dp,
-        "tp": row.tp,
-        "pp": row.pp,
-        "vpp": row.vpp if any(other.vpp > 1 for other in rows) else None,
-        "mbs": row.mbs,
-        "gbs": row.gbs,
-        "zero_stage": row.zero_stage if any(other.zero_stage for other in rows) else None,
-        "recompute": row.recompute,
-        "precision": row.precision,
-        "schedule": row.schedule,
+        **dict(layout_cells(MEASURED, row, row.gbs, left_out)),
         "variant": row.variant,
         "predicted_mem_gib": row.predicted_mem_gib,
         "mem_gib": row.mem_gib,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimaran.layout.flops import aggregate_pflops
 from trimaran.planner.plan import Entry, Plan
+from trimaran.report.layouts import PLANNED, layout_cells, layout_fields, unused
 from trimaran.report.tables import Field, Format, render
 
 if TYPE_CHECKING:
@@ -15,18 +16,7 @@ FIELDS = (
     Field("rank", "#"),
     Field("nodes", "Nodes"),
     Field("devices", "Devices"),
-    Field("dp", "DP"),
-    Field("tp", "TP"),
-    Field("pp", "PP"),
-    Field("vpp", "VPP"),
-    Field("mbs", "MBS"),
-    Field("gbs", "GBS"),
-    Field("zero_stage", "ZeRO"),
-    Field("dp_kind", "DP kind", left=True),
-    Field("sp", "SP", left=True),
-    Field("recompute", "Recompute", left=True),
-    Field("precision", "Precision", left=True),
-    Field("schedule", "Schedule", left=True),
+    *layout_fields(PLANNED),
     Field("mem_gib", "Mem", ".1f", "GiB"),
     Field("sec_per_it", "Sec/it", ".3g"),
     Field("between", "Between", left=True),
@@ -51,28 +41,17 @@ RAMP_UP_FIELDS = (
 
 def records(plan: Plan) -> list[dict[str, Any]]:
     """One record per ranked layout, for a printed table or CSV."""
-    several = any(entry.layout.vpp > 1 for entry in plan.entries)
-    return [_record(entry, entry.rank <= plan.cannot_tell_apart, several) for entry in plan.entries]
+    left_out = unused(PLANNED, [entry.layout for entry in plan.entries])
+    return [_record(entry, entry.rank <= plan.cannot_tell_apart, left_out) for entry in plan.entries]
 
 
-def _record(entry: Entry, alike: bool, several: bool) -> dict[str, Any]:
+def _record(entry: Entry, alike: bool, left_out: frozenset[str]) -> dict[str, Any]:
     layout = entry.layout
     return {
         "rank": entry.rank,
         "nodes": entry.nodes,
         "devices": entry.devices,
-        "dp": layout.dp,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "vpp": layout.vpp if several else None,
-        "mbs": layout.mbs,
-        "gbs": entry.global_batch,
-        "zero_stage": layout.zero_stage,
-        "dp_kind": None if layout.dp_kind == "all_reduce" else layout.dp_kind,
-        "sp": "yes" if layout.sequence_parallel else None,
-        "recompute": layout.recompute,
-        "precision": layout.precision,
-        "schedule": layout.schedule,
+        **dict(layout_cells(PLANNED, layout, entry.global_batch, left_out)),
         "mem_gib": entry.mem_gib,
         "sec_per_it": entry.sec_per_it,
         "between": f"{entry.sec_per_it_low:.3g} to {entry.sec_per_it_high:.3g}",

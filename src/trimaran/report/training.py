@@ -57,7 +57,7 @@ def memory_lines(recipe: Recipe, cluster: Cluster, layout: Layout, out_dir: Path
         return ()
     rank, measured = largest
     predicted = estimate(Case.of(recipe.workload, cluster, recipe.stack), layout)
-    stage = predicted.memory[rank // layout.stride("pp") % layout.pp]
+    stage = predicted.memory[layout.coordinate("pp", rank)]
     lines = [f"    {f'rank {rank}, GiB':30}{'predicted':>10}{'measured':>10}"]
     for title, parts, held in _PARTS:
         if held in measured:

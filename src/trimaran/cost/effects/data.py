@@ -6,7 +6,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, Iteration, Part
-from trimaran.cost.grid import DP_KINDS, Floats, padded_vocab_of
+from trimaran.cost.grid import Floats, padded_vocab_of
 from trimaran.cost.network import group
 from trimaran.cost.states import WEIGHTS, element_bytes, gradient_bytes
 from trimaran.layout.layout import Layout
@@ -29,9 +29,9 @@ def exposed_time(iteration: Iteration) -> Floats:
     gather = network.all_gather(element_bytes(grid) * iteration.parameters, replicas)
     traffic = np.where(zero == 0, network.all_reduce(gradient, replicas), scatter + gather)
     traffic = np.where(zero == 2, m * scatter + gather, traffic)
-    gathers_weights = (grid.dp_kind == DP_KINDS.index("fully_sharded")) | (zero == WEIGHTS)
+    gathers_weights = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     traffic = np.where(gathers_weights, m * (scatter + 2.0 * gather), traffic)
-    served = grid.dp_kind == DP_KINDS.index("parameter_server")
+    served = grid.chose("dp_kind", "parameter_server")
     if served.any():
         traffic = np.where(served, network.serve(gradient, replicas), traffic)
     behind = np.where(gathers_weights, m * 1.5, 1.0) * work.layer_backward * work.layers

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import RECOMPUTES, Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.memory.stage import StageShape, parameters
 from trimaran.cost.shapes import KeptBytes, kept_bytes
 from trimaran.cost.states import OPTIMIZER, element_bytes, gradient_bytes, shards
@@ -66,7 +66,7 @@ class RankMemory:
         counts; but a heap in which other buffers lie between has no room for large ones where logits were.
         """
         stack, kept, every = self.case.stack, self.kept, self.grid.recompute_every.astype(np.float64)
-        full, selective = (self.grid.recompute == RECOMPUTES.index(word) for word in ("full", "selective"))
+        full, selective = (self.grid.chose("recompute", word) for word in ("full", "selective"))
         stored = np.where(selective, kept.layer - kept.selected, kept.layer)
         stored = np.where(full, kept.layer_input / every + kept.layer * (1.0 - 1.0 / every), stored)
         at_work = np.where(full, kept.layer, np.where(selective, kept.selected, 0.0))

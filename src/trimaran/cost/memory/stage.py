@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
-from trimaran.layout.layout import SCHEDULES
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 
@@ -46,8 +45,8 @@ def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
     m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
     one_f_one_b = np.minimum(p - stage, m)
     chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0, m * v) / v
-    flying = np.where(grid.schedule == SCHEDULES.index("gpipe"), m, one_f_one_b)
-    flying = np.where(grid.schedule == SCHEDULES.index("interleaved"), chunks, flying)
+    flying = np.where(grid.chose("schedule", "gpipe"), m, one_f_one_b)
+    flying = np.where(grid.chose("schedule", "interleaved"), chunks, flying)
     return np.where(p > 1, flying, 1.0)
 
 

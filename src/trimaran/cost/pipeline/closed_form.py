@@ -17,7 +17,6 @@ import numpy as np
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.lockstep import PipelineRuns
 from trimaran.cost.splits.table import SplitTable
-from trimaran.layout.layout import SCHEDULES
 from trimaran.nouns.stack import Schedule
 
 # An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
@@ -155,7 +154,7 @@ def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
     """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
     longest = np.zeros(len(grid))
     for names, formula in _FORMULAS.items():
-        members = np.flatnonzero(np.isin(grid.schedule, [SCHEDULES.index(name) for name in names]) & (grid.pp > 1))
+        members = np.flatnonzero(grid.chose("schedule", *names) & (grid.pp > 1))
         if not len(members):
             continue
         pivots = _pivot_counts(grid.splits, formula)[grid.own_split[members]]
@@ -267,7 +266,7 @@ class _PacedPaths:
     def __init__(self, pipe: _Pipes) -> None:
         t, split = pipe.times, pipe.grid.own_split
         self.t, self.m, self.p = t, pipe.m, pipe.p
-        self.put_off = np.where(pipe.grid.schedule == SCHEDULES.index("zero_bubble"), t.weight, 0.0)
+        self.put_off = np.where(pipe.grid.chose("schedule", "zero_bubble"), t.weight, 0.0)
         table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
         self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split]]
         self.last = pipe.pivots - 1

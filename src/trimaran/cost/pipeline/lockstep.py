@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.cost.grid import Bools, Floats, Ints
-from trimaran.layout.layout import SCHEDULES
+from trimaran.layout.choices import CHOICE, index_of
 
 # Before any arrival. Sums with times leave it where it is.
 _NEVER = -np.inf
@@ -72,18 +72,18 @@ def play(runs: PipelineRuns) -> Floats:
     """Seconds from the first forward to the last backward of each run, shape (n,)."""
     total = np.zeros(len(runs.ranks))
     m = runs.micro_batches
-    kind = np.where(runs.ranks == 1, SCHEDULES.index("none"), runs.schedule)
+    kind = np.where(runs.ranks == 1, index_of("schedule", "none"), runs.schedule)
     rounds = m * runs.chunks
-    for name in np.unique(kind):
-        members = np.flatnonzero(kind == name)
-        if SCHEDULES[name] in ("none", "gpipe"):
-            total[members] = _sweeps(runs.take(members), piped=SCHEDULES[name] == "gpipe")
+    for index in np.unique(kind):
+        members, schedule = np.flatnonzero(kind == index), CHOICE["schedule"].value(index)
+        if schedule in ("none", "gpipe"):
+            total[members] = _sweeps(runs.take(members), piped=schedule == "gpipe")
             continue
         order = members[np.lexsort((rounds[members], runs.ranks[members]))]
         for start in range(0, len(order), _TOGETHER):
             some = order[start : start + _TOGETHER]
             part = runs.take(some)
-            player = _Interleaved(part) if SCHEDULES[name] == "interleaved" else _OneByOne(part)
+            player = _Interleaved(part) if schedule == "interleaved" else _OneByOne(part)
             total[some] = player.play()
     return total
 
@@ -167,7 +167,7 @@ class _OneByOne:
         self.work = work = _Work.of(runs)
         self.forward, self.backward = work.forward[:, 0], work.backward[:, 0]
         self.m, self.p = runs.micro_batches[:, None].copy(), runs.ranks[:, None]
-        self.zero_bubble = runs.schedule[:, None] == SCHEDULES.index("zero_bubble")
+        self.zero_bubble = runs.schedule[:, None] == index_of("schedule", "zero_bubble")
         self.weight = np.where(self.zero_bubble, runs.weight_s[:, 0], 0.0)
         self.backward = self.backward - self.weight
         n, ranks = self.forward.shape

@@ -12,8 +12,9 @@ from functools import cache, partial
 
 import numpy as np
 
-from trimaran.cost.grid import PLACEMENTS, RECOMPUTES, STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
-from trimaran.layout.layout import SCHEDULES
+from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
+from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
+from trimaran.layout.choices import index_of
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.stack import Stack
@@ -26,17 +27,16 @@ from trimaran.planner.search.space import Space
 
 # Degrees of data parallelism up to here are all asked about, above only likely ones.
 ALL_PROPOSED = 4096
-_NONE = SCHEDULES.index("none")
-_INTERLEAVED = SCHEDULES.index("interleaved")
+_NONE, _INTERLEAVED = index_of("schedule", "none"), index_of("schedule", "interleaved")
 _PIPE = frozenset({"pp", "vpp", "schedule"})
 _ZERO = frozenset({"zero_stage", "dp_kind"})
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Valid values of each axis alone: TP, (PP, VPP, schedule), (DP, MBS, global batch), (ZeRO, kind)."""
+    """Valid values of each axis alone: (PP, VPP, schedule), (DP, MBS, global batch), (ZeRO, kind), the other axes."""
 
-    tp: Columns
+    alone: tuple[Columns, ...]
     pipe: Columns
     batch: Columns
     zero: Columns
@@ -53,14 +53,14 @@ class Proposer:
 
     def parts(self) -> Parts:
         """The axes, each passed through the rules that read it alone."""
-        space, sieve = self.space, self.sieve
-        zero = sieve.keep(cross(_column("zero_stage", space.zero_stage), _column("dp_kind", space.dp_kind)))
-        return Parts(sieve.keep(_column("tp", space.tp)), self._pipe(), self._batch(), zero)
+        zero = self.sieve.keep(self._proposed("zero_stage", "dp_kind"))
+        alone = tuple(self.sieve.keep(self._proposed(axis)) for axis in DEGREES if axis not in ("pp", "dp"))
+        return Parts(alone, self._pipe(), self._batch(), zero)
 
     def degrees(self, parts: Parts) -> Columns:
-        """All (TP, PP, DP) on as many devices as are allowed, and no more than the cluster has."""
-        found = cross(parts.tp, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
-        devices = found["tp"] * found["pp"] * found["dp"]
+        """All degrees on as many devices as are allowed, and no more than the cluster has."""
+        found = cross(*parts.alone, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
+        devices = devices_of(found)
         allowed = devices <= self.devices
         if self.settings.device_counts:
             allowed &= np.isin(devices, self.settings.device_counts)
@@ -77,7 +77,7 @@ class Proposer:
 
     def splits(self, rows: Columns) -> Columns:
         """Each row under every kind of stage split that differs from the others."""
-        rows = cross(rows, _column("split", self.space.split))
+        rows = cross(rows, {"split": np.array(self.space.split, dtype=np.int64)})
         if len(self.space.split) == 1:
             return rows
         return take(rows, (rows["split"] == STACK_SPLIT) | ~self._same_split(rows))
@@ -85,15 +85,10 @@ class Proposer:
     def recomputed(self, piped: Columns) -> Columns:
         """Piped rows with recompute, sequence parallelism and precision, valid ones, twins spared."""
         space = self.space
-        others = cross(
-            _column("recompute", space.recompute),
-            _column("recompute_every", space.recompute_every),
-            _column("sequence_parallel", space.sequence_parallel),
-            _column("precision", space.precision),
-        )
-        if len(space.recompute_every) > 1:
-            full = others["recompute"] == RECOMPUTES.index("full")
-            others = take(others, full | (others["recompute_every"] == space.recompute_every[0]))
+        others = self._proposed("recompute", "recompute_every", "sequence_parallel", "precision")
+        if len(space["recompute_every"]) > 1:
+            full = others["recompute"] == index_of("recompute", "full")
+            others = take(others, full | (others["recompute_every"] == space["recompute_every"][0]))
         return self.sieve.keep(cross(piped, others), known=(frozenset(piped),))
 
     def sharded(self, recomputed: Columns, parts: Parts) -> Columns:
@@ -107,44 +102,45 @@ class Proposer:
 
     def placements(self, rows: Columns) -> Columns:
         """Each row under every order of the axes over the nodes that differs from the others."""
-        placed = cross({"row": np.arange(len(rows["dp"]))}, _column("placement", self.space.placement))
+        placed = cross({"row": np.arange(len(rows["dp"]))}, self._proposed("placement"))
         row = placed.pop("row")
         placed = {name: values[row] for name, values in rows.items()} | placed
         return take(placed, self._own_placement(placed))
 
     def usual_placement(self, rows: Columns) -> Columns:
         """Each row under the first placement that the space allows."""
-        return rows | {"placement": np.full(len(rows["dp"]), self.space.placement[0], dtype=np.int64)}
+        return rows | {"placement": np.full(len(rows["dp"]), self.space["placement"][0], dtype=np.int64)}
 
     def grid(self, rows: Columns) -> LayoutGrid:
         """The rows as a LayoutGrid; choices that they do not hold yet have Layout's defaults."""
-        columns = {name: values for name, values in rows.items() if name != "sequence_parallel"}
-        if "sequence_parallel" in rows:
-            columns["sequence_parallel"] = rows["sequence_parallel"].astype(np.bool_)
-        return LayoutGrid.build(self.workload, self.stack, **columns)
+        return LayoutGrid.build(self.workload, self.stack, **rows)
+
+    def _proposed(self, *choices: str) -> Columns:
+        """Every combination of the values that the space has for the choices."""
+        return cross(*({name: np.array(self.space[name], dtype=np.int64)} for name in choices))
 
     def _pipe(self) -> Columns:
         space, layers = self.space, self.workload.model.layers
         rows = []
-        for pp in space.pp:
+        for pp in space["pp"]:
             if pp == 1:
                 # One stage has no schedule, whatever a pipeline's is fixed to.
-                rows += [(1, vpp, _NONE) for vpp in space.vpp or (1,)]
+                rows += [(1, vpp, _NONE) for vpp in space.values.get("vpp", (1,))]
                 continue
-            for schedule in space.schedule:
+            for schedule in space["schedule"]:
                 if schedule == _NONE:
                     continue
                 usual = tuple(range(2, layers // pp + 1)) if schedule == _INTERLEAVED else (1,)
-                rows += [(pp, vpp, schedule) for vpp in space.vpp or usual]
+                rows += [(pp, vpp, schedule) for vpp in space.values.get("vpp", usual)]
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return self.sieve.keep({"pp": table[:, 0], "vpp": table[:, 1], "schedule": table[:, 2]})
 
     def _batch(self) -> Columns:
         """DP, micro-batch and the global batch that they make: the workload's, or the nearest within tolerance."""
         # What neither a micro-batch of 1 nor a DP of 1 can do, no larger one can: DP x MBS only grows.
-        dps = self._likely(np.array(self.space.dp, dtype=np.int64))
+        dps = self._likely(np.array(self.space["dp"], dtype=np.int64))
         dp = self._with_global_batch({"dp": dps, "mbs": np.ones(len(dps), np.int64)})
-        mbs = self._with_global_batch({"dp": np.ones(len(self.space.mbs), np.int64)} | _column("mbs", self.space.mbs))
+        mbs = self._with_global_batch({"dp": np.ones(len(self.space["mbs"]), np.int64)} | self._proposed("mbs"))
         dp, mbs = self.sieve.keep(dp), self.sieve.keep(mbs)
         pairs = cross({"dp": dp["dp"]}, {"mbs": mbs["mbs"]})
         # Pairs above the largest batch are hopeless, and under a tolerance far too many to ask about.
@@ -182,22 +178,18 @@ class Proposer:
 
     def _own_placement(self, rows: Columns) -> Bools:
         """Rows whose placement is the first that orders their axes of more than one rank so."""
-        inside = rows["dp"] * rows["tp"] * rows["pp"] <= self.cluster.devices_per_node
-        shape = sum((rows[axis] > 1) << bit for bit, axis in enumerate(("dp", "tp", "pp")))
-        own = np.zeros((8, len(PLACEMENTS)), dtype=np.bool_)
-        for code in range(8):
-            active = [axis for bit, axis in enumerate(("dp", "tp", "pp")) if code >> bit & 1]
+        inside = devices_of(rows) <= self.cluster.devices_per_node
+        shape = sum((rows[axis] > 1) << bit for bit, axis in enumerate(DEGREES))
+        is_first = np.zeros((2 ** len(DEGREES), len(PLACEMENTS)), dtype=np.bool_)
+        for code in range(len(is_first)):
+            active = [axis for bit, axis in enumerate(DEGREES) if code >> bit & 1]
             seen: set[tuple[str, ...]] = set()
-            for placement in self.space.placement:
+            for placement in self.space["placement"]:
                 order = tuple(axis for axis in PLACEMENTS[placement] if axis in active)
-                own[code, placement] = order not in seen
+                is_first[code, placement] = order not in seen
                 seen.add(order)
-        first = rows["placement"] == self.space.placement[0]
-        return np.asarray(np.where(inside, first, own[shape, rows["placement"]]), dtype=np.bool_)
-
-
-def _column(name: str, values: tuple[int, ...]) -> Columns:
-    return {name: np.array(values, dtype=np.int64)}
+        usual = rows["placement"] == self.space["placement"][0]
+        return np.asarray(np.where(inside, usual, is_first[shape, rows["placement"]]), dtype=np.bool_)
 
 
 def _unique(columns: Columns, name: str) -> Columns:

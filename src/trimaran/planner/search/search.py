@@ -9,9 +9,10 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simulated_many, stages_many, time_many
 from trimaran.cost.estimates import Estimates
-from trimaran.cost.grid import PLACEMENTS, Bools, Floats, Ints, distinct
+from trimaran.cost.grid import Bools, Floats, Ints, distinct
 from trimaran.cost.memory.limit import memory_limit_gib
-from trimaran.layout.layout import SCHEDULES
+from trimaran.layout.axes import PLACEMENTS, devices_of
+from trimaran.layout.choices import CHOICES, index_of
 from trimaran.planner.search.candidates import Parts, Proposer
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.sieve import Columns, count, take
@@ -30,10 +31,7 @@ BEHIND = 1.1
 # Layouts kept of each block that do not fit: the best may yet become better than some of them.
 KEPT_UNFIT = 64
 # What makes two layouts different in a ranking: all but placement and stage split.
-DISTINCT = (
-    "dp", "tp", "pp", "vpp", "mbs", "global_batch", "zero_stage", "dp_kind", "sequence_parallel", "recompute",
-    "recompute_every", "precision", "schedule",
-)  # fmt: skip
+DISTINCT = (*(choice.name for choice in CHOICES if choice.distinct), "global_batch")
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class Search:
         if not count(rows):
             return rows, np.empty(0)
         fits, seconds = self._lean(rows, parts, ranking)
-        devices = rows["dp"] * rows["tp"] * rows["pp"]
+        devices = devices_of(rows)
         batch = rows["global_batch"]
         bound = self.objective.value(seconds * BOUND_SLACK, devices, batch)
         met = self.objective.meets(seconds * BOUND_SLACK, devices, batch, self.case.workload, self.case.cluster)
@@ -157,7 +155,7 @@ class Search:
         recomputes least, waits for nothing and has its layers spread best. Neither need be a valid layout.
         """
         common = self._leanest(rows, parts)
-        lean, fast = (common | {"recompute": np.full(count(rows), choose(self.proposer.space.recompute))}
+        lean, fast = (common | {"recompute": np.full(count(rows), choose(self.proposer.space["recompute"]))}
                       for choose in (max, min))  # fmt: skip
         excess = self._memory(lean) / self._limit(rows)
         fits = excess <= 1.0
@@ -175,13 +173,13 @@ class Search:
         for name in ("zero_stage", "dp_kind"):
             columns[name] = np.full(size, parts.zero[name][lean_zero])
         divides = (self.case.workload.seq_len % rows["tp"] == 0) & (rows["tp"] > 1)
-        columns["sequence_parallel"] = np.where(divides, max(space.sequence_parallel), 0)
-        columns["precision"] = np.full(size, space.precision[0])
-        columns["recompute_every"] = np.full(size, min(space.recompute_every))
+        columns["sequence_parallel"] = np.where(divides, max(space["sequence_parallel"]), 0)
+        columns["precision"] = np.full(size, space["precision"][0])
+        columns["recompute_every"] = np.full(size, min(space["recompute_every"]))
         columns["split"] = np.full(size, max(space.split))
         if "schedule" not in rows:
             # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
-            order = [SCHEDULES.index(name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
+            order = [index_of("schedule", name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
             rank = np.array([order.index(int(schedule)) for schedule in parts.pipe["schedule"]])
             best = np.lexsort((parts.pipe["vpp"], rank, parts.pipe["pp"]))
             pp, first = np.unique(parts.pipe["pp"][best], return_index=True)
@@ -200,15 +198,15 @@ class Search:
             return
         found = self._estimate(usual)
         fits = self._take_in(usual, found.sec_per_it, found.mem_gib, ranking)
-        if len(self.proposer.space.placement) == 1:
+        if len(self.proposer.space["placement"]) == 1:
             return
         quiet = found.sec_per_it - found.parts["pp"] - found.parts["dp"]
-        if PLACEMENTS[self.proposer.space.placement[0]][0] != "tp":
+        if PLACEMENTS[self.proposer.space["placement"][0]][0] != "tp":
             quiet = quiet - found.parts["tp"]  # else no other placement keeps more of a TP group inside a node
-        devices = usual["dp"] * usual["tp"] * usual["pp"]
+        devices = devices_of(usual)
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
         placed = self.proposer.placements(take(usual | {"row": np.arange(count(usual))}, hopeful))
-        placed = take(placed, placed["placement"] != self.proposer.space.placement[0])
+        placed = take(placed, placed["placement"] != self.proposer.space["placement"][0])
         # Where its ranks are does not change what a layout holds.
         memory = found.mem_gib[placed.pop("row")]
         if count(placed):
@@ -219,12 +217,12 @@ class Search:
         if not count(rows):
             return rows
         space = self.proposer.space
-        least, most = min(space.recompute_every), max(space.recompute_every)
-        lean = {"recompute": max(space.recompute), "recompute_every": least}
+        least, most = min(space["recompute_every"]), max(space["recompute_every"])
+        lean = {"recompute": max(space["recompute"]), "recompute_every": least}
         rows = take(rows, self._memory(self._leanest(_or(rows, lean), parts)) <= self._limit(rows))
         if not count(rows):
             return rows
-        fast = {"recompute": min(space.recompute), "recompute_every": most}
+        fast = {"recompute": min(space["recompute"]), "recompute_every": most}
         grid = self.proposer.grid(self._leanest(_or(rows, fast), parts))
         # How replicas agree, and over which links, is not chosen yet.
         quiet = stages_many(self.case, grid)
@@ -235,7 +233,7 @@ class Search:
         """Merge evaluated layouts into the ranking; answers which of them fit."""
         limit = self._limit(rows)
         fits = memory <= limit
-        devices = rows["dp"] * rows["tp"] * rows["pp"]
+        devices = devices_of(rows)
         value = self.objective.value(seconds, devices, rows["global_batch"])
         met = self.objective.meets(seconds, devices, rows["global_batch"], self.case.workload, self.case.cluster)
         ranking.evaluated += len(fits)
@@ -262,7 +260,7 @@ class Search:
 
     def _note_unfit(self, rows: Columns, seconds: Floats, excess: Floats, ranking: Ranking) -> None:
         """Remember what comes nearest to fitting, of the layouts that would beat the best so far, else of all."""
-        value = self.objective.value(seconds, rows["dp"] * rows["tp"] * rows["pp"], rows["global_batch"])
+        value = self.objective.value(seconds, devices_of(rows), rows["global_batch"])
         best = ranking.value[0] if len(ranking.value) else np.inf
         slower = value >= best
         distance = excess * np.where(slower & np.isfinite(best), value / best, 1.0)
@@ -289,7 +287,7 @@ class Search:
         return estimate_many(self.case, self.proposer.grid(rows))
 
     def _limit(self, rows: Columns) -> Floats:
-        return memory_limit_gib(self.case.cluster, rows["dp"] * rows["tp"] * rows["pp"], self.mem_margin)
+        return memory_limit_gib(self.case.cluster, devices_of(rows), self.mem_margin)
 
 
 def _order(value: Floats, memory: Floats, rows: Columns) -> Ints:

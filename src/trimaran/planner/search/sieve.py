@@ -13,11 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from trimaran.cost.grid import DP_KINDS, RECOMPUTES, Bools, Ints, distinct
-from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.cost.grid import Bools, Ints, distinct
+from trimaran.layout.choices import CHOICE
+from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, Rule
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.search.batches import with_batch
@@ -25,9 +25,6 @@ from trimaran.planner.search.batches import with_batch
 # Partial candidates: columns of equal length, named as LayoutGrid's fields.
 Columns = dict[str, Ints]
 
-_WORDS: Mapping[str, tuple[str, ...]] = {
-    "dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": tuple(PRECISIONS), "schedule": SCHEDULES,
-}  # fmt: skip
 _PLAIN: dict[str, object] = Layout().__dict__
 
 
@@ -65,12 +62,10 @@ class Sieve:
 
     def sentence(self, rule: Rule, fields: Mapping[str, int]) -> str | None:
         """What a rule says of one candidate: its sentence, or None where the rule is content."""
-        words = {n: _WORDS[n][v] if n in _WORDS else v for n, v in fields.items() if n != "global_batch"}
-        if "sequence_parallel" in words:
-            words["sequence_parallel"] = bool(words["sequence_parallel"])
+        chosen = {name: CHOICE[name].value(number) for name, number in fields.items() if name in CHOICE}
         # Thousands are asked about, and rules read fields alone: no need to make it as pydantic does.
         layout = object.__new__(Layout)
-        layout.__dict__.update(_PLAIN, **words)
+        layout.__dict__.update(_PLAIN, **chosen)
         workload = self._with_batch(fields.get("global_batch", self.workload.global_batch))
         return rule.broken(layout, workload, self.cluster, self.stack)
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from trimaran.cost.grid import DP_KINDS, EVEN_SPLIT, PLACEMENTS, RECOMPUTES, STACK_SPLIT, WEIGHTED_SPLIT
-from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.cost.grid import EVEN_SPLIT, STACK_SPLIT, WEIGHTED_SPLIT
+from trimaran.layout.axes import DEGREES, DEGREES_IN_WORDS, PLACEMENTS, USUAL_PLACEMENT
+from trimaran.layout.choices import CHOICE, CHOICES
+from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError, first_error
-from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -21,44 +22,23 @@ LARGEST_MBS = 4096
 LARGEST_TOLERANT_MBS = 64
 
 Fixed = Mapping[str, object]
-_SHORT = {"zero": "zero_stage", "sp": "sequence_parallel"}
-FIXABLE = (
-    "dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "sequence_parallel", "recompute", "recompute_every",
-    "precision", "schedule", "placement",
-)  # fmt: skip
+FIXABLE: tuple[str, ...] = tuple(choice.name for choice in CHOICES if choice.fixable)
+_LONG = {choice.short: choice.name for choice in CHOICES if choice.short}
 
 
 @dataclass(frozen=True)
 class Space:
-    """Candidate values of every choice; words are indices as in LayoutGrid. `free` choices have several."""
+    """Candidate values of every choice by its name, as numbers of a LayoutGrid, and the kinds of stage split.
 
-    dp: tuple[int, ...]
-    tp: tuple[int, ...]
-    pp: tuple[int, ...]
-    mbs: tuple[int, ...]
-    vpp: tuple[int, ...] | None
-    zero_stage: tuple[int, ...]
-    dp_kind: tuple[int, ...]
-    sequence_parallel: tuple[int, ...]
-    recompute: tuple[int, ...]
-    recompute_every: tuple[int, ...]
-    precision: tuple[int, ...]
-    schedule: tuple[int, ...]
-    placement: tuple[int, ...]
+    A choice without values (VPP) has those that go with the others'. `fixed` names the choices that were stated.
+    """
+
+    values: Mapping[str, tuple[int, ...]]
     split: tuple[int, ...]
     fixed: frozenset[str]
 
-
-def usual_precision(cluster: Cluster, stack: Stack) -> PrecisionName:
-    """What a layout trains in when nobody says: 16 bit where device and stack have it; fp32 on a CPU."""
-    order: tuple[PrecisionName, ...] = ("fp32", "bf16") if cluster.device.kind == "cpu" else ("bf16", "fp16", "fp32")
-    for precision in order:
-        if cluster.device.peak(precision) is not None and precision in stack.precisions:
-            return precision
-    raise TrimaranError(
-        f"{cluster.device.name or 'the device'} computes in {', '.join(cluster.device.peak_tflops)} and {stack.name} "
-        f"in {', '.join(stack.precisions)}: they share no precision, choose another stack"
-    )
+    def __getitem__(self, choice: str) -> tuple[int, ...]:
+        return self.values[choice]
 
 
 def space_of(
@@ -71,31 +51,27 @@ def space_of(
     `tolerant` lets the global batch differ. Raises TrimaranError naming a fixed field that is
     not known or a value that it cannot take.
     """
-    stated = {_SHORT.get(name, name): values for name, values in fixed.items()}
-    held = {name: _fixed_values(name, values) for name, values in stated.items()}
-    model = workload.model
-    proposed: dict[str, tuple[int, ...] | None] = {
-        "dp": tuple(range(1, min(devices, workload.global_batch) + 1)),
-        "tp": tuple(range(1, min(devices, model.heads) + 1)) if stack.tensor_parallel else (1,),
-        "pp": tuple(range(1, min(devices, model.layers) + 1)) if stack.pipeline_parallel else (1,),
-        "mbs": tuple(range(1, min(workload.global_batch, LARGEST_TOLERANT_MBS if tolerant else LARGEST_MBS) + 1)),
-        "vpp": None,
-        "zero_stage": stack.zero_stages,
-        "dp_kind": tuple(i for i, kind in enumerate(DP_KINDS) if kind in stack.dp_kinds),
-        "sequence_parallel": (0, 1) if stack.sequence_parallel else (0,),
-        "recompute": tuple(i for i, word in enumerate(RECOMPUTES) if word in stack.recomputes),
-        "recompute_every": (1,),
-        "precision": held.get("precision") or (tuple(PRECISIONS).index(usual_precision(cluster, stack)),),
-        "schedule": tuple(i for i, word in enumerate(SCHEDULES) if word == "none" or word in stack.schedules),
-        "placement": tuple(range(len(PLACEMENTS))),
-    }
+    stated = {_LONG.get(name, name): values for name, values in fixed.items()}
+    values = {name: _fixed_values(name, given) for name, given in stated.items()}
+    for choice in CHOICES:
+        if choice.proposes and choice.name not in values:
+            proposed = [choice.index(value) for value in choice.proposes(workload, cluster, stack, devices)]
+            values[choice.name] = tuple(sorted(proposed) if choice.words else proposed)
+    if "mbs" not in stated:
+        values["mbs"] = values["mbs"][: LARGEST_TOLERANT_MBS if tolerant else LARGEST_MBS]
+    # An axis that nobody may give two ranks has no place of its own: its other places would be the same layouts again.
+    several = {axis for axis in DEGREES if max(values[axis]) > 1}
+    orders: dict[tuple[str, ...], int] = {}
+    for placement in values["placement"]:
+        orders.setdefault(tuple(axis for axis in PLACEMENTS[placement] if axis in several), placement)
+    values["placement"] = tuple(orders.values())
     other = EVEN_SPLIT if stack.head_weighted_stages else WEIGHTED_SPLIT
     split = (STACK_SPLIT, other) if stack.uneven_stages else (STACK_SPLIT,)
-    return Space(**{**proposed, **held}, split=split, fixed=frozenset(held))  # type: ignore[arg-type]
+    return Space(values, split, frozenset(stated))
 
 
 def _fixed_values(name: str, values: object) -> tuple[int, ...]:
-    """The values of one fixed choice, each checked as Layout checks it; words as indices."""
+    """The values of one fixed choice, each checked as Layout checks it; words as indexes."""
     if name not in FIXABLE:
         raise TrimaranError(f"fixed field {name!r} is not one of {', '.join(FIXABLE)}: choose one of them")
     several = values if isinstance(values, list | tuple) else str(values).split(",")
@@ -106,15 +82,11 @@ def _fixed_value(name: str, value: object) -> int:
     text = str(value).strip().lower()
     given: object = tuple(text.split("-")) if name == "placement" else text
     if name == "placement" and given not in PLACEMENTS:
-        raise TrimaranError(f"fixed placement {text!r} does not name dp, tp and pp once each: write tp-dp-pp")
+        raise TrimaranError(
+            f"fixed placement {text!r} does not name {DEGREES_IN_WORDS} once each: write {'-'.join(USUAL_PLACEMENT)}"
+        )
     try:
         layout = Layout.model_validate({name: given})
     except ValidationError as error:
         raise TrimaranError(f"fixed {name}: {first_error(error)}") from None
-    found = getattr(layout, name)
-    words = {"dp_kind": DP_KINDS, "recompute": RECOMPUTES, "precision": tuple(PRECISIONS), "schedule": SCHEDULES}
-    if name == "placement":
-        return PLACEMENTS.index(found)
-    if name in words:
-        return words[name].index(found)
-    return int(found)
+    return CHOICE[name].index(getattr(layout, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -14,9 +14,20 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
+from trimaran.layout.axes import DEGREES, devices_of
+from trimaran.layout.choices import CHOICE
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.report.layouts import MEASURED
 from trimaran.report.measured_rows import size_label
+
+
+def _columns() -> Iterator[tuple[str, str, str, bool]]:
+    """The page's columns of a layout: key, title, the word that filters use, and whether it is dull."""
+    for choice, heading in MEASURED:
+        yield choice.name, heading.title, choice.short or choice.name, heading.dull
+        if choice.name == "mbs":
+            yield "gbs", "GBS", "gbs", True
 
 
 class ShownLayout(Noun):
@@ -32,16 +43,8 @@ class ShownLayout(Noun):
     status: str
     nodes: int | None
     devices: int
-    dp: int
-    tp: int
-    pp: int
-    vpp: int
-    mbs: int
     gbs: int
-    zero_stage: int
-    recompute: str
-    precision: str
-    schedule: str
+    choices: dict[str, int | str] = Field(description="what was chosen, by the name of the layout's field")
     variant: str | None = None
     sec_per_it: float | None = None
     sec_per_it_low: float | None = None
@@ -68,6 +71,9 @@ class Content(Noun):
     facts: tuple[tuple[str, str], ...]
     sentences: tuple[str, ...]
     cases: tuple[ShownLayout, ...]
+    columns: tuple[tuple[str, str, str, bool], ...] = Field(
+        default=tuple(_columns()), description="of choices: key, title, word in filters, whether dull where all agree"
+    )
     mem_limit_gib: float | None = None
 
 
@@ -91,7 +97,8 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
             source="plan",
             work=f"{plan['model']} on {plan['cluster']}",
             status="predicted",
-            **{key: entry[key] for key in _SHARED},
+            **{key: entry[key] for key in ("layout", "nodes", "devices", "gbs")},
+            choices={choice.name: entry[choice.name] for choice, _ in MEASURED},
             sec_per_it=entry["sec_per_it"],
             sec_per_it_low=entry["sec_per_it_low"],
             sec_per_it_high=entry["sec_per_it_high"],
@@ -130,13 +137,6 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
     )
 
 
-# Fields that a plan's JSON, a measured row and a case share by name.
-_SHARED = (
-    "layout", "nodes", "devices", "dp", "tp", "pp", "vpp", "mbs", "gbs", "zero_stage", "recompute", "precision",
-    "schedule",
-)  # fmt: skip
-
-
 def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
     """The page of one store's rows, or of several side by side.
 
@@ -166,8 +166,7 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
 
 def _measured_case(source: str, row: Measurement) -> ShownLayout:
     predicted = _estimate_of(row)
-    dp = row.dp or 1
-    fields = {name: getattr(row, name) for name in _SHARED if name not in ("layout", "devices", "dp")}
+    choices = _choices_of(row)
     parts: dict[str, Any] = {}
     if predicted is not None:
         stages = (stage.model_dump(exclude={"stage"}) for stage in predicted.memory)
@@ -176,9 +175,10 @@ def _measured_case(source: str, row: Measurement) -> ShownLayout:
         source=source,
         work=_work(row),
         layout=_layout_of(row),
-        devices=row.devices or dp * row.tp * row.pp,
-        dp=dp,
-        **fields,
+        nodes=row.nodes,
+        devices=row.devices or devices_of(choices),
+        gbs=row.gbs,
+        choices=choices,
         **parts,
         status=row.status,
         variant=row.variant,
@@ -192,9 +192,14 @@ def _measured_case(source: str, row: Measurement) -> ShownLayout:
     )
 
 
+def _choices_of(row: Measurement) -> dict[str, Any]:
+    return {choice.name: getattr(row, choice.name) for choice, _ in MEASURED} | {"dp": row.dp or 1}
+
+
 def _layout_of(row: Measurement) -> str:
     """The row's layout in short notation; one from a table has no label of its own."""
-    return row.layout_label or f"dp{row.dp or 1},tp{row.tp},pp{row.pp},mbs{row.mbs}"
+    words = (CHOICE[name].word.writes(_choices_of(row)) for name in (*DEGREES, "mbs"))
+    return row.layout_label or ",".join(filter(None, words))
 
 
 def _estimate_of(row: Measurement) -> Estimate | None:

@@ -2,7 +2,7 @@
 // The page's script: a table that sorts and filters, and charts that follow it.
 (() => {
   const content = JSON.parse(document.getElementById("data").textContent);
-  const cases = content.cases.map((one, id) => ({ id, ...one }));
+  const cases = content.cases.map((one, id) => ({ id, ...one, ...one.choices }));
   const $ = (selector) => document.querySelector(selector);
   const PAGE = 100; // rows added to the table at a time
   const DRAWN = 2000; // points a chart draws at most: more cannot be told apart on a screen
@@ -15,10 +15,7 @@
     ["layout", "Layout", null, "layout"], ["source", "Source", null, "source"],
     ["work", "Work", null, "work"], ["status", "Status", null, "status"],
     ["nodes", "Nodes", null, "nodes"], ["devices", "Devices", null, "devices"],
-    ["dp", "DP", null, "dp"], ["tp", "TP", null, "tp"], ["pp", "PP", null, "pp"], ["vpp", "VPP", null, "vpp"],
-    ["mbs", "MBS", null, "mbs"], ["gbs", "GBS", null, "gbs"], ["zero_stage", "ZeRO", null, "zero"],
-    ["recompute", "Recompute", null, "recompute"], ["precision", "Precision", null, "precision"],
-    ["schedule", "Schedule", null, "schedule"], ["variant", "Variant", null, "variant"],
+    ...content.columns.map(([key, title, word]) => [key, title, null, word]), ["variant", "Variant", null, "variant"],
     ["predicted_mem_gib", "Mem predicted, GiB", fixed(2), "predicted_mem"], ["mem_gib", "Mem, GiB", fixed(2), "mem"],
     ["predicted_sec_per_it", "Sec/it predicted", significant(4), "predicted_sec"],
     ["sec_per_it", "Sec/it", significant(4), "sec"], ["tflops", "TFLOPs", significant(3), "tflops"],
@@ -27,7 +24,8 @@
   const differs = (key) => new Set(cases.map((one) => one[key])).size > 1;
   const present = (key) => cases.some((one) => one[key] !== null && one[key] !== "");
   // what is the same in every row says nothing in a table
-  const dull = new Set(["source", "work", "status", "vpp", "zero_stage", "variant", "schedule", "precision", "gbs", "nodes"]);
+  const dull = new Set(["source", "work", "status", "variant", "nodes"]);
+  for (const [key, , , isDull] of content.columns) if (isDull) dull.add(key);
   const columns = COLUMNS.filter(([key]) => present(key) && (!dull.has(key) || differs(key)));
   const isNumber = (key) => cases.some((one) => typeof one[key] === "number");
 

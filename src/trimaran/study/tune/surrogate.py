@@ -13,17 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
-from trimaran.nouns.precision import PRECISIONS
-from trimaran.nouns.stack import Schedule
 
 Floats = NDArray[np.float64]
 
-# Doubling a degree changes what the model may have wrong; so does every other choice. One unit is one length scale
-# of the process. Layouts that differ in anything are apart: equal ones would be known once one of them is measured.
-_SCALES = {"dp": 0.4, "tp": 0.7, "pp": 0.5, "mbs": 0.4, "vpp": 0.5, "recompute_every": 0.4}
-_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "zero_bubble")  # beside 1F1B; interleaved shows in vpp
-_SWITCH, _SMALL_SWITCH = 1.0, 0.3
 # Part of the error that all layouts share (the machine's state on the day), as variance.
 _SHARED = 0.5
 # What a trial may differ by when it is run again, relative (1 sigma), where its rows do not say.
@@ -66,28 +60,10 @@ class Belief:
 def features(layouts: Sequence[Layout]) -> Floats:
     """Coordinates of layouts in units of the length scales, shape (n, coordinates)."""
     rows = [
-        [
-            *(scale * np.log2(getattr(layout, name)) for name, scale in _SCALES.items()),
-            _SWITCH * ("none", "selective", "full").index(layout.recompute),
-            _SWITCH * layout.zero_stage / 2,
-            *(_SWITCH * (layout.schedule == name) for name in _SCHEDULES),
-            _SWITCH * (layout.dp_kind == "parameter_server"),
-            _SWITCH * layout.sequence_parallel,
-            _SWITCH * tuple(PRECISIONS).index(layout.precision),
-            *(
-                _SMALL_SWITCH * (axis != usual)
-                for axis, usual in zip(layout.placement, ("tp", "dp", "pp"), strict=True)
-            ),
-            _SMALL_SWITCH * _unevenness(layout),
-        ]
+        [number for choice in CHOICES for number in choice.coordinates(getattr(layout, choice.name))]
         for layout in layouts
     ]
     return np.asarray(rows, dtype=np.float64)
-
-
-def _unevenness(layout: Layout) -> float:
-    """Layers that the fullest stage has more than the leanest; 0 where the split is left to the stack."""
-    return float(max(layout.stage_split) - min(layout.stage_split)) if layout.stage_split else 0.0
 
 
 def believe(

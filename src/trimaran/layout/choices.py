@@ -1,0 +1,242 @@
+"""Choices: one row for each field of a layout, from which all that lists a layout's fields is made.
+
+The grid, the sieve, the search's space, the surrogate, the notation, the table columns, the printed tables and the
+page iterate over CHOICES, so a further choice is a further row here, a field of Layout and one of LayoutGrid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from trimaran.layout.axes import AXES, PLACEMENTS, USUAL_PLACEMENT, Axis
+from trimaran.layout.words import Word, beside, flagged, numbered, ordered, recomputing, spelled, split_in_runs
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.columns import BY_NAME, Column
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.precision import PRECISIONS, PrecisionName
+from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule, Stack
+from trimaran.nouns.workload import Workload
+
+# The values that are worth proposing to run a workload on so many devices of a cluster, the plainest first.
+Proposes = Callable[[Workload, Cluster, Stack, int], Sequence[Any]]
+# A value's coordinates in the surrogate's space, in length scales of the cost model's error.
+Coordinates = Callable[[Any], tuple[float, ...]]
+# Doubling a degree changes what the cost model may have wrong; so does every other choice. One unit is one length scale
+# of the surrogate. Layouts that differ in anything are apart: equal ones would be known once one of them is measured.
+_SWITCH, _SMALL_SWITCH = 1.0, 0.3
+
+
+@dataclass(frozen=True)
+class Heading:
+    """How printed tables and the page show the choice, in records under `key` or its name.
+
+    `blank` says where its default is not shown: nowhere, in a row that has it, or in a table whose rows all have it;
+    the first kind of blank is shown of plans alone. The page drops a `dull` column whose rows all say the same.
+    """
+
+    title: str
+    key: str = ""
+    blank: Literal["never", "row", "table"] = "never"
+    dull: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One field of a layout: one of `words`, or a number, or a list that a grid holds apart.
+
+    `short` is its name in `--fix` and in the page's filters. `proposes` is None where a search makes the values from
+    those of others; a choice that is not `fixable` cannot be held at a value. Layouts that differ only in choices
+    that are not `distinct` share one place in a ranking. `column` and `heading` are None where it has none.
+    """
+
+    name: str
+    short: str = ""
+    default: Any
+    words: tuple[Any, ...] = ()
+    word: Word
+    column: Column | None
+    heading: Heading | None
+    proposes: Proposes | None
+    fixable: bool = True
+    distinct: bool = True
+    coordinates: Coordinates
+
+    @property
+    def bounds(self) -> tuple[int, int | None] | None:
+        """The least and the largest number, where it is one: those of its column."""
+        if self.words or not isinstance(self.default, int):
+            return None
+        return (int(self.column.minimum or 0), int(self.column.maximum or 0)) if self.column else (1, None)
+
+    @property
+    def in_grid(self) -> bool:
+        """Whether a grid holds it as an array of numbers or indexes."""
+        return bool(self.words) or self.bounds is not None
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off."""
+        return self.words == (False, True)
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a number from 1 on, such that twice as much is a step."""
+        return self.bounds is not None and self.bounds[0] == 1
+
+    def index(self, value: Any) -> int:
+        """The number that stands for a value in a grid: itself, or the place among the words."""
+        return self.words.index(value) if self.words else int(value)
+
+    def value(self, index: Any) -> Any:
+        """The value that a grid's number stands for."""
+        return self.words[int(index)] if self.words else int(index)
+
+
+def usual_precision(cluster: Cluster, stack: Stack) -> PrecisionName:
+    """What a layout trains in when nobody says: 16 bit where device and stack have it; fp32 on a CPU."""
+    order: tuple[PrecisionName, ...] = ("fp32", "bf16") if cluster.device.kind == "cpu" else ("bf16", "fp16", "fp32")
+    for precision in order:
+        if cluster.device.peak(precision) is not None and precision in stack.precisions:
+            return precision
+    raise TrimaranError(
+        f"{cluster.device.name or 'the device'} computes in {', '.join(cluster.device.peak_tflops)} and {stack.name} "
+        f"in {', '.join(stack.precisions)}: they share no precision, choose another stack"
+    )
+
+
+def usual_schedule(pp: int, vpp: int) -> Schedule:
+    """The schedule of a layout that names none: 1F1B where there is a pipeline, interleaved with virtual stages."""
+    return "none" if pp <= 1 else "interleaved" if vpp > 1 else "1f1b"
+
+
+def _doublings(scale: float) -> Coordinates:
+    """Doubling the number is `scale` length scales."""
+    return lambda number: (scale * math.log2(number),)
+
+
+def _steps(size: float, values: tuple[Any, ...]) -> Coordinates:
+    """Each value is `size` length scales from the next."""
+    return lambda value: (size * values.index(value),)
+
+
+def _switches(size: float, values: tuple[Any, ...]) -> Coordinates:
+    """Each of the values is a switch of its own."""
+    return lambda value: tuple(size * (value == each) for each in values)
+
+
+def _unevenness(split: tuple[int, ...]) -> tuple[float, ...]:
+    """Layers that the fullest stage has more than the leanest; 0 where the split is left to the stack."""
+    return (_SMALL_SWITCH * (max(split) - min(split)) if split else 0.0,)
+
+
+def _places(placement: tuple[str, ...]) -> tuple[float, ...]:
+    """A small switch for each place whose axis is not the usual one."""
+    return tuple(_SMALL_SWITCH * (axis != usual) for axis, usual in zip(placement, USUAL_PLACEMENT, strict=True))
+
+
+def _degree(axis: Axis) -> Choice:
+    return Choice(
+        name=axis.name, default=1, word=numbered(axis.name, axis.name, usual=None if axis.usual else 1),
+        column=BY_NAME[axis.name],
+        heading=Heading(axis.title) if axis.usual else Heading(axis.title, blank="table", dull=True),
+        proposes=lambda workload, cluster, stack, devices: range(1, min(devices, axis.largest(workload, stack)) + 1),
+        coordinates=_doublings(axis.scale),
+    )  # fmt: skip
+
+
+_RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+CHOICES: tuple[Choice, ...] = (
+    *(_degree(axis) for axis in AXES),
+    Choice(
+        name="vpp", default=1, word=numbered("vpp", "vpp"), column=BY_NAME["vpp"],
+        heading=Heading("VPP", blank="table", dull=True), proposes=None, coordinates=_doublings(0.5),
+    ),
+    Choice(
+        name="mbs", default=1, word=numbered("mbs", "mbs", usual=None), column=BY_NAME["mbs"], heading=Heading("MBS"),
+        proposes=lambda workload, cluster, stack, devices: range(1, workload.global_batch + 1),
+        coordinates=_doublings(0.4),
+    ),
+    Choice(
+        name="zero_stage", short="zero", default=0, word=numbered("zero_stage", "zero", usual=0),
+        column=BY_NAME["zero_stage"], heading=Heading("ZeRO", dull=True),
+        proposes=lambda workload, cluster, stack, devices: stack.zero_stages,
+        coordinates=_steps(_SWITCH / 2, (0, 1, 2, 3)),
+    ),
+    Choice(
+        name="dp_kind", default="all_reduce", words=get_args(DataParallelKind),
+        word=flagged(
+            "dp_kind", {"ps": {"dp_kind": "parameter_server"}, "fsdp": {"dp_kind": "fully_sharded", "zero_stage": 3}}
+        ),
+        column=BY_NAME["dp_kind"], heading=Heading("DP kind", blank="row"),
+        proposes=lambda workload, cluster, stack, devices: stack.dp_kinds,
+        # fully sharded is ZeRO stage 3, which is far from the others already
+        coordinates=_switches(_SWITCH, ("parameter_server",)),
+    ),
+    Choice(
+        name="sequence_parallel", short="sp", default=False, words=(False, True),
+        word=flagged("sequence_parallel", {"sp": {"sequence_parallel": True}}),
+        column=None, heading=Heading("SP", key="sp", blank="row"),
+        proposes=lambda workload, cluster, stack, devices: (False, True) if stack.sequence_parallel else (False,),
+        coordinates=_switches(_SWITCH, (True,)),
+    ),
+    Choice(
+        name="recompute", default="none", words=_RECOMPUTES, word=recomputing(_RECOMPUTES),
+        column=BY_NAME["recompute"], heading=Heading("Recompute"),
+        proposes=lambda workload, cluster, stack, devices: stack.recomputes,
+        coordinates=_steps(_SWITCH, _RECOMPUTES),
+    ),
+    Choice(
+        name="recompute_every", default=1, word=beside("recompute"), column=None, heading=None,
+        proposes=lambda workload, cluster, stack, devices: (1,), coordinates=_doublings(0.4),
+    ),
+    Choice(
+        name="precision", default="fp32", words=tuple(PRECISIONS),
+        word=spelled("precision", tuple(PRECISIONS), lambda fields: "fp32"),
+        column=BY_NAME["precision"], heading=Heading("Precision", dull=True),
+        proposes=lambda workload, cluster, stack, devices: (usual_precision(cluster, stack),),
+        # two precisions differ in two of these coordinates, and so by one switch
+        coordinates=_switches(_SWITCH / math.sqrt(2), tuple(PRECISIONS)),
+    ),
+    Choice(
+        name="schedule", default="none", words=_SCHEDULES,
+        word=spelled("schedule", _SCHEDULES, lambda fields: usual_schedule(fields["pp"], fields["vpp"])),
+        column=BY_NAME["schedule"], heading=Heading("Schedule", dull=True),
+        proposes=lambda workload, cluster, stack, devices: ("none", *stack.schedules),
+        # beside 1F1B; interleaved shows in vpp
+        coordinates=_switches(_SWITCH, ("gpipe", "zero_bubble")),
+    ),
+    Choice(
+        name="stage_split", default=(), word=split_in_runs(), column=None, heading=None,
+        proposes=None, fixable=False, distinct=False, coordinates=_unevenness,
+    ),
+    Choice(
+        name="placement", default=USUAL_PLACEMENT, words=PLACEMENTS, word=ordered("placement", USUAL_PLACEMENT),
+        column=None, heading=None, proposes=lambda workload, cluster, stack, devices: PLACEMENTS,
+        distinct=False, coordinates=_places,
+    ),
+)  # fmt: skip
+
+CHOICE: Mapping[str, Choice] = {choice.name: choice for choice in CHOICES}
+# What a grid holds as arrays, and what a row of a table has a column for.
+IN_GRID: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.in_grid)
+IN_TABLES: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.column)
+
+
+def index_of(choice: str, word: object) -> int:
+    """The number that stands for a word of a choice in a grid."""
+    return CHOICE[choice].index(word)
+
+
+def field(choice: str) -> Any:
+    """The pydantic field of a choice: its default and bounds."""
+    row = CHOICE[choice]
+    least, most = row.bounds or (None, None)
+    # above 0 reads better to a person than at least 1
+    return Field(default=row.default, le=most, **({"gt": 0} if row.is_count else {"ge": least}))

@@ -1,0 +1,97 @@
+"""Words: how each choice of a layout is written in and read from the short notation, one word of it at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+Fields = Mapping[str, Any]
+# Longer runs of equal stages are written `6x10` in the short notation.
+_LONG_RUN = 4
+
+
+@dataclass(frozen=True)
+class Word:
+    """How one choice is written: `writes` gives its word of a layout's fields, empty where it goes without saying.
+
+    `pattern` matches a whole word that states the choice, and `reads` gives the fields that the match states.
+    """
+
+    pattern: str
+    reads: Callable[[re.Match[str]], dict[str, Any]]
+    writes: Callable[[Fields], str]
+
+
+def numbered(name: str, word: str, usual: int | None = 1) -> Word:
+    """A number behind its word, `dp8`; left out where it is `usual`."""
+    return Word(
+        rf"{word}=?(\d+)",
+        lambda match: {name: int(match[1])},
+        lambda fields: "" if fields[name] == usual else f"{word}{fields[name]}",
+    )
+
+
+def spelled(name: str, words: tuple[str, ...], usual: Callable[[Fields], str]) -> Word:
+    """The choice's own word, `bf16`; left out where it is the usual one beside the other fields."""
+    return Word(
+        "|".join(words),
+        lambda match: {name: match[0]},
+        lambda fields: "" if fields[name] == usual(fields) else fields[name],
+    )
+
+
+def flagged(name: str, meanings: Mapping[str, Mapping[str, Any]]) -> Word:
+    """Short words that stand for a value each, and may state other fields with it; other values go without saying."""
+    short = {stated[name]: word for word, stated in meanings.items()}
+    return Word(
+        "|".join(meanings),
+        lambda match: dict(meanings[match[0]]),
+        lambda fields: short.get(fields[name], ""),
+    )
+
+
+def recomputing(words: tuple[str, ...]) -> Word:
+    """What is recomputed, and of which layers: `recompute-full2` is every second layer."""
+
+    def writes(fields: Fields) -> str:
+        every = fields["recompute_every"] if fields["recompute_every"] > 1 else ""
+        return f"recompute-{fields['recompute']}{every}" if every or fields["recompute"] != "none" else ""
+
+    return Word(
+        rf"recompute[-=]({'|'.join(words)})(\d*)",
+        lambda match: {"recompute": match[1], "recompute_every": int(match[2] or 1)},
+        writes,
+    )
+
+
+def beside(other: str) -> Word:
+    """A choice that the word of `other` states."""
+    return Word(r"(?!)", lambda match: {}, lambda fields: "")
+
+
+def split_in_runs() -> Word:
+    """A stage split in runs: `split5-6x10-5`, where `6x10` stands for ten stages of 6 layers."""
+    run = r"\d+(?:x\d{1,6})?"
+
+    def reads(match: re.Match[str]) -> dict[str, Any]:
+        runs = (word.partition("x") for word in match[1].split("-"))
+        return {"stage_split": tuple(int(layers) for layers, _, n in runs for _ in range(int(n or 1)))}
+
+    def writes(fields: Fields) -> str:
+        lengths = [(layers, len(list(same))) for layers, same in groupby(fields["stage_split"])]
+        words = [[f"{layers}x{n}"] if n > _LONG_RUN else [str(layers)] * n for layers, n in lengths]
+        return "split" + "-".join(word for run in words for word in run) if words else ""
+
+    return Word(rf"split({run}(?:-{run})*)", reads, writes)
+
+
+def ordered(name: str, usual: tuple[str, ...]) -> Word:
+    """Axes from the innermost outwards: `place-tp-pp-dp`."""
+    return Word(
+        r"place-(.*)",
+        lambda match: {name: tuple(match[1].split("-"))},
+        lambda fields: "" if fields[name] == usual else "place-" + "-".join(fields[name]),
+    )
