@@ -1,0 +1,73 @@
+"""Axes: one arithmetic of sizes, strides, groups and coordinates, for a layout and for a grid of them."""
+
+from __future__ import annotations
+
+from itertools import chain, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimaran.api import workload_of
+from trimaran.cost.grid import LayoutGrid
+from trimaran.files.catalogue import load_stack
+from trimaran.layout.axes import AXES, DEGREES, PARTS, PLACEMENTS, devices_of, groups, in_words
+from trimaran.layout.layout import Layout
+
+NAMES = (*DEGREES, *chain.from_iterable(PARTS.values()))
+layouts = st.builds(
+    Layout, dp=st.integers(1, 5), tp=st.integers(1, 4), pp=st.integers(1, 4), zero_stage=st.integers(0, 3),
+    dp_kind=st.sampled_from(["all_reduce", "fully_sharded"]), placement=st.sampled_from(PLACEMENTS),
+)  # fmt: skip
+
+
+@given(layouts)
+def test_a_rank_is_its_coordinates_times_their_strides(layout: Layout) -> None:
+    for rank in range(layout.devices):
+        assert rank == sum(layout.coordinate(axis, rank) * layout.stride(axis) for axis in DEGREES)
+
+
+@given(layouts, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+def test_groups_share_out_all_ranks_and_differ_along_their_axes_alone(layout: Layout, axes: list[str]) -> None:
+    found = groups(layout, *axes)
+    assert sorted(chain.from_iterable(found)) == list(range(layout.devices))
+    along = {part for axis in axes for part in PARTS.get(axis, (axis,))}
+    others = [part for axis in DEGREES for part in PARTS.get(axis, (axis,)) if part not in along]
+    for ranks in found:
+        assert len(ranks) == layout.fold(*along)
+        assert list(ranks) == sorted(ranks)
+        assert all(len({layout.coordinate(other, rank) for rank in ranks}) == 1 for other in others)
+    if len(axes) == 1:
+        steps = {after - before for ranks in found for before, after in pairwise(ranks)}
+        assert steps <= {layout.stride(axes[0])}
+
+
+@given(layouts)
+def test_replicas_are_those_that_share_out_times_those_that_hold_the_same(layout: Layout) -> None:
+    assert layout.fold("replicate", "shard") == layout.dp
+    shares = layout.zero_stage > 0 or layout.dp_kind == "fully_sharded"
+    assert layout.shard == (layout.dp if shares else 1)
+    assert groups(layout, "replicate", "shard") == groups(layout, "dp")
+
+
+@given(st.lists(layouts, min_size=1, max_size=6))
+def test_a_grid_answers_for_each_of_its_layouts(members: list[Layout]) -> None:
+    workload, stack = workload_of("gpt2-124m", 64), load_stack("trimaran")
+    grid = LayoutGrid.from_layouts(
+        [layout.model_copy(update={"stage_split": (12,)}) for layout in members], workload, stack
+    )
+    assert grid.devices.tolist() == [layout.devices for layout in members]
+    for name in NAMES:
+        assert grid.fold(name).tolist() == [layout.fold(name) for layout in members]
+        assert grid.stride(name).tolist() == [layout.stride(name) for layout in members]
+        assert grid.coordinate(name, 3).tolist() == [layout.coordinate(name, 3) for layout in members]
+
+
+@given(layouts)
+def test_the_product_of_the_degrees_is_the_devices(layout: Layout) -> None:
+    assert devices_of(vars(layout)) == layout.devices
+    assert devices_of(vars(layout), without="dp") * layout.dp == layout.devices
+
+
+def test_a_product_is_written_as_people_write_it() -> None:
+    assert in_words({"dp": 8, "tp": 4, "pp": 12}) == "DP 8 x TP 4 x PP 12"
+    assert [axis.title for axis in AXES] == ["DP", "TP", "PP"]
