@@ -20,7 +20,7 @@ from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.measurement import Measurement
 from trimaran.planner.search.search import DISTINCT
 from trimaran.planner.search.space import FIXABLE, space_of
-from trimaran.report import measured, planned
+from trimaran.report import measured_rows, planned
 from trimaran.report.page.content import plan_content
 from trimaran.study.tune.surrogate import features
 
@@ -165,7 +165,7 @@ def test_printed_tables_have_every_choice_that_has_a_heading(choice: Choice) -> 
     titles = {field.title for field in planned.FIELDS}
     assert choice.heading.title in titles
     if choice.heading.blank != "row":
-        assert choice.heading.title in {field.title for field in measured.FIELDS}
+        assert choice.heading.title in {field.title for field in measured_rows.FIELDS}
 
 
 @pytest.fixture(scope="module")
