@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -24,13 +25,14 @@ from trimaran.cost.predict import predict_table
 from trimaran.files.catalogue import catalogue_names, dump_toml, load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import measured_workload, nouns_of, run_cells
 from trimaran.files.row_table import format_table, parse_table, read_table
-from trimaran.layout.layout import SCHEDULES, Layout
+from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, RotaryScaling
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.stack import Schedule
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.recipe import Recipe
 from trimaran.recipe.sweep import SweepSettings
@@ -206,7 +208,7 @@ def layouts(draw: st.DrawFn) -> Layout:
             "recompute": recompute,
             "recompute_every": draw(st.integers(1, 4)) if recompute == "full" else 1,
             "precision": draw(st.sampled_from(tuple(PRECISIONS))),
-            "schedule": draw(st.sampled_from(SCHEDULES)) if pp > 1 else "none",
+            "schedule": draw(st.sampled_from(get_args(Schedule))) if pp > 1 else "none",
             "stage_split": tuple(draw(split)) if draw(st.booleans()) else (),
             "placement": draw(st.permutations(("tp", "dp", "pp"))),
         }
