@@ -68,7 +68,10 @@ ZERO_SAYS_SOMETHING = {
         "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "latency_us",
         "matmul_share", "flash_share", "all_reduce_gb_s", "cores_per_node", "host_mem_gib", "price_per_device_hour",
     },
-    "stack": {"overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages"},
+    "stack": {
+        "overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages", "loss_chunk_cpu_tokens",
+        "loss_chunk_gpu_tokens",
+    },
     "calibration": {"rows", "time_error", "mem_error", "dp_overlap", "micro_batch_ms", "iteration_ms", "buffer_gib"},
     "layout": {"zero_stage"},
     "data": set[str](),
