@@ -31,11 +31,11 @@ from trimaran.layout.flops import model_flops
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
+from trimaran.protocol.exits import OUT_OF_MEMORY
 from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data import DataSettings
 from trimaran.recipe.training import TrainSettings
-from trimaran.train.run.rank import EXIT_OUT_OF_MEMORY
 
 HERE = Path(__file__).parent
 WARM_UP_STEPS = 4
@@ -119,7 +119,7 @@ def run(
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, *contender.program, str(out_dir / "job.json"), *contender.options]
     if status := subprocess.run(command, env={**os.environ, **place}, check=False).returncode:
-        return "out of memory" if status == EXIT_OUT_OF_MEMORY else f"failed, status {status}"
+        return "out of memory" if status == OUT_OF_MEMORY else f"failed, status {status}"
     result = json.loads((out_dir / "result.json").read_text())
     return statistics.median(result["sec_per_it"][WARM_UP_STEPS:]), max(result["mem_gib_per_rank"])
 

@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from trimaran.bench.launch.network.measure import measure_links
@@ -85,7 +86,7 @@ def unscaled(networks: Sequence[ShapedNetwork]) -> str:
     ]
     for network in networks:
         full = network.model_copy(update={"scale": 1.0})
-        with SwitchedNetwork(full, 2) as switched:
+        with closing(SwitchedNetwork(full, 2)) as switched:
             check = measure_links(switched)
         asked = f"{full.latency_ms:g} ms, {full.bandwidth_gbps:g} Gbit/s"
         found = f"{check.delay_ms:.3g} ms, {check.gbps:.3g} Gbit/s"

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from trimaran.bench.watch import heartbeat
-from trimaran.bench.watch.heartbeat import Pulse
+from trimaran.bench.watch import pulse as pulses
 from trimaran.bench.watch.limits import Limits
+from trimaran.bench.watch.pulse import Pulse
 
 
 def test_ranks_that_resume_wait_for_the_one_that_still_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(pulses, "time", SimpleNamespace(monotonic=lambda: now))
     pulse, ranks, limits = Pulse(tmp_path, 2), [0, 1], Limits(start_s=180)
     for rank in ranks:
         (tmp_path / f"heartbeat.{rank}").write_text("resume")

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from trial_helpers import fake_worker, processes_that_name
-from trimaran.bench.launch.network import ShapedLauncher
+from trimaran.bench.launch.network.launcher import ShapedLauncher
 from trimaran.bench.launch.network.measure import TOLERANCE, LinkCheck, Way, measure_links
 from trimaran.bench.launch.network.switched import SwitchedNetwork
 from trimaran.bench.sweep import run_sweep
@@ -44,7 +45,7 @@ CAP_SYS_ADMIN, PR_CAPBSET_DROP = 21, 24  # linux/capability.h, linux/prctl.h
 
 def measured(network: ShapedNetwork, nodes: int) -> LinkCheck:
     """As before a trial: a busy machine gets three tries."""
-    with SwitchedNetwork(network, nodes) as switched:
+    with closing(SwitchedNetwork(network, nodes)) as switched:
         for _ in range(3):
             check = measure_links(switched)
             if check.refusal is None:
@@ -85,7 +86,7 @@ def test_the_hosts_own_network_is_not_touched() -> None:
         return socket.if_nameindex(), Path("/proc/net/route").read_text(), sorted(Path("/run").glob("netns/*"))
 
     before = host()
-    with SwitchedNetwork(NEAR, 2) as switched:
+    with closing(SwitchedNetwork(NEAR, 2)) as switched:
         during = host()
         inside = switched.open_socket(0, socket.SOCK_DGRAM)
         inside.bind((switched.addresses[0], 0))  # an address that the host does not have
@@ -168,7 +169,7 @@ SWEEP = """
 import sys, time
 from pathlib import Path
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.network import ShapedLauncher
+from trimaran.bench.launch.network.launcher import ShapedLauncher
 from trimaran.nouns.shaped_network import ShapedNetwork
 
 out_dir = Path(sys.argv[1])

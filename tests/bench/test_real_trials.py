@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
@@ -16,12 +17,13 @@ import pytest
 from processes import processes_in
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.local import LocalLauncher, LocalRanks
-from trimaran.bench.launch.nursery import TRAINER
 from trimaran.bench.sweep import run_sweep
 from trimaran.bench.trial.trial import Trial, prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.protocol.files import RunFile
+from trimaran.protocol.programs import TRAINER
 from trimaran.recipe.data import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
@@ -141,7 +143,7 @@ def test_a_forked_rank_learns_and_holds_what_a_started_one_does(
 ) -> None:
     workspace = Workspace(tmp_path)
     data = workspace.data(real)
-    rows = {}
+    rows, import_s = {}, {}
     # the second forked trial meets another environment and number of ranks than the first
     cases = (
         ("forked", launcher, "tp2,mbs2"),
@@ -152,6 +154,8 @@ def test_a_forked_rank_learns_and_holds_what_a_started_one_does(
         trial = prepare_trial(real, cluster, parse_layout(layout), data_dir=data, work_dir=tmp_path / name)
         rows[name] = run_trial(trial, starting, Limits(timeout_s=250))
         assert rows[name].status == "ok", rows[name].evidence
+        import_s[name] = json.loads(RunFile.RESULT.of(trial.job.out_dir).read_text())["startup_s"]["import_torch"]
+    assert import_s["forked"] < 0.1 * import_s["started"], "a forked rank finds PyTorch imported"
     assert rows["forked"].losses == rows["started"].losses
     assert rows["forked"].mem_gib == pytest.approx(rows["started"].mem_gib, rel=0.05)
 
@@ -166,6 +170,7 @@ def test_forked_ranks_end_with_the_process_they_were_forked_from(
         ranks = processes_in(tmp_path)
         if ranks:
             parent = int((ranks[0] / "stat").read_text().rpartition(")")[2].split()[1])
+            assert parent != os.getpid(), "the ranks were started, not forked"
             os.kill(parent, signal.SIGKILL)
 
     row = run_trial(long, launcher, Limits(timeout_s=250), on_step=kill_the_parent)

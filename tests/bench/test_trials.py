@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -233,7 +234,7 @@ def test_ranks_die_with_a_launcher_that_is_killed(recipe: Recipe, tmp_path: Path
 
 
 def test_a_held_port_is_given_to_nobody_else_and_still_serves_its_trial() -> None:
-    with HeldPort() as held:
+    with closing(HeldPort()) as held:
         others = []
         for _ in range(300):
             other = socket.socket()

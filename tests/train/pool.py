@@ -49,7 +49,7 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
 
     from trimaran.train.comm.mesh import build_mesh
     from trimaran.train.engine.trainer import Trainer
-    from trimaran.train.run.rank import open_data
+    from trimaran.train.run.samples import open_data
     from trimaran.train.state.saver import saving_group
 
     mesh = build_mesh(job.layout, rank, range(job.layout.devices), factory)
@@ -94,7 +94,7 @@ def _run_course(trainer: Any) -> RankResult:
     told: list[dict[str, Any]] = []
     steps = []
     try:
-        course = Course(trainer, None, told.append, lambda: None)
+        course = Course(trainer, None, lambda kind, /, **fields: told.append({"kind": kind, **fields}), lambda: None)
         while trainer.step_number < trainer.job.steps:
             course.before()
             steps.append(trainer.step())
@@ -144,9 +144,7 @@ class Pool:
             port = probe.getsockname()[1]
         # forked from a process that has imported what all of them need, which takes seconds
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["trimaran.train.state.saver", "trimaran.train.engine.trainer", "trimaran.train.run.rank"]
-        )
+        context.set_forkserver_preload(["trimaran.train.state.saver", "trimaran.train.run.loop"])
         self._pipes = []
         self._processes = []
         for rank in range(RANKS):

@@ -22,7 +22,8 @@ from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.model.weight import drawn
 from trimaran.train.run.course import Course
-from trimaran.train.run.rank import first_weights, open_data
+from trimaran.train.run.first_weights import first_weights
+from trimaran.train.run.samples import open_data
 from trimaran.train.state import checkpoint_writer, manifest
 from trimaran.train.state.manifest import folder_name, read_manifest, saved_steps
 from trimaran.train.state.resume import resume
@@ -224,13 +225,15 @@ def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
 ) -> None:
     job = make_job("dp1,mbs24", steps=1).model_copy(update={"checkpoint_dir": str(tmp_path), "resume": True})
     trainer = alone(job)
-    course = Course(trainer, None, lambda notice: None, lambda: None)
+    course = Course(trainer, None, lambda kind, /, **fields: None, lambda: None)
     trainer.step()
     course.finish()
 
     block, signs = 1 << 12, []
     monkeypatch.setattr(manifest, "_READ_BYTES", block)
-    Course(alone(job.model_copy(update={"steps": 2})), None, lambda notice: None, lambda: signs.append("alive"))
+    Course(
+        alone(job.model_copy(update={"steps": 2})), None, lambda kind, /, **fields: None, lambda: signs.append("alive")
+    )
     saved = tmp_path / "step-00000001"
     written = read_manifest(saved)
     blocks = sum(-(-(saved / name).stat().st_size // block) for name in ("manifest.json", *written.files))
@@ -256,14 +259,14 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
         return write(*arguments)
 
     monkeypatch.setattr(checkpoint_writer, "_write_safetensors", write_once_free)
-    saver = Saver(trainer, tmp_path, 3, None, lambda notice: None)
+    saver = Saver(trainer, tmp_path, 3, None, lambda kind, /, **fields: None)
     trainer.step()
     saver.save()
     losses = [trainer.step().loss for _ in range(3)]
     assert saved_steps(tmp_path) == [], "the steps waited for the disk"
     disk_is_free.set()
     saver.finish()
-    assert resume(later, tmp_path, lambda notice: None) and later.step_number == 1
+    assert resume(later, tmp_path, lambda kind, /, **fields: None) and later.step_number == 1
     assert [later.step().loss for _ in range(3)] == losses
 
 

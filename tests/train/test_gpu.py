@@ -20,7 +20,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
-from trimaran.train.run.rank import choose_device
+from trimaran.train.run.device import choose_device
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand")

@@ -17,7 +17,7 @@ from trimaran.files.catalogue import load_model
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
-from trimaran.train.run.rank import first_weights
+from trimaran.train.run.first_weights import first_weights
 from trimaran.train.state import hugging_face
 from trimaran.train.state.hugging_face import HuggingFaceWeights, write_folder
 from trimaran.train.state.weight_source import open_source, whole_logits, whole_model

@@ -1,4 +1,4 @@
-"""Trials under way: one in the sweep's own thread, or several side by side, each in a thread of its own."""
+"""Trials under way: one in the sweep's thread, or several side by side, each in its thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Work = Callable[[], Measurement]
 
 
 class Crew:
-    """Runs up to `at_once` works. With one, `begin` returns when it is done: no thread comes between it and Ctrl-C."""
+    """Runs up to `at_once` works. Where that is 1, `begin` returns when it is done: no thread then delays Ctrl-C."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -40,7 +40,7 @@ class Crew:
     def finished(self) -> Iterator[tuple[str, Measurement]]:
         """Results not given before, one by one. Raises what a work raised, after the results of the others."""
         done = [(key, future) for key, future in self._under_way.items() if future.done()]
-        for key, future in sorted(done, key=lambda one: one[1].exception() is not None):
+        for key, future in sorted(done, key=lambda entry: entry[1].exception() is not None):
             del self._under_way[key]
             yield key, future.result()
 

@@ -11,6 +11,7 @@ from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.files import RunFile
 from trimaran.recipe.recipe import Recipe
 
 
@@ -28,4 +29,4 @@ def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_di
     if row.status != "ok":
         first = (row.evidence or "no evidence").strip().splitlines()[0]
         raise TrimaranError(f"{layout} ended as {row.status}: {first}; see {job.out_dir}")
-    return [Path(job.out_dir) / f"timeline.{stage}.json" for stage in range(layout.pp)]
+    return [RunFile.TIMELINE.of(job.out_dir, stage) for stage in range(layout.pp)]

@@ -34,7 +34,7 @@ _ASK_AGAIN_S, _RENEW_S = 0.5, 60.0
 class Progress:
     """What just happened in a sweep, and what remains.
 
-    `kept` is a trial found finished in the store; `waiting`, one that another sweep is running.
+    `kept` is a trial that the store holds finished; `waiting`, one that another sweep is running.
     `remaining_s` is None until a trial's duration is known.
     """
 
@@ -97,7 +97,7 @@ def run_sweep(
 
 
 def _memory_limit_gib(cluster: Cluster) -> float | None:
-    """What the ranks of one node may hold together, where the cluster says; GPUs watch their own."""
+    """What the ranks of one node may hold together, where the cluster says; GPUs limit themselves."""
     return cluster.host_mem_gib or None
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files as package_files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,9 +22,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
-
-if TYPE_CHECKING:
-    from trimaran.recipe.recipe import Recipe
+from trimaran.recipe.recipe import Recipe
 
 N = TypeVar("N", bound=BaseModel)
 CATALOG = package_files("trimaran") / "catalog"
@@ -72,9 +70,6 @@ def load_recipe(path: str) -> Recipe:
     `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
     file, relative to the recipe). A cluster of the name `this-machine` is left to be probed.
     """
-    # The noun is large to make, and a question asked by options needs none.
-    from trimaran.recipe.recipe import Recipe
-
     table, source = _read_table(Path(path), f"recipe {path}")
     folder = Path(path).parent
     known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}

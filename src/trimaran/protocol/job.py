@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from pathlib import Path
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trimaran.layout.layout import Layout
-from trimaran.nouns.noun import Noun
+from trimaran.nouns.noun import Noun, TrimaranError, first_error
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.data import DataSettings
 from trimaran.recipe.training import TrainSettings
@@ -82,3 +83,16 @@ class TrainJob(Noun):
     def saves(self) -> bool:
         """Whether checkpoints are written; those that are there can be gone on from whether or not."""
         return self.checkpoint_dir is not None and self.train.checkpoint_every != 0
+
+
+Job = TypeVar("Job", bound=Noun)
+
+
+def read_job(kind: type[Job], path: Path) -> Job:
+    """The job that a file states. Raises TrimaranError naming the file and the field."""
+    try:
+        return kind.model_validate_json(path.read_text())
+    except OSError as error:
+        raise TrimaranError(f"job {path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise TrimaranError(f"job {path}: {first_error(error)}") from None

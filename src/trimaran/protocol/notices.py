@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-Tell = Callable[[dict[str, Any]], None]
+
+class Notice(StrEnum):
+    """Kinds of notices, the field `kind` of each, with their other fields."""
+
+    RESUMED = "resumed"  # step, path, layout, changed (sentences)
+    SAVED = "saved"  # step, path, write_s, blocked_s, waited_s
+    STOPPED = "stopped"  # step
+    NOT_SAVED = "not_saved"  # step, text (a sentence)
+    DAMAGED = "damaged"  # step, text
+
+
+class Tell(Protocol):
+    """What notices are handed to."""
+
+    def __call__(self, kind: Notice, /, **fields: object) -> None:
+        """Take a notice: its kind, and its other fields."""
+        ...
 
 
 class Notices:
-    """`notices.jsonl`: what the user should be told of, beside the log's lines. Rank 0 writes it."""
+    """Appends notices to a file, a line of JSON each; rank 0 writes it, other ranks tell nothing (None)."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._file = (folder / "notices.jsonl").open("w", buffering=1) if rank == 0 else None
+    def __init__(self, file: Path | None) -> None:
+        self._file = None if file is None else file.open("w", buffering=1)
         self._lock = threading.Lock()
 
-    def tell(self, notice: dict[str, Any]) -> None:
-        """Append one notice; `kind` says what it is."""
+    def tell(self, kind: Notice, /, **fields: object) -> None:
+        """Append a notice."""
         if self._file is not None:
             with self._lock:
-                self._file.write(json.dumps(notice) + "\n")
+                self._file.write(json.dumps({"kind": kind, **fields}) + "\n")

@@ -22,6 +22,9 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.exits import STOPPED
+from trimaran.protocol.files import CHECKPOINT, CHECKPOINTS, RunFile
+from trimaran.protocol.notices import Notice
 from trimaran.recipe.recipe import Recipe
 
 # A training has no time limit; what stops it early is silence.
@@ -32,12 +35,9 @@ _GO_ON = "the same command with --resume goes on"
 
 
 class TrainingStoppedError(TrimaranError):
-    """A training that was told to leave, and did; the same command with --resume goes on.
+    """A training that was told to leave, and did; the same command with --resume goes on."""
 
-    The exit status is EX_TEMPFAIL of sysexits.h, on which a scheduler may start it again.
-    """
-
-    exit_status = 75
+    exit_status = STOPPED
 
 
 def run_training(
@@ -65,7 +65,7 @@ def run_training(
     sweep = recipe.sweep.model_copy(update={"steps": recipe.train.steps})
     whole = recipe.model_copy(update={"sweep": sweep})
     trial = prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent, variant=recipe.variant)
-    checkpoints = out_dir.with_name("checkpoints")
+    checkpoints = out_dir.with_name(CHECKPOINTS)
     kept = _set_aside([out_dir] if resume else [out_dir, checkpoints])
     if checkpoints in kept:
         on_notice(f"checkpoints of an earlier training are kept in {kept[checkpoints]}; --resume would have gone on")
@@ -99,13 +99,13 @@ def run_training(
 
 def _set_aside(folders: Sequence[Path]) -> dict[Path, Path]:
     """Rename folders of an earlier training to NAME-1, or the first number that is free for all; old to new name."""
-    there = [folder for folder in folders if folder.is_dir() and any(_worth_keeping(folder))]
+    kept = [folder for folder in folders if folder.is_dir() and any(_worth_keeping(folder))]
 
     def numbered(folder: Path, number: int) -> Path:
         return folder.with_name(f"{folder.name}-{number}")
 
     free = next(n for n in count(1) if not any(numbered(folder, n).exists() for folder in folders))
-    for folder in there:
+    for folder in kept:
         try:
             folder.rename(numbered(folder, free))
         except OSError as error:
@@ -113,20 +113,22 @@ def _set_aside(folders: Sequence[Path]) -> dict[Path, Path]:
                 f"training folder {folder} cannot be kept as {numbered(folder, free).name}: {error.strerror}; "
                 f"check its permissions"
             ) from None
-    return {folder: numbered(folder, free) for folder in there}
+    return {folder: numbered(folder, free) for folder in kept}
 
 
 def _worth_keeping(folder: Path) -> Iterator[Path]:
     """Logs with lines, and checkpoints; a training that was killed before its first step leaves neither."""
-    yield from (log for log in folder.glob("log.jsonl") if log.stat().st_size)
-    yield from folder.glob("step-*")
+    log = RunFile.LOG.of(folder)
+    if log.exists() and log.stat().st_size:
+        yield log
+    yield from folder.glob(CHECKPOINT)
 
 
 def _newest_log(out_dir: Path) -> Path | None:
     """The log of the last training that was set aside."""
     numbers = [path.name.removeprefix(f"{out_dir.name}-") for path in out_dir.parent.glob(f"{out_dir.name}-*")]
     newest = max((int(number) for number in numbers if number.isdecimal()), default=None)
-    log = out_dir.with_name(f"{out_dir.name}-{newest}") / "log.jsonl"
+    log = RunFile.LOG.of(out_dir.with_name(f"{out_dir.name}-{newest}"))
     return log if log.exists() else None
 
 
@@ -179,7 +181,7 @@ class Teller:
     def __init__(
         self, out_dir: Path, on_step: Callable[[dict[str, Any]], None], on_notice: Callable[[str], None]
     ) -> None:
-        self._log, self._notices = LogTail(out_dir / "log.jsonl"), LogTail(out_dir / "notices.jsonl")
+        self._log, self._notices = LogTail(RunFile.LOG.of(out_dir)), LogTail(RunFile.NOTICES.of(out_dir))
         self._on_step, self._on_notice = on_step, on_notice
         self._known_steps = 0
         self.stopped_at: int | None = None
@@ -196,17 +198,17 @@ class Teller:
 
     def _notice(self, notice: dict[str, Any]) -> None:
         kind, step = notice["kind"], notice.get("step")
-        if kind == "resumed":
+        if kind == Notice.RESUMED:
             self._known_steps = notice["step"]
             self._on_notice(f"going on from step {step} of {notice['path']}, written on {notice['layout']}")
             for sentence in notice["changed"]:
                 self._on_notice(f"  from here on {sentence}")
-        elif kind == "saved":
+        elif kind == Notice.SAVED:
             self._on_notice(
                 f"checkpoint of step {step} is written: the step waited {notice['blocked_s']:.3f} s, "
                 f"writing took {notice['write_s']:.2f} s"
             )
-        elif kind == "stopped":
+        elif kind == Notice.STOPPED:
             self.stopped_at = step
         else:
             self._on_notice(notice["text"])
@@ -214,11 +216,11 @@ class Teller:
 
 def largest_rank(out_dir: Path, ranks: int) -> tuple[int, dict[str, float]] | None:
     """The rank whose memory peaked highest, and that memory in its parts (GiB), as the ranks wrote it down."""
-    found = {}
+    memory = {}
     for rank in range(ranks):
         with contextlib.suppress(OSError, ValueError):
-            found[rank] = json.loads((out_dir / f"memory.{rank}.json").read_text())
-    return max(found.items(), key=lambda item: item[1]["peak"], default=None)
+            memory[rank] = json.loads(RunFile.MEMORY.of(out_dir, rank).read_text())
+    return max(memory.items(), key=lambda item: item[1]["peak"], default=None)
 
 
 class LogTail:

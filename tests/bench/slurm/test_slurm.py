@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_trials_run_side_by_side_on_an_array(recipe: Recipe, two_nodes: Cluster,
     layouts = [parse_layout(text) for text in ("dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1")]
     settings = SlurmSettings(at_once=2, partition="main", time_limit_min=5)
     seen: list[str] = []
-    with Store(tmp_path / "store.sqlite") as store, SlurmLauncher(settings) as launcher:
+    with Store(tmp_path / "store.sqlite") as store, closing(SlurmLauncher(settings)) as launcher:
         rows = run_sweep(
             recipe, two_nodes, layouts, store, data_dir=tmp_path, work_dir=tmp_path / "runs", launcher=launcher,
             limits=LIMITS, worker=fake_worker("ok"), on_progress=lambda progress: seen.extend(squeue()),
@@ -152,13 +153,14 @@ def test_a_sweep_inside_a_job_uses_that_job(recipe: Recipe, two_nodes: Cluster, 
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from pathlib import Path\n"
         "from trial_helpers import LIMITS, fake_worker\n"
+        "from contextlib import closing\n"
         "from trimaran.bench.sweep import run_sweep\n"
         "from trimaran.bench.launch.slurm.launcher import SlurmLauncher\n"
         "from trimaran.nouns.cluster import Cluster\nfrom trimaran.layout.notation import parse_layout\n"
         "from trimaran.recipe.recipe import Recipe\n"
         "from trimaran.nouns.slurm_settings import SlurmSettings\nfrom trimaran.store import Store\n"
         "folder = Path(sys.argv[1])\n"
-        "with SlurmLauncher(SlurmSettings(at_once=3)) as launcher:\n"
+        "with closing(SlurmLauncher(SlurmSettings(at_once=3))) as launcher:\n"
         "    rows = run_sweep(Recipe.model_validate_json((folder / 'recipe.json').read_text()),\n"
         "        Cluster.model_validate_json((folder / 'cluster.json').read_text()),\n"
         "        [parse_layout('dp4,mbs1'), parse_layout('dp2,mbs1')], Store(folder / 'store.sqlite'),\n"
@@ -193,7 +195,7 @@ def test_what_slurm_can_never_give_is_told_in_one_line(
 ) -> None:
     trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     with (
-        SlurmLauncher(SlurmSettings(submit=submit, **settings)) as launcher,
+        closing(SlurmLauncher(SlurmSettings(submit=submit, **settings))) as launcher,
         pytest.raises(TrimaranError, match=rf"(?i)({says}).*\[sweep.slurm\]"),
     ):
         run_trial(trial, launcher, LIMITS, worker=fake_worker("ok"))
@@ -216,7 +218,7 @@ def test_a_job_that_is_taken_away_is_run_again_where_asked(
 
     for requeue, status in ((False, "fail"), (True, "ok")):
         starts.write_text("")
-        with SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue)) as launcher:
+        with closing(SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue))) as launcher:
             row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=cancel_the_first)
         assert row.status == status, row.evidence
         if status == "fail":
@@ -250,7 +252,7 @@ def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again_where_a
 
     for requeue, status in ((False, "fail"), (True, "ok")):
         frozen.clear()
-        with SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue)) as launcher:
+        with closing(SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue))) as launcher:
             row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=freeze)
         assert len(frozen) >= 4
         assert row.status == status, row.evidence
@@ -297,7 +299,7 @@ def test_an_interrupted_sweep_gives_everything_back(recipe: Recipe, two_nodes: C
     timer = threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with Store(tmp_path / "store.sqlite") as store:
-        with SlurmLauncher(SlurmSettings(at_once=2)) as launcher, pytest.raises(KeyboardInterrupt):
+        with closing(SlurmLauncher(SlurmSettings(at_once=2))) as launcher, pytest.raises(KeyboardInterrupt):
             run_sweep(
                 recipe, two_nodes, [parse_layout("dp1,mbs1"), parse_layout("dp2,mbs1")], store, data_dir=tmp_path,
                 work_dir=tmp_path / "runs", launcher=launcher, limits=Limits(start_s=100), worker=fake_worker("silent"),

@@ -16,7 +16,7 @@ _count = itertools.count()
 
 
 class MemoryGroup:
-    """A control group (version 1 or 2) below this process's own, with a memory limit for what is put into it."""
+    """A control group (version 1 or 2) below this process's, with a memory limit for what is put into it."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, version: int) -> None:
         """Make the group. Raises OSError where that is not allowed."""
@@ -82,16 +82,16 @@ def memory_group(limit_gib: float | None) -> MemoryGroup | None:
 
 
 def _parents() -> list[tuple[int, Path]]:
-    """This process's own groups that may hold a memory limit: (version, folder)."""
-    found = []
+    """The groups of this process that may hold a memory limit: (version, folder)."""
+    groups = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _number, controllers, path = line.split(":", 2)
             if "memory" in controllers.split(","):
-                found.append((1, _ROOT / "memory" / path.lstrip("/")))
+                groups.append((1, _ROOT / "memory" / path.lstrip("/")))
             elif not controllers:
-                found.append((2, _ROOT / path.lstrip("/")))
-    return [(version, folder) for version, folder in found if _can_limit(version, folder)]
+                groups.append((2, _ROOT / path.lstrip("/")))
+    return [(version, folder) for version, folder in groups if _can_limit(version, folder)]
 
 
 def _can_limit(version: int, folder: Path) -> bool:

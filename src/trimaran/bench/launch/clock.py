@@ -26,7 +26,7 @@ def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS, kept: Path = _KEPT
     cannot go there.
     """
     with contextlib.suppress(PermissionError):  # who may not read it may not set the clock either
-        _give_back(kept, of_the_dead=True)
+        _give_back(kept, of_ended_process=True)
     if clock_ghz is None:
         yield
         return
@@ -48,17 +48,17 @@ def capped_clock(clock_ghz: float | None, cpus: Path = _CPUS, kept: Path = _KEPT
         _give_back(kept)
 
 
-def _give_back(kept: Path, *, of_the_dead: bool = False) -> None:
+def _give_back(file: Path, *, of_ended_process: bool = False) -> None:
     try:
-        told = json.loads(kept.read_text())
+        kept = json.loads(file.read_text())
     except FileNotFoundError:
         return
-    if of_the_dead and Path("/proc", str(told["process"])).exists():
+    if of_ended_process and Path("/proc", str(kept["process"])).exists():
         return
-    for name, text in told["before"].items():
+    for name, text in kept["before"].items():
         if Path(name).read_text() != text:
             Path(name).write_text(text)
-    kept.unlink()
+    file.unlink()
 
 
 def _set(file: Path, clock_ghz: float) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.sweep import SweepSettings
+
+# Tells the user a sentence.
+Say = Callable[[str], None]
 
 
 class TrialRefusedError(TrimaranError):
@@ -18,9 +23,9 @@ class TrialRefusedError(TrimaranError):
 class Launch:
     """What to start: `command` once per rank, its output in `out_dir`.
 
-    `environment` is added to the launcher's own. Ranks find each other through RANK,
-    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. `ranks_per_node` is how many
-    share a node (None: all), `memory_gib` what those of a node may hold together.
+    `environment` is added to the launcher's. Ranks find each other by the variables of
+    `trimaran.protocol.environment`, as under torchrun. `ranks_per_node` is how many share a node (None: all),
+    `memory_gib` what those of a node may hold together.
     """
 
     command: Sequence[str]
@@ -33,14 +38,6 @@ class Launch:
     pin_cpus: bool = False
     clock_ghz: float | None = None
     gpus: bool = False
-
-    def stdout(self, rank: int) -> Path:
-        """File of what `rank` prints."""
-        return self.out_dir / f"stdout.{rank}"
-
-    def stderr(self, rank: int) -> Path:
-        """File of what `rank` complains about."""
-        return self.out_dir / f"stderr.{rank}"
 
 
 class Ranks(Protocol):
@@ -94,4 +91,15 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Give back what is held between trials, and end what still runs."""
+        ...
+
+
+class LauncherKind(Protocol):
+    """A launcher's class, which knows who asks for it; `trimaran.bench.registry` lists them."""
+
+    def asked_for(self, sweep: SweepSettings, cluster: Cluster, say: Say) -> Launcher | None:
+        """A launcher where the sweep or its cluster ask for one of this kind, else None.
+
+        Raises TrimaranError where they ask for it and this machine does not have it, or something else forbids it.
+        """
         ...

@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.local import RENDEZVOUS, LocalRanks, shared_environment, start_process
+from trimaran.bench.launch.local import LocalRanks, shared_environment, start_process
 from trimaran.bench.launch.port import HeldPort
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.programs import WORKER
+from trimaran.protocol import environment as env
+from trimaran.protocol.programs import JOINED, WORKER
 from trimaran.protocol.rank_process import settled
 
-JOINED = "--joined"
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_LOOPBACK = "127.0.0.1"
+# All that a place needs; how many ranks share its node is only sometimes told.
+_STATED = tuple(name for name in env.PLACE if name != env.LOCAL_WORLD_SIZE)
 # Ports that ranks of Slurm steps meet at, below those that kernels give away.
 _FIRST_PORT, _PORTS = 15000, 15000
 
@@ -47,24 +47,24 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
 
     Raises TrimaranError for a variable that is no number.
     """
-    if all(name in environment for name in _TORCHRUN):
-        stated = {name: environment[name] for name in _TORCHRUN}
-        one_node = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+    if all(name in environment for name in _STATED):
+        stated = {name: environment[name] for name in _STATED}
+        one_node = environment.get(env.LOCAL_WORLD_SIZE) == environment[env.WORLD_SIZE]
     elif "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", "1") > 1:
         one_node = _number(environment, "SLURM_STEP_NUM_NODES", "1") == 1
         step = _number(environment, "SLURM_JOB_ID", "0") * 31 + _number(environment, "SLURM_STEP_ID", "0")
         stated = {
-            "RANK": environment["SLURM_PROCID"],
-            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-            "MASTER_ADDR": _LOOPBACK if one_node else first_host(environment.get("SLURM_STEP_NODELIST", "")),
-            "MASTER_PORT": str(_FIRST_PORT + step % _PORTS),
+            env.RANK: environment["SLURM_PROCID"],
+            env.WORLD_SIZE: environment["SLURM_STEP_NUM_TASKS"],
+            env.LOCAL_RANK: environment.get("SLURM_LOCALID", "0"),
+            env.MASTER_ADDR: env.LOOPBACK if one_node else first_host(environment.get("SLURM_STEP_NODELIST", "")),
+            env.MASTER_PORT: str(_FIRST_PORT + step % _PORTS),
         }
     else:
         return None
     if one_node and sys.platform == "linux":
-        stated["GLOO_SOCKET_IFNAME"] = "lo"
-    return Joined(_number(stated, "RANK", "0"), _number(stated, "WORLD_SIZE", "1"), stated)
+        stated[env.GLOO_INTERFACE] = env.LOOPBACK_INTERFACE
+    return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated)
 
 
 def first_host(nodes: str) -> str:
@@ -99,10 +99,10 @@ class JoinedLauncher:
         ranks = LocalRanks(HeldPort())
         with contextlib.ExitStack() as stack:
             handed_over: dict[str, int] = {}
-            if place["MASTER_ADDR"] == _LOOPBACK and "TORCHELASTIC_RUN_ID" not in environment:
+            if place[env.MASTER_ADDR] == env.LOOPBACK and env.TORCHRUN_ID not in environment:
                 # so that rank 0 listens on the loopback alone
-                held = stack.enter_context(socket.create_server((_LOOPBACK, int(place["MASTER_PORT"]))))
-                handed_over[RENDEZVOUS] = held.fileno()
+                held = stack.enter_context(socket.create_server((env.LOOPBACK, int(place[env.MASTER_PORT]))))
+                handed_over[env.RENDEZVOUS_FD] = held.fileno()
             try:
                 command = settled(("-", "-", "-"), (*launch.command, JOINED))
                 ranks.add(start_process(launch, 0, command, environment, handed_over))

@@ -10,24 +10,23 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from trimaran.bench.launch.cgroup import MemoryGroup, memory_group
 from trimaran.bench.launch.clock import capped_clock
-from trimaran.bench.launch.contract import Launch, TrialRefusedError
+from trimaran.bench.launch.contract import Launch, Say, TrialRefusedError
 from trimaran.bench.launch.held_memory import kernel_oom_kills
 from trimaran.bench.launch.nursery import Nursery, NurseryLostError
 from trimaran.bench.launch.port import HeldPort
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol import environment as env
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.programs import TRAINER
 from trimaran.protocol.rank_process import settled
-
-# Where rank 0 finds the bound socket of the port at which ranks meet.
-RENDEZVOUS = "TRIMARAN_RENDEZVOUS_FD"
+from trimaran.recipe.sweep import SweepSettings
 
 _FREED_WITHIN_S = 10.0
-# Nothing of a trial listens where other machines could reach it.
-_GLOO_DEVICE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 
 
 class LocalLauncher:
@@ -45,6 +44,11 @@ class LocalLauncher:
     def __init__(self) -> None:
         self._nursery: Nursery | None = None
 
+    @classmethod
+    def asked_for(cls, sweep: SweepSettings, cluster: Cluster, say: Say) -> Self | None:
+        """One for every sweep that asks for no other."""
+        return cls()
+
     def close(self) -> None:
         """End what is kept between trials."""
         if self._nursery:
@@ -53,10 +57,10 @@ class LocalLauncher:
 
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
-        if (device := launch.environment.get(_GLOO_DEVICE, _LOOPBACK)) != _LOOPBACK:
+        if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:
             raise TrialRefusedError(
-                f"environment.{_GLOO_DEVICE} is {device!r}, but ranks of one machine speak over its loopback: leave it "
-                f"out, or have Slurm start the ranks ([sweep.slurm])"
+                f"environment.{env.GLOO_INTERFACE} is {interface!r}, but ranks of one machine speak over its loopback: "
+                f"leave it out, or have Slurm start the ranks ([sweep.slurm])"
             )
         try:
             return _start(launch, self._nursery_for(launch))
@@ -70,7 +74,7 @@ class LocalLauncher:
         python, *rest = launch.command
         if sys.platform != "linux" or launch.gpus or tuple(rest[: len(TRAINER)]) != TRAINER:
             return None
-        if "LD_PRELOAD" in launch.environment:  # what the dynamic linker says of it belongs into each rank's log
+        if "LD_PRELOAD" in launch.environment:  # each rank's log is to hold what the dynamic linker says of it
             return None
         environment = shared_environment(launch)
         if not (self._nursery and self._nursery.serves(python, environment)):
@@ -100,27 +104,21 @@ def _start(launch: Launch, nursery: Nursery | None) -> LocalRanks:
 
 def shared_environment(launch: Launch) -> dict[str, str]:
     """What the environments of all ranks have in common."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": str(launch.threads_per_rank),
-        "MKL_NUM_THREADS": str(launch.threads_per_rank),
-        "PYTHONFAULTHANDLER": "1",  # a crash leaves its stacks in stderr
-        **launch.environment,
-    }
+    return {**os.environ, **env.computing(launch.threads_per_rank), **launch.environment}
 
 
 def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery | None) -> Process:
     port = ranks.port
     place = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(launch.ranks),
-        "LOCAL_WORLD_SIZE": str(launch.ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port.number),
-        _GLOO_DEVICE: _LOOPBACK,
+        env.RANK: str(rank),
+        env.LOCAL_RANK: str(rank),
+        env.WORLD_SIZE: str(launch.ranks),
+        env.LOCAL_WORLD_SIZE: str(launch.ranks),
+        env.MASTER_ADDR: env.LOOPBACK,
+        env.MASTER_PORT: str(port.number),
+        env.GLOO_INTERFACE: env.LOOPBACK_INTERFACE,  # nothing of a trial listens where other machines could reach it
     }
-    handed_over = {RENDEZVOUS: port.fileno()} if rank == 0 else {}
+    handed_over = {env.RENDEZVOUS_FD: port.fileno()} if rank == 0 else {}
     cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"
     group = str(ranks.memory.processes_file) if ranks.memory else "-"
     # without a group one rank alone can be held to the limit, and the watch looks at their sum
@@ -130,7 +128,10 @@ def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery |
         environment = {**shared_environment(launch), **place}
         return start_process(launch, rank, settled(settles, tuple(launch.command)), environment, handed_over)
     arguments = launch.command[1 + len(TRAINER) :]
-    with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
+    with (
+        RunFile.STDOUT.of(launch.out_dir, rank).open("wb") as stdout,
+        RunFile.STDERR.of(launch.out_dir, rank).open("wb") as stderr,
+    ):
         output = (stdout.fileno(), stderr.fileno())
         return nursery.fork(settles, arguments, place, launch.out_dir, output, handed_over)
 
@@ -139,7 +140,10 @@ def start_process(
     launch: Launch, rank: int, command: Sequence[str], environment: Mapping[str, str], handed_over: Mapping[str, int]
 ) -> subprocess.Popen[bytes]:
     """Start one rank. `handed_over` are descriptors by the variables that name them."""
-    with launch.stdout(rank).open("wb") as stdout, launch.stderr(rank).open("wb") as stderr:
+    with (
+        RunFile.STDOUT.of(launch.out_dir, rank).open("wb") as stdout,
+        RunFile.STDERR.of(launch.out_dir, rank).open("wb") as stderr,
+    ):
         return subprocess.Popen(
             command,
             env={**environment, **{name: str(descriptor) for name, descriptor in handed_over.items()}},
@@ -242,7 +246,7 @@ class LocalRanks:
 
 
 def cores_of(rank: int, launch: Launch) -> list[int]:
-    """The cores that a pinned rank computes on: its own where there are enough, else shared in turns."""
+    """The cores that a pinned rank computes on: those of no other rank where there are enough, else shared in turns."""
     usable = sorted(os.sched_getaffinity(0))
     threads = launch.threads_per_rank
     return sorted({usable[(rank * threads + thread) % len(usable)] for thread in range(threads)})
@@ -254,7 +258,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _group_lives(leader: int) -> bool:
-    """Whether a process of the group that `leader` led is left (zombies of others' children count not)."""
+    """Whether a process of the group that `leader` led is left, zombies of other parents' children apart."""
     try:
         os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):

@@ -6,24 +6,19 @@ Importing takes a second of a core in every rank that is started: `benchmarks/re
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from trimaran.protocol.programs import TRAINER
+from trimaran.protocol.forks import MESSAGE_BYTES, ForkReport, ForkRequest
+from trimaran.protocol.programs import NURSERY, TRAINER
 from trimaran.protocol.rank_process import settled
-
-# A trainer's command behind its interpreter, up to its arguments.
-# -P: a file in the current folder must not stand in for a module of the trainer's
 
 # For imports from a slow disk; ranks that start by themselves are then no slower.
 _READY_WITHIN_S = 120.0
-_MESSAGE_BYTES = 1 << 17
 
 
 class NurseryLostError(OSError):
@@ -36,10 +31,10 @@ class Nursery:
     def __init__(self, python: str, environment: Mapping[str, str]) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asking.settimeout(_READY_WITHIN_S)
-        self._codes: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
         with theirs:
             self._process = subprocess.Popen(
-                settled(("-", "-", "-"), (python, *TRAINER, "--nursery", str(theirs.fileno()))),
+                settled(("-", "-", "-"), (python, *TRAINER, NURSERY, str(theirs.fileno()))),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -66,42 +61,36 @@ class Nursery:
 
         Raises NurseryLostError where the process does not answer.
         """
-        asked = {
-            "settles": list(settles),
-            "arguments": list(arguments),
-            "environment": dict(environment),
-            "folder": str(folder),
-            "handed": list(handed),
-        }
+        request = ForkRequest(list(settles), list(arguments), dict(environment), str(folder), list(handed))
         try:
-            socket.send_fds(self._asking, [json.dumps(asked).encode()], [*output, *handed.values()])
-            while "code" in (told := self._next()):
-                self._codes[told["pid"]] = told["code"]
+            socket.send_fds(self._asking, [request.encoded()], [*output, *handed.values()])
+            while (report := self._next_report()).exit_code is not None:
+                self._exit_codes[report.pid] = report.exit_code
         except OSError as error:
             raise NurseryLostError(f"no rank could be forked: {error}") from None
-        return ForkedRank(told["pid"], self)
+        return ForkedRank(report.pid, self)
 
     def exit_code(self, pid: int, *, wait: bool) -> int | None:
         """How a rank ended; None while it runs, unless it is waited for."""
         self._asking.settimeout(None if wait else 0.0)
         try:
-            while pid not in self._codes:
-                told = self._next()
-                self._codes[told["pid"]] = told["code"]
+            while pid not in self._exit_codes:
+                report = self._next_report()
+                if report.exit_code is not None:
+                    self._exit_codes[report.pid] = report.exit_code
         except BlockingIOError:
             return None
         except OSError:
-            self._codes[pid] = -signal.SIGKILL  # ranks do not outlive the process that they were forked from
+            self._exit_codes[pid] = -signal.SIGKILL  # ranks do not outlive the process that they were forked from
         finally:
             self._asking.settimeout(_READY_WITHIN_S)
-        return self._codes[pid]
+        return self._exit_codes[pid]
 
-    def _next(self) -> dict[str, Any]:
-        message = self._asking.recv(_MESSAGE_BYTES)
+    def _next_report(self) -> ForkReport:
+        message = self._asking.recv(MESSAGE_BYTES)
         if not message:
             raise NurseryLostError("it has ended")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        return ForkReport.decoded(message)
 
     def close(self) -> None:
         """End it, and with it ranks that still run."""

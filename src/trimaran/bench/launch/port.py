@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from types import TracebackType
-from typing import Self
 
-# Ranks that may wait for rank 0; the kernel holds more to its own limit.
+from trimaran.protocol.environment import LOOPBACK
+
+# Ranks that may wait for rank 0; the kernel holds more to its limit.
 _QUEUE = 1024
 
 
@@ -20,17 +20,9 @@ class HeldPort:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind((LOOPBACK, 0))
         self._socket.listen(_QUEUE)
         self.number: int = self._socket.getsockname()[1]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def fileno(self) -> int:
         """The bound socket's file descriptor."""

@@ -40,7 +40,7 @@ def machine() -> str:
 
 @functools.cache
 def libraries(python: str) -> dict[str, str]:
-    """Versions of Python and of the libraries that the figures hang on, as interpreter `python` has them.
+    """Versions of Python and of the libraries that the figures depend on, as interpreter `python` has them.
 
     Raises TrimaranError where it is no Python with Trimaran and PyTorch installed.
     """
@@ -56,7 +56,7 @@ def libraries(python: str) -> dict[str, str]:
     return {name: version for name, version in versions.items() if name != "trimaran"}
 
 
-def telling_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def tuning_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables among `environment` that change speed or memory."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(TUNING_PREFIXES)}
 

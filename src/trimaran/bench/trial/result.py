@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import statistics
 from pathlib import Path
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
 from trimaran.nouns.noun import first_error
+from trimaran.protocol.result import RunResult
 
 _LIMIT_BYTES = 16 * 1024 * 1024
 
 
-class WorkerResult(BaseModel):
-    """`result.json` as rank 0 writes it: per-step seconds and losses, memory by rank, start-up phases.
-
-    `unknown_steps` were made before a resumption whose earlier log is lost. Fields that only people look at are
-    ignored here.
-    """
-
-    steps: int = Field(gt=0)
-    unknown_steps: int = Field(default=0, ge=0)
-    sec_per_it: tuple[float, ...] = Field(min_length=1)
-    losses: tuple[float | None, ...]
-    mem_gib_per_rank: tuple[float, ...] = Field(min_length=1)
-
-    @property
-    def finite_losses(self) -> tuple[float, ...]:
-        """Losses up to the first that is no number (null, NaN or infinite in the file)."""
-        finite = itertools.takewhile(lambda loss: loss is not None and math.isfinite(loss), self.losses)
-        return tuple(loss for loss in finite if loss is not None)
-
-
-def read_result(out_dir: Path, steps: int) -> WorkerResult | str:
+def read_result(path: Path, steps: int) -> RunResult | str:
     """The result of a trial of `steps` steps, or a sentence saying why it cannot be believed."""
-    path = out_dir / "result.json"
     try:
         with path.open("rb") as file:
             text = file.read(_LIMIT_BYTES)
     except OSError as error:
         return f"the ranks left with 0 but {path.name} cannot be read ({error.strerror})"
     try:
-        result = WorkerResult.model_validate(json.loads(text))
+        result = RunResult.model_validate(json.loads(text))
     except ValidationError as error:
         return f"{path.name} is garbage: {first_error(error)}"
     except (ValueError, RecursionError) as error:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch, Launcher, TrialRefusedError
-from trimaran.bench.launch.network import network_note, network_variant
-from trimaran.bench.trial.machine import code_version, libraries, machine, telling_environment
-from trimaran.bench.trial.result import WorkerResult, median_and_spread, read_result
+from trimaran.bench.launch.network.launcher import network_note, network_variant
+from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
+from trimaran.bench.trial.result import median_and_spread, read_result
 from trimaran.bench.watch.evidence import collect
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import Verdict, verdict
@@ -28,8 +28,10 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement, Status
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.programs import WORKER
+from trimaran.protocol.result import RunResult
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import trial_key
 
@@ -69,7 +71,7 @@ def prepare_trial(
     """The trial of one layout. Raises TrimaranError where the layout breaks a rule or the variant cannot be had."""
     check_layout(layout, recipe.workload, cluster, recipe.stack)
     if variant.python is not None:
-        libraries(variant.python)  # an interpreter that cannot serve is told before anything runs
+        libraries(variant.python)  # an interpreter that cannot serve is refused before anything runs
     split = resolve_split(layout, recipe.workload, recipe.stack)
     if len(split) > 1:
         layout = layout.model_copy(update={"stage_split": split})
@@ -114,7 +116,7 @@ def run_trial(
     """Run the trial's ranks to whatever end and return the row; failures are rows too.
 
     `worker` is the command of a rank, to which the job file's name is added; a variant may put another
-    interpreter in its first place. A trial whose ranks were taken away is begun anew as often as the launcher
+    interpreter in its first place. A trial whose ranks were taken away is run again as often as the launcher
     allows. Raises TrimaranError where nothing could be started (no room for its files, no such interpreter).
     """
     for _ in range(launcher.restarts):
@@ -131,12 +133,15 @@ def finished_before(trial: Trial) -> Measurement | None:
     """
     out_dir = Path(trial.job.out_dir)
     try:
-        same = (out_dir / UNSTORED).exists() and (out_dir / "job.json").read_text() == trial.job.model_dump_json(
-            indent=1
-        )
+        stated = trial.job.model_dump_json(indent=1)
+        same = (out_dir / UNSTORED).exists() and RunFile.JOB.of(out_dir).read_text() == stated
     except OSError:
         return None
-    result = read_result(out_dir, trial.job.steps) if same and not out_dir.is_symlink() else "another trial"
+    result = (
+        read_result(RunFile.RESULT.of(out_dir), trial.job.steps)
+        if same and not out_dir.is_symlink()
+        else "another trial"
+    )
     return None if isinstance(result, str) else _row(trial, "ok", result, None, None)
 
 
@@ -151,7 +156,7 @@ def _run_once(
     """Whether the ranks were taken away, and the row."""
     out_dir = Path(trial.job.out_dir)
     _fresh_folder(out_dir)
-    job_file = out_dir / "job.json"
+    job_file = RunFile.JOB.of(out_dir)
     write_atomically(job_file, trial.job.model_dump_json(indent=1))
     launch = Launch(
         command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
@@ -173,9 +178,9 @@ def _run_once(
     ending = watch(ranks, launch, limits, on_step)
     wall_s = time.monotonic() - started
     judged = verdict(ending, launch)
-    result: WorkerResult | str = judged.sentence
+    result: RunResult | str = judged.sentence
     if judged.status == "ok":
-        result = read_result(out_dir, trial.job.steps)
+        result = read_result(RunFile.RESULT.of(out_dir), trial.job.steps)
         if isinstance(result, str):
             judged = Verdict("fail", result)
     evidence = None
@@ -185,7 +190,7 @@ def _run_once(
 
 
 def _row(
-    trial: Trial, status: Status, result: WorkerResult | str, evidence: str | None, wall_s: float | None
+    trial: Trial, status: Status, result: RunResult | str, evidence: str | None, wall_s: float | None
 ) -> Measurement:
     measured = _measured(trial, result)
     if note := network_note(Path(trial.job.out_dir)):
@@ -217,7 +222,7 @@ def _stated(trial: Trial) -> dict[str, object]:
     }
 
 
-def _measured(trial: Trial, result: WorkerResult | str) -> dict[str, object]:
+def _measured(trial: Trial, result: RunResult | str) -> dict[str, object]:
     """The columns that a finished run fills."""
     if isinstance(result, str):
         return {}
@@ -249,7 +254,7 @@ def _circumstances(trial: Trial) -> dict[str, object]:
         "code_version": code_version(),
         "machine": machine(),
         "libraries": libraries(trial.variant.python or sys.executable),
-        "environment": telling_environment({**os.environ, **trial.variant.environment}),
+        "environment": tuning_environment({**os.environ, **trial.variant.environment}),
         "created_at": now.isoformat(timespec="seconds"),
     }
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from trimaran.bench.watch.flight import waited_in
+from trimaran.protocol.files import RunFile
 
 _TAIL_BYTES = 8 * 1024
 _LIMIT_CHARACTERS = 32 * 1024
@@ -46,13 +47,12 @@ def collect(
     for rank, (code, silent) in enumerate(zip(exit_codes, silence_s, strict=True)):
         ended = "was still running" if code is None else f"left with {code}"
         parts.append(f"rank {rank}: {ended}, last sign {silent:.1f} s before the end")
-    parts += [printable(line) for rank in range(len(exit_codes)) if (line := waited_in(out_dir, rank))]
-    for name in (
-        "log.txt",
-        *(f"{stream}.{rank}" for rank in range(len(exit_codes)) for stream in ("stderr", "stdout")),
-    ):
-        if tail := last_lines(out_dir / name):
-            parts.append(f"--- {name}\n{tail}")
+    ranks = range(len(exit_codes))
+    parts += [printable(line) for rank in ranks if (line := waited_in(out_dir, rank))]
+    logs = [(RunFile.LOG_TEXT, 0), *((kind, rank) for rank in ranks for kind in (RunFile.STDERR, RunFile.STDOUT))]
+    for log in (kind.of(out_dir, rank) for kind, rank in logs):
+        if tail := last_lines(log):
+            parts.append(f"--- {log.name}\n{tail}")
     return "\n".join(parts)[:_LIMIT_CHARACTERS]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from trimaran.protocol.files import RunFile
+
 _LIMIT_BYTES = 4 << 20
 _SHOWN, _SHOWN_CHARACTERS = 3, 400
 
@@ -43,7 +45,7 @@ class _Flight(BaseModel):
 def waited_in(out_dir: Path, rank: int) -> str | None:
     """A line on what `rank` waited in, by its file of JSON; None where it left none, or none that can be read."""
     try:
-        with (out_dir / f"flight.{rank}.json").open("rb") as file:
+        with RunFile.FLIGHT.of(out_dir, rank).open("rb") as file:
             flight = _Flight.model_validate(json.loads(file.read(_LIMIT_BYTES)))
     except (OSError, ValueError, RecursionError, ValidationError):
         return None

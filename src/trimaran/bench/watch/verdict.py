@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.watch.evidence import last_lines, printable
 from trimaran.bench.watch.watch import Ending
 from trimaran.nouns.measurement import Status
-
-# Exit statuses of a rank, as trimaran.train.process.worker uses them.
-REFUSED = 2
-OUT_OF_MEMORY = 41
+from trimaran.protocol.exits import OUT_OF_MEMORY, USER_ERROR, noted_out_of_memory
+from trimaran.protocol.files import RunFile
 
 _FULL_DISK_BYTES = 1 << 20
 
@@ -27,7 +23,7 @@ _SAYS_OOM = re.compile(
 )
 
 # glibc's dynamic linker goes on without a library that it does not find, and says so before the program begins
-_SAYS_IGNORED = re.compile(
+_SAYS_NOT_LOADED = re.compile(
     r"ERROR: ld\.so: object '([^'\n]{1,200})' from LD_PRELOAD (cannot be [^:\n]{1,200}): ignored"
 )
 _HEAD_BYTES = 8 * 1024
@@ -42,7 +38,7 @@ class Verdict:
 
 
 def verdict(ending: Ending, launch: Launch) -> Verdict:
-    """Judge by what is surest first: a broken limit, a rank's own word, signals, exit statuses.
+    """Judge by what is surest first: a broken limit, what a rank wrote down, signals, exit statuses.
 
     `ok` here means that every rank left with 0; whether its result can be read is judged later.
     """
@@ -53,8 +49,8 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     if ending.cause in ("flood", "lost"):
         return Verdict("fail", ending.sentence)
     if not ending.first_failed:
-        ignored = _ignored_preload(launch)
-        return Verdict("fail", ignored) if ignored else Verdict("ok", ending.sentence)
+        not_loaded = _preload_not_loaded(launch)
+        return Verdict("fail", not_loaded) if not_loaded else Verdict("ok", ending.sentence)
     if ending.over_memory:
         limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its machine has"
         return Verdict("oom", f"the kernel ended a process for memory: the trial's limit is {limit}")
@@ -63,22 +59,22 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     return _by_exit_code(ending, launch)
 
 
-def _ignored_preload(launch: Launch) -> str | None:
+def _preload_not_loaded(launch: Launch) -> str | None:
     """A sentence where a library of the variant's was not loaded: the figures are then another variant's."""
     for rank in range(launch.ranks):
-        with contextlib.suppress(OSError), launch.stderr(rank).open("rb") as file:
-            if said := _SAYS_IGNORED.search(file.read(_HEAD_BYTES).decode("utf-8", errors="replace")):
-                library, why = printable(said[1]), printable(said[2])
+        with contextlib.suppress(OSError), RunFile.STDERR.of(launch.out_dir, rank).open("rb") as file:
+            if match := _SAYS_NOT_LOADED.search(file.read(_HEAD_BYTES).decode("utf-8", errors="replace")):
+                library, why = printable(match[1]), printable(match[2])
                 return f"rank {rank} ran without the library {library}: it {why}; see LD_PRELOAD of the variant"
     return None
 
 
 def _out_of_memory(ending: Ending, launch: Launch) -> str | None:
     for rank, code in enumerate(ending.exit_codes):
-        if code == OUT_OF_MEMORY or _own_word(launch.out_dir, rank) == "oom":
+        if code == OUT_OF_MEMORY or noted_out_of_memory(RunFile.ERROR.of(launch.out_dir, rank)):
             return f"rank {rank} ran out of memory: {_last_words(launch, rank)}"
     for rank in ending.first_failed:
-        if _SAYS_OOM.search(last_lines(launch.stderr(rank))):
+        if _SAYS_OOM.search(last_lines(RunFile.STDERR.of(launch.out_dir, rank))):
             return f"rank {rank} ran out of memory: {_last_words(launch, rank)}"
     return None
 
@@ -87,29 +83,18 @@ def _by_exit_code(ending: Ending, launch: Launch) -> Verdict:
     def code_of(rank: int) -> int:
         return ending.exit_codes[rank] or 0
 
-    # of ranks found ended at one look, a signal or a refusal is the cause and a plain failure the echo
-    rank = min(ending.first_failed, key=lambda rank: (code_of(rank) != REFUSED, code_of(rank) >= 0, rank))
+    # of ranks that ended between two looks, a signal or a refusal is the cause and a plain failure its consequence
+    rank = min(ending.first_failed, key=lambda rank: (code_of(rank) != USER_ERROR, code_of(rank) >= 0, rank))
     code = code_of(rank)
     if code < 0:
         return Verdict("crash", f"rank {rank} was killed by {_signal_name(-code)}")
-    if code == REFUSED:
+    if code == USER_ERROR:
         return Verdict("fail", f"rank {rank} refused: {_last_words(launch, rank)}")
     return Verdict("fail", f"rank {rank} left with status {code}: {_last_words(launch, rank)}")
 
 
-def _own_word(out_dir: Path, rank: int) -> str | None:
-    """The kind of error that a rank wrote down before it left, if it could."""
-    try:
-        with (out_dir / f"error.{rank}.json").open("rb") as file:
-            said = json.loads(file.read(1 << 16))
-    except (OSError, ValueError):
-        return None
-    kind = said.get("kind") if isinstance(said, dict) else None
-    return kind if isinstance(kind, str) else None
-
-
 def _last_words(launch: Launch, rank: int) -> str:
-    lines = last_lines(launch.stderr(rank)).splitlines()
+    lines = last_lines(RunFile.STDERR.of(launch.out_dir, rank)).splitlines()
     if lines:
         return lines[-1][:300]
     # a rank whose disk is full cannot say so

@@ -9,8 +9,9 @@ from typing import Literal
 
 from trimaran.bench.launch.contract import Launch, Ranks
 from trimaran.bench.launch.held_memory import memory_exceeded, resident_gib
-from trimaran.bench.watch.heartbeat import Pulse
 from trimaran.bench.watch.limits import Limits
+from trimaran.bench.watch.pulse import Pulse
+from trimaran.protocol.files import RunFile
 
 Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
 _LOOK_EVERY_S = 0.05
@@ -25,7 +26,7 @@ class Ending:
     """How the processes of a trial ended, as seen from outside.
 
     `first_failed` are the ranks that had ended badly when that was first noticed; those that
-    followed were torn along by them or ended by the watch.
+    followed failed because of them or were ended by the watch.
     """
 
     cause: Cause
@@ -49,8 +50,8 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         if cause == "hang":
             ranks.ask_for_stacks()
             time.sleep(_STACKS_WITHIN_S)
-            if taken := ranks.taken_away():
-                cause, sentence = "lost", f"{taken}; {sentence}"
+            if taken_away := ranks.taken_away():
+                cause, sentence = "lost", f"{taken_away}; {sentence}"
     finally:
         ranks.kill()
     return Ending(
@@ -79,12 +80,12 @@ class _Watch:
             codes = self._ranks.exit_codes()
             self._note_failures(codes)
             if None not in codes:
-                taken = self._ranks.taken_away() if self.first_failed else None
-                return ("lost", taken) if taken else ("exited", "all ranks ended")
+                taken_away = self._ranks.taken_away() if self.first_failed else None
+                return ("lost", taken_away) if taken_away else ("exited", "all ranks ended")
             self._observe()
             now = time.monotonic()
             if self.first_failed:
-                # a rank that fails takes its peers along within moments, or leaves them waiting for ever
+                # a rank that fails takes its peers with it within moments, or leaves them waiting for ever
                 if now - self._failed_at > self._limits.peers_s:
                     return "exited", f"rank {self.first_failed[0]} ended and the others were stopped"
             elif now >= closer_look:
@@ -119,12 +120,12 @@ class _Watch:
         return None
 
     def _broken_resource(self) -> tuple[Cause, str] | None:
-        if taken := self._ranks.taken_away():
-            return "lost", taken
+        if taken_away := self._ranks.taken_away():
+            return "lost", taken_away
         if exceeded := memory_exceeded(self._ranks.process_ids(), self._limits.memory_gib):
             return "memory", exceeded
         for rank in range(self._launch.ranks):
-            for log in (self._launch.stdout(rank), self._launch.stderr(rank)):
+            for log in (kind.of(self._launch.out_dir, rank) for kind in (RunFile.STDOUT, RunFile.STDERR)):
                 mib = log.stat().st_size / 2**20 if log.exists() else 0.0
                 if mib > self._limits.log_mib:
                     return "flood", f"rank {rank} wrote {mib:.0f} MiB of output, {self._limits.log_mib:.0f} are allowed"

@@ -46,7 +46,7 @@ def bench(
     if scale is not None:
         _small(recipe, table or [], runs, form)
         return
-    from trimaran.bench.launch.network import require_shaping
+    from trimaran.bench.launch.network.launcher import require_shaping
     from trimaran.bench.registry import launcher_of
     from trimaran.bench.sweep import Prediction, run_sweep
     from trimaran.cli.asked import retried, some_ran

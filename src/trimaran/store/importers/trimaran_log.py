@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from trimaran.files.row_nouns import run_cells
 from trimaran.nouns.columns import Cell
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.steps import LogReading, Step, drafts_of
@@ -28,7 +29,7 @@ def recognises(text: str) -> bool:
 def read(text: str, given: Mapping[str, Cell], path: Path) -> list[Draft]:
     """The row of one training; a line that is no JSON object (the last of a killed run) is left out."""
     lines = text.split("\n")
-    reading = LogReading(cells=_job_cells(path.with_name("job.json")), guesses={"stack": "trimaran"})
+    reading = LogReading(cells=_job_cells(RunFile.JOB.of(path.parent)), guesses={"stack": "trimaran"})
     for line in lines:
         fields = _parsed(line)
         if not isinstance(number := fields.get("iteration"), int):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trimaran.bench.launch.network import require_shaping
+from trimaran.bench.launch.network.launcher import require_shaping
 from trimaran.bench.registry import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.bench.trial.trial import prepare_trial

@@ -21,7 +21,7 @@ Pages = list[tuple[int, int]]
 
 def resident_pages_of_files() -> Pages:
     """(address, bytes) of each run of pages of mapped files that this process has touched and not written."""
-    found: Pages = []
+    pages: Pages = []
     with Path("/proc/self/pagemap").open("rb") as pagemap:
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, access, _, _, inode, *_ = line.split()
@@ -32,12 +32,12 @@ def resident_pages_of_files() -> Pages:
             entries = np.frombuffer(pagemap.read((end - begin) // mmap.PAGESIZE * 8), np.uint64)
             touched = np.concatenate(([0], (entries & _PRESENT) != 0, [0])).astype(np.int8)
             changes = np.flatnonzero(np.diff(touched)).reshape(-1, 2).tolist()
-            found += [(begin + first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE) for first, last in changes]
-    return found
+            pages += [(begin + first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE) for first, last in changes]
+    return pages
 
 
 def touch(pages: Pages) -> None:
-    """Have the pages count as this process's own; an older kernel leaves that to their use."""
+    """Have the pages count as this process's; an older kernel leaves that to their use."""
     libc = ctypes.CDLL(None)
     for address, length in pages:
         libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), MADV_POPULATE_READ)

@@ -1,11 +1,11 @@
 """One rank of a training: `python -m trimaran.train.process.worker JOB.json`, started once per rank.
 
-`--nursery FD` starts a process instead from which ranks are forked (`nursery.py`).
+`--nursery FD` starts a process instead from which ranks are forked (`forking.py`).
 With `--joined` the ranks were started by torchrun or Slurm: rank 0 alone is given the job, and hands it on.
 
-JOB.json is a `trimaran.recipe.recipe.TrainJob`. Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT as torchrun sets them. Exit status: 0 trained; 2 the user's mistake, told in one line; 41
-out of memory; 75 saved and left as SIGTERM or SIGUSR1 asked; 1 anything else.
+JOB.json is a `trimaran.protocol.job.TrainJob`. Reads the variables of `trimaran.protocol.environment` as torchrun
+sets them. Exit status: 0 trained; 2 the user's mistake, told in one line; 41 out of memory; 75 saved and left as
+SIGTERM or SIGUSR1 asked (`trimaran.protocol.exits`); 1 anything else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import faulthandler
 import signal
 import sys
 
+from trimaran.protocol.programs import NURSERY
 from trimaran.train.process.allocator import restart_with_kept_memory
 from trimaran.train.process.leave import leave
 
@@ -22,8 +23,8 @@ def main(arguments: list[str]) -> int:
     """Run one rank; returns the exit status."""
     faulthandler.register(signal.SIGUSR1)  # a harness that finds this rank silent asks for its stacks
     restart_with_kept_memory()
-    if arguments[:1] == ["--nursery"]:
-        from trimaran.train.process.nursery import serve
+    if arguments[:1] == [NURSERY]:
+        from trimaran.train.process.forking import serve
 
         return serve(int(arguments[1]))
     from trimaran.train.run.rank import run

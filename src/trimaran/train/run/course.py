@@ -9,16 +9,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.notices import Tell
+from trimaran.protocol.files import RunFile
+from trimaran.protocol.notices import Notice, Tell
 from trimaran.train.engine.trainer import StepResult, Trainer
 from trimaran.train.run.silence import stacks_before
 from trimaran.train.run.trace import Trace
 
 if TYPE_CHECKING:
     from trimaran.train.state.saver import Saver
-
-# sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
-EXIT_STOPPED = 75
 
 
 class StopSignals:
@@ -42,13 +40,13 @@ class Course:
         self._trace: Trace | None = None
         if job.trace_steps:
             on_gpu = trainer.device.type == "cuda"
-            self._trace = Trace(Path(job.out_dir), trainer.mesh.world.index, job.trace_steps, on_gpu=on_gpu)
+            self._trace = Trace(RunFile.TRACE.of(job.out_dir, trainer.mesh.world.index), job.trace_steps, on_gpu=on_gpu)
         self._every = job.train.checkpoint_every
         self._saver: Saver | None = None
         self._saved_at = -1
         if job.checkpoint_dir is None or not (job.saves or job.resume):
             return
-        # a second of start-up that trials do not need
+        # torch.distributed.checkpoint, a second of start-up that trials do not need
         from trimaran.train.state.resume import resume
         from trimaran.train.state.saver import Saver, saving_group
 
@@ -80,7 +78,7 @@ class Course:
         if not result.stop or step >= self._trainer.job.steps:
             return False
         self.finish()
-        self._tell({"kind": "stopped", "step": step})
+        self._tell(Notice.STOPPED, step=step)
         return True
 
     def finish(self) -> None:

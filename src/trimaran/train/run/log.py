@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trimaran.layout.flops import default_formula, mfu, tflops_per_device
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.train.engine.trainer import StepResult, Trainer
 from trimaran.train.run.trackers import figures_of, open_trackers
@@ -163,8 +164,8 @@ class Log:
         folder, earlier = Path(job.out_dir), job.earlier_log
         config = {"layout": job.layout.label(), **job.workload.model.model_dump(), **job.train.model_dump()}
         self._trackers = open_trackers(job.train.track, folder, config) if job.track else ()
-        self._text = (folder / "log.txt").open("w", buffering=1)
-        self._json = (folder / "log.jsonl").open("w", buffering=1)
+        self._text = RunFile.LOG_TEXT.of(folder).open("w", buffering=1)
+        self._json = RunFile.LOG.of(folder).open("w", buffering=1)
         self.earlier: list[dict[str, Any]] = []
         if earlier is not None and step:
             self._begin_with(Path(earlier), step)
@@ -172,7 +173,7 @@ class Log:
     def _begin_with(self, earlier: Path, step: int) -> None:
         try:
             lines = earlier.read_text().splitlines()[:step]
-            text = earlier.with_name("log.txt").read_text().splitlines()[:step]
+            text = RunFile.LOG_TEXT.of(earlier.parent).read_text().splitlines()[:step]
             records = [json.loads(line) for line in lines]
         except (OSError, ValueError):
             return

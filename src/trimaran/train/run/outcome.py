@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.json_file import finite, write_json
+from trimaran.protocol.result import RunResult
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.run.log import History, perplexity
 
@@ -14,28 +14,26 @@ from trimaran.train.run.log import History, perplexity
 def write_result(trainer: Trainer, history: History, startup_s: dict[str, float], memory: dict[str, float]) -> None:
     """Write down this rank's memory and, on rank 0, the figures of all steps; all ranks must call it."""
     world, job = trainer.mesh.world, trainer.job
-    out_dir = Path(job.out_dir)
-    write_json(out_dir / f"memory.{world.index}.json", memory)
+    write_json(RunFile.MEMORY.of(job.out_dir, world.index), memory)
     summary = torch.zeros(world.size + 1, dtype=torch.float64, device=trainer.device)
     summary[world.index], summary[-1] = memory["peak"], trainer.flat.parameters / job.layout.dp
     world.all_reduce(summary)
     *peaks, parameters = summary.tolist()
     if world.index > 0:
         return
-    figures = {
-        "status": "ok",
-        "steps": job.steps,
-        "unknown_steps": job.steps - len(history.sec_per_it),
-        "sec_per_it": history.sec_per_it,
-        "losses": [finite(loss) for loss in history.losses],
-        "grad_norms": [finite(norm) for norm in history.grad_norms],
-        "validations": [
+    result = RunResult(
+        steps=job.steps,
+        unknown_steps=job.steps - len(history.sec_per_it),
+        sec_per_it=tuple(history.sec_per_it),
+        losses=tuple(finite(loss) for loss in history.losses),
+        grad_norms=tuple(finite(norm) for norm in history.grad_norms),
+        validations=tuple(
             {"step": step, "loss": finite(loss), "perplexity": finite(perplexity(loss))}
             for step, loss in history.validations.items()
-        ],
-        "skipped": history.skipped,
-        "mem_gib_per_rank": peaks,
-        "startup_s": startup_s,
-        "parameters": round(parameters),
-    }
-    write_json(out_dir / "result.json", figures)
+        ),
+        skipped=history.skipped,
+        mem_gib_per_rank=tuple(peaks),
+        startup_s=startup_s,
+        parameters=round(parameters),
+    )
+    write_json(RunFile.RESULT.of(job.out_dir), result.model_dump())

@@ -11,10 +11,10 @@ WARM_UP_STEPS = 2
 
 
 class Trace:
-    """Profiles `steps` steps, from the third that this process makes on, and leaves `trace.RANK.json` in `folder`."""
+    """Profiles `steps` steps, from the third that this process makes on, and writes them to `path`."""
 
-    def __init__(self, folder: Path, rank: int, steps: int, *, on_gpu: bool) -> None:
-        self._path = folder / f"trace.{rank}.json"
+    def __init__(self, path: Path, steps: int, *, on_gpu: bool) -> None:
+        self._path = path
         self._left, self._steps = WARM_UP_STEPS, steps
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self._profile = profile(activities=activities)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.protocol.files import CHECKPOINTS
 from trimaran.train.state.manifest import (
     MANIFEST_NAME,
     DamagedError,
@@ -22,8 +23,6 @@ from trimaran.train.state.manifest import (
     verify,
 )
 
-# The folder of checkpoints within a study's folder.
-CHECKPOINTS = "checkpoints"
 _PREFIX = "weights/"
 
 

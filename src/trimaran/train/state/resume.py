@@ -10,7 +10,7 @@ import torch
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
-from trimaran.protocol.notices import Tell
+from trimaran.protocol.notices import Notice, Tell
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.state.checkpoint_reader import load_pieces
 from trimaran.train.state.manifest import (
@@ -89,13 +89,8 @@ def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None]
         if not _any(damage is not None, trainer):
             break
         if world.index == 0:
-            tell(
-                {
-                    "kind": "damaged",
-                    "step": step,
-                    "text": f"checkpoint {checkpoint} is passed over: {_damage(checkpoint, alive)}",
-                }
-            )
+            passed = f"checkpoint {checkpoint} is passed over: {_damage(checkpoint, alive)}"
+            tell(Notice.DAMAGED, step=step, text=passed)
         passed_over += 1
         bound = step
     if step is None and passed_over:
@@ -107,7 +102,7 @@ def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None]
     load_pieces(checkpoint, owned_pieces(trainer, trainer.flat.places), alive)
     trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
     if world.index == 0:
-        tell({"kind": "resumed", "step": step, "path": str(checkpoint), "layout": manifest.layout, "changed": changed})
+        tell(Notice.RESUMED, step=step, path=str(checkpoint), layout=manifest.layout, changed=changed)
     return True
 
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.notices import Tell
+from trimaran.protocol.notices import Notice, Tell
 from trimaran.train.engine.flat_weights import FlatWeights
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.state.checkpoint_writer import (
@@ -154,13 +154,18 @@ class Saver:
         except CheckpointException as error:
             self._failure = f"checkpoint of step {head.step} could not be written: {first_reason(error)}"
             if self._rank == 0:
-                self._tell({"kind": "not_saved", "step": head.step, "text": f"{self._failure}; the training goes on"})
+                self._tell(Notice.NOT_SAVED, step=head.step, text=f"{self._failure}; the training goes on")
             return
         self._failure = None
         if self._rank == 0:
-            seconds = time.perf_counter() - begin
-            self._tell({"kind": "saved", "step": head.step, "path": str(checkpoint), "write_s": seconds}
-                       | {"blocked_s": blocked_s, "waited_s": waited_s})  # fmt: skip
+            self._tell(
+                Notice.SAVED,
+                step=head.step,
+                path=str(checkpoint),
+                write_s=time.perf_counter() - begin,
+                blocked_s=blocked_s,
+                waited_s=waited_s,
+            )
             self._drop_old(head.step)
 
     def _drop_old(self, newest: int) -> None:

@@ -1,8 +1,8 @@
 """Becomes a rank that sits on a node of the virtual switch.
 
 Run by file name as `python -I -S enter.py SEATS COMMAND...` with nothing of Trimaran imported. SEATS is JSON:
-`namespaces` (a file of each node's network namespace), `addresses`, `ranks_per_node`, `device` and `port`. RANK
-says which node this rank sits on.
+`namespaces` (a file of each node's network namespace), `addresses`, `ranks_per_node`, `device`, `port`, and
+`rendezvous_fd`, the variable that names the launcher's bound socket. RANK says which node this rank sits on.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ def main() -> None:
     if libc.setns(namespace, CLONE_NEWNET):
         sys.exit(f"node {node}'s network cannot be entered: {os.strerror(ctypes.get_errno())}")
     os.close(namespace)
-    held = os.environ.pop("TRIMARAN_RENDEZVOUS_FD", None)
+    held = os.environ.pop(seats["rendezvous_fd"], None)
     if held is not None:
         os.close(int(held))  # a socket of the host's network
     os.environ.update(

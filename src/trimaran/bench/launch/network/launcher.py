@@ -1,23 +1,29 @@
-"""The launcher of shaped networks: every node of the layout in a network namespace of its own."""
+"""The launcher of shaped networks: every node of the layout in its network namespace."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
-from trimaran.bench.launch.contract import Launch, Ranks, TrialRefusedError
+from trimaran.bench.launch.contract import Launch, Ranks, Say, TrialRefusedError
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.network.measure import LinkCheck, measure_links
-from trimaran.bench.launch.network.switched import DEVICE, SwitchedNetwork
+from trimaran.bench.launch.network.switch import DEVICE
+from trimaran.bench.launch.network.switched import SwitchedNetwork
 from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
+from trimaran.protocol.environment import RENDEZVOUS_FD
+from trimaran.recipe.sweep import SweepSettings
 
 _ENTER = Path(__file__).with_name("enter.py")
 _CHECK_FILE = "network.txt"
-# The namespace is the trial's own, so no other program can hold this port.
+# No other program can hold this port: the namespace belongs to the trial alone.
 _PORT = 29400
 # A busy machine may fail a check that it passes a second later.
 _CHECKS = 3
@@ -31,6 +37,15 @@ class ShapedLauncher:
 
     def __init__(self, network: ShapedNetwork) -> None:
         self.network = network
+
+    @classmethod
+    def asked_for(cls, sweep: SweepSettings, cluster: Cluster, say: Say) -> Self | None:
+        """One where the cluster's network is shaped. Raises TrimaranError where Slurm is asked for besides."""
+        if cluster.shaped and sweep.slurm:
+            raise TrimaranError(
+                "networks are shaped inside one machine, and sweep.slurm asks for others: drop one of them"
+            )
+        return cls(cluster.shaped) if cluster.shaped else None
 
     def close(self) -> None:
         """A network ends with its trial."""
@@ -53,6 +68,7 @@ class ShapedLauncher:
                 "ranks_per_node": network.ranks_per_node,
                 "device": DEVICE,
                 "port": _PORT,
+                "rendezvous_fd": RENDEZVOUS_FD,
             }
             command = (sys.executable, "-I", "-S", str(_ENTER), json.dumps(seats), *launch.command)
             ranks = LocalLauncher().start(replace(launch, command=command))
@@ -121,10 +137,10 @@ class ShapedRanks:
         try:
             carried = self._switched.carried()
         except TrimaranError:
-            return  # the switch ended first, which exit_codes told
+            return  # the switch ended first, which exit_codes raises
         note = (
-            f"{self._check}; switch carried {carried.bytes / 2**20:.1f} MiB, dropped {carried.dropped} packets, "
-            f"was {carried.worst_late_s * 1e3:.2f} ms late at worst"
+            f"{self._check}; switch carried {carried.carried_bytes / 2**20:.1f} MiB, "
+            f"dropped {carried.dropped} packets, was {carried.worst_late_s * 1e3:.2f} ms late at worst"
         )
         write_atomically(self._out_dir / _CHECK_FILE, note)
 
@@ -133,3 +149,16 @@ def network_note(out_dir: Path) -> str | None:
     """What a trial's links were measured to be and what the switch carried; None for a trial without one."""
     path = out_dir / _CHECK_FILE
     return path.read_text() if path.exists() else None
+
+
+def require_shaping(networks: Sequence[ShapedNetwork]) -> None:
+    """Raise TrimaranError where a sweep names networks and this machine or user can make none."""
+    if networks:
+        SwitchedNetwork(networks[0], 1).close()
+
+
+def network_variant(network: ShapedNetwork | None) -> str:
+    """What the variant column says of a shaped network, besides its delay and rate, which have columns."""
+    if network is None:
+        return ""
+    return f"network={network.name}" + (f";network_scale={network.scale:g}" if network.scale != 1 else "")

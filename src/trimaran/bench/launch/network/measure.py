@@ -69,15 +69,15 @@ class LinkCheck:
         """A sentence for the way that is furthest off, with both numbers, where it is outside the tolerance."""
         worst: tuple[float, str] = (0.0, "")
         for way in self.ways:
-            for what, asked, found, unit in (
+            for what, asked, measured, unit in (
                 ("delay", way.asked_ms, way.delay_ms, "ms"),
                 ("rate", way.asked_gbps, way.gbps, "Gbit/s"),
             ):
-                if found is None:
+                if measured is None:
                     continue
-                off = abs(found - asked) / asked if asked else 0.0
+                off = abs(measured - asked) / asked if asked else 0.0
                 way_name = f"{what} from node {way.source} to {way.target}"
-                sentence = f"{way_name} is {found:.4g} {unit}, asked were {asked:.4g} {unit}"
+                sentence = f"{way_name} is {measured:.4g} {unit}, asked were {asked:.4g} {unit}"
                 worst = max(worst, (off, sentence))
         off, sentence = worst
         return f"{sentence}: {off:.0%} off, {TOLERANCE:.0%} are allowed" if off > TOLERANCE else None
@@ -134,12 +134,12 @@ def _rounds(ways: Sequence[Pair]) -> list[list[Pair]]:
     """The ways in rounds, no node twice in a round."""
     rounds: list[list[Pair]] = []
     for way in dict.fromkeys(ways):
-        free = (one for one in rounds if not {*way} & {node for other in one for node in other})
-        found = next(free, None)
-        if found is None:
+        free = (together for together in rounds if not {*way} & {node for other in together for node in other})
+        together = next(free, None)
+        if together is None:
             rounds.append([way])
         else:
-            found.append(way)
+            together.append(way)
     return rounds
 
 

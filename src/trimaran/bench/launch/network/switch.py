@@ -1,12 +1,12 @@
 """The virtual switch: makes one network namespace per node and carries packets between them, late and paced.
 
 Run by file name as `python -I -S switch.py` with nothing of Trimaran imported. The first line of standard
-input is its plan (JSON, see `Plan`), answered by the namespaces; every further line is a command (`Switch.obey`),
-answered by what was carried since the last. It ends when standard input ends, and with it every namespace and
-device: nothing has a name, so nothing can be left behind.
+input is what to build (JSON, see `Topology`), answered by the namespaces; every further line is a command
+(`Switch.obey`), answered by what was carried since the last. It ends when standard input ends, and with it every
+namespace and device: nothing has a name, so nothing can be left behind.
 
 Each node has one TUN device, whose other end is here. A packet leaves its node when the node's port and the
-pair's own link are free (bytes over rate), and arrives after the pair's delay, or when the receiving port has
+pair's link are free (bytes over rate), and arrives after the pair's delay, or when the receiving port has
 taken in what came before it: packets are cut through, so that an idle path costs their bytes once.
 """
 
@@ -42,7 +42,7 @@ BATCH = 8
 LARGEST_PACKET = HEADER_BYTES + 65536
 
 
-class Plan:
+class Topology:
     """What to build: `nodes`, `mtu`, `first_address`, `netmask`, `queue_bytes`, `sysctls`, and the links.
 
     `port_bytes_per_s[i]` is the rate of node i's port, each way. `delay_s[i][j]` and `pair_bytes_per_s[i][j]` (0:
@@ -75,12 +75,12 @@ def socket_address(address: str) -> bytes:
     return struct.pack("=HH4s", socket.AF_INET, 0, socket.inet_aton(address))
 
 
-def make_node(plan: Plan, node: int, libc: ctypes.CDLL) -> tuple[int, int]:
+def make_node(topology: Topology, node: int, libc: ctypes.CDLL) -> tuple[int, int]:
     """Enter a new namespace and make its device; returns (file of the namespace, file of the device)."""
     if libc.unshare(CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, f"no network namespace can be made ({os.strerror(number)})")
-    for name, value in plan.sysctls.items():
+    for name, value in topology.sysctls.items():
         # a container may keep some of them read-only or unknown: the link is measured anyway
         with contextlib.suppress(OSError), Path("/proc/sys", name).open("w") as file:
             file.write(value)
@@ -95,20 +95,20 @@ def make_node(plan: Plan, node: int, libc: ctypes.CDLL) -> tuple[int, int]:
             fcntl.ioctl(control, request, interface_request(name, payload))
 
         set_up(SIOCSIFTXQLEN, DEVICE, struct.pack("=i", 10_000))
-        set_up(SIOCSIFMTU, DEVICE, struct.pack("=i", plan.mtu))
-        set_up(SIOCSIFADDR, DEVICE, socket_address(plan.address(node)))
-        set_up(SIOCSIFNETMASK, DEVICE, socket_address(plan.netmask))
+        set_up(SIOCSIFMTU, DEVICE, struct.pack("=i", topology.mtu))
+        set_up(SIOCSIFADDR, DEVICE, socket_address(topology.address(node)))
+        set_up(SIOCSIFNETMASK, DEVICE, socket_address(topology.netmask))
         for name in (DEVICE, "lo"):
             set_up(SIOCSIFFLAGS, name, struct.pack("=H", IFF_UP | IFF_RUNNING))
     return namespace, tun
 
 
 class Switch:
-    """Carries packets between the nodes' devices as the plan says."""
+    """Carries packets between the nodes' devices as the topology says."""
 
-    def __init__(self, plan: Plan, tuns: list[int]) -> None:
-        self.plan, self.tuns = plan, tuns
-        nodes = range(plan.nodes)
+    def __init__(self, topology: Topology, tuns: list[int]) -> None:
+        self.topology, self.tuns = topology, tuns
+        nodes = range(topology.nodes)
         self.out_free = [0.0 for _ in nodes]
         self.in_free = [0.0 for _ in nodes]
         self.pair_free = [[0.0 for _ in nodes] for _ in nodes]
@@ -119,24 +119,24 @@ class Switch:
 
     def take(self, source: int, packet: bytes, now: float) -> None:
         """Give one packet its time of arrival."""
-        plan, size = self.plan, len(packet) - HEADER_BYTES
+        topology, size = self.topology, len(packet) - HEADER_BYTES
         if packet[VERSION_AT] >> 4 != 4:
             return
-        target = struct.unpack("!I", packet[DESTINATION])[0] - plan.first_address
-        if not 0 <= target < plan.nodes:
+        target = struct.unpack("!I", packet[DESTINATION])[0] - topology.first_address
+        if not 0 <= target < topology.nodes:
             return
-        if self.queued_bytes > plan.queue_bytes:
+        if self.queued_bytes > topology.queue_bytes:
             self.dropped += 1
             return
         pair_free = self.pair_free[source]
-        sent = max(now, self.out_free[source]) + size / plan.port_bytes_per_s[source]
+        sent = max(now, self.out_free[source]) + size / topology.port_bytes_per_s[source]
         self.out_free[source] = sent
-        rate = plan.pair_bytes_per_s[source][target]
+        rate = topology.pair_bytes_per_s[source][target]
         if rate:
             sent = max(sent, pair_free[target] + size / rate, now + size / rate)
             pair_free[target] = sent
-        arrived = sent + plan.delay_s[source][target]
-        taken = max(arrived, self.in_free[target] + size / plan.port_bytes_per_s[target])
+        arrived = sent + topology.delay_s[source][target]
+        taken = max(arrived, self.in_free[target] + size / topology.port_bytes_per_s[target])
         self.in_free[target] = taken
         self.number += 1
         self.queued_bytes += size
@@ -198,9 +198,9 @@ class Switch:
         self.worst_late_s = 0.0
 
 
-def tell(said: dict[str, Any]) -> None:
+def tell(answer: dict[str, Any]) -> None:
     """One line of JSON to whoever started this."""
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
@@ -213,17 +213,17 @@ def be_punctual(libc: ctypes.CDLL) -> None:
 
 def main() -> None:
     """Build, report, carry."""
-    plan = Plan(json.loads(sys.stdin.readline()))
+    topology = Topology(json.loads(sys.stdin.readline()))
     libc = ctypes.CDLL(None, use_errno=True)
     try:
-        made = [make_node(plan, node, libc) for node in range(plan.nodes)]
+        made = [make_node(topology, node, libc) for node in range(topology.nodes)]
     except OSError as error:
         tell({"error": f"{error.filename}: {error.strerror}" if error.filename else error.strerror})
         sys.exit(2)
     be_punctual(libc)
-    addresses = [plan.address(node) for node in range(plan.nodes)]
+    addresses = [topology.address(node) for node in range(topology.nodes)]
     tell({"namespaces": [namespace for namespace, _ in made], "addresses": addresses})
-    Switch(plan, [tun for _, tun in made]).run(sys.stdin.fileno())
+    Switch(topology, [tun for _, tun in made]).run(sys.stdin.fileno())
 
 
 if __name__ == "__main__":

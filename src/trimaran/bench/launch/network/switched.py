@@ -12,16 +12,14 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from trimaran.bench.launch.network import switch
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
 
-_SWITCH = Path(__file__).with_name("switch.py")
-DEVICE = "node0"
+_SWITCH = Path(switch.__file__)
 _FIRST_ADDRESS, _NETMASK = "10.77.0.1", "255.255.0.0"
-_CLONE_NEWNET = 0x40000000
 _ENDS_WITHIN_S = 5.0
 # A packet occupies a port for at most so long, so that streams which share it take short turns.
 _PACKET_S = 0.5e-3
@@ -33,7 +31,7 @@ _QUEUE_BYTES = 1 << 29
 class Carried:
     """What the switch did since it was last asked."""
 
-    bytes: int
+    carried_bytes: int
     dropped: int
     queued_bytes: int
     worst_late_s: float
@@ -56,25 +54,17 @@ class SwitchedNetwork:
             start_new_session=True,  # Ctrl-C is for the sweep, which then closes this
         )
         try:
-            said = self._ask(_plan(network, nodes))
-            if "error" in said:
+            answer = self._ask(_topology(network, nodes))
+            if "error" in answer:
                 raise TrimaranError(
-                    f"network {network.name!r} cannot be shaped here: {said['error']}; run as root on Linux with "
+                    f"network {network.name!r} cannot be shaped here: {answer['error']}; run as root on Linux with "
                     f"network namespaces and /dev/net/tun, or leave [[sweep.networks]] out"
                 )
-            self.addresses: list[str] = said["addresses"]
-            self.namespaces = [f"/proc/{self._process.pid}/fd/{number}" for number in said["namespaces"]]
+            self.addresses: list[str] = answer["addresses"]
+            self.namespaces = [f"/proc/{self._process.pid}/fd/{number}" for number in answer["namespaces"]]
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def process_id(self) -> int:
@@ -83,8 +73,7 @@ class SwitchedNetwork:
 
     def carried(self) -> Carried:
         """What went through since the last call."""
-        said = self._ask({})
-        return Carried(said["carried_bytes"], said["dropped"], said["queued_bytes"], said["worst_late_s"])
+        return Carried(**self._ask({}))
 
     @property
     def lead_s(self) -> float:
@@ -106,7 +95,7 @@ class SwitchedNetwork:
             try:
                 namespace = os.open(self.namespaces[node], os.O_RDONLY)
                 try:
-                    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
+                    if ctypes.CDLL(None, use_errno=True).setns(namespace, switch.CLONE_NEWNET):
                         raise OSError(ctypes.get_errno(), "setns failed")
                     opened.append(socket.socket(socket.AF_INET, kind))
                 finally:
@@ -149,8 +138,8 @@ class SwitchedNetwork:
             line = b""
         if not line:
             raise TrimaranError(self._ended())
-        said: dict[str, Any] = json.loads(line)
-        return said
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def _ended(self) -> str:
         assert self._process.stderr is not None
@@ -162,8 +151,8 @@ class SwitchedNetwork:
         )
 
 
-def _plan(network: ShapedNetwork, nodes: int) -> dict[str, Any]:
-    """What switch.py is told; see its Plan."""
+def _topology(network: ShapedNetwork, nodes: int) -> dict[str, Any]:
+    """What switch.py is told to build; see its Topology."""
     numbers = range(nodes)
     slowest_ms, _ = network.slowest
     in_flight = network.port_gbps * 1e9 / 8 * 2 * slowest_ms * 1e-3

@@ -1,6 +1,6 @@
 """The Slurm launcher: ranks as the tasks of a job step, on nodes that the sweep holds or asks for.
 
-Slurm is spoken to through its own commands, each given a list of arguments: nothing of a sweep file is read by a
+Slurm is spoken to through its commands, each given a list of arguments: nothing of a sweep file is read by a
 shell. The folder of the trials must be shared by all nodes; heartbeats, exit statuses and the ranks' meeting place
 are files in it.
 """
@@ -21,12 +21,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.slurm.node import LOST_AFTER_S
+from trimaran.bench.launch.contract import Launch, Say
+from trimaran.bench.launch.slurm.node import LOST_AFTER_S, answer_file, exit_file, meeting_file
 from trimaran.bench.launch.slurm.queue import Allocations, Job, run, submit
 from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
+from trimaran.protocol import rank_process
+from trimaran.protocol.environment import RENDEZVOUS_FD, computing
+from trimaran.protocol.files import RunFile
+from trimaran.recipe.sweep import SweepSettings
 
 _NODE_PROGRAM = Path(__file__).with_name("node.py")
 _LOOK_EVERY_S = 0.25
@@ -38,9 +43,9 @@ _NOT_THE_TRIALS_FAULT = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")
 
 
 class SlurmLauncher:
-    """Starts trials through Slurm. A context manager: what it holds of the cluster is given back at its end."""
+    """Starts trials through Slurm; `close` gives back what it holds of the cluster."""
 
-    def __init__(self, settings: SlurmSettings, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, settings: SlurmSettings, say: Say = lambda text: None) -> None:
         if missing := [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]:
             raise TrimaranError(
                 f"[sweep.slurm]: {missing[0]} is not found here: run on a Slurm node or drop the section"
@@ -48,8 +53,8 @@ class SlurmLauncher:
         self.at_once = settings.at_once
         self.restarts = _RESTARTS if settings.requeue else 0
         self._settings, self._say = settings, say
-        self._own_job = os.environ.get("SLURM_JOB_ID")
-        if self._own_job:
+        self._surrounding_job = os.environ.get("SLURM_JOB_ID")
+        if self._surrounding_job:
             self.at_once = 1
         self._allocations: Allocations | None = None
         self._jobs: list[Job] = []
@@ -57,11 +62,10 @@ class SlurmLauncher:
         self._closing = threading.Event()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    @classmethod
+    def asked_for(cls, sweep: SweepSettings, cluster: Cluster, say: Say) -> Self | None:
+        """One where the sweep has a section `slurm`."""
+        return cls(sweep.slurm, say) if sweep.slurm else None
 
     def start(self, launch: Launch) -> SlurmRanks:
         """Start the ranks; returns when Slurm has given them their nodes.
@@ -71,14 +75,14 @@ class SlurmLauncher:
         lifeline = self._hold_lifeline(launch.out_dir.parent)
         _write_launch(launch, lifeline)
         nodes = math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks))
-        if self._own_job:
+        if self._surrounding_job:
             have = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
             if nodes > have:
                 raise TrimaranError(
                     f"{launch.ranks} ranks need {nodes} nodes, this Slurm job has {have}: "
                     f"ask sbatch for --nodes={nodes}"
                 )
-            return SlurmRanks(launch, Job(self._own_job), step=_step(launch, nodes, self._own_job))
+            return SlurmRanks(launch, Job(self._surrounding_job), step=_step(launch, nodes, self._surrounding_job))
         if self._settings.submit == "job":
             return self._as_job(launch, nodes)
         job = self._allocated(launch, nodes, lifeline)
@@ -119,9 +123,9 @@ class SlurmLauncher:
     def _hold_lifeline(self, folder: Path) -> Path:
         with self._lock:
             if self._lifeline is None:
-                own = folder / f".slurm-{secrets.token_hex(4)}"
-                own.mkdir(parents=True)
-                self._lifeline = own / "alive"
+                held = folder / f".slurm-{secrets.token_hex(4)}"
+                held.mkdir(parents=True)
+                self._lifeline = held / "alive"
                 self._lifeline.touch()
                 threading.Thread(target=self._touch, args=(self._lifeline,), daemon=True).start()
         return self._lifeline
@@ -145,7 +149,7 @@ class SlurmRanks:
     ) -> None:
         self._launch, self._job, self._give_back = launch, job, give_back
         self._codes: list[int | None] = [None] * launch.ranks
-        self._oom = self._told = False
+        self._oom = self._asked_to_end = False
         self._unheard: list[int] = []
         self._looked_at = -math.inf
         self._ended_at: float | None = None
@@ -169,25 +173,30 @@ class SlurmRanks:
         return tuple(self._codes)
 
     def process_ids(self) -> tuple[int, ...]:
-        """None of them is this machine's to look at."""
+        """None: they run on other machines."""
         return ()
 
     def over_memory(self) -> bool:
-        """Whether a node's kernel, or Slurm's own memory limit, ended a rank."""
-        said = self._said()
-        return self._oom or "oom_kill" in said or "Out Of Memory" in said
+        """Whether a node's kernel, or Slurm's memory limit, ended a rank."""
+        log = self._log_text()
+        return self._oom or "oom_kill" in log or "Out Of Memory" in log
 
     def taken_away(self) -> str | None:
-        """What Slurm did to the job, where that is no doing of the ranks'."""
+        """What Slurm did to the job, where that is not of the ranks' doing."""
         if self._unheard and not self._killed:
             ranks = ", ".join(map(str, self._unheard))
             return f"the node of rank {ranks} does not answer (Slurm job {self._job.number}): see whether it is down"
-        if self._killed or self._asked_to_leave or not (self._told or self._has_ended()):
+        if self._killed or self._asked_to_leave or not (self._asked_to_end or self._has_ended()):
             return None
-        state, said = self._job.state(), self._said()
-        if state in _NOT_THE_TRIALS_FAULT or "NODE FAILURE" in said or "DUE TO PREEMPTION" in said:
+        state, log = self._job.state(), self._log_text()
+        if state in _NOT_THE_TRIALS_FAULT or "NODE FAILURE" in log or "DUE TO PREEMPTION" in log:
             return f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})"
-        if self._told or state in ("TIMEOUT", "CANCELLED") or "DUE TO TIME LIMIT" in said or "CANCELLED AT" in said:
+        if (
+            self._asked_to_end
+            or state in ("TIMEOUT", "CANCELLED")
+            or "DUE TO TIME LIMIT" in log
+            or "CANCELLED AT" in log
+        ):
             return f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did"
         return None
 
@@ -201,7 +210,7 @@ class SlurmRanks:
         self._unheard = silent
 
     def ask_to_leave(self) -> None:
-        """SIGTERM to all ranks, which is then no work of Slurm's."""
+        """SIGTERM to all ranks, which is then not of Slurm's doing."""
         self._asked_to_leave = True
         with contextlib.suppress(TrimaranError):
             run("scancel", "--signal=TERM", self._step_name())
@@ -234,16 +243,16 @@ class SlurmRanks:
         folder = self._launch.out_dir
         os.listdir(folder)  # noqa: PTH208 - makes a network file system look anew
         return [
-            rank for rank, code in enumerate(self._codes) if code is None and not (folder / f"answer.{rank}").exists()
+            rank for rank, code in enumerate(self._codes) if code is None and not answer_file(folder, rank).exists()
         ]
 
     def _read_codes(self) -> None:
         for rank, code in enumerate(self._codes):
             if code is None:
                 with contextlib.suppress(OSError, ValueError, KeyError):
-                    said = json.loads((self._launch.out_dir / f"exit.{rank}").read_text())
-                    self._codes[rank], self._oom = int(said["code"]), self._oom or bool(said["oom"])
-                    self._told = self._told or bool(said["told"])
+                    ending = json.loads(exit_file(self._launch.out_dir, rank).read_text())
+                    self._codes[rank], self._oom = int(ending["code"]), self._oom or bool(ending["oom"])
+                    self._asked_to_end = self._asked_to_end or bool(ending["asked_to_end"])
 
     def _has_ended(self) -> bool:
         if self._ended_at is None:
@@ -256,7 +265,7 @@ class SlurmRanks:
         if self._srun is None:
             return self._job.number
         with contextlib.suppress(OSError, ValueError, KeyError):
-            step = int(json.loads((self._launch.out_dir / "rendezvous.json").read_text())["step"])
+            step = int(json.loads(meeting_file(self._launch.out_dir).read_text())["step"])
             return f"{self._job.number}.{step}"
         name = _token(self._launch)
         for line in run("squeue", "--noheader", "--steps", f"--jobs={self._job.number}", "--format=%i %j").splitlines():
@@ -268,7 +277,7 @@ class SlurmRanks:
     def _log(self, mode: str) -> IO[bytes]:
         return (self._launch.out_dir / "launcher.log").open(mode)
 
-    def _said(self) -> str:
+    def _log_text(self) -> str:
         with contextlib.suppress(OSError), self._log("rb") as log:
             return log.read(1 << 20).decode(errors="replace")
         return ""
@@ -277,10 +286,13 @@ class SlurmRanks:
 def _write_launch(launch: Launch, lifeline: Path) -> None:
     content = {
         "command": list(launch.command),
-        "environment": dict(launch.environment),
+        "environment": {**computing(launch.threads_per_rank), **launch.environment},
         "ranks": launch.ranks,
         "out_dir": str(launch.out_dir),
-        "threads_per_rank": launch.threads_per_rank,
+        "stdout": RunFile.STDOUT,
+        "stderr": RunFile.STDERR,
+        "rendezvous_fd": RENDEZVOUS_FD,
+        "rank_process": rank_process.__file__,
         "memory_gib": launch.memory_gib,
         "lifeline": str(lifeline),
     }
@@ -288,7 +300,7 @@ def _write_launch(launch: Launch, lifeline: Path) -> None:
 
 
 def _step(launch: Launch, nodes: int, job: str | None) -> list[str]:
-    """The srun that starts a trial's ranks; `job` is None inside the job's own batch script."""
+    """The srun that starts a trial's ranks; `job` is None inside the job's batch script."""
     per_node = launch.ranks_per_node or launch.ranks
     command = [
         "srun",

@@ -1,6 +1,7 @@
 """What runs on a Slurm node: one rank (`rank LAUNCH.json`), or nothing while nodes are held (`hold LIFELINE`).
 
-Run by file name as `python -I -S slurm_node.py ...` with nothing of Trimaran imported. Both end when the lifeline,
+Run by file name as `python -I -S node.py ...` with nothing of Trimaran imported; the launcher imports from here what
+both must know, and states the rest in LAUNCH.json. Both programs end when the lifeline,
 a file that the sweep touches, has not changed for LOST_AFTER_S: then the sweep is gone, and nobody waits for them.
 """
 
@@ -24,11 +25,26 @@ _POLL_S = 0.05
 _MEET_WITHIN_S = 300.0
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_SWEEP_GONE = 76
+SWEEP_GONE = 76
+
+
+def exit_file(folder: Path, rank: int) -> Path:
+    """How a rank ended, as JSON: `code`, `oom` (by the kernel, for memory), `asked_to_end` (by Slurm)."""
+    return folder / f"exit.{rank}"
+
+
+def answer_file(folder: Path, rank: int) -> Path:
+    """There once the rank's parent was asked, by SIGUSR1, whether it lives."""
+    return folder / f"answer.{rank}"
+
+
+def meeting_file(folder: Path) -> Path:
+    """Where the ranks meet: `address` and `port` of rank 0, and the `step` of Slurm's job that they are, as JSON."""
+    return folder / "rendezvous.json"
 
 
 class Lifeline:
-    """Tells, by this node's own clock, for how long the sweep has given no sign."""
+    """Tells, by this node's clock, for how long the sweep has given no sign."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -56,7 +72,7 @@ class Meeting:
 
     address: str
     port: int
-    own: str
+    node_address: str
     held: socket.socket | None = None
 
 
@@ -74,18 +90,15 @@ def run_rank(launch_file: str) -> int:
     rank, folder = int(os.environ["SLURM_PROCID"]), Path(launch["out_dir"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks and dies of SIGTERM by itself
-    told_to_end: list[int] = []
+    asked_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: _answer(folder, rank))
-    signal.signal(signal.SIGTERM, lambda number, frame: told_to_end.append(number))
+    signal.signal(signal.SIGTERM, lambda number, frame: asked_to_end.append(number))
     line = Lifeline(launch["lifeline"])
     meeting = _meet(rank, folder, line)
     held = meeting.held
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": str(launch["threads_per_rank"]),
-        "MKL_NUM_THREADS": str(launch["threads_per_rank"]),
-        "PYTHONFAULTHANDLER": "1",
-        "GLOO_SOCKET_IFNAME": _interface(meeting.own),
+        "GLOO_SOCKET_IFNAME": _interface(meeting.node_address),
         **launch["environment"],
         "RANK": str(rank),
         "LOCAL_RANK": os.environ["SLURM_LOCALID"],
@@ -95,12 +108,12 @@ def run_rank(launch_file: str) -> int:
         "MASTER_PORT": str(meeting.port),
     }
     if held is not None:
-        environment["TRIMARAN_RENDEZVOUS_FD"] = str(held.fileno())
-    program = Path(__file__).parents[3] / "protocol" / "rank_process.py"
-    become = [sys.executable, "-I", "-S", str(program), str(os.getpid()), "-", "-"]
+        environment[launch["rendezvous_fd"]] = str(held.fileno())
+    become = [sys.executable, "-I", "-S", launch["rank_process"], str(os.getpid()), "-", "-"]
     data = "-" if launch["memory_gib"] is None else str(int(launch["memory_gib"] * 2**30))
     kills_before = _kernel_oom_kills()
-    with (folder / f"stdout.{rank}").open("wb") as stdout, (folder / f"stderr.{rank}").open("wb") as stderr:
+    stdout_file, stderr_file = (folder / launch[stream].format(rank) for stream in ("stdout", "stderr"))
+    with stdout_file.open("wb") as stdout, stderr_file.open("wb") as stderr:
         process = subprocess.Popen(
             [*become, data, *launch["command"]],
             env=environment,
@@ -110,31 +123,31 @@ def run_rank(launch_file: str) -> int:
             pass_fds=() if held is None else (held.fileno(),),
             cwd=folder,
         )
-    if told_to_end:
-        process.terminate()  # it came before the rank was there to be told
+    if asked_to_end:
+        process.terminate()  # it came before the rank was there to be asked
     while process.poll() is None:
         if line.is_cut():
             process.kill()
             process.wait()
-            return _SWEEP_GONE
+            return SWEEP_GONE
         time.sleep(_POLL_S)
     _end_descendants()
     oom = process.returncode == -signal.SIGKILL and _kernel_oom_kills() > kills_before
-    _write(folder / f"exit.{rank}", {"code": process.returncode, "oom": oom, "told": bool(told_to_end)})
+    _write(exit_file(folder, rank), {"code": process.returncode, "oom": oom, "asked_to_end": bool(asked_to_end)})
     return 0
 
 
 def _meet(rank: int, folder: Path, line: Lifeline) -> Meeting:
     """Rank 0 takes a port and writes down where; the others wait for that."""
-    file = folder / "rendezvous.json"
+    file = meeting_file(folder)
     if rank == 0:
-        own = _node_address()
+        address = _node_address()
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((own, 0))
+        held.bind((address, 0))
         port = held.getsockname()[1]
-        _write(file, {"address": own, "port": port, "step": os.environ.get("SLURM_STEP_ID", "")})
-        return Meeting(own, port, own, held)
+        _write(file, {"address": address, "port": port, "step": os.environ.get("SLURM_STEP_ID", "")})
+        return Meeting(address, port, address, held)
     deadline = time.monotonic() + _MEET_WITHIN_S
     while time.monotonic() < deadline and not line.is_cut():
         os.listdir(folder)  # noqa: PTH208 - makes a network file system forget that the file was not there
@@ -213,7 +226,7 @@ def _kernel_oom_kills() -> int:
 def _answer(folder: Path, rank: int) -> None:
     """Tell the watch, which finds a rank silent, that its node lives."""
     with contextlib.suppress(OSError):
-        (folder / f"answer.{rank}").touch()
+        answer_file(folder, rank).touch()
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

@@ -7,10 +7,10 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.contract import Launch, Say
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 
@@ -39,8 +39,8 @@ def run(*command: str) -> str:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         # what Slurm gives up for, else what it complained of first
         line = next((line for line in lines if ": fatal: " in line), lines[0] if lines else f"status {done.returncode}")
-        said = re.sub(rf"^{re.escape(command[0])}: (?:error|fatal): ", "", line)
-        raise TrimaranError(f"{command[0]} refused: {said}; see [sweep.slurm] of the recipe")
+        complaint = re.sub(rf"^{re.escape(command[0])}: (?:error|fatal): ", "", line)
+        raise TrimaranError(f"{command[0]} refused: {complaint}; see [sweep.slurm] of the recipe")
     return done.stdout
 
 
@@ -61,9 +61,9 @@ class Job:
         """Whether the job waits, runs, or is being ended."""
         return self.state() in _STILL_QUEUED
 
-    def wait_until_running(self, say: Callable[[str], None], stop: threading.Event) -> None:
+    def wait_until_running(self, say: Say, stop: threading.Event) -> None:
         """Wait in the queue. Raises TrimaranError where the job never can start, or ends at once."""
-        told = ""
+        last_reason = ""
         while not stop.is_set():
             state, reason = self._ask()
             if state == "PENDING":
@@ -72,8 +72,8 @@ class Job:
                         f"Slurm job {self.number} can never start ({reason}): check partition, constraint, account, "
                         f"nodes and time_limit_min in [sweep.slurm]"
                     )
-                if reason != told and reason not in ("None", "Priority"):
-                    told = reason
+                if reason != last_reason and reason not in ("None", "Priority"):
+                    last_reason = reason
                     say(f"Slurm job {self.number} waits ({reason})")
             elif state != "CONFIGURING":
                 return
@@ -116,9 +116,9 @@ class Allocations:
         """Whether the allocations stand, or are to come, and are large enough."""
         return nodes <= self._nodes and any(state in _ALIVE for _, state, _ in self._members())
 
-    def take(self, say: Callable[[str], None], stop: threading.Event) -> Job:
+    def take(self, say: Say, stop: threading.Event) -> Job:
         """A free allocation, waited for. Raises TrimaranError where none is left or can ever start."""
-        told = ""
+        last_reason = ""
         while not stop.is_set():
             members = self._members()
             with self._lock:
@@ -137,9 +137,9 @@ class Allocations:
                         f"Slurm job {number} can never start ({reason}): check partition, constraint, account, "
                         f"nodes and time_limit_min in [sweep.slurm]"
                     )
-            if waiting and not self._busy and waiting[0][1] not in (told, "None", "Priority"):
-                told = waiting[0][1]
-                say(f"Slurm job {waiting[0][0]} waits ({told})")
+            if waiting and not self._busy and waiting[0][1] not in (last_reason, "None", "Priority"):
+                last_reason = waiting[0][1]
+                say(f"Slurm job {waiting[0][0]} waits ({last_reason})")
             stop.wait(_ASK_EVERY_S)
         raise TrimaranError(f"Slurm job {self._job.number}: the sweep ended before the job began")
 
@@ -164,8 +164,8 @@ class Allocations:
             if _FORGOTTEN in str(error):
                 return []
             raise
-        found = [(number, state, reason) for number, state, reason in (line.split("|") for line in lines if line)]
-        return [member for member in found if member[0] not in self._lost]
+        members = [(number, state, reason) for number, state, reason in (line.split("|") for line in lines if line)]
+        return [member for member in members if member[0] not in self._lost]
 
 
 def submit(

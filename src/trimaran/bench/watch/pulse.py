@@ -7,16 +7,15 @@ import time
 from pathlib import Path
 
 from trimaran.bench.watch.limits import Limits
-
-_STEP, _RESUME = "step", "resume"
-_START_UP = ("import_torch", "connect", "build", _RESUME)
+from trimaran.protocol.files import RunFile
+from trimaran.protocol.phases import Phase
 
 
 class Pulse:
-    """Watches `heartbeat.<rank>` files and the lines of `log.jsonl` in a trial's folder.
+    """Watches the heartbeats of a run's ranks and the lines of its log.
 
-    A rank writes the name of each phase of its start-up into its heartbeat file, and `step` when steps begin;
-    afterwards it sets the file's time, several times a step, and with all that it reads of a checkpoint.
+    A rank names each phase of its start-up in its heartbeat file, and the last when steps begin; afterwards it sets
+    the file's time, several times a step, and with all that it reads of a checkpoint.
 
     Ages are measured on this process's monotonic clock from the moment a change was seen, so
     that neither a clock that is set nor a laptop that sleeps looks like a hang.
@@ -42,11 +41,11 @@ class Pulse:
         if self.steps and not self._first_step_s:
             self._first_step_s = now - self._started
         for rank in range(len(self._stamps)):
-            seen = _look(self._out_dir / f"heartbeat.{rank}")
-            if seen is None or seen == (self._stamps[rank], self._phase[rank]):
+            sign = _sign_of_life(RunFile.HEARTBEAT.of(self._out_dir, rank))
+            if sign is None or sign == (self._stamps[rank], self._phase[rank]):
                 continue
-            stamp, phase = seen
-            if phase == _STEP and self._phase[rank] != _STEP:
+            stamp, phase = sign
+            if phase == Phase.STEP and self._phase[rank] != Phase.STEP:
                 self._start_up_s = max(self._start_up_s, now - self._started)
             self._phase[rank] = phase
             # start-up and the first step's warm-up are no measure of a step
@@ -67,12 +66,12 @@ class Pulse:
 
     def _last_sign_at(self, rank: int) -> float:
         # of ranks that resume, those with less of the checkpoint to read wait for the others, without a sign
-        return max(self._seen_at) if self._phase[rank] == _RESUME else self._seen_at[rank]
+        return max(self._seen_at) if self._phase[rank] == Phase.RESUME else self._seen_at[rank]
 
     def _allowed_s(self, rank: int, limits: Limits) -> float:
         # loading libraries and connecting is no step, and neither is leaving with a result written
-        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != _STEP)
-        if starting or (self._out_dir / "result.json").exists():
+        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != Phase.STEP)
+        if starting or RunFile.RESULT.of(self._out_dir).exists():
             return limits.start_s
         if self.steps == 0:
             # the first step also makes kernels and connections ready, which goes with how long start-up took
@@ -83,9 +82,10 @@ class Pulse:
 
     def _start_of(self, rank: int) -> str:
         phase = self._phase[rank]
-        if phase == _STEP:
+        if phase == Phase.STEP:
             return "in its first step"
-        return f"before its first step{f', since it began to {phase}' if phase in _START_UP else ''}"
+        # a heartbeat file may hold anything
+        return f"before its first step{f', since it began to {phase}' if phase in tuple(Phase) else ''}"
 
     def ages_s(self) -> tuple[float, ...]:
         """Seconds since each rank's last sign."""
@@ -94,7 +94,7 @@ class Pulse:
 
     def _count_steps(self) -> None:
         try:
-            with (self._out_dir / "log.jsonl").open("rb") as log:
+            with RunFile.LOG.of(self._out_dir).open("rb") as log:
                 log.seek(self._log_offset)
                 new = log.read(1 << 20)
         except OSError:
@@ -103,7 +103,7 @@ class Pulse:
         self.steps += new.count(b"\n")
 
 
-def _look(heartbeat: Path) -> tuple[int, str] | None:
+def _sign_of_life(heartbeat: Path) -> tuple[int, str] | None:
     """When the file last changed, in ns, and the phase it names; None where there is none.
 
     Opening the file makes a network file system ask its server, which looking at its name alone does not.

@@ -1,0 +1,44 @@
+"""Phases of a rank, and how it tells in which one it is: its heartbeat file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+
+class Phase(StrEnum):
+    """What a rank does, in this order; steps are all that follows its start-up."""
+
+    IMPORT_TORCH = "import_torch"
+    CONNECT = "connect"
+    BUILD = "build"
+    RESUME = "resume"
+    STEP = "step"
+
+
+class Heartbeat:
+    """A rank's signs of life: the file names the phase that it is in, and its time is that of the newest sign."""
+
+    def __init__(self, file: Path) -> None:
+        self.seconds: dict[str, float] = {}
+        self._file = file
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Enter `phase` and keep the seconds that the block takes."""
+        self.enter(phase)
+        begin = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - begin
+
+    def enter(self, phase: Phase) -> None:
+        """Tell that a phase begins, which is a sign of life too."""
+        self._file.write_text(phase)
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        os.utime(self._file)
