@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trimaran.cost.calibration import Calibration, load_calibration, prior
 from trimaran.cost.case import Case
+from trimaran.cost.predict import PredictedRow, predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.row_table import Table, packaged_table, packaged_tables, read_table
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
@@ -27,10 +28,6 @@ from trimaran.nouns.workload import RampUp, Workload
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
-
-if TYPE_CHECKING:
-    from trimaran.cost.predict import PredictedRow
-    from trimaran.files.row_table import Table
 
 DEFAULT_STACK = "trimaran"
 
@@ -84,9 +81,6 @@ def predict(
     for the priors. A row that cannot be answered says why in its `error`. Raises TrimaranError where the
     table cannot be read.
     """
-    from trimaran.cost.predict import predict_table
-    from trimaran.files.row_table import Table, packaged_table, packaged_tables, read_table
-
     if isinstance(table, Table):
         rows = table
     else:

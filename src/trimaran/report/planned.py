@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trimaran.layout.flops import aggregate_pflops
 from trimaran.planner.plan import Entry, Plan
+from trimaran.planner.ramp_up import RampUpSchedule
 from trimaran.report.layouts import PLANNED, layout_cells, layout_fields, unused
 from trimaran.report.tables import Field, Format, render
-
-if TYPE_CHECKING:
-    from trimaran.planner.ramp_up import RampUpSchedule
 
 FIELDS = (
     Field("rank", "#"),
