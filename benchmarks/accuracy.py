@@ -27,7 +27,8 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.fit_rows import fit_observations
 from trimaran.cost.fit.solve import Observation
 from trimaran.cost.score import Score, score
-from trimaran.files.catalogue import load_cluster, load_recipe, write_atomically
+from trimaran.files.catalogue import load_cluster, write_atomically
+from trimaran.files.recipe_file import load_recipe
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster

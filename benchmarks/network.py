@@ -26,7 +26,7 @@ from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.score import mape
-from trimaran.files.catalogue import load_recipe
+from trimaran.files.recipe_file import load_recipe
 from trimaran.files.row_table import packaged_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.shaped_network import ShapedNetwork

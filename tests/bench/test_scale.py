@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimaran.files.catalogue import load_recipe
+from trimaran.files.recipe_file import load_recipe
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.published.measure import published_rows
 from trimaran.study.published.scale import (

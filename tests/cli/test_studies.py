@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command import run
-from trimaran.files.catalogue import load_recipe
+from trimaran.files.recipe_file import load_recipe
 from trimaran.study.workspace import check_stated_layouts, stated_layouts
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import tomli_w
 from typer.main import get_command
 
 from trimaran.cli.app import app
-from trimaran.files.catalogue import load_recipe
+from trimaran.files.recipe_file import load_recipe
 from trimaran.store.importers.profile import load_profile
 
 ROOT = Path(__file__).parents[2]

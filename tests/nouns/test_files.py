@@ -13,9 +13,9 @@ from trimaran.files.catalogue import (
     load_cluster,
     load_device,
     load_model,
-    load_recipe,
     load_stack,
 )
+from trimaran.files.recipe_file import load_recipe
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trimaran.files.catalogue import load_recipe
+from trimaran.files.recipe_file import load_recipe
 from trimaran.nouns.noun import TrimaranError
 
 RECIPE = """

@@ -11,7 +11,8 @@ from trimaran.bench.trial.result import median_and_spread
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
-from trimaran.files.catalogue import load_cluster, load_recipe
+from trimaran.files.catalogue import load_cluster
+from trimaran.files.recipe_file import load_recipe
 from trimaran.files.row_nouns import workload_cells
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout

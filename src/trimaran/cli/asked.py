@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from trimaran.api import DEFAULT_STACK, calibration_of, workload_of
 from trimaran.cost.calibration import Calibration
-from trimaran.files.catalogue import load_cluster, load_recipe, load_stack
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
@@ -60,7 +60,13 @@ def study_of(
     price: float | None = None,
 ) -> Study:
     """The study that recipe and options state together; options win. Raises TrimaranError."""
-    base = None if recipe is None else load_recipe(str(recipe))
+    base = None
+    if recipe is not None:
+        from trimaran.files.recipe_file import (
+            load_recipe,
+        )  # a large noun, which a question asked by options does without
+
+        base = load_recipe(str(recipe))
     if base is None:
         for name, value in (("--model", model), ("--cluster", cluster), ("--gbs", gbs)):
             if value is None:

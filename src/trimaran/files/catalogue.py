@@ -21,8 +21,6 @@ from trimaran.nouns.cluster import Cluster, Device
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Workload
-from trimaran.recipe.recipe import Recipe
 
 N = TypeVar("N", bound=BaseModel)
 CATALOG = package_files("trimaran") / "catalog"
@@ -43,53 +41,25 @@ def load_model(name_or_path: str) -> Model:
             return model_from_config(table, source)
         except ValidationError as error:
             raise TrimaranError(f"{source}: {first_error(error)}") from None
-    return _validate(Model, table, source)
+    return validate(Model, table, source)
 
 
 def load_device(name_or_path: str) -> Device:
     """A Device by catalogue name or TOML file."""
     table, source = _table("devices", name_or_path)
-    return _validate(Device, table, source)
+    return validate(Device, table, source)
 
 
 def load_cluster(name_or_path: str) -> Cluster:
     """A Cluster by catalogue name or TOML file; its device may be a name or a table."""
     table, source = _table("clusters", name_or_path)
-    return _cluster_from(table, source)
+    return cluster_from(table, source)
 
 
 def load_stack(name_or_path: str) -> Stack:
     """A Stack by catalogue name or TOML file."""
     table, source = _table("stacks", name_or_path)
-    return _validate(Stack, table, source)
-
-
-def load_recipe(path: str) -> Recipe:
-    """A Recipe from a TOML file.
-
-    `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
-    file, relative to the recipe). A cluster of the name `this-machine` is left to be probed.
-    """
-    table, source = _read_table(Path(path), f"recipe {path}")
-    folder = Path(path).parent
-    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
-    if unknown := sorted(set(table) - known):
-        raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
-    for section in ("model", "workload"):
-        if not isinstance(table.get(section), dict):
-            raise TrimaranError(f"{source}: section [{section}] is missing: add it")
-    workload = {**table["workload"], "model": _model_of(table["model"], source, folder)}
-    for section in ("data", "sweep", "train"):
-        if not isinstance(table.get(section, {}), dict):
-            raise TrimaranError(f"{source}: {section} is not a section: write it as [{section}]")
-    recipe: dict[str, Any] = {
-        "name": table.get("name", Path(path).stem),
-        "workload": _validate(Workload, workload, f"{source} [workload]"),
-        "stack": _stack_of(table.get("stack", "trimaran"), source, folder),
-        "cluster": _cluster_of(table.get("cluster"), source, folder),
-    }
-    recipe |= {section: table[section] for section in ("data", "sweep", "train", "tables") if section in table}
-    return _validate(Recipe, recipe, source)
+    return validate(Stack, table, source)
 
 
 def dump_toml(noun: BaseModel, path: str | Path) -> None:
@@ -130,59 +100,31 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _model_of(table: Any, source: str, folder: Path) -> Model:
-    if isinstance(table, dict) and set(table) == {"name"} and isinstance(table["name"], str):
-        return load_model(_beside(table["name"], folder))
-    if isinstance(table, str):
-        return load_model(_beside(table, folder))
-    return _validate(Model, table, f"{source} [model]")
-
-
-def _stack_of(value: Any, source: str, folder: Path) -> Stack:
-    if isinstance(value, str):
-        return load_stack(_beside(value, folder))
-    return _validate(Stack, value, f"{source} [stack]")
-
-
-def _cluster_of(value: Any, source: str, folder: Path) -> Cluster | None:
-    name = value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
-    if name is None or name == "this-machine":
-        return None
-    if isinstance(name, str):
-        return load_cluster(_beside(name, folder))
-    if not isinstance(value, dict):
-        raise TrimaranError(f"{source}: cluster is {value!r}, expected a catalogue name, a file or a section [cluster]")
-    return _cluster_from(value, f"{source} [cluster]")
-
-
-def _beside(name_or_path: str, folder: Path) -> str:
-    """A path given in a recipe counts from the recipe's folder."""
-    beside = folder / name_or_path
-    return str(beside) if _looks_like_path(name_or_path) and beside.exists() else name_or_path
-
-
-def _cluster_from(table: Mapping[str, Any], source: str) -> Cluster:
+def cluster_from(table: Mapping[str, Any], source: str) -> Cluster:
+    """The Cluster of a table; its device may be a name or a table. Raises TrimaranError, naming `source`."""
     device = table.get("device")
     resolved = {**table, "device": load_device(device)} if isinstance(device, str) else table
-    return _validate(Cluster, resolved, source)
+    return validate(Cluster, resolved, source)
 
 
-def _validate(noun: type[N], table: Any, source: str) -> N:
+def validate(noun: type[N], table: Any, source: str) -> N:
+    """The noun of a table. Raises TrimaranError naming `source` and the field."""
     try:
         return noun.model_validate(table)
     except ValidationError as error:
         raise TrimaranError(f"{source}: {first_error(error)}") from None
 
 
-def _looks_like_path(name: str) -> bool:
+def looks_like_path(name: str) -> bool:
+    """Whether a name is a file's path, and not a catalogue name."""
     return "/" in name or os.sep in name or name.endswith((".toml", ".json"))
 
 
 def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
     """The raw table behind a catalogue name or path, and how to call it in an error."""
     singular = kind.removesuffix("s")
-    if _looks_like_path(name_or_path):
-        return _read_table(Path(name_or_path), f"{singular} {name_or_path}")
+    if looks_like_path(name_or_path):
+        return read_table(Path(name_or_path), f"{singular} {name_or_path}")
     if name_or_path in catalogue_names(kind):
         table = _parse_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
         return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
@@ -193,7 +135,8 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
     )
 
 
-def _read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:
+def read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:
+    """The raw table of a TOML or JSON file, and how to call it in an error."""
     if path.suffix == ".json":
         return _parse_json(path, source), source
     return {"name": path.stem, **_parse_toml(path, source)}, source

@@ -52,7 +52,7 @@ def bench(
     from trimaran.cli.asked import retried, some_ran
     from trimaran.cli.progress import TrialProgress, say
     from trimaran.cost.estimate import estimate
-    from trimaran.files.catalogue import load_recipe
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.nouns.measurement import Measurement
     from trimaran.nouns.noun import TrimaranError
     from trimaran.nouns.variant import PLAIN, require_trust
@@ -112,7 +112,7 @@ def _small(recipe: Path, names: list[str], runs: Path, form: OutputFormat) -> No
     import json
 
     from trimaran.cli.progress import TrialProgress, say
-    from trimaran.files.catalogue import load_recipe
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.report.studied import FIELDS, answer, records
     from trimaran.report.tables import render
     from trimaran.study.published.measure import chosen_tables, measure_small, published_rows

@@ -21,7 +21,7 @@ def data(
 
     Example: trimaran data recipes/laptop.toml --megatron corpus
     """
-    from trimaran.files.catalogue import load_recipe
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.study.workspace import Workspace
 
     study = load_recipe(str(recipe))

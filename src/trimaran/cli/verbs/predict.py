@@ -77,7 +77,8 @@ def _study(recipe: str, output: Path | None, calibration: str | None, form: Outp
 
     from trimaran.cost.calibration import load_calibration
     from trimaran.cost.predict import predict_table, score_groups
-    from trimaran.files.catalogue import load_recipe, write_atomically
+    from trimaran.files.catalogue import write_atomically
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.files.row_table import study_table
     from trimaran.report.predicted import FIELDS, records
     from trimaran.report.tables import render

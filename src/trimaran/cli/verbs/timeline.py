@@ -63,7 +63,7 @@ def timeline(
 def _measured(recipe: Path | None, layout: Layout, runs: Path) -> Timeline:
     from trimaran.bench.recorded import record_timeline
     from trimaran.cli.progress import say
-    from trimaran.files.catalogue import load_recipe
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.timelines import read_timeline
     from trimaran.study.workspace import Workspace, require_own_trainer

@@ -45,7 +45,7 @@ def train(
     """
     from trimaran.bench.launch.joined import joined
     from trimaran.cli.progress import TrainingProgress, say
-    from trimaran.files.catalogue import load_recipe
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.layout.notation import parse_layout
     from trimaran.layout.rules import check_layout
     from trimaran.nouns.noun import TrimaranError

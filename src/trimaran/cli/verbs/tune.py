@@ -26,7 +26,8 @@ def tune(
     """
     from trimaran.cli.asked import retried
     from trimaran.cli.progress import TrainingProgress, TrialProgress, say
-    from trimaran.files.catalogue import load_recipe, write_atomically
+    from trimaran.files.catalogue import write_atomically
+    from trimaran.files.recipe_file import load_recipe
     from trimaran.nouns.variant import require_trust
     from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render

@@ -1,0 +1,81 @@
+"""Recipes from TOML files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trimaran.files.catalogue import (
+    cluster_from,
+    load_cluster,
+    load_model,
+    load_stack,
+    looks_like_path,
+    read_table,
+    validate,
+)
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.recipe.recipe import Recipe
+
+
+def load_recipe(path: str) -> Recipe:
+    """A Recipe from a TOML file.
+
+    `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
+    file, relative to the recipe). A cluster of the name `this-machine` is left to be probed.
+    """
+    table, source = read_table(Path(path), f"recipe {path}")
+    folder = Path(path).parent
+    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
+    if unknown := sorted(set(table) - known):
+        raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
+    for section in ("model", "workload"):
+        if not isinstance(table.get(section), dict):
+            raise TrimaranError(f"{source}: section [{section}] is missing: add it")
+    workload = {**table["workload"], "model": _model_of(table["model"], source, folder)}
+    for section in ("data", "sweep", "train"):
+        if not isinstance(table.get(section, {}), dict):
+            raise TrimaranError(f"{source}: {section} is not a section: write it as [{section}]")
+    recipe: dict[str, Any] = {
+        "name": table.get("name", Path(path).stem),
+        "workload": validate(Workload, workload, f"{source} [workload]"),
+        "stack": _stack_of(table.get("stack", "trimaran"), source, folder),
+        "cluster": _cluster_of(table.get("cluster"), source, folder),
+    }
+    recipe |= {section: table[section] for section in ("data", "sweep", "train", "tables") if section in table}
+    return validate(Recipe, recipe, source)
+
+
+def _model_of(table: Any, source: str, folder: Path) -> Model:
+    if isinstance(table, dict) and set(table) == {"name"} and isinstance(table["name"], str):
+        return load_model(_beside(table["name"], folder))
+    if isinstance(table, str):
+        return load_model(_beside(table, folder))
+    return validate(Model, table, f"{source} [model]")
+
+
+def _stack_of(value: Any, source: str, folder: Path) -> Stack:
+    if isinstance(value, str):
+        return load_stack(_beside(value, folder))
+    return validate(Stack, value, f"{source} [stack]")
+
+
+def _cluster_of(value: Any, source: str, folder: Path) -> Cluster | None:
+    name = value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
+    if name is None or name == "this-machine":
+        return None
+    if isinstance(name, str):
+        return load_cluster(_beside(name, folder))
+    if not isinstance(value, dict):
+        raise TrimaranError(f"{source}: cluster is {value!r}, expected a catalogue name, a file or a section [cluster]")
+    return cluster_from(value, f"{source} [cluster]")
+
+
+def _beside(name_or_path: str, folder: Path) -> str:
+    """A path given in a recipe counts from the recipe's folder."""
+    beside = folder / name_or_path
+    return str(beside) if looks_like_path(name_or_path) and beside.exists() else name_or_path
