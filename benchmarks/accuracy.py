@@ -38,7 +38,8 @@ from trimaran.protocol.host import Work
 from trimaran.recipe.recipe import Recipe
 from trimaran.report.tables import Field, render
 from trimaran.store import Store
-from trimaran.study.workspace import Workspace, run_program
+from trimaran.study.torch_programs import run_program
+from trimaran.study.workspace import Workspace
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "accuracy.md"
@@ -66,7 +67,7 @@ LINES = (
 )  # fmt: skip
 
 
-def study(recipe: Recipe) -> Recipe:
+def extended(recipe: Recipe) -> Recipe:
     sweep = recipe.sweep.model_copy(update={"steps": STEPS, "warmup_steps": WARMUP_STEPS, "layouts": LAYOUTS})
     return recipe.model_copy(update={"sweep": sweep, "name": "accuracy"})
 
@@ -131,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/accuracy"), help="where the study is kept")
     place = Workspace(parser.parse_args().folder)
-    recipe = study(load_recipe(str(HERE.parent / "recipes" / "laptop.toml")))
+    recipe = extended(load_recipe(str(HERE.parent / "recipes" / "laptop.toml")))
     started, before = time.monotonic(), Work.so_far()
     place.folder.mkdir(parents=True, exist_ok=True)
     cluster = probed(recipe, place)

@@ -45,7 +45,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def study(folder: Path) -> tuple[Recipe, Cluster]:
+def recipe_and_cluster(folder: Path) -> tuple[Recipe, Cluster]:
     text = folder / "text.txt"
     text.write_text("To be, or not to be, that is the question. " * 2000)
     model = Model(layers=2, hidden=64, heads=4, vocab=384, max_positions=64)
@@ -74,7 +74,7 @@ def bare_s(job: Path, ranks: int) -> float:
 
 def look(ranks: int, folder: Path) -> dict[str, float]:
     """Medians of both, in turns, and where the harness's trial spent its time."""
-    recipe, cluster = study(folder)
+    recipe, cluster = recipe_and_cluster(folder)
     place = Workspace(folder / "place")
     data, layout = place.data(recipe), Layout(dp=ranks)
     further = [layout, *(layout.model_copy(update={"recompute": way}) for way in ("selective", "full"))]

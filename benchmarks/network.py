@@ -32,7 +32,8 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.shaped_network import ShapedNetwork
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
-from trimaran.study.workspace import Workspace, stated_layouts
+from trimaran.study.stated import stated_layouts
+from trimaran.study.workspace import Workspace
 
 RECIPES = tuple(
     Path(__file__).parents[1] / "recipes" / name for name in ("network-laptop.toml", "network-ps-laptop.toml")

@@ -58,8 +58,8 @@ def layouts_a_second() -> list[str]:
 def simulated() -> list[str]:
     """The best thousand by the closed form, simulated: seconds, and how far the closed form's time is from it."""
     rows = []
-    studies = (("bloom-176b", "jean-zay-a100-80gb", 2048, 384), ("gpt-1t", "dgx-h100", 3072, 25_600))
-    for model, cluster_name, gbs, devices in studies:
+    questions = (("bloom-176b", "jean-zay-a100-80gb", 2048, 384), ("gpt-1t", "dgx-h100", 3072, 25_600))
+    for model, cluster_name, gbs, devices in questions:
         for stack_name in ("trimaran", "megatron"):
             workload, stack = workload_of(model, gbs), load_stack(stack_name)
             settings = settings_from(devices=devices, top=SIMULATED)

@@ -17,7 +17,7 @@ from trimaran.bench.trial.machine import hardware
 from trimaran.files.catalogue import load_cluster, write_atomically
 from trimaran.nouns.cluster import Cluster
 from trimaran.report.tables import Field, render
-from trimaran.study.workspace import run_program
+from trimaran.study.torch_programs import run_program
 
 RESULTS = Path(__file__).parent / "results" / "probe.md"
 GOAL = 0.05

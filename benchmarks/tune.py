@@ -25,10 +25,11 @@ from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import Nouns, nouns_of
 from trimaran.files.row_table import packaged_table
+from trimaran.nouns.measurement import Measurement
 from trimaran.report.tables import Field, render
 from trimaran.study.tune.choose import Candidate
-from trimaran.study.tune.search import search
 from trimaran.study.tune.surrogate import NOISE_STD
+from trimaran.study.tune.tuning_search import search
 
 RESULTS = Path(__file__).parent / "results" / "tune.md"
 GROUPS = {
@@ -46,6 +47,7 @@ ASKED_AT_MOST = 100
 class Oracle:
     """Distinct layouts of a table, and what each was measured at (None: it ran out of memory)."""
 
+    rows: Sequence[Measurement]
     nouns: Sequence[Nouns]
     seconds_per_sequence: Sequence[float | None]
 
@@ -69,17 +71,17 @@ def oracle(group: str) -> Oracle:
         if m.comparable_group == group and m.quality in ("ok", "corrected") and m.status in ("ok", "oom")
     ]
     by_layout: dict[tuple[str, int], list[float | None]] = {}
-    nouns: dict[tuple[str, int], Nouns] = {}
+    by_key: dict[tuple[str, int], tuple[Measurement, Nouns]] = {}
     for row in rows:
-        found = nouns_of(row)
-        key = (found.layout.label(), row.gbs)
-        nouns[key] = found
+        nouns = nouns_of(row)
+        key = (nouns.layout.label(), row.gbs)
+        by_key[key] = row, nouns
         by_layout.setdefault(key, []).append(row.sec_per_it / row.gbs if row.sec_per_it else None)
     seconds = []
     for times in by_layout.values():
         ran = [t for t in times if t is not None]
         seconds.append(statistics.mean(ran) if ran else None)
-    return Oracle(list(nouns.values()), seconds)
+    return Oracle([row for row, _ in by_key.values()], [nouns for _, nouns in by_key.values()], seconds)
 
 
 def trials_until_good(order: Sequence[int], known: Oracle) -> int:
@@ -92,14 +94,21 @@ def trimaran(known: Oracle, seed: int) -> int:
     shuffled = np.random.default_rng(seed).permutation(len(known.nouns)).tolist()
     seconds = known.measured(seed)
     calibration = prior(known.nouns[0].cluster, known.nouns[0].stack)
-    found = search(
-        [_candidate(known.nouns[index], calibration) for index in shuffled],
-        lambda place: seconds[shuffled[place]],
+    indexes = {_candidate(known.nouns[index], calibration): index for index in shuffled}
+
+    def measure(candidate: Candidate) -> None:
+        measured = seconds[indexes[candidate]]
+        status = "oom" if measured is None else "ok"
+        candidate.row = known.rows[indexes[candidate]].model_copy(update={"sec_per_it": measured, "status": status})
+
+    result = search(
+        list(indexes),
+        measure,
         prior_error=calibration.time_error,
         min_trials=len(shuffled),
         max_trials=len(shuffled),
     )
-    return trials_until_good([shuffled[place] for place in found.order], known)
+    return trials_until_good([indexes[candidate] for candidate in result.tried], known)
 
 
 def _candidate(nouns: Nouns, calibration: Calibration) -> Candidate:

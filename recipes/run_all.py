@@ -1,4 +1,4 @@
-"""Every table of the five published studies: predicted at full size, measured on this machine mapped down.
+"""Every table of the five published documents: predicted at full size, measured on this machine mapped down.
 
 Writes recipes/README.md. Finished trials are kept under runs/, so that a run that was stopped goes on.
 
@@ -13,19 +13,17 @@ from pathlib import Path
 from trimaran.bench.trial.machine import hardware
 from trimaran.cli.progress import TrialProgress, say
 from trimaran.cost.predict import predict_table, score_groups
-from trimaran.files.catalogue import load_recipe, write_atomically
-from trimaran.files.row_table import study_table
-from trimaran.nouns.measurement import Measurement
+from trimaran.files.catalogue import write_atomically
+from trimaran.files.recipe_file import load_recipe
+from trimaran.files.row_table import published_table
 from trimaran.recipe.recipe import Recipe
-from trimaran.report.studied import answer
+from trimaran.report.published_answers import answer
 from trimaran.report.tables import Field, render
-from trimaran.study.published.measure import measure_small
-from trimaran.study.published.scale import SmallRow
+from trimaran.study.published.small_tables import SmallTable, measure_small
 from trimaran.study.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
-STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
-Measured = dict[str, list[tuple[SmallRow, Measurement | None]]]
+RECIPES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
 FIELDS = (
     Field("table", "Table", left=True),
     Field("rows", "Rows"),
@@ -36,7 +34,7 @@ FIELDS = (
     Field("here", "Measured here"),
     Field("answer", "Answer", left=True),
 )
-HEADER = """# The five studies as recipes
+HEADER = """# The five documents as recipes
 
 Every table of runs in the five published documents is a `[[tables]]` of one of these recipes (BigScience's two
 ramp-up schedules are no runs). Each runs in three ways:
@@ -49,7 +47,7 @@ trimaran bench recipes/bloom-176b.toml
 
 The first predicts every row at full size beside what was published. The second maps the layouts down to this machine
 by the rule that `src/trimaran/study/published/scale.py` states, measures them for real, cells that the authors left
-blank included, and answers the table's question from the data. The third is the study's own sweep, for a cluster
+blank included, and answers the table's question from the data. The third is the recipe's own sweep, for a cluster
 of its size.
 
 What follows is written by `make recipes`. MAPE, tau and regret are of the shipped calibrations, which were made from
@@ -57,21 +55,19 @@ these tables; what holds for rows that a fit has not seen stands in `benchmarks/
 """
 
 
-def measured(recipe: Recipe, runs: Path) -> Measured:
-    """Every table of a study, measured mapped down; finished trials are kept."""
-    with TrialProgress(sum(len(study_table(table).rows) for table in recipe.tables)) as progress:
-        place = Workspace(runs / f"{recipe.name}-laptop")
-        return measure_small(recipe, recipe.tables, place, on_progress=progress, say=say)
+def measured(recipe: Recipe, runs: Path) -> list[SmallTable]:
+    """Every table of a recipe, measured mapped down; finished trials are kept."""
+    return measure_small(recipe, (), Workspace(runs / f"{recipe.name}-laptop"), show=TrialProgress, say=say)
 
 
-def section(recipe: Recipe, found: Measured | None) -> str:
-    """One study's section of the page; `found` is None where it is not measured yet."""
+def section(recipe: Recipe, measured_tables: list[SmallTable] | None) -> str:
+    """One recipe's section of the page; `measured_tables` is None where they are not measured yet."""
     records = []
-    for table in recipe.tables:
-        rows = study_table(table)
+    for number, table in enumerate(recipe.tables):
+        rows = published_table(table)
         scores = score_groups(predict_table(rows))
         score = scores[-1].time if scores else None
-        small = [] if found is None else found[table.name]
+        small = [] if measured_tables is None else measured_tables[number].rows
         records.append(
             {
                 "table": table.name,
@@ -81,23 +77,23 @@ def section(recipe: Recipe, found: Measured | None) -> str:
                 "tau": score.tau if score else None,
                 "regret": score.regret if score else None,
                 "here": f"{sum(row is not None and row.status == 'ok' for _, row in small)} of {len(rows.rows)}",
-                "answer": "not measured yet" if found is None else answer(table, small),
+                "answer": "not measured yet" if measured_tables is None else answer(table, small),
             }
         )
     return f"## {recipe.name}\n\n{render(records, FIELDS, 'markdown')}\n"
 
 
 def main() -> None:
-    """Run all studies; the page is written after each."""
+    """Run all recipes; the page is written after each."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--runs", type=Path, default=ROOT / "runs")
     runs = arguments.parse_args().runs
-    recipes = [load_recipe(str(ROOT / "recipes" / f"{name}.toml")) for name in STUDIES]
-    found: dict[str, Measured] = {}
+    recipes = [load_recipe(str(ROOT / "recipes" / f"{name}.toml")) for name in RECIPES]
+    found: dict[str, list[SmallTable]] = {}
     for recipe in recipes:
         found[recipe.name] = measured(recipe, runs)
         told = f"Measured on {hardware()}.\n"
-        sections = [section(one, found.get(one.name)) for one in recipes]
+        sections = [section(known, found.get(known.name)) for known in recipes]
         write_atomically(ROOT / "recipes" / "README.md", "\n".join([HEADER, told, *sections]))
 
 

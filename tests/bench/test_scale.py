@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from trimaran.files.recipe_file import load_recipe
 from trimaran.recipe.recipe import Recipe
-from trimaran.study.published.measure import published_rows
 from trimaran.study.published.scale import (
     MOST_LAYERS,
     MOST_MBS,
@@ -18,12 +17,13 @@ from trimaran.study.published.scale import (
     divided,
     small_rows,
 )
+from trimaran.study.published.small_tables import published_rows
 
-STUDIES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
+RECIPES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
 DEGREE = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 48, 256])
 
 
-def study(name: str) -> Recipe:
+def recipe(name: str) -> Recipe:
     return load_recipe(f"recipes/{name}.toml")
 
 
@@ -42,9 +42,9 @@ def test_what_fits_is_left_as_it_is() -> None:
     assert best_divisors([(2, 2, 2), (1, 4, 2)]) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_table_of_every_study_maps_to_layouts_that_divide(name: str) -> None:
-    for table in study(name).tables:
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_table_of_every_recipe_maps_to_layouts_that_divide(name: str) -> None:
+    for table in recipe(name).tables:
         for small in small_rows(published_rows(table)):
             layout, workload = small.layout, small.workload
             model = workload.model
@@ -57,7 +57,7 @@ def test_every_table_of_every_study_maps_to_layouts_that_divide(name: str) -> No
 
 def test_rows_that_differ_in_the_question_differ_here() -> None:
     """TP 4, TP 2 and TP 1 of BLOOM's last table are three degrees here too, the larger the larger."""
-    table = next(table for table in study("bloom-176b").tables if table.name == "tp")
+    table = next(table for table in recipe("bloom-176b").tables if table.name == "tp")
     degrees: dict[int, set[int]] = {}
     for small in small_rows(published_rows(table)):
         degrees.setdefault(small.published.tp, set()).add(small.layout.tp)
@@ -66,7 +66,7 @@ def test_rows_that_differ_in_the_question_differ_here() -> None:
 
 
 def test_a_slow_network_is_slowed_as_the_activations_are() -> None:
-    table = next(table for table in study("gpt3-xl-p3").tables if table.name == "gpipe-networks")
+    table = next(table for table in recipe("gpt3-xl-p3").tables if table.name == "gpipe-networks")
     for small in small_rows(published_rows(table)):
         assert small.network is not None
         assert small.network.latency_ms == small.published.network_delay_ms

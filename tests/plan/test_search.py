@@ -134,7 +134,7 @@ def test_search_finds_exactly_what_brute_force_through_the_rules_finds(
 
 
 @st.composite
-def studies(draw: st.DrawFn) -> tuple[Workload, Cluster, Stack]:
+def questions(draw: st.DrawFn) -> tuple[Workload, Cluster, Stack]:
     heads = draw(st.integers(1, 8))
     model = Model(
         name="m", layers=draw(st.integers(1, 8)), hidden=heads * 32 * draw(st.integers(1, 4)), heads=heads,
@@ -155,11 +155,11 @@ def plan_or_none(workload: Workload, cluster: Cluster, stack: Stack, **settings:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(studies(), st.sampled_from(["time", "cost"]))
-def test_bounds_prune_nothing_that_belongs_to_the_best(study: tuple[Workload, Cluster, Stack], goal: str) -> None:
+@given(questions(), st.sampled_from(["time", "cost"]))
+def test_bounds_prune_nothing_that_belongs_to_the_best(question: tuple[Workload, Cluster, Stack], goal: str) -> None:
     def ranking(top: int) -> list[float] | None:
         try:
-            found = planner.searched(Case.of(*study), settings_from(top=top, goal=goal))[1]
+            found = planner.searched(Case.of(*question), settings_from(top=top, goal=goal))[1]
         except TrimaranError:
             return None
         return found.value[:3].tolist()
@@ -167,15 +167,15 @@ def test_bounds_prune_nothing_that_belongs_to_the_best(study: tuple[Workload, Cl
     # By the closed form alone, which is what is bounded.
     with patch.object(search.Search, "simulate", lambda *_: None), patch.object(planner, "SIMULATED", 1):
         whole = ranking(ALL)
-        with patch.object(search, "BLOCK", 4):  # small studies then need several blocks, as large ones do
+        with patch.object(search, "BLOCK", 4):  # small questions then need several blocks, as large ones do
             few = ranking(3)
     assert few == (None if whole is None else pytest.approx(whole))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(studies())
-def test_every_ranked_layout_is_valid_fits_and_stands_in_order(study: tuple[Workload, Cluster, Stack]) -> None:
-    workload, cluster, stack = study
+@given(questions())
+def test_every_ranked_layout_is_valid_fits_and_stands_in_order(question: tuple[Workload, Cluster, Stack]) -> None:
+    workload, cluster, stack = question
     found = plan_or_none(workload, cluster, stack, top=40)
     if found is None:
         return

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trimaran.bench.recorded import read_timeline
 from trimaran.cli.app import app
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.timeline import Event, Timeline
-from trimaran.report.timelines import bubble_share, chrome_trace, read_timeline, write_timelines
+from trimaran.report.timelines import bubble_share, chrome_trace, write_timelines
 
-STUDY = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "8", "--runs", "unused")
+QUESTION = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "8", "--runs", "unused")
 RECIPE = """
 name = "tiny"
 stack = "trimaran"
@@ -63,7 +64,7 @@ def test_the_bubble_is_what_no_rank_works_in() -> None:
 
 def test_a_trace_holds_every_event_once_in_microseconds(tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
-    done = CliRunner().invoke(app, ["timeline", *STUDY, "--layout", "pp4,mbs1", "-o", str(out)])
+    done = CliRunner().invoke(app, ["timeline", *QUESTION, "--layout", "pp4,mbs1", "-o", str(out)])
     assert done.exit_code == 0, done.output
     events = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
     for kind in ("forward", "backward"):
@@ -78,7 +79,7 @@ def test_a_trace_holds_every_event_once_in_microseconds(tmp_path: Path) -> None:
 def test_a_picture_is_drawn(ending: str, tmp_path: Path) -> None:
     out = tmp_path / f"t.{ending}"
     layout = "pp4,mbs1,zero_bubble"
-    done = CliRunner().invoke(app, ["timeline", *STUDY, "--stack", "trimaran", "--layout", layout, "-o", str(out)])
+    done = CliRunner().invoke(app, ["timeline", *QUESTION, "--stack", "trimaran", "--layout", layout, "-o", str(out)])
     assert done.exit_code == 0, done.output
     start = out.read_bytes()[:100]
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
@@ -114,5 +115,5 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     (tmp_path / "timeline.0.json").write_text("{")
     with pytest.raises(TrimaranError, match="cannot be read"):
         read_timeline([tmp_path / "timeline.0.json"])
-    done = CliRunner().invoke(app, ["timeline", *STUDY, "--layout", "pp2,mbs1", "--measure"])
+    done = CliRunner().invoke(app, ["timeline", *QUESTION, "--layout", "pp2,mbs1", "--measure"])
     assert "needs a recipe" in str(done.exception)

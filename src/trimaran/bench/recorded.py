@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.timeline import Event, Timeline
 from trimaran.protocol.files import RunFile
 from trimaran.recipe.recipe import Recipe
 
 
-def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_dir: Path, work_dir: Path) -> list[Path]:
-    """Run the layout as a trial of the recipe's sweep; the files of its first pipeline's ranks, in order.
+def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_dir: Path, work_dir: Path) -> Timeline:
+    """Run the layout as a trial of the recipe's sweep; the timeline of its first pipeline's ranks.
 
     Raises TrimaranError, naming the evidence, when the run does not end well.
     """
@@ -29,4 +31,16 @@ def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_di
     if row.status != "ok":
         first = (row.evidence or "no evidence").strip().splitlines()[0]
         raise TrimaranError(f"{layout} ended as {row.status}: {first}; see {job.out_dir}")
-    return [RunFile.TIMELINE.of(job.out_dir, stage) for stage in range(layout.pp)]
+    return read_timeline([RunFile.TIMELINE.of(job.out_dir, stage) for stage in range(layout.pp)])
+
+
+def read_timeline(paths: Sequence[Path]) -> Timeline:
+    """The timeline that a run's ranks recorded, each in its own file. Raises TrimaranError for an unreadable one."""
+    events: list[Event] = []
+    for path in paths:
+        try:
+            events += Timeline.model_validate_json(path.read_text(encoding="utf-8")).events
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise TrimaranError(f"timeline {path} cannot be read ({reason}): record it again") from None
+    return Timeline(events=tuple(events), origin="measured")

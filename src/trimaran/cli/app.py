@@ -34,20 +34,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Finds the fastest way to train a given transformer on a given cluster, proves it, and trains with it.",
 )
-app.command()(probe.probe)
-app.command()(plan.plan)
-app.command()(export.export)
-app.command()(predict.predict)
-app.command()(fit.fit)
-app.command()(bench.bench)
-app.command()(tune.tune)
-app.command()(data.data)
-app.command()(train.train)
-app.command()(sample.sample)
-app.command()(convert.convert)
-app.command()(report.report)
-app.command()(timeline.timeline)
-app.command()(explore.explore)
+for verb in (
+    probe.probe, plan.plan, export.export, predict.predict, fit.fit, bench.bench, tune.tune, data.data, train.train,
+    sample.sample, convert.convert, report.report, timeline.timeline, explore.explore,
+):  # fmt: skip
+    app.command()(verb)
 app.command("import")(import_.import_)
 app.add_typer(store.store, name="store")
 

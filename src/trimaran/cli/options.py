@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
+
+if TYPE_CHECKING:
+    from trimaran.nouns.measurement import Status
 
 
 class OutputFormat(StrEnum):
@@ -28,7 +31,12 @@ CalibrationOption = Annotated[
     str | None,
     typer.Option("--calibration", help="Calibration file; `none` leaves the priors. Default: the shipped one, if any."),
 ]
-RecipeArgument = Annotated[Path, typer.Argument(help="Recipe: a TOML file that states a study.", metavar="RECIPE.toml")]
+RecipeArgument = Annotated[
+    Path, typer.Argument(help="Recipe: a TOML file of model, cluster and training.", metavar="RECIPE.toml")
+]
+OverriddenRecipeArgument = Annotated[
+    Path | None, typer.Argument(help="Recipe; the options below override it.", metavar="[RECIPE.toml]")
+]
 RetryOption = Annotated[
     list[str] | None,
     typer.Option("--retry", help="Run trials of this status again (oom, hang, fail, ...). Repeatable."),
@@ -37,3 +45,15 @@ TrustOption = Annotated[
     bool, typer.Option("--trust", help="Let the recipe name interpreters and libraries that the ranks then run.")
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder under which each study has its own.")]
+
+
+def retried(words: list[str] | None) -> frozenset[Status]:
+    """The statuses to run again; raises TrimaranError naming a word that is none."""
+    from trimaran.nouns.measurement import Status
+    from trimaran.nouns.noun import TrimaranError
+
+    known: dict[str, Status] = {status: status for status in get_args(Status)}
+    for word in words or ():
+        if word not in known:
+            raise TrimaranError(f"--retry {word!r} is not a status: it is one of {', '.join(known)}")
+    return frozenset(known[word] for word in words or ())

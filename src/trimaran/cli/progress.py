@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from trimaran.study.tune.choose import Verdict
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
 # A single step may be a slow one; speed and time left are told by the median of so many.
 RECENT_STEPS = 50
 
@@ -26,7 +24,7 @@ def say(text: str) -> None:
 
 
 def readable(seconds: float) -> str:
-    """A time as one says it: 48 s, 12 min, 3 h 05 min, 2 d 04 h."""
+    """A time as people say it: 48 s, 12 min, 3 h 05 min, 2 d 04 h."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -36,7 +34,20 @@ def readable(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
 
 
-class TrialProgress:
+class _Shown:
+    """What shows a live line while its block runs."""
+
+    _bar: Progress
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+class TrialProgress(_Shown):
     """Shows trials as they run: which layout, which step, how many trials and how long remain.
 
     `total` is the number of trials; a tuning that is certain sooner makes fewer (`at_most`).
@@ -50,13 +61,6 @@ class TrialProgress:
             TextColumn("{task.fields[remains]}"), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, remains="")
-
-    def __enter__(self) -> TrialProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
 
     def __call__(self, event: SweepProgress) -> None:
         """Take one event of a sweep."""
@@ -86,7 +90,7 @@ class TrialProgress:
             say(f"  an unmeasured layout may be faster with {verdict.rival_chance:.0%} chance")
 
 
-class TrainingProgress:
+class TrainingProgress(_Shown):
     """Shows a training's steps with loss, speed and time left."""
 
     def __init__(self, steps: int, every: int = 10) -> None:
@@ -97,13 +101,6 @@ class TrainingProgress:
             TextColumn("{task.fields[loss]}"), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=steps, loss="")
-
-    def __enter__(self) -> TrainingProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Take one line of the trainer's log."""

@@ -17,7 +17,7 @@ from trimaran.files.row_nouns import implied_cells
 from trimaran.nouns.columns import BY_NAME, COLUMNS, RUN_COLUMNS, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
-from trimaran.recipe.published import StudyTable
+from trimaran.recipe.published import PublishedTable
 
 SEEDS = "seeds"
 
@@ -74,8 +74,8 @@ def packaged_table(name: str = SEEDS) -> Table:
     return parse_table(entry.read_text(encoding="utf-8"), name)
 
 
-def study_table(table: StudyTable) -> Table:
-    """The packaged rows of a study's table, in their order. Raises TrimaranError where there are none."""
+def published_table(table: PublishedTable) -> Table:
+    """The packaged rows of a published table, in their order. Raises TrimaranError where there are none."""
     wanted = {name: {value} if isinstance(value, str) else set(value) for name, value in table.where.items()}
     whole = packaged_table(table.packaged)
     rows = tuple(row for row in whole.rows if all(row.cells.get(name, "") in values for name, values in wanted.items()))

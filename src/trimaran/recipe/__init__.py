@@ -1,1 +1,1 @@
-"""Recipes: a study as one TOML file, a module for each of its parts."""
+"""Recipes: one TOML file each, and a module for each of its parts."""

@@ -1,4 +1,4 @@
-"""StudyTable: one published table that a recipe repeats, and the question that it asks."""
+"""PublishedTable: one published table that a recipe repeats, and the question that it asks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.noun import Noun
 
 
-class StudyTable(Noun):
-    """One published table of a study: which rows of a packaged table it is, and the question that it asks.
+class PublishedTable(Noun):
+    """A published table: which rows of a packaged table it is, and the question that it asks.
 
     `where` chooses rows by columns (`{source = "004_c1a2cf81af8065a2", table = "T11"}`); a list of values takes any
     of them. `compares` are the columns by whose values the answer is told.

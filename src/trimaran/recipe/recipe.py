@@ -1,4 +1,4 @@
-"""Recipe: one TOML file that states a study. plan, bench, tune, predict and train read their parts."""
+"""Recipe: one TOML file for plan, bench, tune, predict and train, which read their parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.data import DataSettings
-from trimaran.recipe.published import StudyTable
+from trimaran.recipe.published import PublishedTable
 from trimaran.recipe.sweep import SweepSettings
 from trimaran.recipe.training import TrainSettings
 
@@ -20,16 +20,16 @@ _FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
 
 
 class Recipe(Noun):
-    """A study: model and workload, cluster, stack, sweep, data, training, and the published tables it is about."""
+    """Model and workload, cluster, stack, sweep, data, training, and published tables to be repeated."""
 
-    name: str = Field(description="also the folder of the study")
+    name: str = Field(description="also the folder of its study")
     workload: Workload
     cluster: Cluster | None = Field(default=None, description="None: probe this machine")
     stack: Stack
     data: DataSettings = DataSettings()
     sweep: SweepSettings = SweepSettings()
     train: TrainSettings = TrainSettings()
-    tables: tuple[StudyTable, ...] = Field(default=(), description="published tables that the study repeats")
+    tables: tuple[PublishedTable, ...] = Field(default=(), description="published tables to be repeated")
 
     @property
     def variant(self) -> Variant:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.noun import TrimaranError
-from trimaran.nouns.timeline import Event, EventKind, Timeline
+from trimaran.nouns.timeline import EventKind, Timeline
 from trimaran.report.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -132,15 +132,3 @@ def _legend(axes: Axes, timelines: Sequence[Timeline] | Any) -> None:
     axes.legend(
         handles=handles, frameon=False, fontsize=7, ncols=len(handles), loc="lower right", bbox_to_anchor=(1, 1)
     )
-
-
-def read_timeline(paths: Sequence[Path]) -> Timeline:
-    """The timeline that a run's ranks recorded, each in its own file. Raises TrimaranError for an unreadable one."""
-    events: list[Event] = []
-    for path in paths:
-        try:
-            events += Timeline.model_validate_json(path.read_text(encoding="utf-8")).events
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise TrimaranError(f"timeline {path} cannot be read ({reason}): record it again") from None
-    return Timeline(events=tuple(events), origin="measured")

@@ -1,1 +1,1 @@
-"""Studies: a recipe measured, tuned and trained for real, in a folder of its own."""
+"""A study is a recipe worked on in a folder: measured, tuned, trained."""

@@ -19,7 +19,7 @@ def convert(
     Example: trimaran convert runs/laptop -o laptop-gpt
     """
     from trimaran.protocol.job import ConvertJob
-    from trimaran.study.workspace import run_program_on
+    from trimaran.study.torch_programs import run_program_on
 
     run_program_on(ConvertJob(source=str(checkpoint), output=str(output)), "trimaran.train.programs.convert", "convert")
     typer.echo(f"wrote {output}", err=True)

@@ -24,5 +24,5 @@ def data(
     from trimaran.files.recipe_file import load_recipe
     from trimaran.study.workspace import Workspace
 
-    study = load_recipe(str(recipe))
-    typer.echo(str(Workspace(runs / study.name).data(study, megatron=megatron)))
+    stated = load_recipe(str(recipe))
+    typer.echo(str(Workspace(runs / stated.name).data(stated, megatron=megatron)))

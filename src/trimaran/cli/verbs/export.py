@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from trimaran.cli.options import ClusterOption, RunsOption, StackOption
-from trimaran.cost.case import Case
+from trimaran.cli.options import ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption
 
 
 def export(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe to export for; options override it.", metavar="[RECIPE.toml]")
-    ] = None,
+    recipe: OverriddenRecipeArgument = None,
     to: Annotated[
         str, typer.Option("--to", help="megatron-lm, megatron-deepspeed, torchtitan or deepspeed.")
     ] = "megatron-lm",
@@ -36,31 +33,27 @@ def export(
 
     Example: trimaran export --to megatron-deepspeed --model bloom-176b --cluster jean-zay-a100-80gb --gbs 2048
     """
-    from trimaran.cli.asked import TRAINER_STACKS, study_of
+    from trimaran.cli.question import TRAINER_STACKS, question_of
     from trimaran.files.catalogue import write_atomically
     from trimaran.layout.rules import check_layout
     from trimaran.planner.export.registry import export as write
     from trimaran.planner.export.registry import first_exported
     from trimaran.planner.planner import on_devices, plan_with
-    from trimaran.planner.search.settings import fixed_choices, settings_from
     from trimaran.planner.why import complete
 
     # Without a stack (or a recipe's) the layout is planned for the software that will run it.
     chosen_stack = stack or (None if recipe else TRAINER_STACKS.get(to))
-    study = study_of(recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=chosen_stack, ramp_up=ramp_up)
-    settings = settings_from(
-        devices=devices,
-        device_counts=study.device_counts if devices is None else (),
-        mem_margin=study.mem_margin,
-        fixed=study.fixed | fixed_choices(fix or []),
+    question = question_of(
+        recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=chosen_stack, ramp_up=ramp_up
     )
+    case, settings = question.case, question.settings(devices, fix)
     if layout is None:
-        found = plan_with(Case.of(study.workload, study.cluster, study.stack, study.calibration), settings)
-        chosen, text = first_exported([entry.layout for entry in found.entries], study.workload, study.stack, to)
+        layouts = [entry.layout for entry in plan_with(case, settings).entries]
+        chosen, text = first_exported(layouts, case.workload, case.stack, to)
     else:
-        chosen = complete(layout, Case.of(study.workload, study.cluster, study.stack, study.calibration), settings)
-        check_layout(chosen, study.workload, on_devices(study.cluster, settings.devices or 0), study.stack)
-        text = write(chosen, study.workload, study.stack, to)
+        chosen = complete(layout, case, settings)
+        check_layout(chosen, case.workload, on_devices(case.cluster, settings.devices or 0), case.stack)
+        text = write(chosen, case.workload, case.stack, to)
     typer.echo(f"layout {chosen}", err=True)
     if output is None:
         typer.echo(text)

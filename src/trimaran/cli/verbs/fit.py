@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trimaran.cli.options import ClusterOption, StackOption
+
+if TYPE_CHECKING:
+    from trimaran.nouns.measurement import Measurement
 
 
 def fit(
@@ -22,29 +25,8 @@ def fit(
     """
     from trimaran.cost.calibration import save_calibration
     from trimaran.cost.fit.fit_rows import fit_rows
-    from trimaran.files.catalogue import load_cluster
-    from trimaran.files.row_table import packaged_table, packaged_tables, read_table
-    from trimaran.nouns.measurement import Measurement
-    from trimaran.store import Store
 
-    if cluster is not None:
-        load_cluster(cluster)  # a name that does not exist is told before any row is read
-    rows: list[Measurement]
-    if table in packaged_tables():
-        rows = packaged_table(table).measurements
-    elif table.endswith(".sqlite"):
-        with Store(table, create=False) as store:
-            rows = store.measurements()
-    else:
-        rows = read_table(table).measurements
-    if cluster is not None:
-        rows = [
-            row.model_copy(update={"cluster": cluster})
-            for row in rows
-            if row.cluster in (None, cluster, _stem(cluster))
-        ]
-    if stack is not None:
-        rows = [row for row in rows if row.stack in (None, stack)]
+    rows = _measured_rows(table, cluster, stack)
     fitted = fit_rows(rows, cluster=cluster, stack=stack)
     save_calibration(fitted.calibration, output)
     for reason in fitted.skipped:
@@ -55,6 +37,27 @@ def fit(
     if fitted.groups < 2:
         shown.append("one group alone leaves nothing to judge the fit by: the prior's error stands")
     typer.echo(f"{output}: fitted to {'; '.join(shown)}")
+
+
+def _measured_rows(table: str, cluster: str | None, stack: str | None) -> list[Measurement]:
+    """The rows of a packaged table, a store or a CSV that are of this cluster and stack, or name none."""
+    from trimaran.files.catalogue import load_cluster
+    from trimaran.files.row_table import packaged_table, packaged_tables, read_table
+    from trimaran.store import Store
+
+    if cluster is not None:
+        load_cluster(cluster)  # a name that does not exist is told before any row is read
+    if table in packaged_tables():
+        rows = packaged_table(table).measurements
+    elif table.endswith(".sqlite"):
+        with Store(table, create=False) as store:
+            rows = store.measurements()
+    else:
+        rows = read_table(table).measurements
+    if cluster is not None:
+        names = (None, cluster, _stem(cluster))
+        rows = [row.model_copy(update={"cluster": cluster}) for row in rows if row.cluster in names]
+    return [row for row in rows if stack is None or row.stack in (None, stack)]
 
 
 def _stem(cluster: str) -> str:

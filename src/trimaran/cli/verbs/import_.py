@@ -67,24 +67,17 @@ def import_(
     stated = load_profile(profile) if profile is not None else None
     given = _given(model, cluster, stack, set_ or [])
     asked = Asked(stated, given, _accept(repairs))
-    found = [import_file(path, asked, source_format.value) for path in files]
+    read = [import_file(path, asked, source_format.value) for path in files]
     # all files are read before the first row is stored, so that a mistake in one leaves the store alone
     with Store(into) as store:
-        added = [store.add_new(one.rows) for one in found]
-    for path, one in zip(files, found, strict=True):
-        _tell(path, one)
-    lines = [_record(path, one, new) for path, one, new in zip(files, found, added, strict=True)]
-    fields = [
-        Field("file", "File", left=True),
-        Field("format", "Format", left=True),
-        Field("profile", "Profile", left=True),
-        Field("rows", "Rows"),
-        Field("added", "Added"),
-        Field("refused", "Refused"),
-        Field("flagged", "Flagged", left=True),
-    ]
+        added = [store.add_new(imported.rows) for imported in read]
+    for path, imported in zip(files, read, strict=True):
+        _tell(path, imported)
+    lines = [_record(*each) for each in zip(files, read, added, strict=True)]
+    names = ("file", "format", "profile", "rows", "added", "refused", "flagged")
+    fields = [Field(name, name.capitalize(), left=name not in ("rows", "added", "refused")) for name in names]
     typer.echo(render(lines, fields, form.value))
-    if not any(one.rows for one in found):
+    if not any(imported.rows for imported in read):
         raise typer.Exit(2)
 
 
@@ -103,8 +96,8 @@ def _given(model: str | None, cluster: str | None, stack: str | None, pairs: lis
         load_stack(stack)
         cells["stack"] = stack
     for pair in pairs:
-        name, found, value = pair.partition("=")
-        if not found:
+        name, equals, value = pair.partition("=")
+        if not equals:
             raise TrimaranError(f"--set {pair!r} is not COLUMN=VALUE: write it as gbs=512")
         cells[name.strip()] = value.strip()
     try:
@@ -126,27 +119,27 @@ def _ask(proposal: str) -> bool:
         raise TrimaranError("no answer, so nothing is imported: --repairs keep or accept asks nothing") from None
 
 
-def _tell(path: Path, one: Imported) -> None:
+def _tell(path: Path, imported: Imported) -> None:
     """What was not taken as it stands, on the error stream."""
-    for remark in one.remarks:
+    for remark in imported.remarks:
         typer.echo(f"{path.name}: {remark}", err=True)
-    for reason in one.refused:
+    for reason in imported.refused:
         typer.echo(f"{path.name}: refused {reason}", err=True)
-    if one.unread:
-        typer.echo(f"{path.name}: columns not read: {', '.join(one.unread)}", err=True)
-    for proposal in one.proposals:
+    if imported.unread:
+        typer.echo(f"{path.name}: columns not read: {', '.join(imported.unread)}", err=True)
+    for proposal in imported.proposals:
         typer.echo(f"{path.name}: kept {proposal} (--repairs accept)", err=True)
 
 
-def _record(path: Path, one: Imported, added: int) -> dict[str, object]:
-    flagged = Counter(row.quality for row in one.rows if row.quality != "ok")
+def _record(path: Path, imported: Imported, added: int) -> dict[str, object]:
+    flagged = Counter(row.quality for row in imported.rows if row.quality != "ok")
     return {
         "file": path.name,
-        "format": one.format,
-        "profile": one.profile or None,
-        "rows": len(one.rows),
+        "format": imported.format,
+        "profile": imported.profile or None,
+        "rows": len(imported.rows),
         "added": added,
-        "refused": len(one.refused),
+        "refused": len(imported.refused),
         "flagged": ", ".join(f"{count} {quality}" for quality, count in sorted(flagged.items())) or None,
-        "proposals": list(one.proposals),
+        "proposals": list(imported.proposals),
     }

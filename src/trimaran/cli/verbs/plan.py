@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, RunsOption, StackOption
-from trimaran.cost.case import Case
+from trimaran.cli.options import (
+    CalibrationOption,
+    ClusterOption,
+    FormatOption,
+    OutputFormat,
+    OverriddenRecipeArgument,
+    RunsOption,
+    StackOption,
+)
 
 if TYPE_CHECKING:
     from trimaran.report.tables import Format
 
 
 def plan(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe to plan; the options below override it.", metavar="[RECIPE.toml]")
-    ] = None,
+    recipe: OverriddenRecipeArgument = None,
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
@@ -57,48 +62,42 @@ def plan(
     """
     import json
 
-    from trimaran.cli.asked import study_of
+    from trimaran.cli.question import question_of
     from trimaran.planner.planner import on_devices, plan_with
-    from trimaran.planner.search.settings import fixed_choices, settings_from
     from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
     from trimaran.report.tables import render
 
-    study = study_of(
+    question = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, optimizer=optimizer, tokens=tokens,
         ramp_up=ramp_up, calibration=calibration, price=price,
     )  # fmt: skip
-    settings = settings_from(
-        goal=objective, deadline_days=deadline_days, budget=budget, top=top, gbs_tolerance=gbs_tolerance or 0.0,
-        devices=devices, device_counts=study.device_counts if devices is None else (),
-        mem_margin=study.mem_margin if mem_margin is None else mem_margin,
-        fixed=study.fixed | fixed_choices(fix or []),
+    settings = question.settings(
+        devices, fix, goal=objective, deadline_days=deadline_days, budget=budget, top=top,
+        gbs_tolerance=gbs_tolerance, mem_margin=mem_margin,
     )  # fmt: skip
     # Where nodes may grow with the batch, the layout of the full batch need not divide the small ones.
-    ranked = study.workload.model_copy(update={"ramp_up": None}) if grow_nodes else study.workload
+    case = question.case
+    ranked = case.with_workload(case.workload.model_copy(update={"ramp_up": None})) if grow_nodes else case
     if why is not None:
         from trimaran.planner.why import explain
         from trimaran.report.explained import answer
 
-        told = explain(why, Case.of(ranked, study.cluster, study.stack, study.calibration), settings)
-        typer.echo(answer(told, form.value))
+        typer.echo(answer(explain(why, ranked, settings), form.value))
         return
-    found = plan_with(Case.of(ranked, study.cluster, study.stack, study.calibration), settings)
+    planned = plan_with(ranked, settings)
     printed: Format = form.value
     schedule = None
-    if study.workload.ramp_up:
+    if case.workload.ramp_up:
         from trimaran.planner.ramp_up import ramp_up_schedule
 
-        on_all = on_devices(study.cluster, found.devices)
+        used = case.on(on_devices(case.cluster, planned.devices))
         schedule = ramp_up_schedule(
-            found.best.layout,
-            Case.of(study.workload, on_all, study.stack, study.calibration),
-            devices=found.devices,
-            mem_margin=found.mem_margin,
-        )
+            planned.best.layout, used, devices=planned.devices, mem_margin=planned.mem_margin
+        )  # fmt: skip
     if form is OutputFormat.json:
-        typer.echo(json.dumps(as_json(found, schedule), indent=2, allow_nan=False))
+        typer.echo(json.dumps(as_json(planned, schedule), indent=2, allow_nan=False))
         return
-    typer.echo(render(records(found), FIELDS, printed))
-    typer.echo("\n" + explanation(found), err=form is OutputFormat.csv)
+    typer.echo(render(records(planned), FIELDS, printed))
+    typer.echo("\n" + explanation(planned), err=form is OutputFormat.csv)
     if schedule is not None and form is not OutputFormat.csv:
         typer.echo(f"\n{ramp_up_table(schedule, printed)}")

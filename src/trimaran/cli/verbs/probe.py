@@ -20,7 +20,7 @@ def probe(
 
     Example: trimaran probe -o laptop.toml --slots 4
     """
-    from trimaran.study.workspace import run_program
+    from trimaran.study.torch_programs import run_program
 
     arguments = ["-o", str(output)]
     arguments += ["--slots", str(slots)] if slots else []

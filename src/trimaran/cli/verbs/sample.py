@@ -29,7 +29,7 @@ def sample(
 
     from trimaran.nouns.noun import TrimaranError, first_error
     from trimaran.protocol.job import SampleJob
-    from trimaran.study.workspace import run_program_on
+    from trimaran.study.torch_programs import run_program_on
 
     try:
         job = SampleJob(

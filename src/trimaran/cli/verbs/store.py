@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ from trimaran.cli.options import FormatOption, OutputFormat
 
 if TYPE_CHECKING:
     from trimaran.store import Run
-    from trimaran.store.compare import Comparison
 
 store = typer.Typer(
     no_args_is_help=True,
@@ -97,14 +96,16 @@ def compare(
     from trimaran.report.tables import Field, render
     from trimaran.store.compare import compare as compare_runs
 
-    found = compare_runs(_run(context.obj, a).measurement, _run(context.obj, b).measurement)
+    comparison = compare_runs(_run(context.obj, a).measurement, _run(context.obj, b).measurement)
     if form.value == "json":
-        typer.echo(json.dumps({"a": a, "b": b, **_object(found)}, indent=2, allow_nan=False))
+        typer.echo(
+            json.dumps({"a": a, "b": b, **asdict(comparison), "verdict": comparison.verdict}, indent=2, allow_nan=False)
+        )
         return
-    lines = [{"column": name, "a": pair[0], "b": pair[1]} for name, pair in found.differs.items()]
+    lines = [{"column": name, "a": pair[0], "b": pair[1]} for name, pair in comparison.differs.items()]
     fields = [Field("column", "Column", left=True), Field("a", f"A (run {a})"), Field("b", f"B (run {b})")]
     typer.echo(render(lines, fields, form.value) if lines else "the runs differ in no column")
-    typer.echo(found.verdict, err=form.value != "table")
+    typer.echo(comparison.verdict, err=form.value != "table")
 
 
 @store.command()
@@ -135,12 +136,12 @@ def merge(
     """
     from trimaran.store import Store
 
-    found = []
+    read = []
     for path in others:
         with Store(path, create=False) as other:
-            found.append(other.measurements(every_attempt=True))
+            read.append(other.measurements(every_attempt=True))
     with Store(context.obj) as opened:
-        for path, rows in zip(others, found, strict=True):
+        for path, rows in zip(others, read, strict=True):
             typer.echo(f"{opened.add_new(rows)} of {len(rows)} runs added from {path}")
 
 
@@ -168,7 +169,3 @@ def _origin(run: Run) -> str:
     row = run.measurement
     published = " ".join(part for part in (row.source, row.table, row.row) if part)
     return published or " ".join(part for part in (row.recipe, row.layout_label) if part)
-
-
-def _object(found: Comparison) -> dict[str, Any]:
-    return {**asdict(found), "verdict": found.verdict}

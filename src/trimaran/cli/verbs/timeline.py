@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import CalibrationOption, ClusterOption, RunsOption, StackOption
-from trimaran.cost.case import Case
+from trimaran.cli.options import CalibrationOption, ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption
 
 if TYPE_CHECKING:
     from trimaran.layout.layout import Layout
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def timeline(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe; the options below override it.", metavar="[RECIPE.toml]")
-    ] = None,
+    recipe: OverriddenRecipeArgument = None,
     layout: Annotated[str, typer.Option(help="Layout, as pp4,mbs1 or dp8,tp4,pp12,mbs2.")] = "pp2,mbs1",
     output: Annotated[
         Path, typer.Option("--output", "-o", help=".json a Chrome or Perfetto trace; .png, .svg, .pdf a picture.")
@@ -40,39 +37,35 @@ def timeline(
 
     Example: trimaran timeline --model gpt3-1b3 --cluster dgx-h100 --gbs 32 --layout dp1,tp1,pp4,mbs1 -o timeline.svg
     """
-    from trimaran.cli.asked import study_of
+    from trimaran.cli.question import question_of
     from trimaran.cost.simulate import pipeline_run, simulate
     from trimaran.layout.notation import parse_layout
     from trimaran.layout.rules import check_layout
     from trimaran.report.timelines import bubble_share, write_timelines
 
-    study = study_of(
+    case = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, calibration=calibration
-    )  # fmt: skip
-    wanted = parse_layout(layout)
-    check_layout(wanted, study.workload, study.cluster, study.stack)
-    run = pipeline_run(Case.of(study.workload, study.cluster, study.stack, study.calibration), wanted)
-    drawn = {"simulated": simulate(run)}
+    ).case  # fmt: skip
+    chosen = parse_layout(layout)
+    check_layout(chosen, case.workload, case.cluster, case.stack)
+    timelines = {"simulated": simulate(pipeline_run(case, chosen))}
     if measure:
-        drawn["measured"] = _measured(recipe, wanted, runs)
-    write_timelines(drawn, output)
-    told = ", ".join(f"{name} {one.duration_s:.3g} s, {bubble_share(one):.0%} bubble" for name, one in drawn.items())
-    typer.echo(f"{wanted}: {told}; written to {output}", err=True)
+        timelines["measured"] = _measured(recipe, chosen, runs)
+    write_timelines(timelines, output)
+    told = ", ".join(
+        f"{name} {drawn.duration_s:.3g} s, {bubble_share(drawn):.0%} bubble" for name, drawn in timelines.items()
+    )
+    typer.echo(f"{chosen}: {told}; written to {output}", err=True)
 
 
-def _measured(recipe: Path | None, layout: Layout, runs: Path) -> Timeline:
-    from trimaran.bench.recorded import record_timeline
+def _measured(path: Path | None, layout: Layout, runs: Path) -> Timeline:
     from trimaran.cli.progress import say
     from trimaran.files.recipe_file import load_recipe
     from trimaran.nouns.noun import TrimaranError
-    from trimaran.report.timelines import read_timeline
-    from trimaran.study.workspace import Workspace, require_own_trainer
+    from trimaran.study.measure_recipe import measure_timeline
+    from trimaran.study.workspace import Workspace
 
-    if recipe is None:
+    if path is None:
         raise TrimaranError("--measure runs the layout, and needs a recipe to say with what: give RECIPE.toml")
-    study = load_recipe(str(recipe))
-    require_own_trainer(study)
-    place = Workspace(runs / study.name)
-    say(f"running {study.sweep.steps} steps with {layout}")
-    cluster, data = place.cluster(study), place.data(study)
-    return read_timeline(record_timeline(study, cluster, layout, data_dir=data, work_dir=place.folder / "timelines"))
+    recipe = load_recipe(str(path))
+    return measure_timeline(recipe, Workspace(runs / recipe.name), layout, say=say)

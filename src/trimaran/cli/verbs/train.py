@@ -15,9 +15,7 @@ import typer
 from trimaran.cli.options import RecipeArgument, RunsOption, TrustOption
 
 if TYPE_CHECKING:
-    from trimaran.layout.layout import Layout
-    from trimaran.recipe.recipe import Recipe
-    from trimaran.study.workspace import Workspace
+    from trimaran.bench.launch.joined import Joined
 
 # torchrun ends all ranks when one has left: the others wait until rank 0 has said why it refuses.
 SPEAKS_WITHIN_S = 5.0
@@ -43,66 +41,34 @@ def train(
 
     Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
     """
-    from trimaran.bench.launch.joined import joined
     from trimaran.cli.progress import TrainingProgress, say
-    from trimaran.files.recipe_file import load_recipe
     from trimaran.layout.notation import parse_layout
-    from trimaran.layout.rules import check_layout
     from trimaran.nouns.noun import TrimaranError
-    from trimaran.nouns.variant import require_trust
     from trimaran.report.training import summary
-    from trimaran.study.training import run_training
-    from trimaran.study.workspace import Workspace, require_own_trainer
+    from trimaran.study.stated import runnable_recipe
+    from trimaran.study.train_recipe import fastest_layout, train_recipe
+    from trimaran.study.workspace import Workspace
 
-    among = joined(os.environ)
-    if among and among.rank:
+    joined = _place_among_ranks()
+    stated = runnable_recipe(recipe, trust=trust)
+    workspace = Workspace(runs / stated.name)
+    chosen = parse_layout(layout, dict(stated.sweep.fixed)) if layout else fastest_layout(stated, workspace)
+    if chosen is None:
+        raise TrimaranError(
+            f"no layout of {stated.name} was measured yet: give --layout, or `trimaran tune {recipe}` first"
+        )
+    row, cluster = train_recipe(
+        stated, workspace, chosen, show=TrainingProgress, say=say, joined=joined, resume=resume, trace_steps=trace
+    )
+    typer.echo(summary(row, stated, cluster, chosen, workspace.training))
+
+
+def _place_among_ranks() -> Joined | None:
+    """This process's place among ranks that something else has started, if it is one; all but rank 0 fall silent."""
+    from trimaran.bench.launch.joined import joined
+
+    place = joined(os.environ)
+    if place and place.rank:
         sys.stderr = io.StringIO()  # rank 0 says the same
         atexit.register(time.sleep, SPEAKS_WITHIN_S)
-    study = load_recipe(str(recipe))
-    require_trust(study.sweep.variants, trust)
-    require_own_trainer(study)
-    place = Workspace(runs / study.name)
-    chosen = parse_layout(layout, dict(study.sweep.fixed)) if layout else _fastest(study, place, recipe)
-    if among and among.world_size != chosen.devices:
-        raise TrimaranError(f"layout {chosen} needs {chosen.devices} ranks, but {among.world_size} were started")
-    if among and among.rank:
-        among.follow()
-    cluster = place.cluster(study, [chosen])
-    check_layout(chosen, study.workload, cluster, study.stack)
-    data = place.data(study)
-    say(f"training {study.train.steps} steps with {chosen}; log in {place.training}")
-    with TrainingProgress(study.train.steps) as progress:
-        row = run_training(
-            study, cluster, chosen, data_dir=data, out_dir=place.training,
-            resume=resume, among=among, trace_steps=trace, on_step=progress, on_notice=say,
-        )  # fmt: skip
-    typer.echo(summary(row, study, cluster, chosen, place.training))
-
-
-def _fastest(study: Recipe, place: Workspace, recipe: Path) -> Layout:
-    """The fastest layout that was measured for this recipe's workload. Raises TrimaranError when there is none.
-
-    The store may hold rows of the same recipe from before its model or batch was changed.
-    """
-    from trimaran.files.row_nouns import measured_workload
-    from trimaran.layout.notation import parse_layout
-    from trimaran.nouns.noun import TrimaranError
-    from trimaran.store import Store
-
-    rows = []
-    if place.store.exists():
-        with Store(place.store) as store:
-            rows = [
-                row
-                for row in store.measurements(recipe=study.name)
-                if row.status == "ok"
-                and row.sec_per_it
-                and (row.variant or "") == study.variant.text()
-                and measured_workload(row, study.workload)
-            ]
-    if not rows:
-        raise TrimaranError(
-            f"no layout of {study.name} was measured yet: give --layout, or `trimaran tune {recipe}` first"
-        )
-    fastest = min(rows, key=lambda row: row.sec_per_it or 0.0)
-    return parse_layout(fastest.layout_label or "")
+    return place

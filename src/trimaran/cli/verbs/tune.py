@@ -24,41 +24,37 @@ def tune(
 
     Example: trimaran tune recipes/laptop.toml
     """
-    from trimaran.cli.asked import retried
+    from trimaran.cli.options import retried
     from trimaran.cli.progress import TrainingProgress, TrialProgress, say
     from trimaran.files.catalogue import write_atomically
-    from trimaran.files.recipe_file import load_recipe
-    from trimaran.nouns.variant import require_trust
     from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.report.training import summary
-    from trimaran.study.training import run_training
-    from trimaran.study.tune.tune import tune as tune_study
+    from trimaran.study.stated import runnable_recipe
+    from trimaran.study.train_recipe import train_recipe
+    from trimaran.study.tune.tune_recipe import tune_recipe
     from trimaran.study.workspace import Workspace
 
     again = retried(retry)
-    study = load_recipe(str(recipe))
-    require_trust(study.sweep.variants, trust)
-    place = Workspace(runs / study.name)
-    with TrialProgress(study.sweep.max_trials, at_most=True) as progress:
-        found = tune_study(study, place, retry=again, on_progress=progress, on_verdict=progress.verdict, say=say)
-    rows = records(found.rows)
-    write_atomically(place.table, render(rows, FIELDS, "markdown") + "\n")
+    stated = runnable_recipe(recipe, trust=trust)
+    workspace = Workspace(runs / stated.name)
+    with TrialProgress(stated.sweep.max_trials, at_most=True) as progress:
+        tuned = tune_recipe(
+            stated, workspace, retry=again, on_progress=progress, on_verdict=progress.verdict, say=say
+        )  # fmt: skip
+    rows = records(tuned.rows)
+    write_atomically(workspace.table, render(rows, FIELDS, "markdown") + "\n")
     typer.echo(render(rows, FIELDS, form.value))
-    row = found.winning_row
-    verdict = found.verdict
+    best, verdict = tuned.winning_row, tuned.verdict
     certainty = "certain" if verdict.certain else f"not certain: another may win with {verdict.rival_chance:.0%} chance"
     say(
-        f"winner: {found.winner}, {row.sec_per_it:.3f} s/it (predicted {row.predicted_sec_per_it:.3f}), "
-        f"{len(rows)} layouts measured; {certainty} to {study.sweep.margin:.0%}"
+        f"winner: {tuned.winner}, {best.sec_per_it:.3f} s/it (predicted {best.predicted_sec_per_it:.3f}), "
+        f"{len(rows)} layouts measured; {certainty} to {stated.sweep.margin:.0%}"
     )
-    say(f"table in {place.table}, store in {place.store}")
-    if not train:
-        return
-    say(f"training {study.train.steps} steps with {found.winner}; log in {place.training}")
-    data = place.data(study)
-    with TrainingProgress(study.train.steps) as shown:
-        trained = run_training(
-            study, found.cluster, found.winner, data_dir=data, out_dir=place.training, on_step=shown, on_notice=say
-        )
-    typer.echo(summary(trained, study, found.cluster, found.winner, place.training), err=form is not OutputFormat.table)
+    say(f"table in {workspace.table}, store in {workspace.store}")
+    if train:
+        row, cluster = train_recipe(
+            stated, workspace, tuned.winner, show=TrainingProgress, say=say, cluster=tuned.cluster
+        )  # fmt: skip
+        told = summary(row, stated, cluster, tuned.winner, workspace.training)
+        typer.echo(told, err=form is not OutputFormat.table)

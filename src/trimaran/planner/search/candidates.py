@@ -43,7 +43,7 @@ class Parts:
 
 
 class Proposer:
-    """Proposes the candidates of one study and passes them through its sieve."""
+    """Proposes the candidates of one question and passes them through its sieve."""
 
     def __init__(self, space: Space, sieve: Sieve, settings: PlanSettings, devices: int) -> None:
         self.space, self.sieve, self.settings, self.devices = space, sieve, settings, devices

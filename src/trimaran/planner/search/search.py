@@ -75,7 +75,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Search:
-    """One study's search. `search()` gives the `top` best distinct layouts by the closed form.
+    """One question's search. `search()` gives the `top` best distinct layouts by the closed form.
 
     Where no limit is asked for, only those of them that `simulate()` may yet put among the first `shown`.
     """

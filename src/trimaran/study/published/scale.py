@@ -1,6 +1,6 @@
 """Scale: a published table's layouts on one small machine, mapped down by a stated rule.
 
-The order of battle is kept, sizes are not:
+What differs between the rows of a table is kept, its sizes are not:
 
 * **Degrees.** One divisor for each of DP, TP and PP, the same in every row of the table: those under which every row
   has at most MOST_RANKS ranks, as many rows as can be stay different, what is parallel stays so, and degrees are large.
@@ -56,7 +56,7 @@ def small_rows(rows: Sequence[Measurement]) -> list[SmallRow]:
     """Every row of one published table, mapped down. Raises TrimaranError for a row that names no degrees."""
     published = [_degrees(row) for row in rows]
     divisors = best_divisors(published)
-    degrees = [divided(one, divisors) for one in published]
+    degrees = [divided(row, divisors) for row in published]
     mbs = _in_proportion([row.mbs for row in rows], MOST_MBS)
     batches = _batches([row.gbs for row in rows], [dp * size for (dp, _, _), size in zip(degrees, mbs, strict=True)])
     most_layers, most_hidden = max(row.layers for row in rows), max(row.hidden for row in rows)
@@ -93,13 +93,13 @@ def small_rows(rows: Sequence[Measurement]) -> list[SmallRow]:
 
 def best_divisors(degrees: Sequence[Degrees], most_ranks: int = MOST_RANKS) -> Degrees:
     """One divisor an axis: every row fits into `most_ranks`, most rows stay different, degrees stay large."""
-    dps, tps, pps = (range(1, max(one[axis] for one in degrees) + 1) for axis in range(3))
+    dps, tps, pps = (range(1, max(row[axis] for row in degrees) + 1) for axis in range(3))
     best: tuple[tuple[int, int, int, int], Degrees] | None = None
     for divisors in product(dps, tps, pps):
-        small = [divided(one, divisors) for one in degrees]
+        small = [divided(row, divisors) for row in degrees]
         if max(map(math.prod, small)) > most_ranks:
             continue
-        parallel = sum(degree > 1 for one in small for degree in one)
+        parallel = sum(degree > 1 for row in small for degree in row)
         worth = (len(set(small)), parallel, sum(map(math.prod, small)), -sum(divisors))
         if best is None or worth > best[0]:
             best = (worth, divisors)

@@ -1,4 +1,4 @@
-"""One small table of each published study: predicted at full size, and measured here for real."""
+"""One small table of each published document: predicted at full size, and measured here for real."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 
 from command import run
 from trimaran.files.recipe_file import load_recipe
-from trimaran.study.workspace import check_stated_layouts, stated_layouts
+from trimaran.study.stated import check_stated_layouts, stated_layouts
 
 ROOT = Path(__file__).parents[2]
-# The tables of fewest trials, so that every study is run in continuous integration.
+# The tables of fewest trials, so that every document is run in continuous integration.
 SMALL = {
     "fugaku-gpt-1b3": "allocator",
     "fugaku-gpt-30b": "tensor-parallel",
@@ -21,7 +21,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_study_may_be_run_as_it_stands(name: str) -> None:
+def test_a_recipe_may_be_run_as_it_stands(name: str) -> None:
     recipe = load_recipe(str(ROOT / "recipes" / f"{name}.toml"))
     assert recipe.cluster is not None and stated_layouts(recipe)
     check_stated_layouts(recipe, recipe.cluster)

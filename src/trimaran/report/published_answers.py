@@ -1,15 +1,17 @@
-"""What a study's table shows on a small machine beside what was published, and the answer in a sentence."""
+"""What a published table shows on a small machine beside what was published, and the answer in a sentence."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from trimaran.cost.score import kendall_tau
 from trimaran.nouns.measurement import Measurement
-from trimaran.recipe.published import StudyTable
-from trimaran.report.tables import Field
+from trimaran.recipe.published import PublishedTable
+from trimaran.report.tables import Field, Format, render
 from trimaran.study.published.scale import SmallRow
+from trimaran.study.published.small_tables import SmallTable
 
 FIELDS = (
     Field("nodes", "Nodes"),
@@ -39,6 +41,24 @@ CALLED = {
 ALIKE = 0.02
 
 
+def as_json(tables: Sequence[SmallTable]) -> str:
+    """Every table with its answer and its rows."""
+    objects = [
+        {"table": table.published.name, "answer": answer(table.published, table.rows), "rows": records(table.rows)}
+        for table in tables
+    ]
+    return json.dumps(objects, indent=2, allow_nan=False)
+
+
+def as_text(tables: Sequence[SmallTable], form: Format) -> str:
+    """Every table under its name, its answer below."""
+    lines = []
+    for table in tables:
+        title = f"### {table.published.name}" if form == "markdown" else table.published.name
+        lines += [f"\n{title}\n\n{render(records(table.rows), FIELDS, form)}\n", answer(table.published, table.rows)]
+    return "\n".join(lines)
+
+
 def records(rows: Sequence[tuple[SmallRow, Measurement | None]]) -> list[dict[str, Any]]:
     """One record a published row, what was measured of it here beside."""
     rows_shown = []
@@ -62,7 +82,7 @@ def records(rows: Sequence[tuple[SmallRow, Measurement | None]]) -> list[dict[st
     return rows_shown
 
 
-def answer(table: StudyTable, rows: Sequence[tuple[SmallRow, Measurement | None]]) -> str:
+def answer(table: PublishedTable, rows: Sequence[tuple[SmallRow, Measurement | None]]) -> str:
     """The table's question answered from the data: here, and as published; and whether the two agree."""
     measured_here = _best_by_value(table, rows, lambda small, measured: _sec_per_sample(measured))
     as_published = _best_by_value(table, rows, lambda small, measured: _sec_per_sample(small.published))
@@ -81,7 +101,7 @@ def _sec_per_sample(row: Measurement | None) -> float | None:
 
 
 def _best_by_value(
-    table: StudyTable,
+    table: PublishedTable,
     rows: Sequence[tuple[SmallRow, Measurement | None]],
     seconds: Callable[[SmallRow, Measurement | None], float | None],
 ) -> dict[str, float]:
@@ -95,7 +115,7 @@ def _best_by_value(
     return dict(sorted(best.items(), key=lambda item: item[1]))
 
 
-def _value(table: StudyTable, row: Measurement) -> str:
+def _value(table: PublishedTable, row: Measurement) -> str:
     values = ((CALLED.get(name, name), getattr(row, name)) for name in table.compares)
     return " ".join(
         f"{called} {value:g}" if isinstance(value, int | float) else str(value or "plain") for called, value in values

@@ -1,0 +1,62 @@
+"""What a recipe states, checked before anything is made: that it may be run here, its layouts, the slots they need."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trimaran.files.recipe_file import load_recipe
+from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import check_layout
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import require_trust
+from trimaran.recipe.recipe import Recipe
+
+
+def runnable_recipe(path: Path, *, trust: bool) -> Recipe:
+    """The recipe of a file, to be run on this machine or its Slurm.
+
+    Raises TrimaranError where it is for other software, and where it names interpreters and libraries without `trust`.
+    """
+    recipe = load_recipe(str(path))
+    require_trimaran_stack(recipe)
+    require_trust(recipe.sweep.variants, trust)
+    return recipe
+
+
+def stated_layouts(recipe: Recipe) -> list[Layout]:
+    """The layouts that the recipe names, each with the recipe's fixed fields. Raises TrimaranError."""
+    return [parse_layout(text, dict(recipe.sweep.fixed)) for text in recipe.sweep.layouts]
+
+
+def check_stated_layouts(recipe: Recipe, cluster: Cluster) -> None:
+    """Raise TrimaranError for a stated layout that breaks a rule on this cluster, before anything is made."""
+    for layout in stated_layouts(recipe):
+        check_layout(layout, recipe.workload, cluster, recipe.stack)
+
+
+def require_trimaran_stack(recipe: Recipe) -> None:
+    """Raise TrimaranError where the recipe is for other software, whose rows Trimaran's trainer must not fill."""
+    if recipe.stack.framework != "trimaran":
+        raise TrimaranError(
+            f"stack {recipe.stack.name or recipe.stack.framework!r} is planned for, not run: set stack = "
+            f'"trimaran" to measure and train here, or export a layout to its own trainer'
+        )
+
+
+def unprobed_machine(recipe: Recipe) -> Cluster:
+    """This machine before its probe: the slots it will be probed for, with all precisions and memory without end."""
+    device = Device(
+        name="this machine", kind="cpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1e6,
+        mem_bandwidth_gb_s=100.0,
+    )  # fmt: skip
+    link = Link(bandwidth_gbps=100.0, latency_us=1.0)
+    slots = min(slots_wanted(recipe), 1024)
+    return Cluster(name="this machine", device=device, nodes=1, devices_per_node=slots, intra=link, inter=link)
+
+
+def slots_wanted(recipe: Recipe) -> int:
+    """Slots that the machine is probed for: its cores, or as many as the recipe asks for."""
+    return max([os.cpu_count() or 1, *recipe.sweep.devices, *(layout.devices for layout in stated_layouts(recipe))])

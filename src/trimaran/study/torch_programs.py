@@ -1,0 +1,73 @@
+"""Trimaran's programs that need PyTorch, run as processes: probe, data, sample, convert."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol import progress
+from trimaran.recipe.recipe import Recipe
+from trimaran.study.stated import slots_wanted, stated_layouts
+
+
+def require_torch(what: str) -> None:
+    """Raise TrimaranError unless PyTorch is installed (planning alone does not need it)."""
+    if importlib.util.find_spec("torch") is None:
+        raise TrimaranError(f"{what} needs PyTorch, which is not installed: pip install 'trimaran[train]'")
+
+
+def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bool = False) -> str:
+    """Run one of Trimaran's torch programs to its end; its standard output when captured.
+
+    Its lines of progress are passed on as they come. Raises TrimaranError with the program's own last line when it
+    fails.
+    """
+    require_torch(what)
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    last = ""
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(command, stdout=output if capture else None, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(progress.MARK):
+                print(line.removeprefix(progress.MARK), end="", file=sys.stderr, flush=True)
+            elif line.strip():
+                last = line.strip()
+        status = process.wait()
+        output.seek(0)
+        told = output.read()
+    if status:
+        raise TrimaranError(last.removeprefix("trimaran: ") or f"it ended with status {status}")
+    return told
+
+
+def run_program_on(job: BaseModel, module: str, what: str) -> None:
+    """Run one of Trimaran's torch programs on a job file, which is gone afterwards. Raises as `run_program` does."""
+    with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(job.model_dump_json())
+        run_program(module, [str(path)], what)
+
+
+def probe_machine(recipe: Recipe, cluster_file: Path) -> None:
+    """Measure this machine for the recipe's model and micro-batches, into a cluster file and `model.json` beside it.
+
+    Raises TrimaranError when the probe fails.
+    """
+    model = cluster_file.with_name("model.json")
+    write_atomically(model, recipe.workload.model.model_dump_json())
+    arguments = ["--quick", "--slots", str(slots_wanted(recipe)), "--model", str(model)]
+    arguments += ["--seq", str(recipe.workload.seq_len), "-o", str(cluster_file)]
+    for mbs in sorted({layout.mbs for layout in stated_layouts(recipe)}):
+        arguments += ["--mbs", str(mbs)]
+    run_program("trimaran.probe", arguments, "probe")

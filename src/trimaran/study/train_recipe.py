@@ -1,0 +1,78 @@
+"""Training a recipe's model in its workspace, on a layout that is stated or the fastest that was measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from trimaran.bench.launch.joined import Joined
+from trimaran.files.row_nouns import measured_workload
+from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import check_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.recipe import Recipe
+from trimaran.store import Store
+from trimaran.study.training import run_training
+from trimaran.study.workspace import Workspace
+
+# Shows so many steps while its block runs, and takes each line of the trainer's log.
+ShowSteps = Callable[[int], AbstractContextManager[Callable[[dict[str, Any]], None]]]
+
+
+def train_recipe(
+    recipe: Recipe,
+    workspace: Workspace,
+    layout: Layout,
+    *,
+    show: ShowSteps,
+    say: Callable[[str], None],
+    cluster: Cluster | None = None,
+    joined: Joined | None = None,
+    resume: bool = False,
+    trace_steps: int = 0,
+) -> tuple[Measurement, Cluster]:
+    """Train all of the recipe's steps; the row of the training, and the cluster that it ran on.
+
+    `cluster` is the recipe's, or this machine, unless it is stated. `joined` is the place of this process among
+    ranks that something else has started: rank 0 leads, and this does not return in the others. Raises
+    TrimaranError as `run_training` does, and where the layout breaks a rule or needs another number of ranks.
+    """
+    if joined and joined.world_size != layout.devices:
+        raise TrimaranError(f"layout {layout} needs {layout.devices} ranks, but {joined.world_size} were started")
+    if joined and joined.rank:
+        joined.follow()
+    cluster = cluster or workspace.cluster(recipe, [layout])
+    check_layout(layout, recipe.workload, cluster, recipe.stack)
+    data = workspace.data(recipe)
+    say(f"training {recipe.train.steps} steps with {layout}; log in {workspace.training}")
+    with show(recipe.train.steps) as on_step:
+        row = run_training(
+            recipe, cluster, layout, data_dir=data, out_dir=workspace.training,
+            resume=resume, among=joined, trace_steps=trace_steps, on_step=on_step, on_notice=say,
+        )  # fmt: skip
+    return row, cluster
+
+
+def fastest_layout(recipe: Recipe, workspace: Workspace) -> Layout | None:
+    """The fastest layout that was measured for this recipe's workload, if there is one.
+
+    The store may hold rows of the same recipe from before its model or batch was changed.
+    """
+    if not workspace.store.exists():
+        return None
+    with Store(workspace.store) as store:
+        rows = store.measurements(recipe=recipe.name)
+    timed = [
+        row
+        for row in rows
+        if row.status == "ok"
+        and row.sec_per_it
+        and (row.variant or "") == recipe.variant.text()
+        and measured_workload(row, recipe.workload)
+    ]
+    fastest = min(timed, key=lambda row: row.sec_per_it or 0.0, default=None)
+    return None if fastest is None else parse_layout(fastest.layout_label or "")
