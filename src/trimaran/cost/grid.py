@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cost.splits.table import SplitTable
 from trimaran.cost.splits.warm_up import Split
-from trimaran.layout.axes import Laid, lies_inside
+from trimaran.layout.axes import INSIDE, Laid
 from trimaran.layout.choices import CHOICE, IN_GRID, index_of
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.stages import even_split, weighted_split
@@ -104,7 +104,7 @@ class LayoutGrid(Laid[Ints]):
 
     def lies_inside(self, inner: str, outer: str) -> Ints:
         """1 where a layout's placement has `inner` inside `outer`, else 0; shape (n,)."""
-        return lies_inside(inner, outer, self.placement)
+        return INSIDE[inner, outer][self.placement]
 
     def chose(self, choice: str, *words: object) -> Bools:
         """Where a choice is one of `words`, shape (n,)."""

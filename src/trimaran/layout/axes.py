@@ -57,8 +57,8 @@ PLACEMENTS: tuple[tuple[AxisName, ...], ...] = tuple(permutations(USUAL_PLACEMEN
 # Axes that are made of parts, the innermost first: replicas that hold the same, and those that share it out.
 PARTS: Mapping[str, tuple[str, ...]] = {"dp": ("shard", "replicate")}
 _WHOLE = {part: whole for whole, parts in PARTS.items() for part in parts}
-# Whether an axis lies inside another, by the placement's index.
-_INSIDE: Mapping[tuple[str, str], NDArray[np.int64]] = {
+# 1 where an axis lies inside another, else 0, by the placement's index.
+INSIDE: Mapping[tuple[str, str], NDArray[np.int64]] = {
     (inner, outer): np.array([order.index(inner) < order.index(outer) for order in PLACEMENTS], dtype=np.int64)
     for inner, outer in permutations(USUAL_PLACEMENT, 2)
 }
@@ -78,11 +78,6 @@ def in_words(degrees: Mapping[str, Any], without: str = "") -> str:
     """A product of degrees as people write it: `DP 8 x TP 4 x PP 12`, or all but one axis'."""
     stated = (axis for axis in AXES if (axis.usual or degrees[axis.name] != 1) and axis.name != without)
     return " x ".join(f"{axis.title} {degrees[axis.name]}" for axis in stated)
-
-
-def lies_inside(inner: str, outer: str, placement: NDArray[np.int64]) -> NDArray[np.int64]:
-    """1 where the placement of that index has `inner` inside `outer`, else 0; shape of `placement`."""
-    return _INSIDE[inner, outer][placement]
 
 
 class Laid(Generic[Size]):

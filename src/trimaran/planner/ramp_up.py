@@ -124,7 +124,7 @@ def ramp_up_schedule(
 
 def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:
     """The layout under every DP that `devices` allow and every micro-batch up to its own, its own last."""
-    most = min(devices // (layout.tp * layout.pp), workload.global_batch)
+    most = min(devices // (layout.devices // layout.dp), workload.global_batch)
     found = [
         layout.model_copy(update={"dp": dp, "mbs": mbs})
         for dp in range(1, most + 1)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from trimaran.layout.axes import devices_of
 from trimaran.layout.layout import Layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model
@@ -116,9 +117,10 @@ def divided(degrees: Degrees, divisors: Degrees) -> Degrees:
 def _degrees(row: Measurement) -> Degrees:
     if row.dp is not None:
         return row.dp, row.tp, row.pp
-    if row.devices is None or row.devices % (row.tp * row.pp):
+    of_replica = devices_of(vars(row), without="dp")
+    if row.devices is None or row.devices % of_replica:
         raise TrimaranError(f"{row.table} row {row.row} states no dp, and its devices do not give it: leave it out")
-    return row.devices // (row.tp * row.pp), row.tp, row.pp
+    return row.devices // of_replica, row.tp, row.pp
 
 
 def _in_proportion(sizes: Sequence[int], most: int) -> list[int]:
