@@ -27,7 +27,7 @@ import numpy as np
 
 from trimaran.cost.calibration import Calibration, learned_elsewhere, prior
 from trimaran.cost.case import Case
-from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.solve import Observation, fit, leave_out
 from trimaran.cost.score import kendall_tau, mape, top1_regret

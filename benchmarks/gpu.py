@@ -34,8 +34,8 @@ from trimaran.nouns.workload import Workload
 from trimaran.protocol.exits import OUT_OF_MEMORY
 from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, TrainJob
-from trimaran.recipe.data import DataSettings
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.data_settings import DataSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 HERE = Path(__file__).parent
 WARM_UP_STEPS = 4

@@ -27,9 +27,9 @@ from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.host import Work
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.report.tables import Field, render
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace

@@ -28,7 +28,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.host import processor_name
 from trimaran.recipe.recipe import Recipe
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.study.workspace import Workspace
 
 HERE = Path(__file__).parent

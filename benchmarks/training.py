@@ -34,8 +34,8 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 from trimaran.protocol.job import DataJob, TrainJob
-from trimaran.recipe.data import DataSettings
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.data_settings import DataSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 HERE = Path(__file__).parent
 CORES = 2

@@ -18,7 +18,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.recipe import Recipe
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 
 @pytest.fixture

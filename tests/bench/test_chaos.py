@@ -17,7 +17,7 @@ from trimaran.bench.sweep import run_sweep
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace

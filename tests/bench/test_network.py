@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import fake_worker, processes_that_name
-from trimaran.bench.launch.network.launcher import ShapedLauncher
 from trimaran.bench.launch.network.measure import TOLERANCE, LinkCheck, Way, measure_links
+from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
 from trimaran.bench.launch.network.switched import SwitchedNetwork
 from trimaran.bench.sweep import run_sweep
 from trimaran.bench.trial.trial import prepare_trial, run_trial
@@ -30,7 +30,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork, ShapedPair
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace
@@ -169,7 +169,7 @@ SWEEP = """
 import sys, time
 from pathlib import Path
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.network.launcher import ShapedLauncher
+from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
 from trimaran.nouns.shaped_network import ShapedNetwork
 
 out_dir = Path(sys.argv[1])

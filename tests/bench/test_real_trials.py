@@ -24,7 +24,7 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.programs import TRAINER
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace

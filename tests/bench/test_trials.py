@@ -18,8 +18,8 @@ import pytest
 from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.port import HeldPort
-from trimaran.bench.trial.result import median_and_spread
 from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.trial.trial_figures import median_and_spread
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement

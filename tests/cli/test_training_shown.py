@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from command import run, tiny_recipe
-from trimaran.cli.progress import TrainingProgress, readable
+from trimaran.cli.live_progress import TrainingProgress, readable
 
 
 def test_a_training_leaves_event_files_traces_and_memory_by_its_parts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.optimizer import step_time
-from trimaran.cost.effects.table import PARTS, TIME_PARTS
+from trimaran.cost.effects.time_effects import PARTS, TIME_PARTS
 from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.estimates import MemoryParts, TimeParts
 from trimaran.cost.grid import LayoutGrid

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from trimaran.cost.predict import predict_table
+from trimaran.cost.predict_table import predict_table
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, format_table, misspelt_columns, packaged_table, packaged_tables, parse_table
 from trimaran.nouns.columns import BY_NAME, COLUMNS, parse_cell

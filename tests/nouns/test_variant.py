@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import Variant, require_trust
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 NAMES = st.from_regex(r"OMP_[A-Z0-9_]{1,20}", fullmatch=True)
 VALUES = st.text(st.characters(codec="ascii", exclude_categories=("C",), exclude_characters=";"), max_size=50)

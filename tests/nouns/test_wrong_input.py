@@ -23,9 +23,9 @@ from trimaran.nouns.variant import Variant
 from trimaran.nouns.workload import RampUp, Workload
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.settings import PlanSettings
-from trimaran.recipe.data import BlendedText, DataSettings
-from trimaran.recipe.sweep import SweepSettings
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.data_settings import BlendedText, DataSettings
+from trimaran.recipe.sweep_settings import SweepSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 MODEL = load_model("llama3-8b")
 CLUSTER = load_cluster("dgx-h100").model_copy(

@@ -10,7 +10,7 @@ from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.planner.explain.advice import advise
-from trimaran.planner.explain.kernels import kernel_notes
+from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.planner.why import explain

@@ -12,7 +12,7 @@ from trimaran.api import workload_of
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
-from trimaran.planner.export.registry import EXPORTERS, export, first_exported
+from trimaran.planner.export.exporters import EXPORTERS, export, first_exported
 
 GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
 PLAIN = workload_of("gpt3-1b3", 512)

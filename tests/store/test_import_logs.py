@@ -12,7 +12,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.train_settings import TrainSettings
 from trimaran.store.importers.formats import Asked, Imported, import_file
 from trimaran.store.importers.profile import typed_cells
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from trimaran.bench.trial.trial import UNSTORED, Trial, finished_before, prepare_trial
 from trimaran.cli.app import app
 from trimaran.cost.fit.fit_rows import observation
-from trimaran.cost.predict import predict_table
+from trimaran.cost.predict_table import predict_table
 from trimaran.files.catalogue import catalogue_names, dump_toml, load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import measured_workload, nouns_of, run_cells
 from trimaran.files.row_table import format_table, parse_table, read_table
@@ -35,7 +35,7 @@ from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Schedule
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.recipe import Recipe
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.store import Store, export_csv
 from trimaran.store.compare import compare
 from trimaran.store.importers.formats import Asked, import_file

@@ -14,8 +14,8 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Optimizer, Workload
 from trimaran.protocol.job import DataJob, TrainJob
-from trimaran.recipe.data import DataSettings
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.data_settings import DataSettings
+from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.programs.tokenise import prepare
 
 STACK = Stack(name="trimaran", uneven_stages=True, head_weighted_stages=True)

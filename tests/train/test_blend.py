@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.train.programs.tokenise import prepare
 from trimaran.train.text.blend import BLOCK, Blend
 from trimaran.train.text.sampler import Sampler

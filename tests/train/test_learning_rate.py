@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from trimaran.nouns.workload import RampUp
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.engine.learning_rate import Position, learning_rate
 
 SETTINGS = TrainSettings(steps=100, learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=10)

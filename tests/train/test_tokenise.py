@@ -10,7 +10,7 @@ import pytest
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.train.programs import tokenise
 from trimaran.train.programs.run_job import run_job
 from trimaran.train.programs.tokenise import prepare

@@ -18,7 +18,7 @@ import pytest
 from shapes import SMALL
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 DROPPING = Workload(model=SMALL.model_copy(update={"dropout": 0.1}), seq_len=16, global_batch=24)
 

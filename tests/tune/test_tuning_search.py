@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimaran.bench.trial.result import median_and_spread
+from trimaran.bench.trial.trial_figures import median_and_spread
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trimaran.bench.registry import launcher_of
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.trial.trial import prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout

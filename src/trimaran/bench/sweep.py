@@ -13,7 +13,7 @@ from typing import Literal
 
 from trimaran.bench.crew import Crew
 from trimaran.bench.launch.contract import Launcher
-from trimaran.bench.registry import launcher_of
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.trial.trial import Trial, finished_before, prepare_trial, run_trial, stored
 from trimaran.bench.watch.evidence import drop_large_files
 from trimaran.bench.watch.limits import Limits

@@ -16,7 +16,7 @@ from trimaran.planner.search.settings import PlanSettings, fixed_choices, settin
 
 if TYPE_CHECKING:
     from trimaran.recipe.recipe import Recipe
-    from trimaran.recipe.sweep import SweepSettings
+    from trimaran.recipe.sweep_settings import SweepSettings
 
 # The stack whose abilities are those of a trainer that export writes for.
 TRAINER_STACKS = {

@@ -14,7 +14,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Iteration
 from trimaran.cost.effects.overhead import overhead_time
-from trimaran.cost.effects.table import TIME_PARTS, time_parts
+from trimaran.cost.effects.time_effects import TIME_PARTS, time_parts
 from trimaran.cost.estimates import Estimate, Estimates, MemoryParts, TimeParts
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trimaran.cost.splits.table import SplitTable
+from trimaran.cost.splits.split_table import SplitTable
 from trimaran.cost.splits.warm_up import Split
 from trimaran.layout.axes import INSIDE, Laid
 from trimaran.layout.choices import CHOICE, IN_GRID, index_of

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.cost.estimate import estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
@@ -21,7 +21,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
-from trimaran.planner.explain.kernels import kernel_notes
+from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import on_devices, plan_with, searched
 from trimaran.planner.search.batches import batch_of, with_batch

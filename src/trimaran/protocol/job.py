@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import Noun, TrimaranError, first_error
 from trimaran.nouns.workload import Workload
-from trimaran.recipe.data import DataSettings
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.data_settings import DataSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 
 class DataJob(Noun):

@@ -11,10 +11,10 @@ from trimaran.nouns.noun import Noun
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.nouns.workload import Workload
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.published import PublishedTable
-from trimaran.recipe.sweep import SweepSettings
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.sweep_settings import SweepSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 _FOLDER_NAME = re.compile(r"\w[\w.+ -]{0,99}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.parts import MEMORY_PARTS
 from trimaran.planner.why import Why

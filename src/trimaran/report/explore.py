@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trimaran.api import DEFAULT_STACK, plan
-from trimaran.cost.effects.table import TIME_PARTS
+from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.plan import Plan

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from trimaran.cost.predict import PREDICTED_COLUMNS, GroupScore, PredictedRow
+from trimaran.cost.predict_table import PREDICTED_COLUMNS, GroupScore, PredictedRow
 from trimaran.report import predicted
 from trimaran.report.tables import Field, Format, render
 from trimaran.study.published.predicted_tables import PredictedTable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from trimaran.bench.launch.network.launcher import require_shaping
+from trimaran.bench.launch.network.shaped_launcher import require_shaping
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.recorded import record_timeline
-from trimaran.bench.registry import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate

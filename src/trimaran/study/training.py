@@ -15,7 +15,7 @@ from typing import Any
 
 from trimaran.bench.launch.contract import Launch, Launcher, Ranks
 from trimaran.bench.launch.joined import Joined, JoinedLauncher
-from trimaran.bench.registry import launcher_of
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.trial.trial import prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout

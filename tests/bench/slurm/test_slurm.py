@@ -19,8 +19,8 @@ import pytest
 from pydantic import ValidationError
 
 from trial_helpers import fake_worker, processes_that_name
-from trimaran.bench.launch.slurm.launcher import SlurmLauncher
-from trimaran.bench.registry import launcher_of
+from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
 from trimaran.bench.trial.trial import prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
@@ -29,7 +29,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
-from trimaran.recipe.data import DataSettings
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace
@@ -155,7 +155,7 @@ def test_a_sweep_inside_a_job_uses_that_job(recipe: Recipe, two_nodes: Cluster, 
         "from trial_helpers import LIMITS, fake_worker\n"
         "from contextlib import closing\n"
         "from trimaran.bench.sweep import run_sweep\n"
-        "from trimaran.bench.launch.slurm.launcher import SlurmLauncher\n"
+        "from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher\n"
         "from trimaran.nouns.cluster import Cluster\nfrom trimaran.layout.notation import parse_layout\n"
         "from trimaran.recipe.recipe import Recipe\n"
         "from trimaran.nouns.slurm_settings import SlurmSettings\nfrom trimaran.store import Store\n"
@@ -269,7 +269,7 @@ def test_what_a_killed_sweep_left_on_the_nodes_ends_by_itself(
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\nfrom trial_helpers import fake_worker\n"
         "from trimaran.bench.launch.contract import Launch\n"
-        "from trimaran.bench.launch.slurm.launcher import SlurmLauncher\n"
+        "from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher\n"
         "from trimaran.nouns.slurm_settings import SlurmSettings\n"
         "out = Path(sys.argv[2]) / 'trial'; out.mkdir()\n"
         "(out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"

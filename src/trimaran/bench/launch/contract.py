@@ -9,7 +9,7 @@ from typing import Protocol
 
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 # Tells the user a sentence.
 Say = Callable[[str], None]
@@ -95,7 +95,7 @@ class Launcher(Protocol):
 
 
 class LauncherKind(Protocol):
-    """A launcher's class, which knows who asks for it; `trimaran.bench.registry` lists them."""
+    """A launcher's class, which knows who asks for it; `trimaran.bench.launchers` lists them."""
 
     def asked_for(self, sweep: SweepSettings, cluster: Cluster, say: Say) -> Launcher | None:
         """A launcher where the sweep or its cluster ask for one of this kind, else None.

@@ -24,7 +24,7 @@ from trimaran.protocol import environment as env
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.programs import TRAINER
 from trimaran.protocol.rank_process import settled
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 _FREED_WITHIN_S = 10.0
 

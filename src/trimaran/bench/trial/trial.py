@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch, Launcher, TrialRefusedError
-from trimaran.bench.launch.network.launcher import network_note, network_variant
+from trimaran.bench.launch.network.shaped_launcher import network_note, network_variant
 from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
-from trimaran.bench.trial.result import median_and_spread, read_result
+from trimaran.bench.trial.trial_figures import median_and_spread, read_result
 from trimaran.bench.watch.evidence import collect
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import Verdict, verdict

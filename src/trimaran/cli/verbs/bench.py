@@ -39,8 +39,8 @@ def bench(
 
     Example: trimaran bench recipes/bloom-176b.toml --scale laptop --table tp
     """
+    from trimaran.cli.live_progress import TrialProgress, say
     from trimaran.cli.options import retried
-    from trimaran.cli.progress import TrialProgress, say
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render
@@ -64,7 +64,7 @@ def bench(
 
 def _small(path: Path, names: list[str], runs: Path, form: OutputFormat) -> None:
     """Measure the recipe's published tables mapped down, and answer each one's question."""
-    from trimaran.cli.progress import TrialProgress, say
+    from trimaran.cli.live_progress import TrialProgress, say
     from trimaran.files.recipe_file import load_recipe
     from trimaran.report.published_answers import as_json, as_text
     from trimaran.study.published.small_tables import measure_small

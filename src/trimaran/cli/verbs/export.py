@@ -36,8 +36,8 @@ def export(
     from trimaran.cli.question import TRAINER_STACKS, question_of
     from trimaran.files.catalogue import write_atomically
     from trimaran.layout.rules import check_layout
-    from trimaran.planner.export.registry import export as write
-    from trimaran.planner.export.registry import first_exported
+    from trimaran.planner.export.exporters import export as write
+    from trimaran.planner.export.exporters import first_exported
     from trimaran.planner.planner import on_devices, plan_with
     from trimaran.planner.why import complete
 

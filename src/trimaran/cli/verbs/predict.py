@@ -30,7 +30,7 @@ def predict(
     Example: trimaran predict recipes/bloom-176b.toml
     """
     from trimaran.cost.calibration import load_calibration
-    from trimaran.cost.predict import predict_table, score_groups
+    from trimaran.cost.predict_table import predict_table, score_groups
     from trimaran.files.catalogue import load_cluster, load_stack, write_atomically
     from trimaran.files.row_table import misspelt_columns, packaged_table, packaged_tables, read_table
     from trimaran.nouns.noun import TrimaranError

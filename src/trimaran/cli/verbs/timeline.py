@@ -59,7 +59,7 @@ def timeline(
 
 
 def _measured(path: Path | None, layout: Layout, runs: Path) -> Timeline:
-    from trimaran.cli.progress import say
+    from trimaran.cli.live_progress import say
     from trimaran.files.recipe_file import load_recipe
     from trimaran.nouns.noun import TrimaranError
     from trimaran.study.measure_recipe import measure_timeline

@@ -41,10 +41,10 @@ def train(
 
     Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
     """
-    from trimaran.cli.progress import TrainingProgress, say
+    from trimaran.cli.live_progress import TrainingProgress, say
     from trimaran.layout.notation import parse_layout
     from trimaran.nouns.noun import TrimaranError
-    from trimaran.report.training import summary
+    from trimaran.report.training_summary import summary
     from trimaran.study.stated import runnable_recipe
     from trimaran.study.train_recipe import fastest_layout, train_recipe
     from trimaran.study.workspace import Workspace

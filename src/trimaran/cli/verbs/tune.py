@@ -24,12 +24,12 @@ def tune(
 
     Example: trimaran tune recipes/laptop.toml
     """
+    from trimaran.cli.live_progress import TrainingProgress, TrialProgress, say
     from trimaran.cli.options import retried
-    from trimaran.cli.progress import TrainingProgress, TrialProgress, say
     from trimaran.files.catalogue import write_atomically
     from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render
-    from trimaran.report.training import summary
+    from trimaran.report.training_summary import summary
     from trimaran.study.stated import runnable_recipe
     from trimaran.study.train_recipe import train_recipe
     from trimaran.study.tune.tune_recipe import tune_recipe

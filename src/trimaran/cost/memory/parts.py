@@ -10,7 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.cost.memory.rank import RankMemory
+from trimaran.cost.memory.rank_memory import RankMemory
 from trimaran.cost.memory.stage import StageShape
 from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, shards
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.lockstep import PipelineRuns
-from trimaran.cost.splits.table import SplitTable
+from trimaran.cost.splits.split_table import SplitTable
 from trimaran.nouns.stack import Schedule
 
 # An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.table import PARTS
+from trimaran.cost.effects.time_effects import PARTS
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.parts import MEMORY_PARTS
 from trimaran.layout.layout import Layout

@@ -15,7 +15,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.published import PublishedTable
 from trimaran.recipe.recipe import Recipe
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.store import Store
 from trimaran.study.measure_recipe import ShowTrials, predicted
 from trimaran.study.published.predicted_tables import chosen_tables

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.bench.launch.network.launcher import require_shaping
+from trimaran.bench.launch.network.shaped_launcher import require_shaping
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.layout.layout import Layout, resolve_split

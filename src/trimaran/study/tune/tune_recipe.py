@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.bench.registry import launcher_of
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.bench.trial.trial import prepare_trial
 from trimaran.cost.calibration import save_calibration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from trimaran.nouns.workload import Optimizer as OptimizerName
-from trimaran.recipe.training import TrainSettings
+from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.engine.flat_weights import FlatWeights
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress
 from trimaran.protocol.job import DataJob
-from trimaran.recipe.data import BlendedText, DataSettings
+from trimaran.recipe.data_settings import BlendedText, DataSettings
 from trimaran.train.programs.run_job import run_job
 from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
 from trimaran.train.text.text_files import MIB, documents, plain_text_size, text_files, text_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.recipe.training import TrackerName
+from trimaran.recipe.train_settings import TrackerName
 
 
 class Tracker(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.recipe.data import BlendedText, DataSettings
+from trimaran.recipe.data_settings import BlendedText, DataSettings
 from trimaran.train.text.megatron_data import is_megatron
 
 STDLIB = "python-stdlib"

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from trimaran.bench.launch.contract import Launcher, LauncherKind, Say
 from trimaran.bench.launch.local import LocalLauncher
-from trimaran.bench.launch.network.launcher import ShapedLauncher
-from trimaran.bench.launch.slurm.launcher import SlurmLauncher
+from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
+from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.nouns.cluster import Cluster
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 LAUNCHERS: tuple[LauncherKind, ...] = (
     ShapedLauncher,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trimaran.cost.effects.compute import COMPUTE
-from trimaran.cost.effects.data import DATA
 from trimaran.cost.effects.effect import Effect, Iteration, Part
+from trimaran.cost.effects.gradient_traffic import DATA
 from trimaran.cost.effects.optimizer import STEP
 from trimaran.cost.effects.overhead import OVERHEAD
 from trimaran.cost.effects.pipelines import PIPELINE

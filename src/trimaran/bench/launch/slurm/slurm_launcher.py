@@ -31,7 +31,7 @@ from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.protocol import rank_process
 from trimaran.protocol.environment import RENDEZVOUS_FD, computing
 from trimaran.protocol.files import RunFile
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 _NODE_PROGRAM = Path(__file__).with_name("node.py")
 _LOOK_EVERY_S = 0.25

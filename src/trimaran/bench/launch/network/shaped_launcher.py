@@ -19,7 +19,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
 from trimaran.protocol.environment import RENDEZVOUS_FD
-from trimaran.recipe.sweep import SweepSettings
+from trimaran.recipe.sweep_settings import SweepSettings
 
 _ENTER = Path(__file__).with_name("enter.py")
 _CHECK_FILE = "network.txt"
