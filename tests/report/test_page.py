@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from trimaran.api import plan
 from trimaran.cli.app import app
+from trimaran.cost.effects.time_effects import PARTS
 from trimaran.files.row_table import packaged_table, write_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
@@ -66,6 +67,14 @@ def test_its_screenshot_shows_charts_and_table(
     watched.open(bloom_page).screenshot(path=picture("page"), animations="disabled")
     # a page of one colour would be a few kilobytes
     assert picture("page").stat().st_size > 50_000
+
+
+def test_legends_say_what_each_part_is(watched: Watched, bloom_page: Path) -> None:
+    entries = watched.open(bloom_page).locator("#parts").locator("..").locator(".legend li")
+    told = {entry.inner_text(): entry.get_attribute("title") for entry in entries.all()}
+    says = {part.name: part.says for part in PARTS}
+    assert len(told) > 3
+    assert told == {name: says[name] for name in told}
 
 
 def test_columns_sort_both_ways_by_number_not_by_text(watched: Watched, bloom_page: Path) -> None:

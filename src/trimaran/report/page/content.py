@@ -10,8 +10,10 @@ from typing import Any
 from pydantic import Field
 
 from trimaran.cost.case import Case
+from trimaran.cost.effects import time_effects
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
+from trimaran.cost.memory import parts as memory_parts
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
 from trimaran.layout.axes import DEGREES, devices_of
@@ -75,6 +77,13 @@ class Content(Noun):
         default=tuple(_columns()), description="of choices: key, title, word in filters, whether dull where all agree"
     )
     mem_limit_gib: float | None = None
+    legend: dict[str, dict[str, str]] = Field(
+        default={
+            "time_s": {part.name: part.says for part in time_effects.PARTS},
+            "memory_gib": {part.name: part.says for part in memory_parts.PARTS},
+        },
+        description="what each part of time and of memory is",
+    )
 
 
 def plan_content(plan: Mapping[str, Any]) -> Content:

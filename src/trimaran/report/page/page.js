@@ -149,7 +149,7 @@
         showlegend: false, hovermode: "closest",
         hoverlabel: { font: { family: "system-ui, sans-serif" } }, ...made.layout,
       };
-      drawLegend(figure.querySelector(".legend"), made.traces);
+      drawLegend(figure.querySelector(".legend"), made.traces, made.says);
       Plotly.react(plot, made.traces, layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
       if (!plot.wired) {
         plot.on("plotly_click", (event) => {
@@ -165,12 +165,12 @@
   // a stage split or placement would push the bars off the chart
   const short = (text) => (text.length > 26 ? `${text.slice(0, 25)}\u2026` : text);
   // Plotly's own legend takes as much room as the chart where names are many
-  function drawLegend(list, traces) {
+  function drawLegend(list, traces, says = {}) {
     let next = 0;
     const entries = traces.flatMap((trace) => {
       const color = trace.line?.color ?? COLORS[next++ % COLORS.length];
       if (!trace.name || trace.showlegend === false) return [];
-      const entry = element("li", {}, new DOMParser().parseFromString(trace.name, "text/html").body.textContent);
+      const entry = element("li", { title: says[trace.name] ?? "" }, new DOMParser().parseFromString(trace.name, "text/html").body.textContent);
       entry.style.setProperty("--swatch", color);
       return [entry];
     });
@@ -236,7 +236,7 @@
     const total = Object.values(first.time_s).reduce((sum, x) => sum + x, 0);
     const largest = names.reduce((a, b) => (first.time_s[a] >= first.time_s[b] ? a : b));
     return {
-      traces,
+      traces, says: content.legend.time_s,
       layout: {
         barmode: "stack", xaxis: axis("predicted seconds an iteration"),
         yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: listed.map((one) => plain(short(one.layout))), tickfont: { size: 10 } },
