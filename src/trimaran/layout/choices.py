@@ -224,9 +224,10 @@ CHOICES: tuple[Choice, ...] = (
 )  # fmt: skip
 
 CHOICE: Mapping[str, Choice] = {choice.name: choice for choice in CHOICES}
-# What a grid holds as arrays, and what a row of a table has a column for.
+# What a grid holds as arrays, what a row of a table has a column for, and which are numbers that double.
 IN_GRID: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.in_grid)
 IN_TABLES: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.column)
+COUNTS: tuple[str, ...] = tuple(choice.name for choice in CHOICES if choice.is_count)
 
 
 def index_of(choice: str, word: object) -> int:

@@ -13,7 +13,7 @@ from trimaran.cost.estimate import each_of, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
-from trimaran.layout.choices import CHOICES
+from trimaran.layout.choices import COUNTS
 from trimaran.layout.flops import days_to_train, default_formula, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES
@@ -220,8 +220,7 @@ def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
 
 def _distance(fields: dict[str, int], best: Layout) -> float:
     """How far refused fields are from a layout's, in powers of two; words do not count."""
-    counts = (choice.name for choice in CHOICES if choice.is_count and choice.name in fields)
-    return sum(abs(math.log2(fields[name] / getattr(best, name))) for name in counts)
+    return sum(abs(math.log2(fields[name] / getattr(best, name))) for name in COUNTS if name in fields)
 
 
 def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
