@@ -36,13 +36,15 @@ ALIGNMENT = 8
 class LayerTime:
     """Seconds of one layer on one rank for one micro-batch, without communication; arrays.
 
-    `selected_forward` is the forward of what selective recompute makes again. `idle_forward` and `idle_backward` are
+    `forward_again` is the forward of what full recompute makes again, `selected_again` of what selective recompute
+    does. `idle_forward` and `idle_backward` are
     the parts in which a GPU waits for its host to launch more.
     """
 
     forward: Floats
     backward: Floats
-    selected_forward: Floats
+    forward_again: Floats
+    selected_again: Floats
     idle_forward: Floats
     idle_backward: Floats
 
@@ -140,6 +142,16 @@ def gemm_time(
     return np.asarray(np.maximum(best, moved / rate.bandwidth))
 
 
+def recomputed(operators: Sequence[Operator]) -> int:
+    """How many operators run again where recompute stops once all that the backward wants is there.
+
+    An operator's inputs are kept before it runs, so the last one that keeps anything does not run, unless it keeps
+    something of its own making (PyTorch, torch/utils/checkpoint.py, set_checkpoint_early_stop).
+    """
+    kept = [index for index, operator in enumerate(operators) if operator.inputs or operator.inside]
+    return kept[-1] + bool(operators[kept[-1]].inside)
+
+
 class Kernels:
     """Times of operators on one cluster under one stack, at the rates of the layouts at hand."""
 
@@ -151,22 +163,27 @@ class Kernels:
 
     def layer(self, operators: Sequence[Operator]) -> LayerTime:
         """One layer's forward and backward (weights and inputs), communication apart."""
-        forward, backward, selected = (np.zeros(self.rate.peak.shape) for _ in range(3))
-        for operator in operators:
-            there, back = self.time(operator)
-            forward, backward = forward + there, backward + back
+        times = [self.time(operator) for operator in operators]
+        forward, backward = (reduce(np.add, phase) for phase in zip(*times, strict=True))
+        made_again = recomputed(operators) if self.stack.recompute_stops_early else len(operators)
+        again = reduce(np.add, (there for there, _ in times[:made_again]))
+        selected = np.zeros(self.rate.peak.shape)
+        for operator, (there, _) in zip(operators, times, strict=True):
             if operator.name in self.stack.selective:
                 selected = selected + there
+        again_share = again / forward
         launches = reduce(np.add, (operator.launches for operator in operators))
         host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
         host_backward = BACKWARD_LAUNCHES * host_forward
         if self.cluster.device.kind != "gpu":
             zero = np.zeros(self.rate.peak.shape)
-            return LayerTime(forward + host_forward, backward + host_backward, selected, zero, zero)
+            forward, backward = forward + host_forward, backward + host_backward
+            return LayerTime(forward, backward, forward * again_share, selected, zero, zero)
         # The host launches ahead of the device: the slower of the two is what counts.
         idle_forward = np.maximum(host_forward - forward, 0.0)
         idle_backward = np.maximum(host_backward - backward, 0.0)
-        return LayerTime(forward + idle_forward, backward + idle_backward, selected, idle_forward, idle_backward)
+        forward, backward = forward + idle_forward, backward + idle_backward
+        return LayerTime(forward, backward, forward * again_share, selected, idle_forward, idle_backward)
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator, (forward, backward), launches apart."""

@@ -49,7 +49,7 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     backward = layer.backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
     full, selective = (grid.chose("recompute", word) for word in ("full", "selective"))
     again = np.where(full, 1.0 / grid.recompute_every, 0.0)
-    recompute = np.where(selective, layer.selected_forward, forward * again)
+    recompute = np.where(selective, layer.selected_again, layer.forward_again * again)
     network = Network(case.cluster, case.calibration)
     tensor_group = group(grid.tp, grid.stride("tp"), grid.devices, case.cluster)
     sums = _Sums(shapes.inverse, network, tensor_group)

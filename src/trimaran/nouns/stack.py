@@ -40,6 +40,9 @@ class Stack(Noun):
         default=(), description="schedules in which TP ranks send a part of an activation each, and gather it there"
     )
     recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")
+    recompute_stops_early: bool = Field(
+        default=False, description="full recompute ends once all that the backward wants is there"
+    )
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
     grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
     wide_gradients: tuple[PrecisionName, ...] = Field(

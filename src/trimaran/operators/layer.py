@@ -176,7 +176,7 @@ def _residual(part: Part, name: str) -> Operator:
         name,
         moved_forward=moved * forward,
         moved_backward=moved * backward,
-        inside=(Tensor("dropout mask", part.hidden_elements * _mask_bytes(part)),),
+        inside=(Tensor("dropout mask", part.hidden_elements * _mask_bytes(part)),) if dropout else (),
         launches=2.0,
         drawn=part.tokens * part.model.hidden if dropout else 0.0,
     )
