@@ -20,7 +20,7 @@ SLOW_LINK_GBPS = 50.0
 SUSTAINED = 0.95
 # Efficiencies that come with the software. Matrix products are the device's, links and hosts the machine's, and
 # `attention_pow2` is a quirk of one version of cuBLAS.
-KERNELS = ("attention", "memory")
+KERNELS = ("gemm", "attention", "memory")
 
 
 class Calibration(Noun):
