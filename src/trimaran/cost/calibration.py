@@ -15,11 +15,8 @@ from trimaran.nouns.noun import Noun, TrimaranError, first_error
 from trimaran.nouns.stack import Stack
 
 SLOW_LINK_GBPS = 50.0
-# What training keeps up of the best shape's rate alone: power and clocks (A100: fits to vTrain's and llm-foundry's
-# tables, against micro_matmul.csv).
-SUSTAINED = 0.95
-# Efficiencies that come with the software. Matrix products are the device's, links and hosts the machine's, and
-# `attention_pow2` is a quirk of one version of cuBLAS.
+# Efficiencies that come with the software, over the priors that come with the device. Links and hosts are the
+# machine's, and `attention_pow2` is a quirk of one version of cuBLAS.
 KERNELS = ("gemm", "attention", "memory")
 
 
@@ -67,9 +64,9 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
     """What is believed of a cluster and a stack before any of their rows was measured."""
     stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
     if cluster.device.matmul_share:
-        stated["gemm"] = SUSTAINED * cluster.device.matmul_share
+        stated["gemm"] = cluster.device.sustained_share * cluster.device.matmul_share
         if stack.flash_attention and cluster.device.flash_share:
-            stated["attention"] = cluster.device.flash_share / stated["gemm"]
+            stated["attention"] = cluster.device.flash_share / cluster.device.matmul_share
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:
@@ -108,7 +105,9 @@ def learned_elsewhere(cluster: Cluster, stack: Stack, without: tuple[str, ...] =
     benchmarks/fidelity.py says what this is worth on clusters held out.
     """
     base = prior(cluster, stack)
-    clusters, ratios = _kernels_elsewhere(stack, cluster.device.kind, (cluster.name, *without))
+    clusters, ratios = _kernels_elsewhere(
+        stack, stack.kernels_like or stack.name, cluster.device.kind, (cluster.name, *without)
+    )
     if not clusters:
         return base
     moved = {name: getattr(base, name) * ratio for name, ratio in zip(KERNELS, ratios, strict=True)}
@@ -116,12 +115,14 @@ def learned_elsewhere(cluster: Cluster, stack: Stack, without: tuple[str, ...] =
 
 
 @cache
-def _kernels_elsewhere(stack: Stack, kind: str, without: tuple[str, ...]) -> tuple[list[str], list[float]]:
-    """Other clusters with a calibration of the stack, and by what their kernels differ from the prior on average."""
+def _kernels_elsewhere(
+    stack: Stack, measured: str, kind: str, without: tuple[str, ...]
+) -> tuple[list[str], list[float]]:
+    """Other clusters with a calibration of the stack named `measured`, and by what their kernels differ from the prior on average."""
     clusters, ratios = [], []
     for entry in sorted(entry.name for entry in (CATALOG / "calibrations").iterdir()):
-        name = entry.removesuffix(f".{stack.name}.toml")
-        known = None if name == entry or name in without else shipped(name, stack.name)
+        name = entry.removesuffix(f".{measured}.toml")
+        known = None if name == entry or name in without else shipped(name, measured)
         cluster = load_cluster(name) if known else None
         if known is None or cluster is None or cluster.device.kind != kind:
             continue

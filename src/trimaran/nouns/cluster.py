@@ -73,6 +73,9 @@ class Device(Noun):
     matmul_share: float = Field(
         default=0.0, ge=0, le=1, description="best 16-bit matmul rate measured over peak; 0: none"
     )
+    sustained_share: float = Field(
+        default=0.95, gt=0, le=1, description="what hours of training keep up of that rate: power and clocks"
+    )
     flash_share: float = Field(
         default=0.0, ge=0, le=1, description="rate of flash attention's kernels over peak, as published; 0: none"
     )
