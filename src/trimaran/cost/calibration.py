@@ -15,9 +15,9 @@ from trimaran.nouns.noun import Noun, TrimaranError, first_error
 from trimaran.nouns.stack import Stack
 
 SLOW_LINK_GBPS = 50.0
-# Efficiencies that come with the software, over the priors that come with the device. Links and hosts are the
-# machine's, and `attention_pow2` is a quirk of one version of cuBLAS.
-KERNELS = ("gemm", "attention", "memory")
+# Efficiencies that come with the software. Matrix products are the device's, but where a stack gathers weights beside
+# them; links and hosts are the machine's, and `attention_pow2` is a quirk of one version of cuBLAS.
+KERNELS = ("attention", "memory")
 
 
 class Calibration(Noun):
@@ -105,21 +105,21 @@ def learned_elsewhere(cluster: Cluster, stack: Stack, without: tuple[str, ...] =
     benchmarks/fidelity.py says what this is worth on clusters held out.
     """
     base = prior(cluster, stack)
-    clusters, ratios = _kernels_elsewhere(
-        stack, stack.kernels_like or stack.name, cluster.device.kind, (cluster.name, *without)
-    )
-    if not clusters:
+    elsewhere = _kernels_elsewhere(stack, cluster.device.kind, (cluster.name, *without))
+    moved = {}
+    for kernel in ("gemm", *KERNELS):
+        ratios = [ratio[kernel] for ratio in elsewhere.values() if kernel in ratio]
+        if ratios:
+            moved[kernel] = getattr(base, kernel) * float(np.exp(np.mean(np.log(ratios))))
+    if not moved:
         return base
-    moved = {name: getattr(base, name) * ratio for name, ratio in zip(KERNELS, ratios, strict=True)}
-    return base.model_copy(update={**moved, "origin": f"prior, kernels as on {', '.join(clusters)}"})
+    return base.model_copy(update={**moved, "origin": f"prior, kernels as on {', '.join(elsewhere)}"})
 
 
 @cache
-def _kernels_elsewhere(
-    stack: Stack, measured: str, kind: str, without: tuple[str, ...]
-) -> tuple[list[str], list[float]]:
-    """Other clusters with a calibration of the stack named `measured`, and by what their kernels differ from the prior on average."""
-    clusters, ratios = [], []
+def _kernels_elsewhere(stack: Stack, kind: str, without: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """By what factor the kernels on each other cluster that is calibrated for the stack differ from the prior."""
+    measured, elsewhere = stack.kernels_like or stack.name, dict[str, dict[str, float]]()
     for entry in sorted(entry.name for entry in (CATALOG / "calibrations").iterdir()):
         name = entry.removesuffix(f".{measured}.toml")
         known = None if name == entry or name in without else shipped(name, measured)
@@ -127,12 +127,12 @@ def _kernels_elsewhere(
         if known is None or cluster is None or cluster.device.kind != kind:
             continue
         believed = prior(cluster, stack)
-        ratio = [np.log(getattr(known, kernel) / getattr(believed, kernel)) for kernel in KERNELS]
+        kernels = ("gemm", *KERNELS) if stack.gathers_beside_products else KERNELS
+        ratios = {kernel: getattr(known, kernel) / getattr(believed, kernel) for kernel in kernels}
         # clusters of one document are fitted together, and say the same
-        if ratio not in ratios:
-            clusters.append(name)
-            ratios.append(ratio)
-    return clusters, np.exp(np.mean(ratios, axis=0)).tolist() if ratios else []
+        if ratios not in elsewhere.values():
+            elsewhere[name] = ratios
+    return elsewhere
 
 
 def load_calibration(path: str | Path) -> Calibration:

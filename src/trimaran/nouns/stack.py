@@ -25,6 +25,9 @@ class Stack(Noun):
     name: str = ""
     framework: Literal["megatron", "torch", "gpipe", "oneflow", "trimaran"] = "torch"
     kernels_like: str = Field(default="", description="another stack whose measured kernels this one runs")
+    gathers_beside_products: bool = Field(
+        default=False, description="collectives run beside the products all the time, and slow them"
+    )
     flash_attention: bool = False
     fused_softmax: bool = Field(default=False, description="Megatron's kernels; eligibility is checked by shape")
     fused_softmax_max_seq: int = Field(default=2048, gt=0)
