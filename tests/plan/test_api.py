@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
@@ -20,6 +22,17 @@ def test_trimaran_plan_is_the_planner_before_and_after_its_room_is_imported() ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_editor_completes_the_functions_and_no_package_is_callable() -> None:
+    assert {"plan", "predict", "__version__"} <= set(dir(trimaran))
+    rooms = [
+        importlib.import_module(f"trimaran.{room.name}")
+        for room in pkgutil.iter_modules(trimaran.__path__)
+        if room.name != "__main__"
+    ]
+    assert not [room.__name__ for room in rooms if callable(room)]
+    assert callable(trimaran.plan)
 
 
 def test_predict_answers_or_refuses_every_row_of_a_packaged_table() -> None:
