@@ -169,8 +169,7 @@ class Kernels:
         again = reduce(np.add, (there for there, _ in times[:made_again]))
         selected = np.zeros(self.rate.peak.shape)
         for operator, (there, _) in zip(operators, times, strict=True):
-            if operator.name in self.stack.selective:
-                selected = selected + there
+            selected = selected + there * operator.made_again(self.stack)
         again_share = again / forward
         launches = reduce(np.add, (operator.launches for operator in operators))
         host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown

@@ -10,6 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
+from trimaran.nouns.stack import Stack
 from trimaran.operators.ends import head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.operator import Operator, Part
@@ -42,12 +43,12 @@ def distinct_shapes(grid: LayoutGrid, *more: Ints) -> tuple[LayoutGrid, Ints]:
 class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
-    Of one `layer`: all of it; what selective recompute makes again (`selected`); its input alone. `logits` of the
+    Of one `layer`: all of it; what selective recompute leaves of it (`selective`); its input alone. `logits` of the
     head. `mlp_gradients`: what the MLP's backward holds beside, where the stack's does.
     """
 
     layer: Floats
-    selected: Floats
+    selective: Floats
     layer_input: Floats
     logits: Floats
     mlp_gradients: Floats
@@ -60,22 +61,33 @@ def kept_bytes(case: Case, grid: LayoutGrid) -> KeptBytes:
     operators = layer_operators(part)
     head = head_operator(part, padded_vocab_of(case.model, case.stack, shapes.tp))
     zero = np.zeros(len(shapes))
-    selected = [operator for operator in operators if operator.name in case.stack.selective]
+    layer, layer_input = zero + _size(operators, "inputs", "inside"), zero + part.hidden_elements * part.element
     mlp = part.tokens * (case.model.mlp_matrices * case.model.ffn_hidden / part.tp + case.model.hidden) * part.element
     kept = KeptBytes(
-        layer=zero + _size(operators, "inputs") + _size(operators, "inside"),
-        selected=zero + _size(selected, "inside"),
-        layer_input=zero + operators[0].inputs[0].size,
+        layer=layer,
+        selective=_after_selective(case.stack, operators, layer, layer_input),
+        layer_input=layer_input,
         logits=zero + _size((head,), "inside"),
         mlp_gradients=zero + (mlp if case.stack.holds_mlp_gradients else 0.0),
     )
     return KeptBytes(**{field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)})
 
 
-def _size(operators: Sequence[Operator], which: Literal["inputs", "inside"]) -> Floats | float:
+def _after_selective(stack: Stack, operators: Sequence[Operator], layer: Floats, layer_input: Floats) -> Floats:
+    """What selective recompute leaves of a layer: all but the inside of some operators, or some operators' results."""
+    if not stack.selective_keeps:
+        return layer - _size([operator for operator in operators if operator.name in stack.selective], "inside")
+    left = layer_input
+    for tensor in (tensor for operator in operators for tensor in operator.outputs):
+        left = left + (tensor.size if tensor.name in stack.selective_keeps else 0.0)
+    return left
+
+
+def _size(operators: Sequence[Operator], *kinds: Literal["inputs", "inside"]) -> Floats | float:
     """Bytes of the operators' kept tensors."""
     size: Floats | float = 0.0
     for operator in operators:
-        for tensor in getattr(operator, which):
-            size = size + tensor.size
+        for kind in kinds:
+            for tensor in getattr(operator, kind):
+                size = size + tensor.size
     return size

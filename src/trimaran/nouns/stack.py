@@ -12,6 +12,7 @@ from trimaran.nouns.precision import PrecisionName
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
+RmsNorm = Literal["fused", "eager", "composite", "torch"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -52,7 +53,17 @@ class Stack(Noun):
     wide_gradients: tuple[PrecisionName, ...] = Field(
         default=("bf16",), description="precisions whose gradients take grad_bytes_16bit"
     )
-    eager_norms: bool = Field(default=True, description="RMS norms and rotary angles are PyTorch's eager operators")
+    rms_norm: RmsNorm = Field(
+        default="eager",
+        description="RMS norms (and rotary angles): one kernel that keeps its input; Python's operators, which keep it "
+        "in fp32 and what the weight multiplies; PyTorch's composite, both in fp32; torch: PyTorch's own of today",
+    )
+    native_gelu: bool = Field(default=False, description="GELU is PyTorch's kernel, which keeps its input alone")
+    joint_qkv: bool = Field(
+        default=False, description="one product makes queries, keys and values, which stay one tensor"
+    )
+    repeats_kv: bool = Field(default=False, description="grouped keys and values are repeated for every query head")
+    frees_logits: bool = Field(default=False, description="16-bit logits are let go before the loss's backward")
     lean_activation: bool = Field(default=False, description="an MLP's activation keeps its inputs alone, fused or not")
     holds_mlp_gradients: bool = Field(
         default=False, description="the MLP's backward holds the gradients of its inner activations and its output"
@@ -66,6 +77,18 @@ class Stack(Noun):
     )
     selective: tuple[str, ...] = Field(
         default=("attention",), description="operators that selective recompute makes again"
+    )
+    selective_keeps: tuple[str, ...] = Field(
+        default=(), description="results that selective recompute keeps of a layer, which it makes again but for them"
+    )
+    shards_master: bool = Field(
+        default=False, description="ZeRO-3 shards fp32 weights alone, and casts what it gathers"
+    )
+    gathers_ends: bool = Field(
+        default=False, description="ZeRO-3 keeps embedding and head gathered over forward and backward"
+    )
+    low_gradient_bytes: int = Field(
+        default=0, ge=0, le=4, description="16-bit gradients that stay beside those of wide_gradients"
     )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")

@@ -1,11 +1,14 @@
 """The operators of a dense transformer layer, each in the implementation that the stack picks.
 
 Kept tensors follow Korthikanti et al., arXiv 2205.05198, eq. (1) and (2), written out one by one so that element
-sizes, TP, sequence parallelism, flash attention and unfused kernels each count. Passes over memory follow the kernels'
+sizes, TP, sequence parallelism, flash attention and unfused kernels each count; benchmarks/results/traced.md lays them
+beside what other software's own code keeps. Passes over memory follow the kernels'
 reads and writes: a pass is one read or one write of every element.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 
@@ -27,15 +30,17 @@ def layer_operators(part: Part) -> tuple[Operator, ...]:
 def attention_block(part: Part) -> tuple[Operator, ...]:
     """Norm, qkv, rotary angles, attention, projection and residual."""
     model, t = part.model, part.tp
-    qkv = (model.attention_hidden + 2 * model.kv_hidden) / t
-    context = model.attention_hidden / t
+    queries, keys = float(model.attention_hidden), float(model.kv_hidden)
+    qkv = (queries + 2.0 * keys) / t
+    made = _outputs(part, queries=queries, keys=keys, values=keys)
+    context, whole = queries / t, (_hidden(part, "projected"),)
     rotary = (_rotary(part),) if model.positions == "rotary" else ()
     return (
         _norm(part, "attention norm"),
-        _linear(part, "qkv", qkv, model.hidden, _hidden(part, "normed hidden"), sums="backward", launches=2.0),
+        _linear(part, "qkv", qkv, model.hidden, _hidden(part, "normed hidden"), made, sums="backward", launches=2.0),
         *rotary,
         _flash_attention(part) if part.stack.flash_attention else _attention(part),
-        _linear(part, "projection", model.hidden, context, _split(part, "context", context), sums="forward"),
+        _linear(part, "projection", model.hidden, context, _split(part, "context", context), whole, sums="forward"),
         _residual(part, "attention residual"),
     )
 
@@ -44,11 +49,21 @@ def mlp_block(part: Part) -> tuple[Operator, ...]:
     """Norm, up (and gate), activation, down and residual."""
     model = part.model
     up, width = model.ffn_hidden * (model.mlp_matrices - 1) / part.tp, model.ffn_hidden / part.tp
+    names = ("gate", "up") if model.mlp == "swiglu" else ("up",)
+    made = _outputs(part, **dict.fromkeys(names, float(model.ffn_hidden)))
     return (
         _norm(part, "MLP norm"),
-        _linear(part, "up", up, model.hidden, _hidden(part, "normed hidden"), sums="backward"),
+        _linear(part, "up", up, model.hidden, _hidden(part, "normed hidden"), made, sums="backward"),
         _activation(part),
-        _linear(part, "down", model.hidden, width, _split(part, "activated", width), sums="forward"),
+        _linear(
+            part,
+            "down",
+            model.hidden,
+            width,
+            _split(part, "activated", width),
+            (_hidden(part, "down"),),
+            sums="forward",
+        ),
         _residual(part, "MLP residual"),
     )
 
@@ -63,8 +78,9 @@ def _split(part: Part, name: str, width: Number) -> Tensor:
 
 
 def _linear(
-    part: Part, name: str, n: Number, k: Number, kept: Tensor, *, sums: Phase, launches: float = 1.0
-) -> Operator:
+    part: Part, name: str, n: Number, k: Number, kept: Tensor, made: tuple[Tensor, ...], *, sums: Phase,
+    launches: float = 1.0,
+) -> Operator:  # fmt: skip
     """Tokens x k times k x n; backward once for the input's gradient and once for the weight's.
 
     TP sums the output forward where its input is split, and the input's gradient backward where its output is
@@ -76,6 +92,7 @@ def _linear(
         forward=(Product(tokens, n, k),),
         backward=(Product(tokens, k, n), Product(k, n, tokens)),
         inputs=(kept,),
+        outputs=made,
         launches=launches + np.where((np.asarray(part.tp) > 1) & (sums == "forward"), 1.0, 0.0),
         collectives=(Collective("all_reduce", "tp", sums, part.message),),
     )
@@ -86,18 +103,28 @@ def _norm(part: Part, name: str) -> Operator:
     eager_forward, eager_backward = EAGER_RMS_NORM_BYTES
     eager = _is_eager(part) and part.model.norm == "rmsnorm"
     elements = part.hidden_elements
+    kept: Number = part.element
+    if part.model.norm == "rmsnorm":
+        kept = {"fused": part.element, "eager": 4.0 + part.element, "composite": 8.0}[rms_norm_of(part)]
     return Operator(
         name,
         moved_forward=elements * (forward * part.moved_element + (eager_forward if eager else 0.0)),
         moved_backward=elements * (backward * part.moved_element + (eager_backward if eager else 0.0)),
-        inputs=(_hidden(part, "hidden"),),
+        inputs=(Tensor("hidden", elements * kept),),
         launches=2.0,
     )
 
 
+def rms_norm_of(part: Part) -> Literal["fused", "eager", "composite"]:
+    """How an RMS norm runs; PyTorch's own is fused on a GPU alone (torch/csrc, rms_norm of PyTorch 2.9 and later)."""
+    if part.stack.rms_norm == "torch":
+        return "composite" if part.on_cpu else "fused"
+    return part.stack.rms_norm
+
+
 def _is_eager(part: Part) -> bool:
     """Whether norms and rotary angles run as PyTorch's eager operators on a GPU."""
-    return part.stack.eager_norms and not part.stack.fused_layernorm and not part.on_cpu
+    return part.stack.rms_norm in ("eager", "composite") and not part.stack.fused_layernorm and not part.on_cpu
 
 
 def _rotary(part: Part) -> Operator:
@@ -107,9 +134,25 @@ def _rotary(part: Part) -> Operator:
     return Operator("rotary angles", moved_forward=moved, moved_backward=moved)
 
 
-def _queries_keys_values(part: Part) -> Tensor:
-    width = part.model.attention_hidden + 2.0 * part.model.kv_hidden
-    return _split(part, "queries, keys and values", width / part.tp)
+def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
+    """What attention keeps of its inputs.
+
+    A product that makes all three at once leaves values that are a view of its result: rotated queries and keys stand
+    beside the whole of it. Repeated keys and values are as wide as queries.
+    """
+    model, stack, t = part.model, part.stack, part.tp
+    queries, keys = model.attention_hidden, float(model.kv_hidden)
+    seen = float(queries) if stack.repeats_kv else keys
+    turned = queries + keys if stack.joint_qkv and model.positions == "rotary" else 0.0
+    return (
+        _split(part, "queries, keys and values", (queries + 2.0 * seen) / t),
+        _split(part, "rotated queries and keys", turned / t),
+    )
+
+
+def _outputs(part: Part, **widths: float) -> tuple[Tensor, ...]:
+    """Tensors of so many features a token that an operator's products leave, split over TP."""
+    return tuple(_split(part, name, width / part.tp) for name, width in widths.items())
 
 
 def _attention_products(part: Part) -> tuple[Product, Product]:
@@ -126,8 +169,9 @@ def _flash_attention(part: Part) -> Operator:
         forward=(scores, context),
         backward=(scores, scores, scores, context, context),
         kernel="flash",
-        inputs=(_queries_keys_values(part),),
+        inputs=_queries_keys_values(part),
         inside=(Tensor("log-sum-exp", part.tokens * (part.model.heads / part.tp) * 4.0),),
+        outputs=_outputs(part, context=part.model.attention_hidden),
         launches=5.0,
     )
 
@@ -153,8 +197,9 @@ def _attention(part: Part) -> Operator:
         kernel="batched",
         moved_forward=scores * part.moved_element * (np.where(fused, 2.0, 6.0 + casts) + dropout),
         moved_backward=scores * part.moved_element * (np.where(fused, 3.0, 6.5 + casts) + dropout),
-        inputs=(_queries_keys_values(part),),
+        inputs=_queries_keys_values(part),
         inside=(Tensor("scores", scores * copies * part.element), Tensor("dropout mask", scores * _mask_bytes(part))),
+        outputs=_outputs(part, context=part.model.attention_hidden),
         launches=5.0 + unfused,
         drawn=scores if stack.dropout else 0.0,
     )
@@ -183,13 +228,14 @@ def _residual(part: Part, name: str) -> Operator:
 
 
 def _activation(part: Part) -> Operator:
-    """GELU, or SwiGLU's gate times the other half. An unfused kernel keeps a tensor of its own."""
+    """GELU, or SwiGLU's gate times the other half. What is not one kernel keeps a tensor of its own."""
     model, stack = part.model, part.stack
     forward, backward = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
     if model.mlp == "swiglu":
         forward, backward = forward + 2.0, backward + 3.0
     width = model.ffn_hidden / part.tp
-    kept = () if stack.fused_gelu or stack.lean_activation else (_split(part, "inner activation", width),)
+    kernel = stack.fused_gelu or stack.lean_activation or (stack.native_gelu and model.mlp == "gelu")
+    kept = () if kernel else (_split(part, "inner activation", width),)
     moved = part.tokens * width * part.moved_element
     return Operator(
         "activation",

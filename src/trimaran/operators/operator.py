@@ -60,8 +60,9 @@ class Operator:
     """What one kernel does for one micro-batch on one rank.
 
     `moved_forward` and `moved_backward` are bytes that memory-bound kernels read and write. `inputs` are kept for the
-    backward even where the operator itself is computed again; `inside` is what it then makes anew. `launches` counts
-    the operators that the host launches forward, `drawn` the random numbers.
+    backward even where the operator itself is computed again; `inside` is what it then makes anew. `outputs` are what
+    its products leave, which a recompute by operator may keep. `launches` counts the operators that the host launches
+    forward, `drawn` the random numbers.
     """
 
     name: str
@@ -72,9 +73,26 @@ class Operator:
     moved_backward: Number = 0.0
     inputs: tuple[Tensor, ...] = ()
     inside: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
     launches: Number = 0.0
     drawn: Number = 0.0
     collectives: tuple[Collective, ...] = ()
+
+    def made_again(self, stack: Stack) -> Number:
+        """Share of the operator's forward that the stack's selective recompute runs again.
+
+        Nothing after a layer's last product needs its result for the backward, so that is not made again, kept or not.
+        """
+        keeps = stack.selective_keeps
+        if not keeps:
+            return float(self.name in stack.selective)
+        if self.name in ("down", "MLP residual"):
+            return 0.0
+        if not self.outputs:
+            return 1.0
+        sizes = {tensor.name: np.asarray(tensor.size, dtype=np.float64) for tensor in self.outputs}
+        kept = [size for name, size in sizes.items() if name in keeps]
+        return np.asarray(1.0 - np.sum(kept, axis=0) / np.sum(list(sizes.values()), axis=0))
 
 
 @dataclass(frozen=True)

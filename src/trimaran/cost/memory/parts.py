@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.memory.rank_memory import RankMemory
 from trimaran.cost.memory.stage import StageShape
 from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, shards
@@ -28,14 +28,23 @@ class MemoryPart:
 
 
 def _weights(rank: RankMemory) -> Floats:
-    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next."""
-    share = shards(rank.grid, WEIGHTS)
-    gathered = 2.0 * rank.case.model.layer_parameters / rank.grid.tp * rank.element
-    return rank.count / share * rank.element + np.where(share > 1, gathered, 0.0)
+    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where it does so.
+
+    Where it shards the master copy alone, working weights are what is gathered.
+    """
+    share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
+    layer = rank.case.model.layer_parameters / rank.grid.tp
+    ends = rank.count - rank.shape.layers * layer if stack.gathers_ends else 0.0
+    gathered = (2.0 * layer + ends) * rank.element
+    master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
+    return np.where(master_alone, 0.0, rank.count / share * rank.element) + np.where(share > 1, gathered, 0.0)
 
 
 def _gradients(rank: RankMemory) -> Floats:
-    return rank.count / shards(rank.grid, GRADIENTS) * rank.gradient
+    """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones."""
+    stack, precision = rank.case.stack, rank.grid.precision
+    low = by_precision(precision, lambda p: float(stack.low_gradient_bytes) if p.name in stack.wide_gradients else 0.0)
+    return rank.count / shards(rank.grid, GRADIENTS) * rank.gradient + rank.count * low
 
 
 def _optimizer(rank: RankMemory) -> Floats:

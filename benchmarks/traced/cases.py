@@ -1,0 +1,193 @@
+"""Layers of other software, and of Trimaran, at full size: each makes a layer, runs it forward, and names its parts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from tracer import Saved, as_on_cuda, fake_mode
+
+from trimaran.files.catalogue import load_model, load_stack
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Stack
+
+PEERS = Path(__file__).resolve().parents[2] / ".peers"
+sys.path.append(str(PEERS))
+# torch's own eager operators, as a plain model of Hugging Face runs them
+EAGER = Stack(name="eager PyTorch", flash_attention=True, rms_norm="eager", native_gelu=True)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What one layer kept: the stack and model whose operators are laid beside it, and which module is which part."""
+
+    software: str
+    model: Model
+    stack: Stack
+    mbs: int
+    seq_len: int
+    dtype: torch.dtype
+    saved: Saved
+    parts: dict[str, str]
+    tp: int = 1
+    on_cpu: bool = False
+
+    def by_part(self) -> dict[str, int]:
+        """Bytes by part; the longest name of a module that fits says which."""
+        found: dict[str, int] = {}
+        for kept in self.saved.kept:
+            fitting = [name for name in self.parts if kept.module == name or not name]
+            part = self.parts[max(fitting, key=len)]
+            found[part] = found.get(part, 0) + kept.size
+        return found
+
+
+def _kept(layer: nn.Module, run: Callable[[Tensor], Any], x: Tensor, known: tuple[Tensor, ...] = ()) -> Saved:
+    with Saved(layer, known) as saved:
+        run(x)
+    return saved
+
+
+LLAMA_PARTS = {
+    "attention_norm": "norms", "ffn_norm": "norms", "attention.wq": "qkv", "attention.wk": "qkv", "attention.wv": "qkv",
+    "attention": "attention", "attention.inner_attention": "attention", "attention.wo": "projection", "": "residual",
+    "feed_forward.w1": "up", "feed_forward.w3": "up", "feed_forward": "activation", "feed_forward.w2": "down",
+}  # fmt: skip
+
+
+def torchtitan(name: str, mbs: int, seq_len: int, dtype: torch.dtype, *, fused: bool) -> Traced:
+    """torchtitan 0.2.2's Llama block; `fused`: PyTorch's RMS norm is one kernel, as on a GPU from 2.9 on."""
+    import torch._inductor.compile_fx  # before the shim below stands in for Triton
+
+    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]
+    sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
+    from torchtitan.models.llama3.model.args import TransformerModelArgs
+    from torchtitan.models.llama3.model.model import TransformerBlock, precompute_freqs_cis
+
+    model = load_model(name)
+    arguments = TransformerModelArgs(
+        dim=model.hidden, n_layers=model.layers, n_heads=model.heads, n_kv_heads=model.kv_heads, multiple_of=1024,
+        ffn_dim_multiplier=model.ffn_hidden * 3 / (8 * model.hidden), max_seq_len=seq_len,
+    )  # fmt: skip
+    with fake_mode(dtype), as_on_cuda(fused_rms_norm=fused):
+        layer = TransformerBlock(0, arguments)
+        angles = precompute_freqs_cis(model.head_dim, seq_len)
+        x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
+        saved = _kept(layer, lambda hidden: layer(hidden, angles, None), x, (angles,))
+    stack = load_stack("torchtitan").model_copy(
+        update={"repeats_kv": False, "rms_norm": "fused" if fused else "composite"}
+    )
+    norm = "fused" if fused else "composite"
+    return Traced(f"torchtitan 0.2.2, {norm} norms", model, stack, mbs, seq_len, dtype, saved, LLAMA_PARTS)
+
+
+def hugging_face_llama(name: str, mbs: int, seq_len: int, dtype: torch.dtype) -> Traced:
+    """Transformers' Llama layer with scaled_dot_product_attention."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    model = load_model(name)
+    config = LlamaConfig(
+        hidden_size=model.hidden, intermediate_size=model.ffn_hidden, num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads, num_hidden_layers=1, attn_implementation="sdpa",
+        max_position_embeddings=seq_len,
+    )  # fmt: skip
+    with fake_mode(dtype), as_on_cuda(fused_rms_norm=True):
+        layer = LlamaDecoderLayer(config, 0)
+        x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
+        angles = LlamaRotaryEmbedding(config)(x, torch.arange(seq_len)[None])
+        saved = _kept(layer, lambda hidden: layer(hidden, position_embeddings=angles), x, angles)
+    parts = {
+        "input_layernorm": "norms", "post_attention_layernorm": "norms", "self_attn.q_proj": "qkv",
+        "self_attn.k_proj": "qkv", "self_attn.v_proj": "qkv", "self_attn": "attention", "self_attn.o_proj": "projection",
+        "mlp.gate_proj": "up", "mlp.up_proj": "up", "mlp.act_fn": "activation", "mlp": "activation",
+        "mlp.down_proj": "down", "": "residual",
+    }  # fmt: skip
+    return Traced("Hugging Face Llama", model, EAGER, mbs, seq_len, dtype, saved, parts)
+
+
+def hugging_face_gpt2(name: str, mbs: int, seq_len: int, dtype: torch.dtype) -> Traced:
+    """Transformers' GPT-2 layer, dropout off, PyTorch's own GELU."""
+    from transformers import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    model = load_model(name)
+    config = GPT2Config(
+        n_embd=model.hidden, n_head=model.heads, n_positions=seq_len, n_inner=model.ffn_hidden, n_layer=1,
+        activation_function="gelu", attn_implementation="sdpa", resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0,
+    )  # fmt: skip
+    with fake_mode(dtype), as_on_cuda(fused_rms_norm=True):
+        layer = GPT2Block(config, 0)
+        x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
+        saved = _kept(layer, layer, x)
+    parts = {
+        "ln_1": "norms", "ln_2": "norms", "attn.c_attn": "qkv", "attn": "attention", "attn.c_proj": "projection",
+        "mlp.c_fc": "up", "mlp.act": "activation", "mlp.c_proj": "down", "": "residual", "attn.resid_dropout": "residual",
+        "mlp.dropout": "residual",
+    }  # fmt: skip
+    return Traced("Hugging Face GPT-2", model, EAGER, mbs, seq_len, dtype, saved, parts)
+
+
+TRIMARAN_PARTS = {
+    "attention_norm": "norms", "mlp_norm": "norms", "attention.qkv": "qkv", "attention": "attention",
+    "attention.projection": "projection", "mlp.gate_up": "up", "mlp.up": "up", "mlp": "activation", "mlp.down": "down",
+    "": "residual",
+}  # fmt: skip
+
+
+def trimaran(model: Model, mbs: int, seq_len: int, dtype: torch.dtype, *, on_cpu: bool = False) -> Traced:
+    """Trimaran's own layer, as on a GPU or as on a CPU."""
+    from trimaran.train.comm.group import Group
+    from trimaran.train.model.gpt import Layer
+    from trimaran.train.model.positions import Positions
+    from trimaran.train.model.weight import Weight
+
+    group = Group((0,), 0, None)
+    kernels = contextlib.nullcontext() if on_cpu else as_on_cuda(fused_rms_norm=True)
+    with fake_mode(dtype), kernels:
+        layer = Layer(model, group, Positions(model, group), recompute_attention=False)
+        for module in layer.modules():
+            for weight, declared in module._parameters.items():
+                module._parameters[weight] = Weight(torch.empty(declared.shape))
+        x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
+        saved = _kept(layer, layer, x)
+    where = "CPU" if on_cpu else "GPU"
+    stack = load_stack("trimaran")
+    return Traced(f"Trimaran on a {where}", model, stack, mbs, seq_len, dtype, saved, TRIMARAN_PARTS, on_cpu=on_cpu)
+
+
+def mixtral_kept(mbs: int, seq_len: int) -> Saved:
+    """What a layer of Transformers' Mixtral-8x7B keeps, tokens spread evenly over its experts."""
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralRotaryEmbedding
+
+    config = MixtralConfig(num_hidden_layers=1, attn_implementation="sdpa")
+    config._experts_implementation = "grouped_mm"
+    with fake_mode(torch.bfloat16), as_on_cuda(fused_rms_norm=True):
+        layer = MixtralDecoderLayer(config, 0)
+        x = torch.empty(mbs, seq_len, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        angles = MixtralRotaryEmbedding(config)(x, torch.arange(seq_len)[None])
+        return _kept(layer, lambda hidden: layer(hidden, position_embeddings=angles), x, angles)
+
+
+def loss_peak(tokens: int, vocab: int, *, frees_logits: bool) -> int:
+    """Peak bytes of torch's cross-entropy over bf16 logits cast to fp32, forward and backward."""
+    from tracer import Live
+
+    with fake_mode(), Live() as live:
+        logits = torch.empty(tokens, vocab, dtype=torch.bfloat16, requires_grad=True)
+        made = logits * 1.0
+        loss = functional.cross_entropy(made.float(), torch.zeros(tokens, dtype=torch.int64))
+        live.peak = live.now = live.now - logits.untyped_storage().nbytes()
+        if frees_logits:
+            del made
+        loss.backward()
+        return live.peak
