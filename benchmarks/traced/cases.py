@@ -41,12 +41,11 @@ class Traced:
     on_cpu: bool = False
 
     def by_part(self) -> dict[str, int]:
-        """Bytes by part; the longest name of a module that fits says which."""
+        """Bytes by part of the layer."""
         found: dict[str, int] = {}
         for kept in self.saved.kept:
-            fitting = [name for name in self.parts if kept.module == name or not name]
-            part = self.parts[max(fitting, key=len)]
-            found[part] = found.get(part, 0) + kept.size
+            part = self.parts[kept.module]
+            found[part] = found.get(part, 0) + (0 if part in ("ends", "unfused") else kept.size)
         return found
 
 
@@ -64,7 +63,7 @@ LLAMA_PARTS = {
 
 
 def torchtitan(name: str, mbs: int, seq_len: int, dtype: torch.dtype, *, fused: bool) -> Traced:
-    """torchtitan 0.2.2's Llama block; `fused`: PyTorch's RMS norm is one kernel, as on a GPU from 2.9 on."""
+    """The Llama block of torchtitan 0.2.2; `fused`: PyTorch's RMS norm is one kernel, as on a GPU from 2.9 on."""
     import torch._inductor.compile_fx  # before the shim below stands in for Triton
 
     torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]
@@ -89,6 +88,40 @@ def torchtitan(name: str, mbs: int, seq_len: int, dtype: torch.dtype, *, fused: 
     return Traced(f"torchtitan 0.2.2, {norm} norms", model, stack, mbs, seq_len, dtype, saved, LLAMA_PARTS)
 
 
+def torchtitan_over_tp(name: str, mbs: int, seq_len: int, dtype: torch.dtype, tp: int) -> Traced:
+    """The same under torchtitan's own tensor and sequence parallelism, on a fake process group."""
+    import torch._inductor.compile_fx
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]
+    sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
+    from torchtitan.models.llama3.infra.parallelize import apply_tp
+    from torchtitan.models.llama3.model.args import TransformerModelArgs
+    from torchtitan.models.llama3.model.model import Transformer
+
+    model = load_model(name)
+    arguments = TransformerModelArgs(
+        dim=model.hidden, n_layers=1, n_heads=model.heads, n_kv_heads=model.kv_heads, multiple_of=1024,
+        ffn_dim_multiplier=model.ffn_hidden * 3 / (8 * model.hidden), max_seq_len=seq_len, vocab_size=model.vocab,
+    )  # fmt: skip
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=tp)
+    try:
+        mesh = init_device_mesh("cpu", (tp,))
+        with fake_mode(dtype), as_on_cuda(fused_rms_norm=False):
+            whole = Transformer(arguments)
+            apply_tp(whole, mesh, loss_parallel=True, enable_float8_tensorwise_tp=False)
+            with Saved(whole) as saved:
+                whole(torch.zeros(mbs, seq_len, dtype=torch.int64))
+    finally:
+        dist.destroy_process_group()
+    stack = load_stack("torchtitan").model_copy(update={"repeats_kv": False, "rms_norm": "composite"})
+    ends = {"tok_embeddings": "ends", "norm": "ends", "output": "ends"}
+    parts = {f"layers.0.{module}".rstrip("."): part for module, part in LLAMA_PARTS.items()} | ends
+    return Traced(f"torchtitan 0.2.2, TP {tp}", model, stack, mbs, seq_len, dtype, saved, parts | {"": "ends"}, tp)
+
+
 def hugging_face_llama(name: str, mbs: int, seq_len: int, dtype: torch.dtype) -> Traced:
     """Transformers' Llama layer with scaled_dot_product_attention."""
     from transformers import LlamaConfig
@@ -107,7 +140,8 @@ def hugging_face_llama(name: str, mbs: int, seq_len: int, dtype: torch.dtype) ->
         saved = _kept(layer, lambda hidden: layer(hidden, position_embeddings=angles), x, angles)
     parts = {
         "input_layernorm": "norms", "post_attention_layernorm": "norms", "self_attn.q_proj": "qkv",
-        "self_attn.k_proj": "qkv", "self_attn.v_proj": "qkv", "self_attn": "attention", "self_attn.o_proj": "projection",
+        "self_attn.k_proj": "qkv", "self_attn.v_proj": "qkv", "self_attn": "attention",
+        "self_attn.o_proj": "projection",
         "mlp.gate_proj": "up", "mlp.up_proj": "up", "mlp.act_fn": "activation", "mlp": "activation",
         "mlp.down_proj": "down", "": "residual",
     }  # fmt: skip
@@ -130,8 +164,8 @@ def hugging_face_gpt2(name: str, mbs: int, seq_len: int, dtype: torch.dtype) -> 
         saved = _kept(layer, layer, x)
     parts = {
         "ln_1": "norms", "ln_2": "norms", "attn.c_attn": "qkv", "attn": "attention", "attn.c_proj": "projection",
-        "mlp.c_fc": "up", "mlp.act": "activation", "mlp.c_proj": "down", "": "residual", "attn.resid_dropout": "residual",
-        "mlp.dropout": "residual",
+        "mlp.c_fc": "up", "mlp.act": "activation", "mlp.c_proj": "down", "": "residual",
+        "attn.resid_dropout": "residual", "mlp.dropout": "residual",
     }  # fmt: skip
     return Traced("Hugging Face GPT-2", model, EAGER, mbs, seq_len, dtype, saved, parts)
 
@@ -156,12 +190,62 @@ def trimaran(model: Model, mbs: int, seq_len: int, dtype: torch.dtype, *, on_cpu
         layer = Layer(model, group, Positions(model, group), recompute_attention=False)
         for module in layer.modules():
             for weight, declared in module._parameters.items():
-                module._parameters[weight] = Weight(torch.empty(declared.shape))
+                if declared is not None:
+                    module._parameters[weight] = Weight(torch.empty(declared.shape))
         x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
         saved = _kept(layer, layer, x)
     where = "CPU" if on_cpu else "GPU"
     stack = load_stack("trimaran")
     return Traced(f"Trimaran on a {where}", model, stack, mbs, seq_len, dtype, saved, TRIMARAN_PARTS, on_cpu=on_cpu)
+
+
+def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
+    """Megatron-Core 0.16.1's local layer, dropout off; only what its fused softmax keeps of the scores is counted.
+
+    That kernel wants CUDA, so the trace runs its fallback, whose fp32 copy counts apart (`unfused`).
+    """
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.spec_utils import build_module
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    model, dtype = load_model(name), torch.bfloat16
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch._dynamo.config.disable = True
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+        config = TransformerConfig(
+            num_layers=1, hidden_size=model.hidden, num_attention_heads=model.heads, ffn_hidden_size=model.ffn_hidden,
+            bf16=True, params_dtype=dtype, use_cpu_initialization=True, perform_initialization=False,
+            hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=True, gradient_accumulation_fusion=False,
+            masked_softmax_fusion=False,
+        )  # fmt: skip
+        tracker = MagicMock()
+        tracker.return_value.fork = lambda *_: contextlib.nullcontext()
+        import megatron.core.transformer.dot_product_attention as core
+
+        core.tensor_parallel.get_cuda_rng_tracker = tracker
+        with fake_mode(dtype):
+            layer = build_module(get_gpt_layer_local_spec(), config=config, layer_number=1)
+            x = torch.empty(seq_len, mbs, model.hidden, dtype=dtype, requires_grad=True)
+            mask = torch.ones(1, 1, seq_len, seq_len, dtype=torch.bool)
+            saved = _kept(layer, lambda hidden: layer(hidden, attention_mask=mask), x, (mask,))
+    finally:
+        torch._dynamo.config.disable = False
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+    parts = {
+        "input_layernorm": "norms", "pre_mlp_layernorm": "norms", "self_attention.linear_qkv": "qkv",
+        "self_attention.core_attention": "attention", "self_attention.linear_proj": "projection", "": "residual",
+        "self_attention.core_attention.scale_mask_softmax": "unfused", "mlp.linear_fc1": "up", "mlp": "activation",
+        "self_attention.core_attention.attention_dropout": "attention", "mlp.linear_fc2": "down",
+        "self_attention": "attention",
+    }  # fmt: skip
+    stack = load_stack("megatron").model_copy(update={"dropout": False})
+    return Traced("Megatron-Core 0.16.1, local", model, stack, mbs, seq_len, dtype, saved, parts)
 
 
 def mixtral_kept(mbs: int, seq_len: int) -> Saved:

@@ -15,7 +15,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import Traced, hugging_face_gpt2, hugging_face_llama, loss_peak, mixtral_kept, torchtitan, trimaran
+from cases import (
+    Traced,
+    hugging_face_gpt2,
+    hugging_face_llama,
+    loss_peak,
+    megatron_core,
+    mixtral_kept,
+    torchtitan,
+    torchtitan_over_tp,
+    trimaran,
+)
 
 from trimaran.files.catalogue import load_model
 from trimaran.operators.layer import layer_operators
@@ -27,7 +37,8 @@ PART_OF = {
     "MLP residual": "residual",
 }  # fmt: skip
 GOAL, MIB = 0.03, 2.0**20
-HEAD = "| software | model | shape | part | traced MiB | operators MiB | off |\n| --- | --- | --- | --- | --: | --: | --: |"
+HEAD = """| software | model | shape | part | traced MiB | operators MiB | off |
+| --- | --- | --- | --- | --: | --: | --: |"""
 
 
 def predicted(traced: Traced) -> dict[str, float]:
@@ -74,10 +85,13 @@ def cases() -> list[Callable[[], Traced]]:
         lambda: torchtitan("llama3-8b", 2, 8192, bf16, fused=False),
         lambda: torchtitan("llama3-8b", 2, 8192, bf16, fused=True),
         lambda: torchtitan("llama3-70b", 1, 8192, bf16, fused=True),
+        lambda: torchtitan_over_tp("llama3-8b", 2, 8192, bf16, 2),
+        lambda: torchtitan_over_tp("llama3-70b", 2, 8192, bf16, 8),
         lambda: hugging_face_llama("llama3-8b", 2, 8192, bf16),
         lambda: hugging_face_llama("llama2-7b", 2, 4096, fp32),
         lambda: hugging_face_gpt2("gpt2-1b5", 4, 1024, bf16),
         lambda: hugging_face_gpt2("gpt2-1b5", 4, 1024, fp32),
+        lambda: megatron_core("gpt3-1b3", 4, 2048),
         lambda: trimaran(llama, 2, 8192, bf16),
         lambda: trimaran(gpt, 4, 2048, bf16),
         lambda: trimaran(gpt, 4, 2048, fp32, on_cpu=True),
@@ -101,7 +115,10 @@ def main() -> None:
             (
                 "# What layers keep for the backward, traced and counted",
                 "Real model code at full size under FakeTensorMode, tensors counted by storage, parameters left out; "
-                "attention and norms by the kernels that CUDA takes, but where a row says CPU. Made by `python "
+                "attention and norms by the kernels that CUDA takes, but where a row says CPU. Fake tensors stand on "
+                "the CPU, since PyTorch without CUDA has no device guard for fake CUDA tensors: flash attention is called by "
+                "its name, and the fused RMS norm keeps what derivatives.yaml says. Megatron-Core's "
+                "fused softmax keeps its result alone; the fp32 copy of its fallback is left out. Made by `python "
                 "benchmarks/traced/run.py`.",
                 "\n".join((HEAD, *rows)),
                 f"{within} of {len(errors)} parts of 1% of their layer or more are within {GOAL:.0%}.",

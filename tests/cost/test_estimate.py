@@ -175,4 +175,4 @@ def test_a_layer_keeps_what_the_paper_says() -> None:
     case = Case.of(workload, load_cluster("dgx-a100-80gb"), load_stack("megatron"))
     kept = kept_bytes(case, LayoutGrid.build(workload, case.stack, mbs=b, precision="fp16"))
     np.testing.assert_allclose(kept.layer, s * b * h * (34 + 5 * a * s / h))
-    np.testing.assert_allclose(kept.layer - kept.selected, 34 * s * b * h)
+    np.testing.assert_allclose(kept.selective, 34 * s * b * h)

@@ -63,6 +63,14 @@ class Stack(Noun):
         default=False, description="one product makes queries, keys and values, which stay one tensor"
     )
     repeats_kv: bool = Field(default=False, description="grouped keys and values are repeated for every query head")
+    copies_context: bool = Field(
+        default=False,
+        description="after rotary angles attention's result is kept in its own order and in the next product's",
+    )
+    keeps_gathered: bool = Field(
+        default=False,
+        description="sequence parallelism keeps what it gathered for a product, not this rank's slice of it",
+    )
     frees_logits: bool = Field(default=False, description="16-bit logits are let go before the loss's backward")
     lean_activation: bool = Field(default=False, description="an MLP's activation keeps its inputs alone, fused or not")
     holds_mlp_gradients: bool = Field(

@@ -37,7 +37,7 @@ def attention_block(part: Part) -> tuple[Operator, ...]:
     rotary = (_rotary(part),) if model.positions == "rotary" else ()
     return (
         _norm(part, "attention norm"),
-        _linear(part, "qkv", qkv, model.hidden, _hidden(part, "normed hidden"), made, sums="backward", launches=2.0),
+        _linear(part, "qkv", qkv, model.hidden, _normed(part), made, sums="backward", launches=2.0),
         *rotary,
         _flash_attention(part) if part.stack.flash_attention else _attention(part),
         _linear(part, "projection", model.hidden, context, _split(part, "context", context), whole, sums="forward"),
@@ -53,7 +53,7 @@ def mlp_block(part: Part) -> tuple[Operator, ...]:
     made = _outputs(part, **dict.fromkeys(names, float(model.ffn_hidden)))
     return (
         _norm(part, "MLP norm"),
-        _linear(part, "up", up, model.hidden, _hidden(part, "normed hidden"), made, sums="backward"),
+        _linear(part, "up", up, model.hidden, _normed(part), made, sums="backward"),
         _activation(part),
         _linear(
             part,
@@ -70,6 +70,12 @@ def mlp_block(part: Part) -> tuple[Operator, ...]:
 
 def _hidden(part: Part, name: str) -> Tensor:
     return Tensor(name, part.hidden_elements * part.element)
+
+
+def _normed(part: Part) -> Tensor:
+    """What a column-cut product keeps of its input: this rank's slice under sequence parallelism, or all of it."""
+    normed = _hidden(part, "normed hidden")
+    return Tensor(normed.name, normed.size * (part.repeated if part.stack.keeps_gathered else 1.0))
 
 
 def _split(part: Part, name: str, width: Number) -> Tensor:
@@ -143,10 +149,12 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     model, stack, t = part.model, part.stack, part.tp
     queries, keys = model.attention_hidden, float(model.kv_hidden)
     seen = float(queries) if stack.repeats_kv else keys
-    turned = queries + keys if stack.joint_qkv and model.positions == "rotary" else 0.0
+    is_rotary = model.positions == "rotary"
+    turned = queries + keys if stack.joint_qkv and is_rotary else 0.0
     return (
         _split(part, "queries, keys and values", (queries + 2.0 * seen) / t),
         _split(part, "rotated queries and keys", turned / t),
+        _split(part, "context before its copy", queries / t if stack.copies_context and is_rotary else 0.0),
     )
 
 
@@ -189,7 +197,7 @@ def _attention(part: Part) -> Operator:
     casts = 5.0 if stack.fp32_softmax else 0.0
     dropout = 2.5 if stack.dropout else 0.0
     unfused = np.where(fused, 0.0, UNFUSED_SOFTMAX_LAUNCHES) if stack.fused_softmax else 0.0
-    copies = 2.0 if stack.fused_softmax else 3.0
+    copies = (2.0 if stack.dropout else 1.0) if stack.fused_softmax else 3.0
     return Operator(
         "attention",
         forward=products,
