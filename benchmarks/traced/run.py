@@ -116,7 +116,7 @@ def main() -> None:
                 "# What layers keep for the backward, traced and counted",
                 "Real model code at full size under FakeTensorMode, tensors counted by storage, parameters left out; "
                 "attention and norms by the kernels that CUDA takes, but where a row says CPU. Fake tensors stand on "
-                "the CPU, since PyTorch without CUDA has no device guard for fake CUDA tensors: flash attention is called by "
+                "the CPU, since PyTorch without CUDA has no device guard for CUDA ones: flash attention is called by "
                 "its name, and the fused RMS norm keeps what derivatives.yaml says. Megatron-Core's "
                 "fused softmax keeps its result alone; the fp32 copy of its fallback is left out. Made by `python "
                 "benchmarks/traced/run.py`.",

@@ -143,6 +143,7 @@ class Live(TorchDispatchMode):
         self.now = self.peak = 0
         self.stage, self.peak_stage = "", ""
         self.at_peak: dict[str, int] = {}
+        self.events: list[tuple[int, int]] = []  # (storage, bytes), negative where freed
         self._alive: dict[int, tuple[int, str]] = {}
         self._resize = torch.UntypedStorage.resize_
 
@@ -156,6 +157,7 @@ class Live(TorchDispatchMode):
 
     def _count(self, key: int, size: int) -> None:
         before, what = self._alive[key]
+        self.events += [(key, change) for change in (-before, size) if change]
         self._alive[key] = size, what
         self.now += size - before
         if self.now > self.peak:
@@ -165,8 +167,9 @@ class Live(TorchDispatchMode):
             self.peak, self.peak_stage, self.at_peak = self.now, self.stage, dict(shares)
 
     def _freed(self, key: int) -> None:
-        size, _ = self._alive.pop(key, (0, ""))
-        self.now -= size
+        if key in self._alive:
+            self._count(key, 0)
+            del self._alive[key]
 
     def __enter__(self) -> Live:
         live, resize = self, self._resize

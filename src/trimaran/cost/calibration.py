@@ -63,6 +63,8 @@ class Calibration(Noun):
 def prior(cluster: Cluster, stack: Stack) -> Calibration:
     """What is believed of a cluster and a stack before any of their rows was measured."""
     stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
+    if stack.fragmentation:
+        stated["activation_scale"] = 1.0
     if cluster.device.matmul_share:
         stated["gemm"] = cluster.device.sustained_share * cluster.device.matmul_share
         if stack.flash_attention and cluster.device.flash_share:

@@ -95,6 +95,9 @@ class Stack(Noun):
     gathers_ends: bool = Field(
         default=False, description="ZeRO-3 keeps embedding and head gathered over forward and backward"
     )
+    fragmentation: float = Field(
+        default=0.0, ge=0, lt=1, description="what the allocator reserves beside the logits, of them; 0: not traced"
+    )
     low_gradient_bytes: int = Field(
         default=0, ge=0, le=4, description="16-bit gradients that stay beside those of wide_gradients"
     )

@@ -55,7 +55,9 @@ def _optimizer(rank: RankMemory) -> Floats:
 
 
 def _activations(rank: RankMemory) -> Floats:
-    return rank.activations * rank.case.calibration.activation_scale + _shared_bias(rank)
+    """Kept activations, and the hole that the logits' copies leave where the allocator is known to."""
+    fragments = rank.case.stack.fragmentation * rank.logits
+    return rank.activations * rank.case.calibration.activation_scale + fragments + _shared_bias(rank)
 
 
 def _shared_bias(rank: RankMemory) -> Floats | float:
