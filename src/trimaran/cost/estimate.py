@@ -60,7 +60,7 @@ def each_of(case: Case, grid: LayoutGrid, many: Estimates) -> list[Estimate]:
             mem_error=case.calibration.mem_error,
         )
         for seconds, mem_gib, reported, fits, parts, stages, split, micro_batches in zip(
-            *totals, zip(*time, strict=True), memory, grid.own_split.tolist(), grid.micro_batches.tolist(), strict=True
+            *totals, zip(*time, strict=True), memory, grid.split_row.tolist(), grid.micro_batches.tolist(), strict=True
         )
     ]
 
@@ -87,7 +87,7 @@ def memory_per_stage(case: Case, grid: LayoutGrid) -> list[tuple[MemoryParts, ..
     """Memory of a rank of each pipeline stage, first to last, of every layout of the grid."""
     rows = np.repeat(np.arange(len(grid)), grid.pp)
     stages = np.arange(len(rows)) - np.repeat(np.cumsum(grid.pp) - grid.pp, grid.pp)
-    layers = grid.splits.layers(grid.own_split).sum(axis=1)[rows, stages]
+    layers = grid.splits.layers(grid.split_row).sum(axis=1)[rows, stages]
     each = grid.take(rows)
     shape = StageShape(layers * 1.0, in_flight(each, stages * 1.0), stages == 0, stages == each.pp - 1)
     memory = stage_memory(case, each, shape)

@@ -37,7 +37,7 @@ class LayoutGrid(Laid[Ints]):
 
     Choices of a layout are held as numbers, words as their index (Choice.index in trimaran.layout.choices).
     `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
-    the stage split comes from, so that `layout` can state it; `own_split` is its row in `splits`.
+    the stage split comes from, so that `layout` can state it; `split_row` is its row in `splits`.
     """
 
     dp: Ints
@@ -54,7 +54,7 @@ class LayoutGrid(Laid[Ints]):
     schedule: Ints
     placement: Ints
     split: Ints
-    own_split: Ints
+    split_row: Ints
     global_batch: Ints
     splits: SplitTable
 
@@ -76,7 +76,7 @@ class LayoutGrid(Laid[Ints]):
         defaults |= {"split": STACK_SPLIT, "global_batch": workload.global_batch}
         merged = {**defaults, **given}
         arrays = dict(zip(merged, np.broadcast_arrays(*(np.atleast_1d(v) for v in merged.values())), strict=True))
-        splits, arrays["own_split"] = _splits(
+        splits, arrays["split_row"] = _splits(
             workload, stack, arrays["tp"], arrays["pp"], arrays["vpp"], arrays["split"]
         )
         held: dict[str, Any] = {name: np.ascontiguousarray(array, _dtype(name)) for name, array in arrays.items()}
@@ -95,7 +95,7 @@ class LayoutGrid(Laid[Ints]):
             for choice in IN_GRID
         }
         columns["split"] = np.array([OTHER_SPLIT if layout.stage_split else STACK_SPLIT for layout in layouts])
-        columns["own_split"] = np.array([row[split] for split in splits], dtype=np.int64)
+        columns["split_row"] = np.array([row[split] for split in splits], dtype=np.int64)
         columns["global_batch"] = np.full(len(layouts), workload.global_batch)
         return cls(**columns, splits=SplitTable(table))
 
@@ -132,7 +132,7 @@ class LayoutGrid(Laid[Ints]):
 
     def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
         """One member as a Layout, with its stage split stated where it is not the stack's own choice."""
-        stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.own_split[index]][1]
+        stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.split_row[index]][1]
         chosen = {choice.name: choice.value(getattr(self, choice.name)[index]) for choice in IN_GRID}
         return Layout(**chosen, stage_split=stated)
 
@@ -151,8 +151,8 @@ def _indexes(name: str, values: ArrayLike) -> NDArray[Any]:
 
 def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints) -> tuple[SplitTable, Ints]:
     """The stage splits of n layouts and the row of each: they depend on few distinct (TP, PP, VPP, kind of split)."""
-    own = WEIGHTED_SPLIT if stack.head_weighted_stages else EVEN_SPLIT
-    kind = np.where(split == STACK_SPLIT, own, split)
+    usual = WEIGHTED_SPLIT if stack.head_weighted_stages else EVEN_SPLIT
+    kind = np.where(split == STACK_SPLIT, usual, split)
     keys = (np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind)
     first, inverse = distinct(keys)
     layers = workload.model.layers
@@ -179,8 +179,8 @@ def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     for column in keys:
         least, most = (int(column.min()), int(column.max())) if size else (0, 0)
         if most - least > _FEW_PER_ROW * size + _FEW:
-            own, index = np.unique(column, return_inverse=True)
-            count = len(own)
+            present, index = np.unique(column, return_inverse=True)
+            count = len(present)
         else:
             index, count = column - least, most - least + 1
         if values * count > _FEW_PER_ROW * size + _FEW:
@@ -193,10 +193,10 @@ def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     # Few enough combinations to keep a place for each: far quicker than sorting the rows.
     first = np.full(values, -1, dtype=np.int64)
     first[code[::-1]] = np.arange(size - 1, -1, -1)
-    found = np.flatnonzero(first >= 0)
+    occurring = np.flatnonzero(first >= 0)
     rank = np.empty(values, dtype=np.int64)
-    rank[found] = np.arange(len(found))
-    return first[found], rank[code]
+    rank[occurring] = np.arange(len(occurring))
+    return first[occurring], rank[code]
 
 
 def _ranked(code: Ints, values: int) -> tuple[int, Ints]:

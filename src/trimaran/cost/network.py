@@ -135,7 +135,7 @@ class Network:
         """Seconds in which one rank of a group takes in the sum of `size` bytes and sends the result to all.
 
         NCCL pipelines a reduce and a broadcast along a chain, so each moves the bytes once over every link
-        whatever the group's size (document 003: 4 replicas cost 2.0 times the first stage's bytes at each of
+        whatever the group's size (GPT-3 XL on AWS p3: 4 replicas cost 2.0 times the first stage's bytes at each of
         four rates). gloo broadcasts along a binomial tree.
         """
         cluster, calibration = self.cluster, self.calibration

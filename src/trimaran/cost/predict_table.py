@@ -47,14 +47,14 @@ class PredictedRow:
 
     def cells(self) -> dict[str, str]:
         """The five columns that predict adds, as CSV cells."""
-        found = self.estimate
-        if found is None:
+        answer = self.estimate
+        if answer is None:
             return dict.fromkeys(PREDICTED_COLUMNS, "") | {"predicted_error": self.error or ""}
         return {
-            "predicted_sec_per_it": f"{found.sec_per_it:.6g}",
+            "predicted_sec_per_it": f"{answer.sec_per_it:.6g}",
             "predicted_tflops": "" if self.tflops is None else f"{self.tflops:.6g}",
-            "predicted_mem_gib": f"{found.reported_mem_gib:.6g}",
-            "predicted_fits": str(found.fits).lower(),
+            "predicted_mem_gib": f"{answer.reported_mem_gib:.6g}",
+            "predicted_fits": str(answer.fits).lower(),
             "predicted_error": "",
         }
 
@@ -96,7 +96,7 @@ def _predict_row(
         check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
         plain = prior(nouns.cluster, nouns.stack)
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
-        found = estimate(Case(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
+        answer = estimate(Case(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
     except TrimaranError as error:
         return PredictedRow(row, None, None, str(error))
     formula = row.measurement.flops_formula
@@ -104,8 +104,8 @@ def _predict_row(
     if formula in get_args(FlopsFormula):
         devices = nouns.layout.devices
         known_formula = cast(FlopsFormula, formula)
-        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, found.sec_per_it, known_formula)
-    return PredictedRow(row, found, tflops, None)
+        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.sec_per_it, known_formula)
+    return PredictedRow(row, answer, tflops, None)
 
 
 def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
@@ -114,7 +114,7 @@ def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
     groups: dict[str, list[PredictedRow]] = {}
     for prediction in answered:
         groups.setdefault(_measurement(prediction).comparable_group or UNGROUPED, []).append(prediction)
-    scores = [found for name, members in groups.items() if (found := _score_group(name, members))]
+    scores = [group_score for name, members in groups.items() if (group_score := _score_group(name, members))]
     total = _score_group(ALL_ROWS, answered)
     if total is None:
         return []

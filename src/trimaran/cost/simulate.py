@@ -105,7 +105,7 @@ class _Player:
         return self.events
 
     def _act(self, rank: int, action: Action) -> int | None:
-        """Do the action, if its input is there; the rank that its output goes to (or the own), else None."""
+        """Do the action, if its input is there; the rank that needs its output (or `rank`), else None."""
         kind, m, stage = action
         down = kind == "forward"
         start = self.free[rank]

@@ -1,4 +1,4 @@
-"""TFLOPs, MFU and days: the calculators that the field's tables use, each by its own name.
+"""TFLOPs, MFU and days: the calculators that the field's tables use, each by name.
 
 B is the global batch, s the sequence, L layers, h hidden, V the vocabulary padded to 128 x TP,
 N parameters. The first five count recomputed work as useful work; `model_flops` does not, so
@@ -16,7 +16,7 @@ from trimaran.operators.counts import head_forward_operations, layer_forward_ope
 
 FlopsFormula = Literal["megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"]
 
-# Document 002 computes with a round N whatever the exact count of its 1.3B model is.
+# BigScience's table of a 1.3B model computes with a round N, whatever the model's exact count is.
 BIGSCIENCE_1B3_PARAMETERS = 1.3e9
 
 
@@ -24,7 +24,7 @@ def megatron_flops(model: Model, seq_len: int, sequences: float, tp: int, passes
     """24 k B s L h^2 (1 + s/6h + V/(4 k L h)): Narayanan et al., arXiv 2104.04473, eq. (3).
 
     `passes` k is 4 with full recompute (giving their 96 and V/16Lh) and 3 without (72, V/12Lh
-    as printed; the documents keep V/16Lh, and so does this function).
+    as printed; the tables keep V/16Lh, and so does this function).
     """
     h, layers, s = model.hidden, model.layers, seq_len
     v = padded_vocab(model.vocab, tp)
@@ -70,7 +70,7 @@ def mfu(workload: Workload, tp: int, devices: int, sec_per_it: float, peak_tflop
 
 
 def aggregate_pflops(tflops: float, devices: int) -> float:
-    """The documents' "Est. Aggr. PetaFLOPs": TFLOPs x devices / 1000 (document 000 divides by 1024)."""
+    """The tables' "Est. Aggr. PetaFLOPs": TFLOPs x devices / 1000 (the Fugaku tables divide by 1024)."""
     return tflops * devices / 1000
 
 

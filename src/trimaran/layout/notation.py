@@ -16,8 +16,8 @@ _LATER |= {"offload": "offload to the host"}
 
 def _parse_word(word: str) -> dict[str, object] | None:
     """Fields that one word of the notation states, or None where it is not understood."""
-    found = ((choice, re.fullmatch(choice.word.pattern, word)) for choice in CHOICES)
-    return next((choice.word.reads(match) for choice, match in found if match), None)
+    matches = ((choice, re.fullmatch(choice.word.pattern, word)) for choice in CHOICES)
+    return next((choice.word.reads(match) for choice, match in matches if match), None)
 
 
 def stated_fields(text: str) -> dict[str, object]:

@@ -96,6 +96,8 @@ def _hidden(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
 
 def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     stages, layers = layout.pp * layout.vpp, workload.model.layers
+    # Where this holds, even_split gives the first and the last stage one layer fewer than the others.
+    ends_lighter = stack.ends_count_as_layers and (layers + 2) % stages == 0
     if layout.stage_split:
         if len(layout.stage_split) != stages or sum(layout.stage_split) != layers or min(layout.stage_split) < 1:
             return (
@@ -103,8 +105,8 @@ def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
                 f"{sum(layout.stage_split)} layers, but PP {layout.pp} x VPP {layout.vpp} = {stages} stages and "
                 f"{layers} layers are needed, at least one a stage"
             )
-        own = layout.stage_split == even_split(layers, stages) and (layers + 2) % stages == 0
-        if not stack.uneven_stages and len(set(layout.stage_split)) > 1 and not (stack.ends_count_as_layers and own):
+        usual = ends_lighter and layout.stage_split == even_split(layers, stages)
+        if not stack.uneven_stages and len(set(layout.stage_split)) > 1 and not usual:
             return (
                 f"stage_split {'-'.join(map(str, layout.stage_split))} is uneven, and {stack.name} needs "
                 f"{layers} / {stages} layers on every stage: leave stage_split out"
@@ -112,8 +114,6 @@ def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
         return None
     if stages > layers:
         return f"PP {layout.pp} x VPP {layout.vpp} = {stages} stages, but the model has {layers} layers: lower PP"
-    # even_split then gives the first and the last stage one layer fewer than the others
-    ends_lighter = stack.ends_count_as_layers and (layers + 2) % stages == 0
     if layers % stages and not ends_lighter and not stack.uneven_stages:
         return (
             f"layers {layers} do not split evenly over PP {layout.pp} x VPP {layout.vpp} = {stages} stages, "

@@ -73,8 +73,8 @@ def _numbers(name: str, given: object) -> Iterator[tuple[str, int | float]]:
 @cache
 def _takes(noun: type[Noun], name: str) -> frozenset[Any]:
     """The plain types in a field's annotation; none where a noun is among them, which sees to itself."""
-    found = frozenset(_types(noun.model_fields[name].annotation))
-    return frozenset() if any(isinstance(one, type) and issubclass(one, Noun) for one in found) else found
+    types = frozenset(_types(noun.model_fields[name].annotation))
+    return frozenset() if any(isinstance(kind, type) and issubclass(kind, Noun) for kind in types) else types
 
 
 def _types(annotation: Any) -> Iterator[Any]:

@@ -128,15 +128,15 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     grid, variants = search.proposer.grid(rows), search.variants(rows).tolist()
     error = case.calibration.time_error
     devices = grid.devices.tolist()
-    found = []
+    entries = []
     assert ranking.simulated is not None
     simulated = ranking.simulated.take(slice(top))
     for index, predicted in enumerate(each_of(case, grid, simulated)):
         layout = grid.layout(index, workload, case.stack)
         at_batch = case.with_workload(with_batch(workload, int(grid.global_batch[index])))
         chance = _rival_chance(search.objective, ranking, devices, index, error)
-        found.append(_entry(index + 1, layout, at_batch, predicted, chance, variants[index]))
-    return tuple(found)
+        entries.append(_entry(index + 1, layout, at_batch, predicted, chance, variants[index]))
+    return tuple(entries)
 
 
 def _entry(
@@ -206,7 +206,7 @@ def _to_measure(alike: Sequence[Layout]) -> tuple[Layout, ...]:
 def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
     """Each rule that refused something, with the refused combination nearest to the winner as the example."""
     refused = sieve.refused()
-    found = []
+    refusals = []
     for rule in RULES:
         members = refused.get(rule.name)
         if not members:
@@ -214,8 +214,8 @@ def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
         nearest = min(members, key=lambda fields: _distance(fields, best))
         fields = tuple(name for term in rule.reads if term != "stage_split" for name in term.split("*"))
         sentence = sieve.sentence(rule, nearest) or ""
-        found.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
-    return tuple(found)
+        refusals.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
+    return tuple(refusals)
 
 
 def _distance(fields: dict[str, int], best: Layout) -> float:

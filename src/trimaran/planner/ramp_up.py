@@ -1,7 +1,7 @@
 """Ramp-up: which nodes, batch and micro-batch while the global batch grows, and what the growth costs.
 
 The model-parallel degrees stay; DP and the micro-batch may change from step to step, at the price of
-a restart. The cheapest sequence is found by dynamic programming over the steps.
+a restart. The cheapest sequence comes from dynamic programming over the steps.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def ramp_up_schedule(
 
 
 def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:
-    """The layout under every DP that `devices` allow and every micro-batch up to its own, its own last."""
+    """The layout under every DP that `devices` allow and every micro-batch no larger than its; `layout` itself last."""
     most = min(devices // (layout.devices // layout.dp), workload.global_batch)
-    found = [
+    others = [
         layout.model_copy(update={"dp": dp, "mbs": mbs})
         for dp in range(1, most + 1)
         for mbs in range(1, max(layout.mbs, 1) + 1)
         if workload.global_batch % dp == 0 and (dp, mbs) != (layout.dp, layout.mbs)
     ]
-    return [*found, layout]
+    return [*others, layout]
 
 
 def _sec_per_it(
@@ -149,9 +149,9 @@ def _sec_per_it(
         valid = np.array([not any(violations(layout, at_batch, case.cluster, case.stack)) for layout in layouts])
         if not valid.any():
             continue
-        found = estimate_many(case.with_workload(at_batch), grid.with_global_batch(batch))
-        runs = valid & (found.mem_gib <= limit)
-        table[row, runs] = found.sec_per_it[runs]
+        estimates = estimate_many(case.with_workload(at_batch), grid.with_global_batch(batch))
+        runs = valid & (estimates.mem_gib <= limit)
+        table[row, runs] = estimates.sec_per_it[runs]
     return table
 
 
@@ -174,10 +174,10 @@ def _phases(
     path: list[int], layouts: list[Layout], steps: _Steps, hours: Floats, cluster: Cluster
 ) -> tuple[Phase, ...]:
     starts = [step for step in range(len(path)) if step == 0 or path[step] != path[step - 1]]
-    found = []
+    phases = []
     for start, end in zip(starts, [*starts[1:], len(path)], strict=True):
         layout = layouts[path[start]]
-        found.append(
+        phases.append(
             Phase(
                 nodes=-(-layout.devices // cluster.devices_per_node),
                 devices=layout.devices,
@@ -189,4 +189,4 @@ def _phases(
                 hours=float(hours[np.arange(start, end), path[start]].sum()),
             )
         )
-    return tuple(found)
+    return tuple(phases)

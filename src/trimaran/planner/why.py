@@ -62,16 +62,16 @@ def explain(
     Choices that `text` leaves open are the best ones for what it states. Raises TrimaranError where the
     notation is not understood or no layout at all is left to compare with.
     """
-    found = plan_with(case, settings)
-    asked = case.on(on_devices(case.cluster, found.devices))
+    plan = plan_with(case, settings)
+    asked = case.on(on_devices(case.cluster, plan.devices))
     layout = complete(text, asked, settings)
-    best = found.best
+    best = plan.best
     workload, cluster, stack = asked.workload, asked.cluster, asked.stack
     workload = with_batch(workload, batch_of(workload, layout.dp * layout.mbs, settings.gbs_tolerance))
     broken = tuple(v.sentence for v in violations(layout, workload, cluster, stack))
-    if not broken and layout.devices > found.devices:
+    if not broken and layout.devices > plan.devices:
         broken = (
-            f"{PRODUCT_IN_WORDS} = {layout.devices} devices, but at most {found.devices} are allowed: raise devices",
+            f"{PRODUCT_IN_WORDS} = {layout.devices} devices, but at most {plan.devices} are allowed: raise devices",
         )
     if broken:
         return Why(
@@ -82,9 +82,9 @@ def explain(
     predicted = estimate_each(asked.with_workload(workload), grid, simulate=True)[0]
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
-    rank = _rank(layout, workload, predicted, searched(asked, far))
+    rank = _rank(layout, workload, predicted, *searched(asked, far))
     verdict: Verdict = "ranked" if rank else "slower"
-    reasons = _beside_the_best(predicted, found)
+    reasons = _beside_the_best(predicted, plan)
     if predicted.mem_gib > limit:
         verdict, rank = "does not fit", None
         reasons = [memory_sentence(predicted, limit, settings.mem_margin), *reasons]
@@ -140,9 +140,8 @@ def _without_memory_limit(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"device": device, "host_mem_gib": 0.0})
 
 
-def _rank(layout: Layout, workload: Workload, predicted: Estimate, found: tuple[Search, Ranking]) -> int | None:
-    """One more than how many layouts are better; None beyond those that were ranked."""
-    search, ranking = found
+def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Search, ranking: Ranking) -> int | None:
+    """1 plus the number of better layouts; None beyond those that were ranked."""
     seconds, devices, batch = np.array([predicted.sec_per_it]), np.array([layout.devices]), workload.global_batch
     value = float(search.objective.value(seconds, devices, np.array([batch]))[0])
     # Equal to seven digits is as good: the order of such layouts is by memory.
@@ -150,11 +149,11 @@ def _rank(layout: Layout, workload: Workload, predicted: Estimate, found: tuple[
     return better + 1 if better < len(ranking.value) or len(ranking.value) < search.top else None
 
 
-def _beside_the_best(predicted: Estimate, found: Plan) -> list[str]:
+def _beside_the_best(predicted: Estimate, plan: Plan) -> list[str]:
     """What the layout loses to the best, and what it gains, by part of the iteration."""
-    best = found.best.estimate
+    best = plan.best.estimate
     ratio = predicted.sec_per_it / best.sec_per_it
-    told = f"{predicted.sec_per_it:.3g} s/it, {ratio:.2f} times the {best.sec_per_it:.3g} s/it of {found.best.layout}"
+    told = f"{predicted.sec_per_it:.3g} s/it, {ratio:.2f} times the {best.sec_per_it:.3g} s/it of {plan.best.layout}"
     if abs(ratio - 1) <= _WORTH_SAYING:
         return [told]
     differences = {name: getattr(predicted.time, name) - getattr(best.time, name) for name in TIME_PARTS}

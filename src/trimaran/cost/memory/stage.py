@@ -28,7 +28,7 @@ def end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
     last = np.maximum(grid.pp - 1, 0).astype(np.float64)
     first, second = np.zeros(len(grid)), np.minimum(last, 1.0)
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
-    counts = [ranks[grid.own_split].astype(np.float64) for ranks in layers]
+    counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
     return (
         StageShape(counts[0], in_flight(grid, first), yes, single),
         StageShape(counts[1], in_flight(grid, second), no, no),

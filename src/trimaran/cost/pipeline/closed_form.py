@@ -48,8 +48,8 @@ class StageTimes:
 
     def take(self, rows: Ints) -> StageTimes:
         """Those of the layouts at `rows`."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return StageTimes(**{name: value if name == "blocks" else value[rows] for name, value in own.items()})
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return StageTimes(**{name: value if name == "blocks" else value[rows] for name, value in columns.items()})
 
     def silent_from(self, row: int) -> StageTimes:
         """The same, from the layout `row` on over links that take no time."""
@@ -62,8 +62,8 @@ class StageTimes:
         if np.all(self.crowding <= 1.0):
             return self
         crowded = [f.name for f in fields(self) if f.name not in ("send_held", "send_arrives", "blocks", "crowding")]
-        own = {name: getattr(self, name) / self.crowding for name in crowded}
-        return replace(self, **own)
+        times = {name: getattr(self, name) / self.crowding for name in crowded}
+        return replace(self, **times)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def slowest_rank(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Floats]:
 
 
 def _rank_layers(grid: LayoutGrid) -> tuple[Floats, Floats, Floats]:
-    a, b, c = (ranks[grid.own_split] * 1.0 for ranks in (grid.splits.first, grid.splits.middle, grid.splits.last))
+    a, b, c = (ranks[grid.split_row] * 1.0 for ranks in (grid.splits.first, grid.splits.middle, grid.splits.last))
     return a, b, c
 
 
@@ -113,14 +113,14 @@ def pipeline_time(grid: LayoutGrid, times: StageTimes, *, apart: bool = True) ->
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
     alone = times.alone()
     first, inverse = _distinct_pipelines(grid, alone)
-    some, own = grid.take(first), alone.take(first)
+    distinct_grid, distinct_times = grid.take(first), alone.take(first)
     if apart:
         # Both at once: a few thousand pipelines cost little more than a few hundred.
-        both = np.tile(np.arange(len(some)), 2)
-        once = _longest(some.take(both), own.take(both).silent_from(len(some)))
-        total, silent = once[: len(some)], once[len(some) :]
+        both = np.tile(np.arange(len(distinct_grid)), 2)
+        once = _longest(distinct_grid.take(both), distinct_times.take(both).silent_from(len(distinct_grid)))
+        total, silent = once[: len(distinct_grid)], once[len(distinct_grid) :]
     else:
-        total, silent = _longest(some, own), np.zeros(len(some))
+        total, silent = _longest(distinct_grid, distinct_times), np.zeros(len(distinct_grid))
     waited, computed = np.maximum(total[inverse], busy), np.maximum(silent[inverse], busy)
     computed = np.minimum(computed, waited)
     return PipelineTime(total=waited, busy=busy, sends=waited - computed, bubble=computed - busy)
@@ -132,7 +132,7 @@ def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints
     Layouts that differ in ZeRO, in how replicas agree or, often, in placement run the same one. They are told apart by
     a hash, which is checked: should two pipelines share one, all are taken to be distinct.
     """
-    keys = [grid.schedule, grid.pp, grid.vpp, grid.own_split, grid.micro_batches]
+    keys = [grid.schedule, grid.pp, grid.vpp, grid.split_row, grid.micro_batches]
     keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name != "blocks"]
     code = np.zeros(len(grid), dtype=np.uint64)
     for key in keys:
@@ -157,7 +157,7 @@ def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
         members = np.flatnonzero(grid.chose("schedule", *names) & (grid.pp > 1))
         if not len(members):
             continue
-        pivots = _pivot_counts(grid.splits, formula)[grid.own_split[members]]
+        pivots = _pivot_counts(grid.splits, formula)[grid.split_row[members]]
         for many in np.unique(pivots):
             rows = members[pivots == many]
             longest[rows] = formula(_Pipes.of(grid, times, rows, int(many)))
@@ -172,7 +172,7 @@ def _pivot_counts(splits: SplitTable, formula: Callable[[_Pipes], Floats]) -> In
 
 def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
     """The grid's pipelines for trimaran.cost.pipeline.lockstep, virtual stage by virtual stage."""
-    layers, times = grid.splits.layers(grid.own_split).astype(np.float64), times.alone()
+    layers, times = grid.splits.layers(grid.split_row).astype(np.float64), times.alone()
 
     def stages(layer: Floats, first: Floats | float, last: Floats | float) -> Floats:
         of = layers * layer[:, None, None]
@@ -217,9 +217,9 @@ def _gpipe(pipe: _Pipes) -> Floats:
 
     Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
     """
-    t, splits, own = pipe.times, pipe.grid.splits, pipe.grid.own_split
+    t, splits, split_row = pipe.times, pipe.grid.splits, pipe.grid.split_row
     waits = t.send_arrives if t.blocks else 0.0
-    layers = [ranks[own] for ranks in (splits.first, splits.middle, splits.last)]
+    layers = [ranks[split_row] for ranks in (splits.first, splits.middle, splits.last)]
     forward = np.maximum(layers[0] * t.forward + t.first_forward + waits, layers[2] * t.forward + t.last_forward)
     backward = np.maximum(layers[0] * t.backward + t.first_backward, layers[2] * t.backward + t.last_backward + waits)
     between = pipe.p > 2
@@ -235,7 +235,7 @@ def _once(pipe: _Pipes) -> Floats:
     t = pipe.times
     ends = t.first_forward + t.first_backward + t.last_forward + t.last_backward
     sends = 2.0 * (pipe.p * pipe.v - 1.0) * t.send_arrives
-    return pipe.grid.splits.totals[pipe.grid.own_split] * (t.forward + t.backward) + ends + sends
+    return pipe.grid.splits.totals[pipe.grid.split_row] * (t.forward + t.backward) + ends + sends
 
 
 def _paced(pipe: _Pipes) -> Floats:
@@ -264,11 +264,11 @@ class _PacedPaths:
     """
 
     def __init__(self, pipe: _Pipes) -> None:
-        t, split = pipe.times, pipe.grid.own_split
+        t, split_row = pipe.times, pipe.grid.split_row
         self.t, self.m, self.p = t, pipe.m, pipe.p
         self.put_off = np.where(pipe.grid.chose("schedule", "zero_bubble"), t.weight, 0.0)
         table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
-        self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split]]
+        self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split_row]]
         self.last = pipe.pivots - 1
         # Round trips lead to the last rank of a run of equal ranks: the first and the last rank, and of the three
         # pivots of each run between them the third.
@@ -277,7 +277,7 @@ class _PacedPaths:
         self.layer_up = t.backward - self.put_off
         self.layer = t.forward + self.layer_up
         self.last_stage = t.last_forward + t.last_backward - self.wait
-        self.first_weights = pipe.grid.splits.first[split] * self.put_off
+        self.first_weights = pipe.grid.splits.first[split_row] * self.put_off
 
     def by(self, pivot: int) -> Floats:
         """Seconds of the longest path that stays with a pivot for all micro-batches, but for round trips."""
@@ -338,7 +338,7 @@ def _interleaved(pipe: _Pipes) -> Floats:
     and where that is longer, the way to q or from it leads by the last rank, which works for some chunks meanwhile.
     """
     t, m, p, v = pipe.times, pipe.m, pipe.p, pipe.v
-    own = pipe.grid.own_split
+    split_row = pipe.grid.split_row
     lag = np.zeros(len(p)) if t.blocks else t.send_arrives
     wait = t.send_arrives if t.blocks else np.zeros(len(p))
     layer = t.forward + t.backward
@@ -347,8 +347,8 @@ def _interleaved(pipe: _Pipes) -> Floats:
     fill_last = drain_last = best
     # From the last rank, to which the others may go by a detour.
     for j in reversed(range(pipe.pivots)):
-        q, n, turns, warm, firsts, lasts = (column[own, j] for column in table[:6])
-        layers, sends, visits, start, end = (column[own, j] for column in table[6:])
+        q, n, turns, warm, firsts, lasts = (column[split_row, j] for column in table[:6])
+        layers, sends, visits, start, end = (column[split_row, j] for column in table[6:])
         first, last = (q == 0) * 1.0, (q == p - 1) * 1.0
         # Every chunk is sent on and its gradient back, but for the last one's output and the first one's input.
         down = n * t.forward + first * t.first_forward + last * t.last_forward + (v - last) * wait
@@ -380,11 +380,11 @@ def _interleaved(pipe: _Pipes) -> Floats:
     return np.asarray(best + rounds * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0))
 
 
-def _longer(detour: Floats, one: tuple[Floats, Floats, Floats], other: tuple[Floats, Floats, Floats]) -> Floats:
+def _longer(detour: Floats, ahead_s: tuple[Floats, Floats, Floats], back_s: tuple[Floats, Floats, Floats]) -> Floats:
     """Seconds, but for sends, of a Detour, by what a layer, the last and the first stage take."""
     _, ahead, back, last_ahead, last_back, first_ahead, first_back = detour.T
-    more = ahead * one[0] + last_ahead * one[1] - first_ahead * one[2]
-    return np.asarray(more + back * other[0] + last_back * other[1] - first_back * other[2])
+    more = ahead * ahead_s[0] + last_ahead * ahead_s[1] - first_ahead * ahead_s[2]
+    return np.asarray(more + back * back_s[0] + last_back * back_s[1] - first_back * back_s[2])
 
 
 def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
@@ -393,15 +393,15 @@ def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
     In each phase but one such a way goes up through a chunk with its gradients, down through one with its
     activations, or stays for PP turns on the first or the last rank, whichever is heavier.
     """
-    t, p, own = pipe.times, pipe.p, pipe.grid.own_split
+    t, p, split_row = pipe.times, pipe.p, pipe.grid.split_row
     phases = pipe.grid.splits.phases
-    at_last = phases.times[own, 0] > 1.0
+    at_last = phases.times[split_row, 0] > 1.0
     ends = np.where(at_last, t.last_forward + t.last_backward, t.first_forward + t.first_backward)
-    lost = pipe.grid.splits.uneven[own]
-    total = p * (phases.forward[own, 0] * t.forward + phases.backward[own, 0] * t.backward + ends)
+    lost = pipe.grid.splits.uneven[split_row]
+    total = p * (phases.forward[split_row, 0] * t.forward + phases.backward[split_row, 0] * t.backward + ends)
     total -= np.where(lost > 0, lost * layer - 2.0 * send, 0.0)
     for kind in range(1, phases.times.shape[1]):
-        times, forward, backward, down, up = (column[own, kind] for column in phases)
+        times, forward, backward, down, up = (column[split_row, kind] for column in phases)
         stays = p * (forward * t.forward + backward * t.backward)
         total += times * np.maximum(np.maximum(down * t.forward, up * t.backward) + p * send, stays)
     return np.asarray(total)

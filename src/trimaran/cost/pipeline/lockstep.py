@@ -37,7 +37,7 @@ _LONGEST = 4096
 class PipelineRuns:
     """n pipelines to play, one schedule for all of them or several; arrays over runs first.
 
-    `forward_s`, `backward_s` and `weight_s` have shape (n, chunks, ranks), 0 beyond a run's own: seconds of the
+    `forward_s`, `backward_s` and `weight_s` have shape (n, chunks, ranks), 0 where a run has fewer: seconds of the
     virtual stage `chunk * ranks + rank`, the backward with its weight gradients. A send between a rank and the next
     (the last one's next is the first) holds their link for `held_s` and arrives after `arrives_s`, shape (n, ranks);
     the two directions do not meet. Where the stack `blocks`, the sender waits until it arrives.
@@ -56,16 +56,16 @@ class PipelineRuns:
 
     def take(self, index: NDArray[Any]) -> Self:
         """The runs at `index`, their padding cut to what they need."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
         chunks, ranks = int(self.chunks[index].max(initial=1)), int(self.ranks[index].max(initial=1))
-        for name, value in own.items():
+        for name, value in columns.items():
             if name in ("forward_s", "backward_s", "weight_s"):
-                own[name] = value[index, :chunks, :ranks]
+                columns[name] = value[index, :chunks, :ranks]
             elif name in ("held_s", "arrives_s"):
-                own[name] = value[index, :ranks]
+                columns[name] = value[index, :ranks]
             elif name != "blocks":
-                own[name] = value[index]
-        return type(self)(**own)
+                columns[name] = value[index]
+        return type(self)(**columns)
 
 
 def play(runs: PipelineRuns) -> Floats:
@@ -278,9 +278,9 @@ class _Interleaved:
         self.rank = np.arange(ranks)
         self.real = self.rank < self.p
         self.late = 2 * (self.p - 1) - self.rank + (self.v - 1) * self.p
-        own = self._by_step(runs.ranks, runs.chunks)
-        self.forward, self.forward_chunk = self._table(work.forward, *own, -self.rank, downwards=True)
-        self.backward, self.backward_chunk = self._table(work.backward, *own, -self.late, downwards=False)
+        steps, period = self._by_step(runs.ranks, runs.chunks)
+        self.forward, self.forward_chunk = self._table(work.forward, steps, period, -self.rank, downwards=True)
+        self.backward, self.backward_chunk = self._table(work.backward, steps, period, -self.late, downwards=False)
         used = (np.arange(chunks)[:, None] < runs.chunks[:, None, None]) & self.real[:, None, :]
         quickest = np.where(used, np.minimum(work.forward, work.backward), np.inf).min(axis=1)
         self.queues = bool((np.maximum(work.down_held, work.up_held) > quickest).any())

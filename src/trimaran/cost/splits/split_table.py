@@ -19,12 +19,12 @@ class Pivots(NamedTuple):
 
     Arrays of shape (splits, pivots).
 
-    `own`: layers of the rank itself. `before` and `after`: of the ranks before and behind it in the first chunk, and
+    `layers`: of the rank itself. `before` and `after`: of the ranks before and behind it in the first chunk, and
     in the last.
     """
 
     rank: NDArray[np.float64]
-    own: NDArray[np.float64]
+    layers: NDArray[np.float64]
     before: NDArray[np.float64]
     after: NDArray[np.float64]
 
@@ -101,7 +101,7 @@ class SplitTable:
         """Ranks that may pace a pipeline, of each split: shapes (k, most pivots of a split)."""
         rows = [_pivots(split) for split in self.splits]
         widest = max(map(len, rows))
-        # A split with fewer pivots names its last one again.
+        # A split with fewer pivots repeats its last.
         table = np.array([[*row, *[row[-1]] * (widest - len(row))] for row in rows], dtype=np.float64)
         return Pivots(*np.ascontiguousarray(np.moveaxis(table, 2, 0)))
 
@@ -125,14 +125,14 @@ class SplitTable:
         return np.array([len(_pivots(split)) for split in self.splits], dtype=np.int64)
 
     def layers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Layers of each virtual stage of the splits at `index`: (n, chunks, ranks), 0 beyond a split's own."""
+        """Layers of each virtual stage of the splits at `index`: (n, chunks, ranks), 0 where a split has fewer."""
         used, inverse = np.unique(index, return_inverse=True)
         chosen = [self.splits[i] for i in used]
         ranks = max((ranks for ranks, _ in chosen), default=1)
-        chunks = max((len(layers) // own for own, layers in chosen), default=1)
+        chunks = max((len(layers) // p for p, layers in chosen), default=1)
         table = np.zeros((len(chosen), chunks, ranks), dtype=np.int64)
-        for row, (own, layers) in enumerate(chosen):
-            table[row, : len(layers) // own, :own] = np.reshape(layers, (-1, own))
+        for row, (p, layers) in enumerate(chosen):
+            table[row, : len(layers) // p, :p] = np.reshape(layers, (-1, p))
         return table[inverse]
 
 
@@ -144,7 +144,7 @@ def _rank_layers(split: Split) -> tuple[int, ...]:
 
 @cache
 def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
-    """The ends of each run of equal ranks; the first and the last rank, which hold the ends, are runs of their own."""
+    """The ends of each run of equal ranks; the first and the last rank, which hold the ends, are separate runs."""
     p, layers = split
     chunks = [layers[rank::p] for rank in range(p)]
     runs = [[rank for rank, _ in run] for _, run in groupby(enumerate(chunks[1:-1], 1), key=lambda item: item[1])]
@@ -163,12 +163,12 @@ def _heavier(split: Split) -> list[tuple[bool, tuple[int, int]]]:
     p, layers = split
     v = len(layers) // p
     first, last = layers[::p], layers[p - 1 :: p]
-    found = []
+    by_phase = []
     for phase in range(v):
         here, there = (first[phase], first[-phase]), (last[phase - 1], last[v - 1 - phase])
         at_last = here[0] + _USUAL_RATIO * here[1] <= there[0] + _USUAL_RATIO * there[1]
-        found.append((at_last, there if at_last else here))
-    return found
+        by_phase.append((at_last, there if at_last else here))
+    return by_phase
 
 
 @cache
@@ -177,7 +177,7 @@ def _phases(split: Split) -> tuple[tuple[float, ...], ...]:
     v = len(layers) // p
     chunks = [sum(layers[chunk * p : chunk * p + p]) for chunk in range(v)]
     (at_last, stays), *others = _heavier(split)
-    kinds = Counter((*own, chunks[phase], chunks[v - 1 - phase]) for phase, (_, own) in enumerate(others, 1))
+    kinds = Counter((*heavier, chunks[phase], chunks[v - 1 - phase]) for phase, (_, heavier) in enumerate(others, 1))
     return ((1.0 + at_last, *stays, 0.0, 0.0), *((float(times), *kind) for kind, times in kinds.items()))
 
 

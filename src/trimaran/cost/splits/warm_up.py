@@ -39,14 +39,14 @@ _NOWHERE = np.int64(-(1 << 62))
 class WarmUps(NamedTuple):
     """Ranks that may pace an interleaved pipeline, and their warm-ups; arrays (splits, pivots).
 
-    `rank`, `own`: the rank and its layers. Until its first backward it runs `turns` forwards of `layers` in all,
+    `rank` holds `rank_layers` layers. Until its first backward it runs `turns` forwards of `layers` in all,
     `firsts` of them in the first virtual stage and `lasts` in the last. The longest ways through all ranks to the last
     of these turns, arrays (splits, pivots, ways), have `way_layers`, `way_sends` and `way_firsts`. `start` and `end`
     are detours, arrays (splits, pivots, 7): see Detour.
     """
 
     rank: NDArray[np.float64]
-    own: NDArray[np.float64]
+    rank_layers: NDArray[np.float64]
     turns: NDArray[np.float64]
     layers: NDArray[np.float64]
     firsts: NDArray[np.float64]
@@ -77,13 +77,13 @@ class Detour(NamedTuple):
 
 
 def warm_ups(splits: tuple[Split, ...]) -> tuple[WarmUps, NDArray[np.int64]]:
-    """The warm-ups of each split, one with fewer pivots naming its last one again; and how many it has."""
+    """The warm-ups of each split, a split with fewer pivots repeating its last; and how many it has."""
     rows = [_warm_ups(split) for split in splits]
     counts = np.array([len(row) for row in rows], dtype=np.int64)
     table = np.stack([row[np.minimum(np.arange(counts.max()), len(row) - 1)] for row in rows])
     columns = np.split(table, [1, 2, 3, 4, 5, 6, *(6 + len(_SEND) * (i + 1) for i in range(3)), -7], axis=2)
-    single, several = columns[:6], columns[6:]
-    return WarmUps(*(np.ascontiguousarray(own[:, :, 0]) for own in single), *map(np.ascontiguousarray, several)), counts
+    single = [column[:, :, 0] for column in columns[:6]]
+    return WarmUps(*map(np.ascontiguousarray, [*single, *columns[6:]])), counts
 
 
 @cache
@@ -102,15 +102,15 @@ def _warm_ups(split: Split) -> NDArray[np.float64]:
         ranks = list(run)
         pivots |= {ranks[0], ranks[-1]}
     stops = sorted(pivots)
-    found, every = [], _ways(split, stops)
+    rows, every = [], _ways(split, stops)
     nearer = np.array([every[-1][_USUAL_WAY] - ways[_USUAL_WAY] for ways in every])
     for rank, ways, detours in zip(stops, every, _detours(split, stops, nearer), strict=True):
         turns = _turns(rank, p, v)
         runs = _runs(turns, p, v)
         ahead = sum(n * held for n, held in zip(runs, chunks[rank], strict=True))
         firsts, lasts = runs[0] * (rank == 0), runs[-1] * (rank == p - 1)
-        found.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways, *detours))
-    return np.array(found)
+        rows.append((rank, sum(chunks[rank]), turns, ahead, firsts, lasts, *ways, *detours))
+    return np.array(rows)
 
 
 def _runs(turns: int, p: int, v: int) -> list[int]:
@@ -132,10 +132,10 @@ def _detours(split: Split, stops: list[int], nearer: NDArray[np.float64]) -> NDA
     chunk = np.arange(2 * p * (v + 1)) // p % v
     # In the first so many turns: layers down and up of each stop, and turns of the first and of the last chunk.
     down, up = (np.vstack([ranks * 0, table[of][:, ranks].cumsum(axis=0)]) for of in (chunk, v - 1 - chunk))
-    of_first, of_last = (np.concatenate([[0], (chunk == one).cumsum()]) for one in (0, v - 1))
+    of_first, of_last = (np.concatenate([[0], (chunk == end_chunk).cumsum()]) for end_chunk in (0, v - 1))
     since = (2 * (p - 1 - ranks) + (v - 1) * p + 1)[:, None]
-    own = np.arange(len(stops))[:, None]
-    ahead = down[since + turns, own] - down[since, own]
+    stop = np.arange(len(stops))[:, None]
+    ahead = down[since + turns, stop] - down[since, stop]
     behind = table[::-1].cumsum(axis=1)
     back = up[turns + 1, -1] + behind[:, p - 2] - behind[:, ranks].T - up[turns].T
     at_first = (ranks == 0)[:, None]
@@ -143,12 +143,11 @@ def _detours(split: Split, stops: list[int], nearer: NDArray[np.float64]) -> NDA
         of_last[since[-1] + turns] - of_last[since[-1]], of_first[turns + 1],
         (of_first[since + turns] - of_first[since]) * at_first, of_last[turns] * at_first,
     )  # fmt: skip
-    found = (
-        np.stack([np.broadcast_to(one, ahead.shape) for one in (turns, ahead[-1] - ahead, back, *ends)], axis=2) * 1.0
-    )
-    more, back = nearer[:, None] + found[:, :, 1], found[:, :, 2]
+    columns = (turns, ahead[-1] - ahead, back, *ends)
+    detours = np.stack([np.broadcast_to(column, ahead.shape) for column in columns], axis=2) * 1.0
+    more, back = nearer[:, None] + detours[:, :, 1], detours[:, :, 2]
     best = [value.argmax(axis=1) for value in (more + _USUAL_RATIO * back, _USUAL_RATIO * more + back)]
-    chosen = np.stack([found[own[:, 0], one] for one in best], axis=1)
+    chosen = np.stack([detours[stop[:, 0], index] for index in best], axis=1)
     chosen[-1] = Detour(np.inf, 0, 0, 0, 0, 0, 0)
     return chosen.reshape(len(stops), -1)
 
@@ -170,7 +169,7 @@ def _ways(split: Split, stops: list[int]) -> list[tuple[float, ...]]:
     came = np.full((len(_SEND), p), _NOWHERE)
     came[:, 0] = 0
     stayed = np.full((len(stops), len(_SEND)), _NOWHERE)
-    found = [came[:, 0]] * len(stops)
+    longest = [came[:, 0]] * len(stops)
     for phase in range(v + 1):
         chunk = phase % v
         before = 0
@@ -178,17 +177,17 @@ def _ways(split: Split, stops: list[int]) -> list[tuple[float, ...]]:
             layer = layers[chunk * p + rank] * _LAYER
             if rank > before:
                 came = came + ((rank - before) * send + (rank - before - 1) * layer)
-            own = layer + first if rank == chunk == 0 else layer
+            cost = layer + first if rank == chunk == 0 else layer
             came[:, 0] = np.maximum(came[:, 0], stayed[at])
-            ends = np.maximum.accumulate(came - own * turn, axis=1) + own * (turn + 1)
+            ends = np.maximum.accumulate(came - cost * turn, axis=1) + cost * (turn + 1)
             stayed[at] = ends[:, -1]
             last = _turns(rank, p, v) - 1
             if last // p == phase:
-                found[at] = ends[:, last % p]
+                longest[at] = ends[:, last % p]
             came, before = ends, rank
         # The last chunk's end goes nowhere: its gradients come back.
         came = came + send if chunk < v - 1 else np.full_like(came, _NOWHERE)
-    return [_counted(way) for way in found]
+    return [_counted(way) for way in longest]
 
 
 def _counted(way: NDArray[np.int64]) -> tuple[float, ...]:
@@ -198,4 +197,4 @@ def _counted(way: NDArray[np.int64]) -> tuple[float, ...]:
 
 
 def _parts(layers: tuple[float, ...]) -> NDArray[np.int64]:
-    return np.array([round(one * 1024) for one in layers])
+    return np.array([round(length * 1024) for length in layers])

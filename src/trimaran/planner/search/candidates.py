@@ -59,19 +59,19 @@ class Proposer:
 
     def degrees(self, parts: Parts) -> Columns:
         """All degrees on as many devices as are allowed, and no more than the cluster has."""
-        found = cross(*parts.alone, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
-        devices = devices_of(found)
+        degrees = cross(*parts.alone, _unique(parts.pipe, "pp"), _unique(parts.batch, "dp"))
+        devices = devices_of(degrees)
         allowed = devices <= self.devices
         if self.settings.device_counts:
             allowed &= np.isin(devices, self.settings.device_counts)
-        return self.sieve.keep(take(found, allowed))
+        return self.sieve.keep(take(degrees, allowed))
 
     def with_batches(self, degrees: Columns, parts: Parts) -> Columns:
         """Degrees with every micro-batch that their DP allows, and the global batch it makes."""
         return join(degrees, parts.batch, "dp")
 
     def piped(self, rows: Columns, parts: Parts) -> Columns:
-        """(TP, PP, DP, MBS) rows with their virtual stages, schedules and stage splits, valid ones, twins spared."""
+        """(TP, PP, DP, MBS) rows with their virtual stages, schedules and stage splits: valid ones, no duplicates."""
         piped = self.sieve.keep(join(rows, parts.pipe, "pp"), known=(frozenset(rows), _PIPE))
         return self.splits(piped)
 
@@ -83,7 +83,7 @@ class Proposer:
         return take(rows, (rows["split"] == STACK_SPLIT) | ~self._same_split(rows))
 
     def recomputed(self, piped: Columns) -> Columns:
-        """Piped rows with recompute, sequence parallelism and precision, valid ones, twins spared."""
+        """Piped rows with recompute, sequence parallelism and precision: valid ones, no duplicates."""
         space = self.space
         others = self._proposed("recompute", "recompute_every", "sequence_parallel", "precision")
         if len(space["recompute_every"]) > 1:
@@ -92,20 +92,20 @@ class Proposer:
         return self.sieve.keep(cross(piped, others), known=(frozenset(piped),))
 
     def sharded(self, recomputed: Columns, parts: Parts) -> Columns:
-        """Recomputed rows with ZeRO and its data-parallel kind: all but the placement; valid ones, twins spared."""
-        found = cross(recomputed, parts.zero)
+        """Recomputed rows with ZeRO and its data-parallel kind: all but the placement; valid ones, no duplicates."""
+        rows = cross(recomputed, parts.zero)
         if "zero_stage" not in self.space.fixed and "dp_kind" not in self.space.fixed:
             # A lone replica shards nothing.
-            plain = [found[name] == values[0] for name, values in parts.zero.items()]
-            found = take(found, (found["dp"] > 1) | np.logical_and.reduce(plain))
-        return self.sieve.keep(found, known=(frozenset(recomputed), _ZERO))
+            plain = [rows[name] == values[0] for name, values in parts.zero.items()]
+            rows = take(rows, (rows["dp"] > 1) | np.logical_and.reduce(plain))
+        return self.sieve.keep(rows, known=(frozenset(recomputed), _ZERO))
 
     def placements(self, rows: Columns) -> Columns:
         """Each row under every order of the axes over the nodes that differs from the others."""
         placed = cross({"row": np.arange(len(rows["dp"]))}, self._proposed("placement"))
         row = placed.pop("row")
         placed = {name: values[row] for name, values in rows.items()} | placed
-        return take(placed, self._own_placement(placed))
+        return take(placed, self._distinct_placement(placed))
 
     def usual_placement(self, rows: Columns) -> Columns:
         """Each row under the first placement that the space allows."""
@@ -165,18 +165,18 @@ class Proposer:
         return pairs | {"global_batch": batches[inverse]}
 
     def _same_split(self, rows: Columns) -> Bools:
-        """Where the head-weighted and the even split are one."""
+        """Where the head-weighted and the even split are the same."""
         model, seq_len = self.workload.model, self.workload.seq_len
         head = cache(partial(head_in_layers, model, seq_len))
         stages = rows["pp"] * rows["vpp"]
         first, inverse = distinct([rows["tp"], stages])
         same = [
-            weighted_split(model.layers, own, head(tp)) == even_split(model.layers, own)
-            for tp, own in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True)
+            weighted_split(model.layers, stage_count, head(tp)) == even_split(model.layers, stage_count)
+            for tp, stage_count in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True)
         ]
         return np.array(same, dtype=np.bool_)[inverse]
 
-    def _own_placement(self, rows: Columns) -> Bools:
+    def _distinct_placement(self, rows: Columns) -> Bools:
         """Rows whose placement is the first that orders their axes of more than one rank so."""
         inside = devices_of(rows) <= self.cluster.devices_per_node
         shape = sum((rows[axis] > 1) << bit for bit, axis in enumerate(DEGREES))

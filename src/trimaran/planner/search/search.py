@@ -35,8 +35,8 @@ DISTINCT = (*(choice.name for choice in CHOICES if choice.distinct), "global_bat
 
 
 @dataclass(frozen=True)
-class Unfitting:
-    """A layout (a grid of one) that is over the memory limit by the factor `excess`."""
+class OverLimit:
+    """A layout, as columns of one row, that is over the memory limit by the factor `excess`."""
 
     row: Columns
     value: float
@@ -45,7 +45,7 @@ class Unfitting:
 
 @dataclass
 class Ranking:
-    """The best distinct layouts found so far, best first, and what was met on the way."""
+    """The best distinct layouts so far, best first, and what was met on the way."""
 
     rows: Columns = field(default_factory=dict)
     value: Floats = field(default_factory=lambda: np.empty(0))
@@ -56,7 +56,7 @@ class Ranking:
     evaluated: int = 0
     fitting: int = 0
     unmet: int = 0
-    unfit: list[Unfitting] = field(default_factory=list)
+    over_limit: list[OverLimit] = field(default_factory=list)
 
     def nearest_unfit(self) -> Columns | None:
         """The layout that comes nearest to fitting, of those that would beat the best.
@@ -65,11 +65,11 @@ class Ranking:
         """
         best = float(self.value[0]) if len(self.value) else np.inf
 
-        def distance(found: Unfitting) -> tuple[bool, float]:
-            slower = found.value >= best
-            return slower, found.excess * (found.value / best if slower and np.isfinite(best) else 1.0)
+        def distance(layout: OverLimit) -> tuple[bool, float]:
+            slower = layout.value >= best
+            return slower, layout.excess * (layout.value / best if slower and np.isfinite(best) else 1.0)
 
-        nearest = min(self.unfit, key=distance, default=None)
+        nearest = min(self.over_limit, key=distance, default=None)
         return None if nearest is None else nearest.row
 
 
@@ -109,16 +109,16 @@ class Search:
         best = {name: values[:most] for name, values in ranking.rows.items()}
         grid = self.proposer.grid(best)
         closed = estimate_many(self.case, grid)
-        found = simulated_many(self.case, grid, closed)
-        value = self.objective.value(found.sec_per_it, grid.devices, grid.global_batch)
+        simulated = simulated_many(self.case, grid, closed)
+        value = self.objective.value(simulated.sec_per_it, grid.devices, grid.global_batch)
         about = self.case.workload, self.case.cluster
-        met = self.objective.meets(found.sec_per_it, grid.devices, grid.global_batch, *about)
+        met = self.objective.meets(simulated.sec_per_it, grid.devices, grid.global_batch, *about)
         order = _order(value, ranking.mem_gib[:most], best)
         order = order[met[order]]
         ranking.unmet += int(np.count_nonzero(~met))
         ranking.rows = take(best, order)
-        ranking.value, ranking.sec_per_it = value[order], found.sec_per_it[order]
-        ranking.mem_gib, ranking.simulated = ranking.mem_gib[order], found.take(order)
+        ranking.value, ranking.sec_per_it = value[order], simulated.sec_per_it[order]
+        ranking.mem_gib, ranking.simulated = ranking.mem_gib[order], simulated.take(order)
 
     def variants(self, rows: Columns) -> Ints:
         """How many layouts each row of a ranking stands for: those that fit and differ in placement or split alone."""
@@ -196,19 +196,19 @@ class Search:
         usual = proposer.usual_placement(proposer.sharded(recomputed, parts))
         if not count(usual):
             return
-        found = self._estimate(usual)
-        fits = self._take_in(usual, found.sec_per_it, found.mem_gib, ranking)
+        estimates = self._estimate(usual)
+        fits = self._take_in(usual, estimates.sec_per_it, estimates.mem_gib, ranking)
         if len(self.proposer.space["placement"]) == 1:
             return
-        quiet = found.sec_per_it - found.parts["pp"] - found.parts["dp"]
+        quiet = estimates.sec_per_it - estimates.parts["pp"] - estimates.parts["dp"]
         if PLACEMENTS[self.proposer.space["placement"][0]][0] != "tp":
-            quiet = quiet - found.parts["tp"]  # else no other placement keeps more of a TP group inside a node
+            quiet = quiet - estimates.parts["tp"]  # else no other placement keeps more of a TP group inside a node
         devices = devices_of(usual)
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
         placed = self.proposer.placements(take(usual | {"row": np.arange(count(usual))}, hopeful))
         placed = take(placed, placed["placement"] != self.proposer.space["placement"][0])
         # Where its ranks are does not change what a layout holds.
-        memory = found.mem_gib[placed.pop("row")]
+        memory = estimates.mem_gib[placed.pop("row")]
         if count(placed):
             self._take_in(placed, self._seconds(placed), memory, ranking)
 
@@ -219,11 +219,11 @@ class Search:
         space = self.proposer.space
         least, most = min(space["recompute_every"]), max(space["recompute_every"])
         lean = {"recompute": max(space["recompute"]), "recompute_every": least}
-        rows = take(rows, self._memory(self._leanest(_or(rows, lean), parts)) <= self._limit(rows))
+        rows = take(rows, self._memory(self._leanest(_with_defaults(rows, lean), parts)) <= self._limit(rows))
         if not count(rows):
             return rows
         fast = {"recompute": min(space["recompute"]), "recompute_every": most}
-        grid = self.proposer.grid(self._leanest(_or(rows, fast), parts))
+        grid = self.proposer.grid(self._leanest(_with_defaults(rows, fast), parts))
         # How replicas agree, and over which links, is not chosen yet.
         quiet = stages_many(self.case, grid)
         value = self.objective.value(quiet * CHOICE_SLACK, grid.devices, rows["global_batch"])
@@ -266,7 +266,7 @@ class Search:
         distance = excess * np.where(slower & np.isfinite(best), value / best, 1.0)
         for nearest in np.lexsort((distance, slower))[:KEPT_UNFIT]:
             row = take(rows, slice(nearest, nearest + 1))
-            ranking.unfit.append(Unfitting(row, float(value[nearest]), float(excess[nearest])))
+            ranking.over_limit.append(OverLimit(row, float(value[nearest]), float(excess[nearest])))
 
     def _threshold(self, ranking: Ranking) -> float:
         """The value that a layout must not exceed to enter the ranking."""
@@ -296,7 +296,7 @@ def _order(value: Floats, memory: Floats, rows: Columns) -> Ints:
     return np.lexsort((rows["split"], rows["placement"], memory, rounded))
 
 
-def _or(rows: Columns, usual: dict[str, int]) -> Columns:
+def _with_defaults(rows: Columns, usual: dict[str, int]) -> Columns:
     """The rows, with a usual value in the columns that they do not have yet."""
     return {name: np.full(count(rows), value) for name, value in usual.items()} | rows
 

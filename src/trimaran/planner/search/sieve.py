@@ -57,8 +57,8 @@ class Sieve:
 
     def refused(self) -> dict[str, list[dict[str, int]]]:
         """For each rule that refused something, one candidate's fields per refused combination."""
-        found = {name: [fields for fields in asked.values() if fields] for name, asked in self._asked.items()}
-        return {name: members for name, members in found.items() if members}
+        examples = {name: [fields for fields in asked.values() if fields] for name, asked in self._asked.items()}
+        return {name: members for name, members in examples.items() if members}
 
     def sentence(self, rule: Rule, fields: Mapping[str, int]) -> str | None:
         """What a rule says of one candidate: its sentence, or None where the rule is content."""
@@ -114,12 +114,12 @@ def take(rows: Columns, index: Bools | Ints | slice) -> Columns:
 def cross(*parts: Columns) -> Columns:
     """Every combination of the rows of the parts."""
     sizes = [len(next(iter(part.values()))) for part in parts]
-    found: Columns = {}
+    rows: Columns = {}
     for position, part in enumerate(parts):
         inner = math.prod(sizes[position + 1 :])
         outer = math.prod(sizes[:position])
-        found |= {name: np.tile(np.repeat(values, inner), outer) for name, values in part.items()}
-    return found
+        rows |= {name: np.tile(np.repeat(values, inner), outer) for name, values in part.items()}
+    return rows
 
 
 def join(left: Columns, right: Columns, on: str) -> Columns:
