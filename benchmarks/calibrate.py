@@ -14,7 +14,7 @@ import numpy as np
 
 from trimaran.cost.calibration import Calibration, save_calibration
 from trimaran.cost.case import Case
-from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
+from trimaran.cost.fit.solve import Observation, batches, calibrate, leave_out, predict_memory, predict_times
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import packaged_table
 from trimaran.nouns.columns import FIT_QUALITIES
@@ -83,10 +83,10 @@ def held_out_error(seen: list[Observation], groups: list[str], what: str, found:
     return float(1.25 * np.mean(np.abs(errors))) if errors else 0.0
 
 
-def calibrate(source: Source) -> Calibration:
+def calibration_of(source: Source) -> Calibration:
     """The fit to all rows of a source, with the error it shows on rows it has not seen."""
     seen, groups = observations(source)
-    found = fit(seen)
+    found = calibrate(seen)
     several = len(set(groups)) > 1
     without = leave_out(seen, groups) if several else {}
     errors = {
@@ -105,7 +105,7 @@ def calibrate(source: Source) -> Calibration:
 
 def main() -> None:
     for source in SOURCES:
-        calibration = calibrate(source)
+        calibration = calibration_of(source)
         for cluster in source.clusters:
             path = FOLDER / f"{cluster}.{source.stack}.toml"
             save_calibration(calibration.model_copy(update={"cluster": cluster}), path)

@@ -29,7 +29,7 @@ from trimaran.cost.calibration import Calibration, learned_elsewhere, prior
 from trimaran.cost.case import Case
 from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.cost.estimate import estimate
-from trimaran.cost.fit.solve import Observation, fit, leave_out
+from trimaran.cost.fit.solve import Observation, calibrate, leave_out
 from trimaran.cost.score import kendall_tau, mape, top1_regret
 from trimaran.files.row_nouns import Nouns, nouns_of
 from trimaran.files.row_table import packaged_table
@@ -146,7 +146,7 @@ def hold_out_tables(runs: Sequence[Run]) -> None:
         if table in stepped:
             calibration = stepped[table]
         elif any(run.timed for run in outside):
-            calibration = fit([run.observation() for run in outside if run.row.status == "ok"])
+            calibration = calibrate([run.observation() for run in outside if run.row.status == "ok"])
         else:
             calibration = prior(inside[0].nouns.cluster, inside[0].nouns.stack)
         for run in inside:
@@ -294,7 +294,7 @@ def gpt3_xl() -> list[Result]:
     fp16 = [r for r in megatron if r.row.precision == "fp16"]
     hold_out_tables(fp32)
     hold_out_tables(fp16)
-    taught = fit([r.observation() for r in fp32 if r.row.status == "ok"])
+    taught = calibrate([r.observation() for r in fp32 if r.row.status == "ok"])
     for run in pipe:
         run.predict(taught)
         run.predicted = run.unscaled

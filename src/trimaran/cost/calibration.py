@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -58,6 +59,15 @@ class Calibration(Noun):
 
     activation_scale: float = Field(default=1.05, gt=0, description="allocator fragmentation")
     buffer_gib: float = Field(default=1.0, ge=0, description="communicators, workspaces, caches")
+    memory_scale: float = Field(default=1.0, gt=0, description="what the software holds over what is counted")
+    days: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="time on a day over `time_scale`, where the machine changed between days"
+    )
+
+    def on_day(self, day: str | None) -> Calibration:
+        """This calibration as the machine was on that day, where rows of the day were fitted to."""
+        scale = self.days.get(day or "")
+        return self if scale is None else self.model_copy(update={"time_scale": self.time_scale * scale, "days": {}})
 
 
 def prior(cluster: Cluster, stack: Stack) -> Calibration:

@@ -9,7 +9,9 @@ import numpy as np
 
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.case import Case
-from trimaran.cost.fit.solve import Observation, batches, fit, leave_out, predict_memory, predict_times
+from trimaran.cost.fit.learn import Lesson, learn
+from trimaran.cost.fit.solve import MEAN_TO_SIGMA, Observation, batches, predict_memory, predict_times
+from trimaran.cost.grid import Floats
 from trimaran.files.row_nouns import nouns_of
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES
@@ -20,11 +22,13 @@ from trimaran.nouns.noun import TrimaranError
 ABSURD = 100.0
 # Fewer groups than this say nothing of rows not seen: the prior's own error then stands.
 LEAST_GROUPS = 3
+# The error that a belief expects of itself counts as much as so many rows left out.
+PRIOR_ROWS = 4
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibration and what it rests on.
+    """A calibration, what it rests on, and what the rows taught of time and of memory.
 
     Errors are mean relative ones on groups left out of the fit, or None where there are too few.
     A group is a comparable group or, where all rows are of one, a layout.
@@ -36,6 +40,7 @@ class Fitted:
     time_mape: float | None
     mem_mape: float | None
     skipped: tuple[str, ...]
+    lessons: tuple[Lesson, ...] = ()
 
 
 def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None, stack: str | None = None) -> Fitted:
@@ -69,15 +74,41 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
     return fit_observations(observations, groups, skipped)
 
 
-def fit_observations(observations: Sequence[Observation], groups: Sequence[str], skipped: Sequence[str] = ()) -> Fitted:
-    """Fit to observations of one cluster and stack; leave one of their groups out for the error."""
-    calibration = fit(observations)
-    time_mape, mem_mape = _held_out_errors(observations, groups)
-    errors = {"time_error": time_mape, "mem_error": mem_mape}
-    # a mean absolute error of a normal distribution is sqrt(2 / pi) of its standard deviation
-    update = {name: value * float(np.sqrt(np.pi / 2)) for name, value in errors.items() if value is not None}
-    calibration = calibration.model_copy(update=update)
-    return Fitted(calibration, len(observations), len(set(groups)), time_mape, mem_mape, tuple(skipped))
+def fit_observations(
+    seen: Sequence[Observation],
+    groups: Sequence[str],
+    skipped: Sequence[str] = (),
+    start: Calibration | None = None,
+) -> Fitted:
+    """Learn from observations of one cluster and stack; leave one of their groups out for the error.
+
+    `start` is what is known before: the first observation's calibration unless it is given.
+    """
+    calibration, lessons = learn(seen, start, groups)
+    several = len(set(groups)) >= LEAST_GROUPS
+    left_out = {lesson.quantity.name: np.array(lesson.left_out) for lesson in lessons} if several else {}
+    errors = {
+        lesson.quantity.error: _error(lesson.error, left_out[lesson.quantity.name]) for lesson in lessons if several
+    }
+    mapes = {name: float(np.mean(np.abs(np.exp(residuals) - 1.0))) for name, residuals in left_out.items()}
+    return Fitted(
+        calibration.model_copy(update=errors),
+        len(seen),
+        len(set(groups)),
+        mapes.get("time"),
+        mapes.get("memory"),
+        tuple(skipped),
+        lessons,
+    )
+
+
+def _error(expected: float, left_out: Floats) -> float:
+    """Relative error (1 sigma) from the one that a belief expects of itself and from the residuals of rows left out.
+
+    Their standard deviation is taken from the mean absolute one, which strays less with a wild row.
+    """
+    sigma = float(np.mean(np.abs(left_out))) * MEAN_TO_SIGMA
+    return float(np.sqrt((PRIOR_ROWS * expected**2 + len(left_out) * sigma**2) / (PRIOR_ROWS + len(left_out))))
 
 
 def observation(row: Measurement, cluster: str | None = None, stack: str | None = None) -> Observation:
@@ -116,27 +147,3 @@ def _same_subject(observations: Sequence[Observation]) -> None:
     if len(subjects) > 1:
         names = ", ".join("/".join(subject) for subject in subjects[:4])
         raise TrimaranError(f"fit: rows are of {len(subjects)} clusters and stacks ({names}): fit one at a time")
-
-
-def _held_out_errors(observations: Sequence[Observation], groups: Sequence[str]) -> tuple[float | None, float | None]:
-    names = list(dict.fromkeys(groups))
-    if len(names) < LEAST_GROUPS:
-        return None, None
-    without = leave_out(observations, groups)
-    time_errors: list[float] = []
-    mem_errors: list[float] = []
-    for name in names:
-        members = [observed for observed, group in zip(observations, groups, strict=True) if group == name]
-        prepared = batches(members)
-        times = predict_times(prepared, len(members), without[name])
-        memory = predict_memory(prepared, len(members), without[name])
-        for index, observed in enumerate(members):
-            if observed.sec_per_it:
-                time_errors.append(abs(float(times[index]) / observed.sec_per_it - 1))
-            if observed.mem_gib:
-                mem_errors.append(abs(float(memory[index]) / observed.mem_gib - 1))
-    return _mean(time_errors), _mean(mem_errors)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -110,10 +110,11 @@ def predict_memory(prepared: Iterable[Batch], count: int, calibration: Calibrati
     return out
 
 
-def fit(observations: Sequence[Observation]) -> Calibration:
-    """The calibration that the observations, all of one stack, and the prior agree on.
+def calibrate(observations: Sequence[Observation]) -> Calibration:
+    """The calibration that the observations, all of one stack, and the bare prior agree on.
 
-    The prior is the one of the first observation's cluster and stack.
+    It is what a whole published table teaches of a cluster that nothing else is known of; few rows are learned from
+    by `trimaran.cost.fit.learn`. The prior is the one of the first observation's cluster and stack.
     Raises TrimaranError when no row has a time or a memory.
     """
     if not any(seen.sec_per_it or seen.mem_gib for seen in observations):
@@ -170,6 +171,13 @@ class Problem:
     measured: Floats
     days: NDArray[np.int64]
     predict: Callable[[Calibration], Floats]
+    day_names: tuple[str, ...] = ()
+    on_cpu: bool = False
+
+    @property
+    def free(self) -> int:
+        """Parameters: the efficiencies and, where there are several days, the state of each."""
+        return len(self.widths) + (int(self.days.max()) + 1 if self.days.any() else 0)
 
     def values(self, x: Floats) -> dict[str, float]:
         """Parameters that are x widths away from their priors."""
@@ -181,11 +189,16 @@ class Problem:
     def residuals(self, x: Floats) -> Floats:
         """log(predicted / measured) of every row."""
         predicted = np.log(self.predict(self.base.model_copy(update=self.values(x))))
-        return np.asarray(predicted + self._day_scales(x) - self.measured)
+        return np.asarray(predicted + self._day_logs(x) - self.measured)
 
-    def _day_scales(self, x: Floats) -> Floats:
+    def _day_logs(self, x: Floats) -> Floats:
         scales = x[len(self.widths) :]
         return scales[self.days] * DAY_WIDTH if len(scales) else np.zeros(len(self.rows))
+
+    def day_scales(self, x: Floats) -> dict[str, float]:
+        """By how much longer each day's rows take than the machine's usual, by the day's name."""
+        scales = np.exp(x[len(self.widths) :] * DAY_WIDTH).tolist()
+        return {day: scale for day, scale in zip(self.day_names, scales, strict=True) if day}
 
     def linearise(self, x: Floats) -> Solution:
         """Residuals and their derivatives at x."""
@@ -219,8 +232,7 @@ class Problem:
 
         Rows that scatter further than one machine's repeats do say less against the priors.
         """
-        free = len(self.widths) + (int(self.days.max()) + 1 if self.days.any() else 0)
-        at = self.descend(np.zeros(free))
+        at = self.descend(np.zeros(self.free))
         scatter = float(np.mean(np.abs(at.residuals))) * MEAN_TO_SIGMA
         return replace(self, noise=scatter).descend(at.x) if scatter > self.noise else at
 
@@ -250,12 +262,14 @@ def time_problem(observations: Sequence[Observation], base: Calibration) -> Prob
         return None
     prepared = batches([observations[i] for i in rows])
     days = sorted({observations[i].day for i in rows})
-    widths = CPU_WIDTHS if observations[rows[0]].case.cluster.device.kind == "cpu" else TIME_WIDTHS
+    on_cpu = observations[rows[0]].case.on_cpu
+    widths = CPU_WIDTHS if on_cpu else TIME_WIDTHS
     return Problem(
         base, widths, TIME_NOISE, rows,
         np.log([observations[i].sec_per_it or 0.0 for i in rows]),
         np.array([days.index(observations[i].day) for i in rows]),
         lambda calibration: predict_times(prepared, len(rows), calibration),
+        tuple(days), on_cpu,
     )  # fmt: skip
 
 
@@ -265,10 +279,12 @@ def memory_problem(observations: Sequence[Observation], base: Calibration) -> Pr
     if not rows:
         return None
     prepared = batches([observations[i] for i in rows])
-    widths = CPU_MEMORY_WIDTHS if observations[rows[0]].case.cluster.device.kind == "cpu" else MEMORY_WIDTHS
+    on_cpu = observations[rows[0]].case.on_cpu
+    widths = CPU_MEMORY_WIDTHS if on_cpu else MEMORY_WIDTHS
     return Problem(
         base, widths, MEMORY_NOISE, rows,
         np.log([observations[i].mem_gib or 0.0 for i in rows]),
         np.zeros(len(rows), dtype=np.int64),
         lambda calibration: predict_memory(prepared, len(rows), calibration),
+        on_cpu=on_cpu,
     )  # fmt: skip

@@ -109,5 +109,5 @@ class StageMemory:
 def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape) -> StageMemory:
     """Memory of a rank of the stage described by `shape` under each layout of the grid."""
     rank = RankMemory(case, grid, shape)
-    whole = np.zeros(len(grid))
-    return StageMemory({part.name: part.size(rank) + whole for part in PARTS})
+    scale = np.full(len(grid), case.calibration.memory_scale)
+    return StageMemory({part.name: part.size(rank) * scale for part in PARTS})
