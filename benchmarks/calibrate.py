@@ -83,24 +83,30 @@ def held_out_error(seen: list[Observation], groups: list[str], what: str, found:
     return float(1.25 * np.mean(np.abs(errors))) if errors else 0.0
 
 
-def calibration_of(source: Source) -> Calibration:
-    """The fit to all rows of a source, with the error it shows on rows it has not seen."""
-    seen, groups = observations(source)
+def calibrated(seen: list[Observation], groups: list[str]) -> Calibration:
+    """The fit to all rows, with the error it shows on rows whose group was left out."""
     found = calibrate(seen)
-    several = len(set(groups)) > 1
-    without = leave_out(seen, groups) if several else {}
+    if len(set(groups)) < 2:
+        return found
+    without = leave_out(seen, groups)
     errors = {
-        "time_error": held_out_error(seen, groups, "sec_per_it", without) if several else found.time_error,
-        "mem_error": held_out_error(seen, groups, "mem_gib", without) if several else 0.0,
+        "time_error": held_out_error(seen, groups, "sec_per_it", without),
+        "mem_error": held_out_error(seen, groups, "mem_gib", without),
     }
+    return found.model_copy(update={name: float(f"{error:.3g}") for name, error in errors.items() if error})
+
+
+def calibration_of(source: Source) -> Calibration:
+    """The calibration that a source teaches."""
+    seen, groups = observations(source)
+    found = calibrated(seen, groups)
     origin = f"{source.table}: {len(seen)} rows in {len(set(groups))} groups"
     rounded = {
         name: float(f"{getattr(found, name):.4g}")
         for name, value in found.model_dump().items()
         if isinstance(value, float)
     }
-    kept = {name: float(f"{error:.3g}") for name, error in errors.items() if error}
-    return found.model_copy(update={**rounded, **kept, "origin": origin, "stack": source.stack})
+    return found.model_copy(update={**rounded, "origin": origin, "stack": source.stack})
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
@@ -92,3 +93,8 @@ class Estimate(Noun):
     calibrated_by: str
     time_error: float
     mem_error: float
+
+    @property
+    def between(self) -> tuple[float, float]:
+        """Seconds per iteration between which two of three such runs lie (1 sigma, log-normal)."""
+        return self.sec_per_it * math.exp(-self.time_error), self.sec_per_it * math.exp(self.time_error)

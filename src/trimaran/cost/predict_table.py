@@ -22,6 +22,8 @@ from trimaran.nouns.noun import TrimaranError
 
 PREDICTED_COLUMNS = (
     "predicted_sec_per_it",
+    "predicted_low_sec_per_it",
+    "predicted_high_sec_per_it",
     "predicted_tflops",
     "predicted_mem_gib",
     "predicted_fits",
@@ -46,12 +48,14 @@ class PredictedRow:
     error: str | None
 
     def cells(self) -> dict[str, str]:
-        """The five columns that predict adds, as CSV cells."""
+        """The columns that predict adds, as CSV cells; two of three such runs lie between low and high."""
         answer = self.estimate
         if answer is None:
             return dict.fromkeys(PREDICTED_COLUMNS, "") | {"predicted_error": self.error or ""}
         return {
             "predicted_sec_per_it": f"{answer.sec_per_it:.6g}",
+            "predicted_low_sec_per_it": f"{answer.between[0]:.6g}",
+            "predicted_high_sec_per_it": f"{answer.between[1]:.6g}",
             "predicted_tflops": "" if self.tflops is None else f"{self.tflops:.6g}",
             "predicted_mem_gib": f"{answer.reported_mem_gib:.6g}",
             "predicted_fits": str(answer.fits).lower(),
@@ -96,6 +100,7 @@ def _predict_row(
         check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
         plain = prior(nouns.cluster, nouns.stack)
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
+        known = known.on_day(row.measurement.date)
         answer = estimate(Case(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
     except TrimaranError as error:
         return PredictedRow(row, None, None, str(error))
