@@ -7,10 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimaran.cost.calibration import KERNELS, learned_elsewhere, load_calibration, prior, save_calibration, shipped
+from trimaran.cost.calibration import (
+    KERNELS,
+    Calibration,
+    learned_elsewhere,
+    load_calibration,
+    prior,
+    save_calibration,
+    shipped,
+)
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
-from trimaran.cost.fit.solve import Observation, fit, leave_out
+from trimaran.cost.fit.learn import averaged, learn
+from trimaran.cost.fit.solve import Observation, calibrate, leave_out
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
@@ -41,7 +50,7 @@ def observed(slower: float = 1.0) -> list[Observation]:
 
 
 def test_a_fit_predicts_the_machine_that_made_the_rows() -> None:
-    fitted = fit(observed())
+    fitted = calibrate(observed())
     for seen in observed():
         found = estimate(Case.of(WORKLOAD, CLUSTER, STACK, fitted), seen.layout)
         assert found.sec_per_it == pytest.approx(seen.sec_per_it, rel=0.02)
@@ -52,16 +61,16 @@ def test_one_row_moves_the_prior_and_no_row_is_refused() -> None:
     base = prior(CLUSTER, STACK)
     one = observed(slower=1.2)[0]
     before = estimate(Case.of(WORKLOAD, CLUSTER, STACK, base), one.layout).sec_per_it
-    after = estimate(Case.of(WORKLOAD, CLUSTER, STACK, fit([one])), one.layout).sec_per_it
+    after = estimate(Case.of(WORKLOAD, CLUSTER, STACK, calibrate([one])), one.layout).sec_per_it
     assert abs(np.log(after / (one.sec_per_it or 1))) < abs(np.log(before / (one.sec_per_it or 1)))
     with pytest.raises(TrimaranError, match="nothing to fit to"):
-        fit([Observation(Case.of(WORKLOAD, CLUSTER, STACK), one.layout)])
+        calibrate([Observation(Case.of(WORKLOAD, CLUSTER, STACK), one.layout)])
 
 
 def test_one_wild_row_does_not_carry_the_fit_away() -> None:
     rows = observed()
     wild = Observation(Case.of(WORKLOAD, CLUSTER, STACK), rows[4].layout, (rows[4].sec_per_it or 0) * 5)
-    fitted = fit([*rows, wild])
+    fitted = calibrate([*rows, wild])
     case = Case.of(WORKLOAD, CLUSTER, STACK, fitted)
     errors = [estimate(case, seen.layout).sec_per_it / (seen.sec_per_it or 1) - 1 for seen in rows]
     assert float(np.median(np.abs(errors))) < 0.03
@@ -78,7 +87,7 @@ def test_a_left_out_group_is_predicted_by_the_others() -> None:
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
-    fitted = fit(observed())
+    fitted = calibrate(observed())
     save_calibration(fitted, tmp_path / "c.toml")
     assert load_calibration(tmp_path / "c.toml") == fitted
 
@@ -125,3 +134,121 @@ def test_flash_attention_begins_at_what_is_sustained_of_its_published_rate_where
     sustained = h100.device.sustained_share * h100.device.flash_share
     assert flash.gemm * flash.attention == pytest.approx(sustained)
     assert prior(h100, STACK).attention == prior(CLUSTER, STACK).attention
+
+
+START = prior(CLUSTER, STACK)
+
+
+def measured(
+    machine: Calibration, labels: list[str], noise: float = 0.0, seed: int = 0, day: str = ""
+) -> list[Observation]:
+    """Runs of a machine, each off by the noise (1 sigma), as one sees them who knows no more than the prior."""
+    case, rng = Case.of(WORKLOAD, CLUSTER, STACK, START), np.random.default_rng(seed)
+    found = [estimate(case.calibrated(machine), parse_layout(label)) for label in labels]
+    return [
+        Observation(
+            case, parse_layout(label), one.sec_per_it * float(off[0]), one.reported_mem_gib * float(off[1]), day=day
+        )
+        for label, one, off in zip(labels, found, np.exp(noise * rng.standard_normal((len(labels), 2))), strict=True)
+    ]
+
+
+def errors(known: Calibration, rows: list[Observation]) -> tuple[float, float]:
+    """Mean absolute log errors of time and memory."""
+    found = [estimate(row.case.calibrated(known.on_day(row.day)), row.layout) for row in rows]
+    times = [np.log(one.sec_per_it / (row.sec_per_it or 1.0)) for one, row in zip(found, rows, strict=True)]
+    memory = [np.log(one.reported_mem_gib / (row.mem_gib or 1.0)) for one, row in zip(found, rows, strict=True)]
+    return float(np.mean(np.abs(times))), float(np.mean(np.abs(memory)))
+
+
+def moved(before: Calibration, after: Calibration) -> set[str]:
+    """Parameters that differ."""
+    told = {"time_error", "mem_error", "rows", "origin"}
+    return {name for name in Calibration.model_fields if getattr(before, name) != getattr(after, name)} - told
+
+
+def test_one_row_moves_one_scale_of_time_and_one_of_memory() -> None:
+    machine = START.model_copy(update={"time_scale": 1.4, "memory_scale": 1.3})
+    rows = measured(machine, LABELS)
+    learnt, lessons = learn(rows[:1])
+    assert moved(START, learnt) == {"time_scale", "memory_scale"}
+    assert [lesson.belief for lesson in lessons] == ["scale", "scale"]
+    for after, before in zip(errors(learnt, rows[1:]), errors(START, rows[1:]), strict=True):
+        assert after < 0.4 * before
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_rows_that_the_start_explains_move_nothing(count: int) -> None:
+    learnt, lessons = learn(measured(START, LABELS, noise=0.02)[:count])
+    assert moved(START, learnt) == set()
+    assert {lesson.belief for lesson in lessons} == {"nothing"}
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_fit_is_never_worse_on_rows_unseen_than_its_start(count: int) -> None:
+    """Medians over machines whose efficiencies are anything that their priors allow."""
+    after, before = [], []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        off = {
+            name: getattr(START, name) * float(np.exp(0.2 * rng.standard_normal()))
+            for name in (
+                "gemm",
+                "attention",
+                "memory",
+                "intra_bandwidth",
+                "send_bandwidth",
+                "time_scale",
+                "memory_scale",
+            )
+        }
+        rows = measured(START.model_copy(update=off), LABELS, noise=0.03, seed=seed)
+        order = rng.permutation(len(rows)).tolist()
+        learnt, _ = learn([rows[i] for i in order[:count]])
+        rest = [rows[i] for i in order[count:]]
+        after.append(errors(learnt, rest))
+        before.append(errors(START, rest))
+    assert (np.median(after, axis=0) <= np.median(before, axis=0) + 1e-9).all()
+
+
+def test_many_rows_teach_single_efficiencies_and_say_which() -> None:
+    machine = START.model_copy(update={"gemm": 0.6, "intra_bandwidth": 0.3})
+    rows = measured(machine, LABELS, noise=0.01)
+    learnt, (time, _) = learn(rows)
+    assert time.belief == "efficiencies"
+    assert errors(learnt, measured(machine, LABELS))[0] < 0.02
+    assert {"intra_bandwidth", "gemm"} & {move.name for move in time.moves}
+    assert "unaligned" in time.unseen
+    assert time.error < 0.1
+
+
+def test_a_day_on_which_the_machine_was_slower_has_a_scale_of_its_own() -> None:
+    slower = START.model_copy(update={"time_scale": 1.1})
+    rows = [*measured(START, LABELS[::2], 0.005, day="1"), *measured(slower, LABELS[1::2], 0.005, day="2")]
+    learnt, _ = learn(rows)
+    assert learnt.on_day("2").time_scale / learnt.on_day("1").time_scale == pytest.approx(1.1, rel=0.02)
+    assert learnt.on_day("never seen") == learnt == learnt.on_day(None)
+
+
+def test_repeats_of_one_configuration_count_as_their_mean() -> None:
+    (row,) = measured(START, LABELS[:1])
+    twice = [row, Observation(row.case, row.layout, (row.sec_per_it or 0.0) * 3)]
+    (one,), names = averaged(twice, ["a", "b"])
+    assert one.sec_per_it == pytest.approx((row.sec_per_it or 0.0) * 2) and one.mem_gib == row.mem_gib
+    assert names == ["a"]
+
+
+def test_a_fit_begins_at_what_is_shipped_of_the_cluster_and_stack() -> None:
+    own = shipped(CLUSTER.name, STACK.name)
+    assert own is not None
+    case = Case.of(WORKLOAD, CLUSTER, STACK)
+    layout = parse_layout(LABELS[0])
+    found = estimate(case, layout)
+    learnt, _ = learn([Observation(case, layout, found.sec_per_it * 1.01, found.reported_mem_gib)])
+    assert moved(own, learnt) == set()
+
+
+def test_a_file_of_before_memory_had_a_scale_still_loads(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('cluster = "c"\nstack = "s"\ngemm = 0.8\n')
+    found = load_calibration(tmp_path / "c.toml")
+    assert found.memory_scale == 1.0 and found.days == {} and found.gemm == 0.8

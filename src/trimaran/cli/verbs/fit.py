@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from trimaran.cli.options import ClusterOption, StackOption
 
 if TYPE_CHECKING:
+    from trimaran.cost.fit.learn import Lesson
     from trimaran.nouns.measurement import Measurement
 
 
@@ -19,7 +21,7 @@ def fit(
     cluster: ClusterOption = None,
     stack: StackOption = None,
 ) -> None:
-    """Fit the cost model's few efficiencies to what was measured, and say how well that holds.
+    """Fit the cost model to measured rows, from what is known before; say what they taught and how well that holds.
 
     Example: trimaran fit runs/laptop/store.sqlite --cluster runs/laptop/cluster.toml -o laptop.calibration.toml
     """
@@ -35,8 +37,29 @@ def fit(
     shown += [f"sec/it error on left-out groups {fitted.time_mape:.1%}"] if fitted.time_mape is not None else []
     shown += [f"memory error {fitted.mem_mape:.1%}"] if fitted.mem_mape is not None else []
     if fitted.groups < 2:
-        shown.append("one group alone leaves nothing to judge the fit by: the prior's error stands")
+        shown.append("one group alone leaves nothing to judge the fit by: the error that its belief expects stands")
     typer.echo(f"{output}: fitted to {'; '.join(shown)}")
+    for lesson in fitted.lessons:
+        for line in _told(lesson):
+            typer.echo(line)
+    if fitted.calibration.days:
+        days = ", ".join(f"{day} x {scale:.3f}" for day, scale in sorted(fitted.calibration.days.items()))
+        typer.echo(f"days: {days}")
+
+
+def _told(lesson: Lesson) -> list[str]:
+    """What the rows taught of time or memory, and what they could not tell, in words."""
+    name = lesson.quantity.name
+    if not lesson.moves:
+        return [f"{name}: what was known before stands, {lesson.error:.1%} off (1 sigma); the rows move nothing"]
+    moves = ", ".join(f"{m.name} {m.before:.4g} -> {m.after:.4g} (x/ {math.exp(m.sigma):.2f})" for m in lesson.moves)
+    lines = [f"{name}: {moves}"]
+    if lesson.unseen:
+        lines.append(f"{name}: not shown by these rows: {', '.join(lesson.unseen)}")
+    if lesson.tangled:
+        pairs = ", ".join(" and ".join(pair) for pair in lesson.tangled)
+        lines.append(f"{name}: not told apart by these rows: {pairs}")
+    return lines
 
 
 def _measured_rows(table: str, cluster: str | None, stack: str | None) -> list[Measurement]:

@@ -16,20 +16,18 @@ from trimaran.store.compare import timed_steps
 from trimaran.study.tune.choose import Candidate
 from trimaran.study.tune.surrogate import NOISE_STD
 
-# With fewer rows a fit says less than the prior.
-LEAST_ROWS_TO_FIT = 4
 # No fit is trusted below the run-to-run noise of a trial, however well it meets a few rows.
 LEAST_ERROR = 0.03
 
 
 def fitted(case: Case, tried: Sequence[Candidate]) -> Calibration | None:
-    """A calibration fitted to the candidates that ran; None where they are too few."""
+    """What the candidates that ran teach beyond the case's own calibration; None where none ran."""
     seen = [
         Observation(case, candidate.layout, candidate.seconds, candidate.row.mem_gib, candidate.row.date or "")
         for candidate in tried
         if candidate.row is not None and candidate.row.status == "ok"
     ]
-    if len(seen) < LEAST_ROWS_TO_FIT:
+    if not any(observed.sec_per_it or observed.mem_gib for observed in seen):
         return None
     return fit_observations(seen, [observed.layout.label() for observed in seen]).calibration
 
