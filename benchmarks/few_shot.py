@@ -14,6 +14,7 @@ Writes benchmarks/results/few_shot.md.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,14 +142,20 @@ def problem_of(rows: Rows, modern: Path) -> Problem | None:
         (known if before else drawn).append((observed, group))
     case = drawn[0][0].case
     if known:
+        known = [known[i] for i in some(len(known))]
         start = calibrated([o for o, _ in known], [group for _, group in known])
     elif rows.start == "shipped":
         start = shipped(case.cluster.name, case.stack.name) or case.calibration
     else:
         start = learned_elsewhere(case.cluster, case.stack, rows.clusters)
     distinct, groups = averaged([o for o, _ in drawn], [group for _, group in drawn])
-    kept = np.sort(np.random.default_rng(0).permutation(len(distinct))[:MOST_ROWS]).tolist()
+    kept = some(len(distinct))
     return Problem(rows, [distinct[i] for i in kept], [groups[i] for i in kept], start)
+
+
+def some(count: int) -> list[int]:
+    """Indices of the rows that stand for all."""
+    return np.sort(np.random.default_rng(0).permutation(count)[:MOST_ROWS]).tolist()
 
 
 def predicted(seen: Sequence[Observation], what: str, calibration: Calibration) -> Floats:
@@ -267,7 +274,10 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=[], help="only tables whose name holds one of these; no page")
     asked = parser.parse_args()
     wanted = [rows for rows in TABLES if not asked.tables or any(word in rows.name for word in asked.tables)]
-    problems = [problem for rows in wanted if (problem := problem_of(rows, asked.modern)) is not None]
+    problems = []
+    for rows in wanted:
+        print(f"reading {rows.name}, {rows.start}", file=sys.stderr, flush=True)
+        problems += [problem] if (problem := problem_of(rows, asked.modern)) is not None else []
     lines = ["# Few-shot: what a few rows of a table teach of its others\n", *(__doc__ or "").split("\n\n")[2:3], ""]
     for title, what in (("Time", "sec_per_it"), ("Memory", "mem_gib")):
         for line in section(title, what, problems, asked.draws):

@@ -4,8 +4,8 @@ Three beliefs compete to explain the log residuals r of the rows under the start
 state of each day were off; or single efficiencies were off as well. Each is a Gaussian prior on parameters x (in
 widths) with derivatives J, so that r ~ N(0, J J^T + sigma^2 I), with sigma unknown as well (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, section 5.4). Few rows are believed by their marginal likelihood, many by how
-well each of them is predicted by the others (eq. 5.12); what predicts rows left out worse than the start did is never
-taken. The parameters of the winner are then solved for as in `trimaran.cost.fit.solve`, without linearisation.
+well each of them is predicted by the others (eq. 5.12), the start among them. The parameters of the winner are then
+solved for as in `trimaran.cost.fit.solve`, without linearisation.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from trimaran.cost.calibration import Calibration
 from trimaran.cost.fit.solve import (
     CPU_MEMORY_WIDTHS,
     CPU_WIDTHS,
+    MAX_STEP,
     MEMORY_WIDTHS,
     TIME_WIDTHS,
     Observation,
@@ -39,9 +40,9 @@ NOISES = np.geomspace(0.01, 0.5, 14)
 ODDS_AGAINST = (0.0, 0.5, 1.5)
 # From so many rows on, each predicted by the others, rows left out say more than the marginal likelihood does: the
 # model errs alike on alike layouts, which a likelihood of independent errors does not know.
-LEAST_ROWS_LEFT_OUT, MANY_ROWS = 3, 6
-# A belief of more parameters must predict rows left out better by this share to be taken for it.
-WORTH_A_PARAMETER = 0.05
+MANY_ROWS = 6
+# A belief of more parameters must predict rows left out better by this share: of a few rows' errors, less is chance.
+WORTH_A_PARAMETER = 0.1
 # Rows show a parameter when they take a tenth off its width, and cannot tell two apart that share a correlation of 0.7.
 SHOWN, TANGLED = 0.9, 0.7
 
@@ -184,7 +185,9 @@ def _learn(
     solved = replace(whole, widths=kept, noise=chosen.noise)
     if not kept:
         return {}, Lesson(quantity, "nothing", (), (), (), error, tuple(at.residuals.tolist()))
-    solution = solved.descend(np.zeros(solved.free))
+    linear = Solution(solved, np.zeros(solved.free), at.residuals, at.jacobian[:, chosen.columns])
+    near = solved.step(linear, np.ones(len(at.residuals), dtype=np.bool_)).x
+    solution = solved.descend(near if np.abs(near).max() <= MAX_STEP else linear.x)
     lesson = _told(quantity, ("nothing", "scale", "efficiencies")[best], solution, error, groups)
     update: dict[str, object] = dict(solved.values(solution.x))
     if solved.free > len(kept):
@@ -230,13 +233,11 @@ def _weigh(target: Floats, jacobian: Floats, columns: list[int], usual: float) -
 
 
 def _best(beliefs: Sequence[_Belief], residuals: Floats) -> int:
-    """The belief to act on: none that predicts rows left out worse than the start does."""
-    rows = len(residuals)
+    """The belief to act on."""
+    if len(residuals) < MANY_ROWS:
+        return int(np.argmax([belief.evidence - odds for belief, odds in zip(beliefs, ODDS_AGAINST, strict=True)]))
     missed = [float(np.mean(np.abs(residuals))), *(float(np.mean(belief.left_out)) for belief in beliefs[1:])]
-    open_ = [i for i in range(len(beliefs)) if i == 0 or rows < LEAST_ROWS_LEFT_OUT or missed[i] < missed[0]]
-    if rows < MANY_ROWS:
-        return max(open_, key=lambda i: beliefs[i].evidence - ODDS_AGAINST[i])
-    return min(open_, key=lambda i: missed[i] * (1.0 + WORTH_A_PARAMETER * i))
+    return int(np.argmin([error * (1.0 + WORTH_A_PARAMETER * i) for i, error in enumerate(missed)]))
 
 
 def _told(
