@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from trimaran.cli.app import app
 from trimaran.cost.calibration import (
     KERNELS,
     Calibration,
@@ -20,7 +22,9 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.learn import averaged, learn
 from trimaran.cost.fit.solve import Observation, calibrate, leave_out
+from trimaran.cost.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.row_table import Table, packaged_table, write_table
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
@@ -252,3 +256,27 @@ def test_a_file_of_before_memory_had_a_scale_still_loads(tmp_path: Path) -> None
     (tmp_path / "c.toml").write_text('cluster = "c"\nstack = "s"\ngemm = 0.8\n')
     found = load_calibration(tmp_path / "c.toml")
     assert found.memory_scale == 1.0 and found.days == {} and found.gemm == 0.8
+
+
+def test_predict_states_between_what_times_a_run_lies_on_the_day_it_was_run() -> None:
+    (row,) = [row for row in packaged_table().rows if row.measurement and row.measurement.sec_per_it][:1]
+    assert row.measurement is not None and row.measurement.date
+    known = START.model_copy(update={"time_error": 0.1, "days": {row.measurement.date: 1.5}})
+    table = Table((), (row,))
+    (usual,), (slow,) = predict_table(table, calibration=START), predict_table(table, calibration=known)
+    assert usual.estimate is not None and slow.estimate is not None
+    assert slow.estimate.sec_per_it == pytest.approx(1.5 * usual.estimate.sec_per_it)
+    low, high = (float(slow.cells()[f"predicted_{end}_sec_per_it"]) for end in ("low", "high"))
+    assert (low, high) == pytest.approx(
+        tuple(slow.estimate.sec_per_it * float(np.exp(e)) for e in (-0.1, 0.1)), rel=1e-4
+    )
+
+
+def test_a_fit_says_what_the_rows_taught_and_what_they_could_not_tell(tmp_path: Path) -> None:
+    rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.status == "ok"][:8]
+    slower = [row.model_copy(update={"sec_per_it": 1.5 * (row.sec_per_it or 0.0)}) for row in rows]
+    write_table(tmp_path / "t.csv", slower)
+    done = CliRunner().invoke(app, ["fit", str(tmp_path / "t.csv"), "-o", str(tmp_path / "c.toml")])
+    assert done.exit_code == 0, done.output
+    assert "time: time_scale 1 -> 1.4" in done.output
+    assert load_calibration(tmp_path / "c.toml").time_scale > 1.4
