@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -189,13 +189,14 @@ def shots(problem: Problem, what: str, draws: int) -> Iterator[tuple[int, Shot]]
     groups = [problem.groups[i] for i in having]
     unfitted = predicted(everything, what, problem.start)
     error_field = "time_error" if what == "sec_per_it" else "mem_error"
+    alone: dict[str, None] = {"mem_gib": None} if what == "sec_per_it" else {"sec_per_it": None}
     for count in (0, *SHOTS):
         if len(having) - count < FEWEST_SCORED:
             return
         found: list[list[float | None]] = []
         for draw in range(draws if count else 1):
             order = np.random.default_rng([draw, count]).permutation(len(having)).tolist()
-            chosen, rest = [everything[i] for i in order[:count]], order[count:]
+            chosen, rest = [replace(everything[i], **alone) for i in order[:count]], order[count:]
             others, names = [everything[i] for i in rest], [groups[i] for i in rest]
             measured = np.array([getattr(observed, what) for observed in others])
             fitted = problem.start
