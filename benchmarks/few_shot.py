@@ -155,7 +155,7 @@ def problem_of(rows: Rows, modern: Path) -> Problem | None:
 
 def some(count: int) -> list[int]:
     """Indices of the rows that stand for all."""
-    return np.sort(np.random.default_rng(0).permutation(count)[:MOST_ROWS]).tolist()
+    return sorted(map(int, np.random.default_rng(0).permutation(count)[:MOST_ROWS]))
 
 
 def predicted(seen: Sequence[Observation], what: str, calibration: Calibration) -> Floats:
