@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trimaran.api import workload_of
+from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.notation import parse_layout
@@ -95,3 +95,10 @@ def test_108_heads_lose_the_fused_softmax_unless_the_micro_batch_makes_up_for_it
 def test_odd_head_sizes_and_half_empty_waves_are_named() -> None:
     assert "head size 150 is not a multiple of 8" in notes(96, 2, hidden=14400, head_dim=150)
     assert "on 108 multiprocessors" in notes(64, 1, hidden=3584, ffn_hidden=14336, head_dim=56)
+
+
+def test_asked_for_bloom_the_plan_names_the_layout_that_it_was_trained_with() -> None:
+    asked = {"gbs": 2048, "devices": 384, "stack": "megatron-deepspeed", "top": 3}
+    layout = plan("bloom-176b", "jean-zay-a100-80gb", **asked).best.layout
+    assert (layout.dp, layout.tp, layout.pp, layout.mbs) == (8, 4, 12, 2)
+    assert (layout.zero_stage, layout.recompute, layout.precision) == (1, "full", "bf16")

@@ -23,6 +23,16 @@ def element_bytes(grid: LayoutGrid) -> Floats:
 
 
 def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
-    """Bytes a gradient is kept and travels in: its precision's, or those in which the stack accumulates it."""
+    """Bytes a gradient is kept in: its precision's, or those in which the stack accumulates it."""
     wide, wider = stack.wide_gradients, float(stack.grad_bytes_16bit)
     return by_precision(grid.precision, lambda p: wider if p.name in wide else p.gradient_bytes)
+
+
+def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
+    """Bytes a gradient travels in: those it is kept in, or the 16 bit that stay beside the accumulated ones.
+
+    DeepSpeed, runtime/engine.py, communication_data_type: bf16 where training is in bf16.
+    """
+    low, wide = float(stack.low_gradient_bytes), stack.wide_gradients
+    sent = by_precision(grid.precision, lambda p: low if p.name in wide else 0.0)
+    return np.where(sent > 0, sent, gradient_bytes(grid, stack))

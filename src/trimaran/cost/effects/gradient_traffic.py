@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, Iteration, Part
 from trimaran.cost.grid import Floats, padded_vocab_of
 from trimaran.cost.network import group
-from trimaran.cost.states import WEIGHTS, element_bytes, gradient_bytes
+from trimaran.cost.states import WEIGHTS, element_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
 
@@ -23,7 +23,7 @@ def exposed_time(iteration: Iteration) -> Floats:
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     replicas = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
-    gradient = gradient_bytes(grid, case.stack) * iteration.parameters
+    gradient = sent_gradient_bytes(grid, case.stack) * iteration.parameters
     m, zero = iteration.micro_batches, grid.zero_stage
     scatter = network.all_gather(gradient, replicas)
     gather = network.all_gather(element_bytes(grid) * iteration.parameters, replicas)
@@ -46,7 +46,7 @@ def _tied_embedding(iteration: Iteration) -> Floats:
         return np.zeros(len(grid))
     ends = group(np.where(grid.pp > 1, 2, 1), grid.stride("pp") * (grid.pp - 1), grid.devices, case.cluster)
     parameters = padded_vocab_of(model, case.stack, grid.tp) * model.hidden / grid.tp
-    reduced = iteration.network.all_reduce(parameters * gradient_bytes(grid, case.stack), ends)
+    reduced = iteration.network.all_reduce(parameters * sent_gradient_bytes(grid, case.stack), ends)
     return np.where(grid.pp > 1, reduced, 0.0)
 
 
