@@ -24,6 +24,7 @@ from trimaran.cost.fit.learn import averaged, learn
 from trimaran.cost.fit.solve import Observation, calibrate, leave_out
 from trimaran.cost.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, packaged_table, write_table
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
@@ -274,7 +275,9 @@ def test_predict_states_between_what_times_a_run_lies_on_the_day_it_was_run() ->
 
 def test_a_fit_says_what_the_rows_taught_and_what_they_could_not_tell(tmp_path: Path) -> None:
     rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.status == "ok"][:8]
-    slower = [row.model_copy(update={"sec_per_it": 1.5 * (row.sec_per_it or 0.0)}) for row in rows]
+    nouns = [nouns_of(row) for row in rows]
+    usual = [estimate(Case.of(n.workload, n.cluster, n.stack), n.layout).sec_per_it for n in nouns]
+    slower = [row.model_copy(update={"sec_per_it": 1.5 * seconds}) for row, seconds in zip(rows, usual, strict=True)]
     write_table(tmp_path / "t.csv", slower)
     done = CliRunner().invoke(app, ["fit", str(tmp_path / "t.csv"), "-o", str(tmp_path / "c.toml")])
     assert done.exit_code == 0, done.output

@@ -70,7 +70,7 @@ ZERO_SAYS_SOMETHING = {
     },
     "stack": {
         "overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages", "loss_chunk_cpu_tokens",
-        "loss_chunk_gpu_tokens",
+        "loss_chunk_gpu_tokens", "fragmentation", "low_gradient_bytes",
     },
     "calibration": {"rows", "time_error", "mem_error", "dp_overlap", "micro_batch_ms", "iteration_ms", "buffer_gib"},
     "layout": {"zero_stage"},
