@@ -76,7 +76,7 @@ def parallel(peer: Peer) -> tuple[nn.Module, torch.optim.Optimizer]:
         assert isinstance(model, Gpt)
         for module in (*model.layers, model):
             # gloo has sums alone: the mean is taken apart from them
-            fully_shard(module).set_force_sum_reduction_for_comms(True)  # type: ignore[attr-defined]
+            fully_shard(module).set_force_sum_reduction_for_comms(True)
         return model, peer.adamw(list(model.parameters()))
     model = DistributedDataParallel(model)
     if peer.layout.zero_stage == 1:

@@ -66,7 +66,7 @@ def torchtitan(name: str, mbs: int, seq_len: int, dtype: torch.dtype, *, fused: 
     """The Llama block of torchtitan 0.2.2; `fused`: PyTorch's RMS norm is one kernel, as on a GPU from 2.9 on."""
     import torch._inductor.compile_fx  # before the shim below stands in for Triton
 
-    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]
+    torch._utils._get_available_device_type = lambda: "cpu"
     sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
     from torchtitan.models.llama3.model.args import TransformerModelArgs
     from torchtitan.models.llama3.model.model import TransformerBlock, precompute_freqs_cis
@@ -95,7 +95,7 @@ def torchtitan_over_tp(name: str, mbs: int, seq_len: int, dtype: torch.dtype, tp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]
+    torch._utils._get_available_device_type = lambda: "cpu"
     sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
     from torchtitan.models.llama3.infra.parallelize import apply_tp
     from torchtitan.models.llama3.model.args import TransformerModelArgs
@@ -212,7 +212,7 @@ def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     model, dtype = load_model(name), torch.bfloat16
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.current_device = lambda: torch.device("cpu")
     torch._dynamo.config.disable = True
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:

@@ -116,7 +116,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 
 def _fused_rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float | None = None) -> Tensor:
     del shape, eps
-    return _FusedRmsNorm.apply(x, weight)  # type: ignore[no-any-return,no-untyped-call]
+    return _FusedRmsNorm.apply(x, weight)
 
 
 @contextlib.contextmanager
@@ -180,11 +180,11 @@ class Live(TorchDispatchMode):
                 live._count(storage._cdata, size)
             return found
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        torch.UntypedStorage.resize_ = resized
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = self._resize
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -27,6 +27,7 @@ from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, packaged_table, write_table
 from trimaran.layout.notation import parse_layout
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
 
@@ -179,7 +180,7 @@ def test_one_row_moves_one_scale_of_time_and_one_of_memory() -> None:
     assert moved(START, learnt) == {"time_scale", "memory_scale"}
     assert [lesson.belief for lesson in lessons] == ["scale", "scale"]
     for after, before in zip(errors(learnt, rows[1:]), errors(START, rows[1:]), strict=True):
-        assert after < 0.6 * before
+        assert after < 0.4 * before
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
@@ -273,13 +274,28 @@ def test_predict_states_between_what_times_a_run_lies_on_the_day_it_was_run() ->
     )
 
 
-def test_a_fit_says_what_the_rows_taught(tmp_path: Path) -> None:
+def told_of_a_fit(folder: Path, rows: list[Measurement]) -> str:
+    write_table(folder / "t.csv", rows)
+    done = CliRunner().invoke(app, ["fit", str(folder / "t.csv"), "-o", str(folder / "c.toml")])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_fit_says_what_the_rows_taught_and_what_they_could_not_tell(tmp_path: Path) -> None:
     rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.status == "ok"][:8]
     nouns = [nouns_of(row) for row in rows]
     usual = [estimate(Case.of(n.workload, n.cluster, n.stack), n.layout).sec_per_it for n in nouns]
+    # one scale explains rows that are slower than predicted by one factor
     slower = [row.model_copy(update={"sec_per_it": 1.5 * seconds}) for row, seconds in zip(rows, usual, strict=True)]
-    write_table(tmp_path / "t.csv", slower)
-    done = CliRunner().invoke(app, ["fit", str(tmp_path / "t.csv"), "-o", str(tmp_path / "c.toml")])
-    assert done.exit_code == 0, done.output
-    assert "time: time_scale 1 -> 1.4" in done.output
+    assert "time: time_scale 1 -> 1.4" in told_of_a_fit(tmp_path, slower)
     assert load_calibration(tmp_path / "c.toml").time_scale > 1.4
+    # and does not explain those of which the large alone are slower: products are, and small ones show no more of links
+    start = learned_elsewhere(nouns[0].cluster, nouns[0].stack)
+    slow = start.model_copy(update={"gemm": 0.6 * start.gemm, "attention": 1.6 * start.attention})
+    uneven = [
+        row.model_copy(
+            update={"sec_per_it": estimate(Case.of(n.workload, n.cluster, n.stack, slow), n.layout).sec_per_it}
+        )
+        for row, n in zip(rows, nouns, strict=True)
+    ]
+    assert "not shown by these rows: " in told_of_a_fit(tmp_path, uneven)

@@ -16,7 +16,7 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import lockstep
 from trimaran.cost.pipeline.closed_form import StageTimes, pipeline_runs, pipeline_time
 from trimaran.cost.pipeline.lockstep import PipelineRuns, play
-from trimaran.cost.simulate import Link, PipelineRun, simulate
+from trimaran.cost.simulate import PipelineRun, SendTimes, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.choices import index_of
@@ -38,7 +38,7 @@ def run(
         (1.0,) * count,
         (2.0,) * count,
         (1.0,) * count,
-        (Link(link, link),) * ranks,
+        (SendTimes(link, link),) * ranks,
     )
 
 
@@ -111,7 +111,7 @@ def pipelines(draw: st.DrawFn) -> PipelineRun:
     late = draw(st.sampled_from([0.0, 0.25, 1.5]))
     return PipelineRun(
         ranks, micro_batches, schedule, tuple(forward), tuple(backward), tuple(0.4 * one for one in backward),
-        tuple(Link(one, one + late) for one in held), blocks=draw(st.booleans()),
+        tuple(SendTimes(one, one + late) for one in held), blocks=draw(st.booleans()),
     )  # fmt: skip
 
 

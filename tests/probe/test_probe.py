@@ -17,7 +17,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.probe.__main__ import main as probe_main
-from trimaran.probe.probe_settings import AttentionShape, ProbeSettings, Product, model_products, probe_settings
+from trimaran.probe.probe_settings import AttentionShape, ProbedProduct, ProbeSettings, model_products, probe_settings
 from trimaran.probe.probed_cluster import measure
 from trimaran.protocol.host import Work, memory_gib, usable_cores
 
@@ -28,7 +28,7 @@ def tiny_settings(**other: object) -> ProbeSettings:
     """A probe of a second or two: enough to see every part at work."""
     stated = {
         "device": "cpu", "ranks": 2, "threads_per_rank": 1, "groups": (2,), "precisions": ("fp32", "bf16"),
-        "products": (Product(m=64, n=64, k=64), *model_products(MODEL, 64, (1,), 2)),
+        "products": (ProbedProduct(m=64, n=64, k=64), *model_products(MODEL, 64, (1,), 2)),
         "attention": (AttentionShape(batch_heads=4, seq_len=64, head_dim=16),),
         "collective_bytes": (4096, 65536), "stream_mib": 8, "rounds": 3, "window_s": 0.02, "quick": False,
     }  # fmt: skip

@@ -30,7 +30,7 @@ _MOST_PRICE = 1e9
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """The case that a verb is asked about, and what a recipe's sweep says of the search."""
 
     case: Case
@@ -60,7 +60,7 @@ def question_of(
     ramp_up: str | None = None,
     calibration: str | None = None,
     price: float | None = None,
-) -> Question:
+) -> PlanQuestion:
     """The question that recipe and options state together; options win. Raises TrimaranError."""
     base = None if recipe is None else _recipe(recipe)
     if base is None:
@@ -75,7 +75,7 @@ def question_of(
     stated = {} if base is None else _stated(base.workload, seq=model is None)
     workload = workload_of(**stated | {name: value for name, value in asked.items() if value is not None})
     case = Case.of(workload, known_cluster, known_stack, known_calibration)
-    return Question(case, base.sweep if base else None)
+    return PlanQuestion(case, base.sweep if base else None)
 
 
 def _recipe(path: Path) -> Recipe:

@@ -12,7 +12,7 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Iteration
+from trimaran.cost.effects.effect import IterationCost
 from trimaran.cost.effects.overhead import overhead_time
 from trimaran.cost.effects.time_effects import TIME_PARTS, time_parts
 from trimaran.cost.estimates import Estimate, Estimates, MemoryParts, TimeParts
@@ -103,7 +103,7 @@ def memory_per_stage(case: Case, grid: LayoutGrid) -> list[tuple[MemoryParts, ..
 
 def time_many(case: Case, grid: LayoutGrid) -> Floats:
     """Seconds per iteration alone, shape (n,)."""
-    return np.concatenate([_added(time_parts(Iteration(case, chunk, apart=False))) for chunk in _chunks(grid)])
+    return np.concatenate([_added(time_parts(IterationCost(case, chunk, apart=False))) for chunk in _chunks(grid)])
 
 
 def busy_many(case: Case, grid: LayoutGrid) -> Floats:
@@ -141,7 +141,7 @@ def _chunks(grid: LayoutGrid) -> Iterator[LayoutGrid]:
 
 
 def _estimates(case: Case, grid: LayoutGrid) -> Estimates:
-    parts = time_parts(Iteration(case, grid))
+    parts = time_parts(IterationCost(case, grid))
     memory, reported = memory_many(case, grid)
     fits = memory <= memory_limit_gib(case.cluster, grid.devices)
     return Estimates(parts, sec_per_it=_added(parts), mem_gib=memory, reported_mem_gib=reported, fits=fits)

@@ -37,8 +37,7 @@ class LayerTime:
     """Seconds of one layer on one rank for one micro-batch, without communication; arrays.
 
     `forward_again` is the forward of what full recompute makes again, `selected_again` of what selective recompute
-    does. `idle_forward` and `idle_backward` are
-    the parts in which a GPU waits for its host to launch more.
+    does. `idle_forward` and `idle_backward` are the parts in which a GPU waits for its host to launch more.
     """
 
     forward: Floats
@@ -165,10 +164,10 @@ class Kernels:
         """One layer's forward and backward (weights and inputs), communication apart."""
         times = [self.time(operator) for operator in operators]
         forward, backward = (reduce(np.add, phase) for phase in zip(*times, strict=True))
-        made_again = recomputed(operators) if self.stack.recompute_stops_early else len(operators)
-        again = reduce(np.add, (there for there, _ in times[:made_again]))
+        wanted = recomputed(operators)
+        again = reduce(np.add, (there for there, _ in times[: wanted if self.stack.recompute_stops_early else None]))
         selected = np.zeros(self.rate.peak.shape)
-        for operator, (there, _) in zip(operators, times, strict=True):
+        for operator, (there, _) in zip(operators[:wanted], times[:wanted], strict=True):
             selected = selected + there * operator.made_again(self.stack)
         again_share = again / forward
         launches = reduce(np.add, (operator.launches for operator in operators))

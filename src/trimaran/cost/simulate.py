@@ -22,7 +22,7 @@ from trimaran.nouns.timeline import Event, EventKind, Timeline
 
 
 @dataclass(frozen=True)
-class Link:
+class SendTimes:
     """The link between a rank and the next, each way: seconds a send holds it, and until it arrives."""
 
     held_s: float
@@ -42,7 +42,7 @@ class PipelineRun:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     weight_s: tuple[float, ...]
-    links: tuple[Link, ...]
+    links: tuple[SendTimes, ...]
     blocks: bool = False
 
 
@@ -64,7 +64,7 @@ def pipeline_run(case: Case, layout: Layout) -> PipelineRun:
         forward_s=tuple(many.forward_s[0].ravel().tolist()),
         backward_s=tuple(many.backward_s[0].ravel().tolist()),
         weight_s=tuple(many.weight_s[0].ravel().tolist()),
-        links=tuple(Link(*times) for times in zip(held, arrives, strict=True)),
+        links=tuple(SendTimes(*times) for times in zip(held, arrives, strict=True)),
         blocks=many.blocks,
     )
 

@@ -7,6 +7,7 @@ for one Layout, whose degrees are ints, and for a LayoutGrid, whose degrees are 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -80,16 +81,16 @@ def in_words(degrees: Mapping[str, Any], without: str = "") -> str:
     return " x ".join(f"{axis.title} {degrees[axis.name]}" for axis in stated)
 
 
-class Laid(Generic[Size]):
+class Laid(ABC, Generic[Size]):
     """What a layout, or a grid of them, answers about its axes: by name (`tp`) or by name of a part (`shard`)."""
 
+    @abstractmethod
     def lies_inside(self, inner: str, outer: str) -> Size:
         """1 where the placement has `inner` inside `outer`, else 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chose(self, choice: str, *words: object) -> Any:
         """Whether a choice is one of `words`; in a grid an array of truths over layouts."""
-        raise NotImplementedError
 
     @property
     def shard(self) -> Size:

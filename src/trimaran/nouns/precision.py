@@ -35,11 +35,13 @@ class Precision:
     cpu_product_bytes: float = 2.0
 
 
-_TABLE = (
-    Precision("fp32", "fp32", "float32", 4.0, 4.0, 4.0, 4.0, cpu_product_bytes=4.0),
-    Precision("fp16", "fp16", "float16", 2.0, 2.0, 2.0, 4.0, master=True, loss_scaling=True, cpu_product_bytes=4.0),
-    Precision("bf16", "bf16", "bfloat16", 2.0, 2.0, 2.0, 4.0, master=True),
-    Precision("bf16_pure", "bf16", "bfloat16", 2.0, 2.0, 2.0, 2.0),
-)
 # Every precision by its name, in the order of their indexes in a grid of layouts.
-PRECISIONS: Mapping[PrecisionName, Precision] = {precision.name: precision for precision in _TABLE}
+PRECISIONS: Mapping[PrecisionName, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("fp32", "fp32", "float32", 4.0, 4.0, 4.0, 4.0, cpu_product_bytes=4.0),
+        Precision("fp16", "fp16", "float16", 2.0, 2.0, 2.0, 4.0, master=True, loss_scaling=True, cpu_product_bytes=4.0),
+        Precision("bf16", "bf16", "bfloat16", 2.0, 2.0, 2.0, 4.0, master=True),
+        Precision("bf16_pure", "bf16", "bfloat16", 2.0, 2.0, 2.0, 2.0),
+    )
+}

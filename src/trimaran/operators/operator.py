@@ -79,15 +79,10 @@ class Operator:
     collectives: tuple[Collective, ...] = ()
 
     def made_again(self, stack: Stack) -> Number:
-        """Share of the operator's forward that the stack's selective recompute runs again.
-
-        Nothing after a layer's last product needs its result for the backward, so that is not made again, kept or not.
-        """
+        """Share of the operator's forward that the stack's selective recompute runs again."""
         keeps = stack.selective_keeps
         if not keeps:
             return float(self.name in stack.selective)
-        if self.name in ("down", "MLP residual"):
-            return 0.0
         if not self.outputs:
             return 1.0
         sizes = {tensor.name: np.asarray(tensor.size, dtype=np.float64) for tensor in self.outputs}

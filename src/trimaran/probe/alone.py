@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trimaran.nouns.cluster import AttentionTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, RATES, Rate
-from trimaran.probe.probe_settings import AttentionShape, Product
+from trimaran.probe.probe_settings import AttentionShape, ProbedProduct
 from trimaran.probe.timing import undisturbed_seconds
 
 DTYPES: dict[Rate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in RATES}
@@ -33,7 +33,7 @@ class Operands:
             pool = self._pools[dtype] = torch.randn(2 * end, device=self._device, dtype=dtype)
         return pool[offset:end].view(rows, columns)
 
-    def product(self, case: Product, dtype: torch.dtype) -> Callable[[], Tensor]:
+    def product(self, case: ProbedProduct, dtype: torch.dtype) -> Callable[[], Tensor]:
         """One matrix product with its operands laid out as training has them.
 
         The result goes where the one before it went: whether a fresh one costs page faults
@@ -51,7 +51,7 @@ class Operands:
 
 
 def matmul_rates(
-    products: Sequence[Product], precisions: Sequence[Rate], rounds: int, device: torch.device
+    products: Sequence[ProbedProduct], precisions: Sequence[Rate], rounds: int, device: torch.device
 ) -> tuple[MatmulRate, ...]:
     """TFLOP/s of every product in every precision.
 

@@ -21,7 +21,7 @@ _SQUARES_GPU = (1024, 2048, 4096, 8192)
 _SKINNY = ((64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (256, 2048, 512), (4096, 256, 256))
 
 
-class Product(Noun):
+class ProbedProduct(Noun):
     """One matrix product to measure: m x k times k x n."""
 
     m: int = Field(gt=0)
@@ -49,7 +49,7 @@ class ProbeSettings(Noun):
     threads_per_rank: int = Field(gt=0)
     groups: tuple[int, ...]
     precisions: tuple[Rate, ...]
-    products: tuple[Product, ...]
+    products: tuple[ProbedProduct, ...]
     attention: tuple[AttentionShape, ...]
     collective_bytes: tuple[int, ...]
     stream_mib: int = Field(gt=0, description="size of each of the three arrays of the bandwidth test")
@@ -72,7 +72,7 @@ def probe_settings(
     degrees = tuple(2**n for n in range(slots.bit_length()) if 2**n <= slots)
     on_cpu = device == "cpu"
     squares = (_SQUARES_QUICK if quick else _SQUARES) if on_cpu else _SQUARES_GPU
-    products = [Product(m=n, n=n, k=n) for n in squares] + [Product(m=m, n=n, k=k) for m, n, k in _SKINNY]
+    products = [ProbedProduct(m=n, n=n, k=n) for n in squares] + [ProbedProduct(m=m, n=n, k=k) for m, n, k in _SKINNY]
     attention = [] if quick and model else [AttentionShape(batch_heads=8, seq_len=s, head_dim=64) for s in (256, 1024)]
     if model is not None:
         sequence = seq_len or model.max_positions
@@ -97,7 +97,7 @@ def probe_settings(
     )
 
 
-def model_products(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) -> list[Product]:
+def model_products(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) -> list[ProbedProduct]:
     """Every product of one layer and of the head on one of `tp` ranks, forward and backward.
 
     None where `tp` does not divide the model.
@@ -118,9 +118,9 @@ def model_products(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) ->
         tokens = b * seq_len
         for out, into in weights:
             products += [
-                Product(m=tokens, n=out, k=into),
-                Product(m=tokens, n=into, k=out, orientation="input_gradient"),
-                Product(m=out, n=into, k=tokens, orientation="weight_gradient"),
+                ProbedProduct(m=tokens, n=out, k=into),
+                ProbedProduct(m=tokens, n=into, k=out, orientation="input_gradient"),
+                ProbedProduct(m=out, n=into, k=tokens, orientation="weight_gradient"),
             ]
     return products
 

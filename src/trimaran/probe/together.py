@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from trimaran.nouns.cluster import CollectiveTime, Contention
 from trimaran.probe.alone import Operands, small_operators, stream
-from trimaran.probe.probe_settings import MIB, ProbeSettings, Product
+from trimaran.probe.probe_settings import MIB, ProbedProduct, ProbeSettings
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
 from trimaran.train.comm.group import Group, GroupFactory
 
@@ -100,7 +100,7 @@ def contention(settings: ProbeSettings, rank: int, device: torch.device) -> tupl
     """
     side = 512
     works: dict[str, Callable[[], object]] = {
-        "matmul": Operands(device).product(Product(m=side, n=side, k=side), torch.float32),
+        "matmul": Operands(device).product(ProbedProduct(m=side, n=side, k=side), torch.float32),
         "memory": stream(settings.stream_mib // 4, device)[0],
         "overhead": small_operators(device)[0],
     }

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Phase(StrEnum):
+class RankPhase(StrEnum):
     """What a rank does, in this order; steps are all that follows its start-up."""
 
     IMPORT_TORCH = "import_torch"
@@ -28,14 +28,14 @@ class Heartbeat:
         self._file = file
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: RankPhase) -> Iterator[None]:
         """Enter `phase` and keep the seconds that the block takes."""
         self.enter(phase)
         begin = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - begin
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: RankPhase) -> None:
         """Tell that a phase begins, which is a sign of life too."""
         self._file.write_text(phase)
 

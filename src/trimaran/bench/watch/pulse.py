@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trimaran.bench.watch.limits import Limits
 from trimaran.protocol.files import RunFile
-from trimaran.protocol.phases import Phase
+from trimaran.protocol.phases import RankPhase
 
 
 class Pulse:
@@ -45,7 +45,7 @@ class Pulse:
             if sign is None or sign == (self._stamps[rank], self._phase[rank]):
                 continue
             stamp, phase = sign
-            if phase == Phase.STEP and self._phase[rank] != Phase.STEP:
+            if phase == RankPhase.STEP and self._phase[rank] != RankPhase.STEP:
                 self._start_up_s = max(self._start_up_s, now - self._started)
             self._phase[rank] = phase
             # start-up and the first step's warm-up are no measure of a step
@@ -66,11 +66,11 @@ class Pulse:
 
     def _last_sign_at(self, rank: int) -> float:
         # of ranks that resume, those with less of the checkpoint to read wait for the others, without a sign
-        return max(self._seen_at) if self._phase[rank] == Phase.RESUME else self._seen_at[rank]
+        return max(self._seen_at) if self._phase[rank] == RankPhase.RESUME else self._seen_at[rank]
 
     def _allowed_s(self, rank: int, limits: Limits) -> float:
         # loading libraries and connecting is no step, and neither is leaving with a result written
-        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != Phase.STEP)
+        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != RankPhase.STEP)
         if starting or RunFile.RESULT.of(self._out_dir).exists():
             return limits.start_s
         if self.steps == 0:
@@ -82,10 +82,10 @@ class Pulse:
 
     def _start_of(self, rank: int) -> str:
         phase = self._phase[rank]
-        if phase == Phase.STEP:
+        if phase == RankPhase.STEP:
             return "in its first step"
         # a heartbeat file may hold anything
-        return f"before its first step{f', since it began to {phase}' if phase in tuple(Phase) else ''}"
+        return f"before its first step{f', since it began to {phase}' if phase in tuple(RankPhase) else ''}"
 
     def ages_s(self) -> tuple[float, ...]:
         """Seconds since each rank's last sign."""

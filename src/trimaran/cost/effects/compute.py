@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Effect, Iteration, Part
+from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats
 from trimaran.layout.layout import Layout
 
 
-def _seconds(iteration: Iteration) -> Mapping[str, Floats]:
+def _seconds(iteration: IterationCost) -> Mapping[str, Floats]:
     m, work = iteration.micro_batches, iteration.work
     return {
         "forward": m * work.layers * work.layer_forward,
@@ -30,10 +30,10 @@ def _head_cause(layout: Layout, case: Case, micro_batches: int) -> str:
 
 COMPUTE = Effect(
     (
-        Part("forward", "layers, forward"),
-        Part("backward", "layers, backward"),
-        Part("recompute", "activations computed again", _recompute_cause),
-        Part("head", "embedding, logits and loss", _head_cause),
+        TimePart("forward", "layers, forward"),
+        TimePart("backward", "layers, backward"),
+        TimePart("recompute", "activations computed again", _recompute_cause),
+        TimePart("head", "embedding, logits and loss", _head_cause),
     ),
     _seconds,
 )

@@ -16,7 +16,7 @@ from trimaran.layout.layout import Layout
 
 
 @dataclass
-class Iteration:
+class IterationCost:
     """One iteration of every layout of a grid, and what several effects need of it.
 
     Unless `apart`, all waiting in the pipeline is told as sends, which is quicker.
@@ -57,7 +57,7 @@ Cause = Callable[[Layout, Case, int], str]
 
 
 @dataclass(frozen=True)
-class Part:
+class TimePart:
     """One named part of an iteration: what it is, for a legend, and the cause where another layout could avoid it."""
 
     name: str
@@ -69,5 +69,5 @@ class Part:
 class Effect:
     """A cause of time: its parts, and their seconds exposed along the slowest stage, shape (n,) each."""
 
-    parts: tuple[Part, ...]
-    seconds: Callable[[Iteration], Mapping[str, Floats]]
+    parts: tuple[TimePart, ...]
+    seconds: Callable[[IterationCost], Mapping[str, Floats]]

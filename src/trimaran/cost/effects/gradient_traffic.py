@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Effect, Iteration, Part
+from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats, padded_vocab_of
 from trimaran.cost.network import group
 from trimaran.cost.states import WEIGHTS, element_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
 
-def exposed_time(iteration: Iteration) -> Floats:
+def exposed_time(iteration: IterationCost) -> Floats:
     """Seconds an iteration waits for data-parallel traffic.
 
     All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them and all-gathers the weights, the same
@@ -39,7 +39,7 @@ def exposed_time(iteration: Iteration) -> Floats:
     return traffic - hidden + _tied_embedding(iteration)
 
 
-def _tied_embedding(iteration: Iteration) -> Floats:
+def _tied_embedding(iteration: IterationCost) -> Floats:
     """All-reduce of a tied embedding's gradient between the first and the last stage, which both hold it."""
     case, grid, model = iteration.case, iteration.grid, iteration.case.model
     if not (case.stack.tied_embedding_replicated and model.tied_embedding and model.head == "vocabulary"):
@@ -54,4 +54,6 @@ def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
     return f"{layout.dp} replicas agree on gradients; a larger global batch, more overlap or a faster network"
 
 
-DATA = Effect((Part("dp", "replicas agree on gradients", _cause),), lambda iteration: {"dp": exposed_time(iteration)})
+DATA = Effect(
+    (TimePart("dp", "replicas agree on gradients", _cause),), lambda iteration: {"dp": exposed_time(iteration)}
+)

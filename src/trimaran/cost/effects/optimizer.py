@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Effect, Part
+from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.kernels import Rates
 from trimaran.cost.states import OPTIMIZER, gradient_bytes, shards
@@ -41,7 +41,7 @@ def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
 
 
 STEP = Effect(
-    (Part("optimizer", "the optimizer's step", _cause),),
+    (TimePart("optimizer", "the optimizer's step", _cause),),
     lambda iteration: {
         "optimizer": step_time(iteration.case, iteration.grid, iteration.parameters, iteration.work.rate)
     },

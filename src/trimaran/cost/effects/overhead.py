@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Effect, Part
+from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.network import Network, group
 from trimaran.layout.layout import Layout
@@ -37,6 +37,6 @@ def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
 
 
 OVERHEAD = Effect(
-    (Part("overhead", "launches, data, logging", _cause),),
+    (TimePart("overhead", "launches, data, logging", _cause),),
     lambda iteration: {"overhead": overhead_time(iteration.case, iteration.grid)},
 )

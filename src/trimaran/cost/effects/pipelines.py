@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Effect, Part
+from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.layout.layout import Layout
 
 
@@ -19,6 +19,9 @@ def _bubble_cause(layout: Layout, case: Case, micro_batches: int) -> str:
 
 
 PIPELINE = Effect(
-    (Part("pp", "waiting for sends between stages", _sends_cause), Part("bubble", "stages that idle", _bubble_cause)),
+    (
+        TimePart("pp", "waiting for sends between stages", _sends_cause),
+        TimePart("bubble", "stages that idle", _bubble_cause),
+    ),
     lambda iteration: {"pp": iteration.pipeline.sends, "bubble": iteration.pipeline.bubble},
 )

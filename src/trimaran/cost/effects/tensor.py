@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimaran.cost.case import Case
-from trimaran.cost.effects.effect import Effect, Part
+from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.layout.layout import Layout
 
 
@@ -13,6 +13,6 @@ def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
 
 
 TENSOR = Effect(
-    (Part("tp", "collectives of tensor parallelism", _cause),),
+    (TimePart("tp", "collectives of tensor parallelism", _cause),),
     lambda iteration: {"tp": iteration.micro_batches * iteration.work.tp_time},
 )

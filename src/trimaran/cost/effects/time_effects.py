@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimaran.cost.effects.compute import COMPUTE
-from trimaran.cost.effects.effect import Effect, Iteration, Part
+from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.effects.gradient_traffic import DATA
 from trimaran.cost.effects.optimizer import STEP
 from trimaran.cost.effects.overhead import OVERHEAD
@@ -12,11 +12,11 @@ from trimaran.cost.effects.tensor import TENSOR
 from trimaran.cost.grid import Floats
 
 EFFECTS: tuple[Effect, ...] = (COMPUTE, TENSOR, PIPELINE, DATA, STEP, OVERHEAD)
-PARTS: tuple[Part, ...] = tuple(part for effect in EFFECTS for part in effect.parts)
+PARTS: tuple[TimePart, ...] = tuple(part for effect in EFFECTS for part in effect.parts)
 TIME_PARTS: tuple[str, ...] = tuple(part.name for part in PARTS)
 
 
-def time_parts(iteration: Iteration) -> dict[str, Floats]:
+def time_parts(iteration: IterationCost) -> dict[str, Floats]:
     """Seconds of every part, in the order of TIME_PARTS."""
     scale = iteration.case.calibration.time_scale
     seconds = {name: value for effect in EFFECTS for name, value in effect.seconds(iteration).items()}

@@ -33,9 +33,8 @@ from trimaran.nouns.noun import TrimaranError
 
 # What a fit to this machine's earlier rows leaves open, of what is open where nothing was measured.
 NARROWED = 0.5
-# Width (log) of the prior on the residuals' own standard deviation: software and networks that are modelled well are
-# off by half of the usual, those that are not by twice as much.
-NOISE_WIDTH = 0.8
+# Width (log) of the prior on the residuals' own standard deviation.
+NOISE_WIDTH = 0.5
 NOISES = np.geomspace(0.01, 0.5, 14)
 # Log odds against a belief before any row: that a scale is off, that efficiencies are off as well.
 ODDS_AGAINST = (0.0, 0.5, 1.5)

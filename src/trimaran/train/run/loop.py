@@ -12,7 +12,7 @@ from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.json_file import write_json
 from trimaran.protocol.notices import Notices
-from trimaran.protocol.phases import Heartbeat, Phase
+from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import StepResult, Trainer
@@ -43,20 +43,20 @@ def run_steps(
     alive = heartbeat.beat
     stop = StopSignals() if job.saves else None
     device = choose_device(job)
-    with heartbeat.during(Phase.CONNECT):
+    with heartbeat.during(RankPhase.CONNECT):
         if world_size > 1:
             connect(store, rank, world_size, device, RunFile.FLIGHT.of(job.out_dir, rank))
         mesh = build_mesh(job.layout, rank, range(world_size), GroupFactory(device))
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
-    with heartbeat.during(Phase.BUILD):
+    with heartbeat.during(RankPhase.BUILD):
         trainer = Trainer(job, mesh, samples, device, first_weights(job, alive), on_action=lambda action: alive())
-    with heartbeat.during(Phase.RESUME):
+    with heartbeat.during(RankPhase.RESUME):
         course = Course(trainer, stop, Notices(RunFile.NOTICES.of(job.out_dir) if rank == 0 else None).tell, alive)
     log = Log(job, trainer.step_number) if rank == 0 else None
     history = History() if log is None else History.of(log.earlier)
 
-    heartbeat.enter(Phase.STEP)
+    heartbeat.enter(RankPhase.STEP)
     while trainer.step_number < job.steps:
         course.before()
         result, seconds = _timed_step(trainer, record=job.record_timeline and trainer.step_number == job.steps - 1)

@@ -12,7 +12,7 @@ from trimaran.protocol.environment import RANK, WORLD_SIZE
 from trimaran.protocol.exits import USER_ERROR
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob, read_job
-from trimaran.protocol.phases import Heartbeat, Phase
+from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.protocol.programs import JOINED
 from trimaran.train.run.failure import tell_failure
 from trimaran.train.run.samples import open_data
@@ -60,6 +60,6 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
         )
     samples, held_out = open_data(job)
     heartbeat = Heartbeat(RunFile.HEARTBEAT.of(job.out_dir, rank))
-    with heartbeat.during(Phase.IMPORT_TORCH):
+    with heartbeat.during(RankPhase.IMPORT_TORCH):
         from trimaran.train.run.loop import run_steps  # PyTorch, which a user's mistake should not cost
     return run_steps(job, rank, world_size, store, samples, held_out, heartbeat)
