@@ -141,7 +141,7 @@ def test_a_log_imported_with_a_model_file_keeps_that_model(tmp_path: Path) -> No
     log = tmp_path / "run.log"
     log.write_text(MEGATRON_LINE)
     stated = ["--model", str(tmp_path / "llama.toml"), "--cluster", "dgx-h100", "--set", "seq_len=64"]
-    into = ["--into", str(tmp_path / "s.sqlite"), "--set", "mbs=1", "--set", "dp=2"]
+    into = ["--into", str(tmp_path / "s.sqlite"), "--set", "layout_label=dp2,mbs1,bf16", "--set", "optimizer=adam"]
     done = CliRunner().invoke(app, ["import", str(log), *into, *stated])
     assert done.exit_code == 0, done.output
     with Store(tmp_path / "s.sqlite") as store:

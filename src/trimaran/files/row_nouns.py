@@ -14,7 +14,7 @@ from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.columns import Cell
+from trimaran.nouns.columns import ASSUMED, Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error
@@ -43,6 +43,8 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
 
     Raises TrimaranError with the reason when the row cannot be answered.
     """
+    if blank := [name for name in ASSUMED if getattr(measurement, name) is None]:
+        raise TrimaranError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} not stated: fill in the column")
     if measurement.cp != 1:
         raise TrimaranError(f"context parallelism {measurement.cp} is not supported yet: only cp 1 is")
     cluster_name = measurement.cluster or cluster
@@ -113,7 +115,7 @@ def _model_of(row: Measurement) -> Model:
     ffn = row.ffn_hidden or 4 * row.hidden
     for known in _catalogue_models():
         same = (known.layers, known.hidden, known.heads, known.ffn_hidden) == (row.layers, row.hidden, row.heads, ffn)
-        if same and row.vocab in {known.vocab, padded_vocab(known.vocab, row.tp), padded_vocab(known.vocab, 1)}:
+        if same and row.vocab in {known.vocab, padded_vocab(known.vocab, row.tp or 1), padded_vocab(known.vocab, 1)}:
             return known.model_copy(update={"max_positions": max(known.max_positions, row.seq_len), "vocab": row.vocab})
     return Model(
         name=f"{row.layers}x{row.hidden}",
@@ -156,7 +158,7 @@ def _layout_of_columns(row: Measurement) -> Layout:
             f"{in_words(cells)} = {row.dp * of_replica}, but devices is {row.devices}: correct the one that is wrong"
         )
     recompute = "none" if row.recompute == "unknown" else row.recompute
-    schedule = row.schedule if row.pp > 1 else "none"
+    schedule = row.schedule if (row.pp or 1) > 1 else "none"
     return Layout.model_validate(cells | {"recompute": recompute, "schedule": schedule})
 
 

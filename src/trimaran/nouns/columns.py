@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 from trimaran.nouns.precision import PRECISIONS
@@ -132,6 +133,11 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("model", "text", says="catalogue name, file or JSON of the model; blank cells of its shape follow from it"),
 )
 BY_NAME: Mapping[str, Column] = {column.name: column for column in (*COLUMNS, *RUN_COLUMNS)}
+# Columns whose default says something of the run: a table leaves them out where they are as usual, a log that does not
+# state them says nothing, and its row leaves them blank.
+ASSUMED: tuple[str, ...] = tuple(
+    column.name for column in COLUMNS if column.default is not None and column.name not in ("status", "quality")
+)
 # Required columns that need not be there where another one gives them.
 _FOLLOWS_FROM = {"layers": "model", "hidden": "model", "heads": "model", "vocab": "model", "mbs": "layout_label"}
 FIT_QUALITIES = frozenset({"ok", "corrected"})
@@ -151,6 +157,19 @@ def parse_cell(column: Column, text: str) -> Cell:
         number = float(text)
     except ValueError:
         raise ValueError(f"{column.name} is {text!r}, expected a number{_unit(column)}") from None
+    return _checked(column, number, text)
+
+
+def check_cell(column: Column, value: Cell) -> Cell:
+    """As `parse_cell`, for a cell that is typed already; None gives the column's default."""
+    if value is None:
+        return column.default
+    if isinstance(value, str) or column.kind == "text":
+        return parse_cell(column, str(value))
+    return _checked(column, value, f"{value:.10g}" if isinstance(value, float) else str(value))
+
+
+def _checked(column: Column, number: float, text: str) -> Cell:
     if not math.isfinite(number):
         raise ValueError(f"{column.name} is {text!r}, expected a finite number{_unit(column)}")
     if column.kind == "int" and number != int(number):
@@ -164,14 +183,18 @@ def parse_cell(column: Column, text: str) -> Cell:
 
 def _parse_word(column: Column, text: str) -> str:
     if not column.choices:
-        if not re.search(column.looks, text):
+        if column.looks and not re.search(column.looks, text):
             raise ValueError(f"{column.name} is {text[:60]!r}, expected {column.like}: is a cell missing or shifted?")
         return text
-    known = {choice.lower(): choice for choice in column.choices}
-    word = known.get(text.lower())
+    word = text if text in column.choices else _words(column.choices).get(text.lower())
     if word is None:
         raise ValueError(f"{column.name} is {text!r}, expected one of {', '.join(column.choices)}")
     return word
+
+
+@cache
+def _words(choices: tuple[str, ...]) -> Mapping[str, str]:
+    return {choice.lower(): choice for choice in choices}
 
 
 def _unit(column: Column) -> str:

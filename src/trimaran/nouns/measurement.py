@@ -16,7 +16,8 @@ _WORDS = {column.name: column.choices for column in COLUMNS if column.choices an
 class Measurement(Noun):
     """One row of the table contract (see trimaran.nouns.columns), plus what the harness adds.
 
-    A field that was not stated or not measured is None. Harness fields are empty in rows
+    A field that was not stated or not measured is None; those that a table may leave out (`ASSUMED`) have its default
+    here, and are None where a log does not state them. Harness fields are empty in rows
     that come from published tables.
     """
 
@@ -39,18 +40,18 @@ class Measurement(Noun):
     seq_len: int
     vocab: int
     dp: int | None = None
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    cp: int = 1
+    tp: int | None = 1
+    pp: int | None = 1
+    vpp: int | None = 1
+    cp: int | None = 1
     mbs: int
     gbs: int
-    zero_stage: int = 0
-    dp_kind: str = "all_reduce"
-    recompute: str = "none"
-    precision: str = "fp16"
-    optimizer: str = "adam"
-    schedule: str = "none"
+    zero_stage: int | None = 0
+    dp_kind: str | None = "all_reduce"
+    recompute: str | None = "none"
+    precision: str | None = "fp16"
+    optimizer: str | None = "adam"
+    schedule: str | None = "none"
     network_delay_ms: float | None = None
     network_gbps: float | None = None
     variant: str | None = None

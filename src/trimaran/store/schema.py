@@ -54,7 +54,39 @@ _FIRST = (
 # A row's whole model, as its column `layout_label` is the whole layout.
 _MODEL = ("ALTER TABLE measurement ADD COLUMN model TEXT",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL)
+# What a log does not state is blank, the columns of a layout among it. SQLite drops no NOT NULL, so that the table is
+# made anew; its columns stand in the order that the two migrations before have given it.
+_BLANKS = (
+    "ALTER TABLE measurement RENAME TO measurement_stated",
+    """
+    CREATE TABLE measurement (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        attempt INTEGER NOT NULL DEFAULT 1,
+        source TEXT, section TEXT, "table" TEXT, row TEXT,
+        cluster TEXT, stack TEXT, system TEXT, hardware TEXT,
+        nodes INTEGER, devices_per_node INTEGER, devices INTEGER,
+        layers INTEGER NOT NULL, hidden INTEGER NOT NULL, ffn_hidden INTEGER,
+        heads INTEGER NOT NULL, kv_heads INTEGER, seq_len INTEGER NOT NULL, vocab INTEGER NOT NULL,
+        dp INTEGER, tp INTEGER, pp INTEGER, vpp INTEGER, cp INTEGER,
+        mbs INTEGER NOT NULL, gbs INTEGER NOT NULL, zero_stage INTEGER, dp_kind TEXT,
+        recompute TEXT, precision TEXT, optimizer TEXT, schedule TEXT,
+        network_delay_ms REAL, network_gbps REAL, variant TEXT,
+        mem_gib REAL, sec_per_it REAL, tflops REAL, tokens_per_s_per_gpu REAL,
+        status TEXT NOT NULL, flops_formula TEXT, date TEXT, comparable_group TEXT,
+        quality TEXT NOT NULL, notes TEXT,
+        trial_key TEXT, layout_label TEXT, recipe TEXT, sec_per_it_spread REAL,
+        step_times_s TEXT NOT NULL, losses TEXT NOT NULL, mem_gib_per_rank TEXT NOT NULL,
+        predicted_sec_per_it REAL, predicted_mem_gib REAL, evidence TEXT,
+        code_version TEXT, machine TEXT, libraries TEXT NOT NULL, environment TEXT NOT NULL,
+        seed INTEGER, created_at TEXT, wall_s REAL, model TEXT,
+        UNIQUE (trial_key, attempt)
+    )
+    """,
+    "INSERT INTO measurement SELECT * FROM measurement_stated",
+    "DROP TABLE measurement_stated",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS)
 VERSION = len(MIGRATIONS)
 
 

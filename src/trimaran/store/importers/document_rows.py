@@ -10,8 +10,8 @@ from trimaran.store.importers.calculators import layers_by_flops, resolve_family
 from trimaran.store.importers.cells import read_count, read_date, read_figure, read_layout, read_network
 from trimaran.store.importers.draft import Accept, Draft
 from trimaran.store.importers.headings import MEASURED, NETWORK, SIZE, WORDS, column_of, unit_of
+from trimaran.store.importers.logs.megatron import times_by_tflops
 from trimaran.store.importers.markdown import PrintedTable
-from trimaran.store.importers.megatron_log import times_by_tflops
 from trimaran.store.importers.profile import Profile, TableProfile, filled_in, typed_cells
 from trimaran.store.importers.statements import Stated, read_statements, stated_gbs
 

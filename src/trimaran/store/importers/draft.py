@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trimaran.nouns.columns import BY_NAME, Cell, missing_required, parse_cell
+from trimaran.nouns.columns import ASSUMED, BY_NAME, Cell, check_cell, missing_required
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import first_error
 
@@ -22,6 +22,7 @@ DOUBTS = (
     "inconsistent_unit",
     "inconsistent_tflops",
     "ambiguous",
+    "incomplete",
     "suspect",
     "suspect_mem",
     "estimate",
@@ -37,7 +38,9 @@ class Draft:
     """One row: its typed cells, notes in order, doubts, and repairs that were proposed but not made.
 
     `extra` holds fields that only a log knows (step times, losses, memory by rank).
-    `stated_gbs` is a global batch named in the text above a table, evidence against its column.
+    `stated_gbs` is a global batch named in the text above a table, evidence against its column. A row of a log
+    `leaves_blank` what the log does not state, where one of a table has the contract's default. `refusal` says why
+    there is no row for what was read.
     """
 
     table: str = ""
@@ -49,6 +52,8 @@ class Draft:
     proposals: list[str] = field(default_factory=list)
     repaired: bool = False
     stated_gbs: int | None = None
+    leaves_blank: bool = False
+    refusal: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -67,12 +72,15 @@ class Draft:
         return value if isinstance(value, int) else default
 
     def derive(self) -> None:
-        """Nodes, devices and DP, where the others give them."""
+        """Nodes, devices and DP, where the others give them; a single device is one of each degree."""
+        if self.leaves_blank and self.count("devices") == 1:
+            self.fill({"dp": 1, "tp": 1, "pp": 1})
+        known = not self.leaves_blank or None not in (self.count("tp"), self.count("pp"))
         replica = math.prod(self.count(name, 1) or 1 for name in ("tp", "pp", "cp"))
         per_node, nodes, devices, dp = (self.count(name) for name in ("devices_per_node", "nodes", "devices", "dp"))
-        if devices is None:
+        if devices is None and (known or not dp):
             devices = nodes * per_node if nodes and per_node else dp * replica if dp else None
-        if dp is None and devices and devices % replica == 0:
+        if dp is None and known and devices and devices % replica == 0:
             dp = devices // replica
         if nodes is None and devices and per_node:
             nodes = -(-devices // per_node)
@@ -103,6 +111,8 @@ class Draft:
 
 def finish(draft: Draft, source: str) -> Measurement | str:
     """The Measurement of a draft, or the sentence that says why there is none."""
+    if draft.refusal:
+        return f"{draft.name}: {draft.refusal}"
     missing = missing_required(name for name, value in draft.cells.items() if value is not None)
     if missing:
         return (
@@ -111,12 +121,14 @@ def finish(draft: Draft, source: str) -> Measurement | str:
         )
     cells: dict[str, Any] = {"source": source, "section": draft.section, "table": draft.table, "row": draft.row}
     cells |= draft.cells
+    blank = [name for name in ASSUMED if draft.leaves_blank and cells.get(name) is None]
+    if blank:
+        draft.doubt("incomplete", f"not stated: {', '.join(blank)}")
     cells["quality"] = _quality(draft)
     cells["notes"] = "; ".join(dict.fromkeys(note for note in draft.notes if note)) or None
     try:
         for name, column in BY_NAME.items():
-            value = cells.get(name)
-            cells[name] = parse_cell(column, "" if value is None else str(value))
+            cells[name] = None if name in blank else check_cell(column, cells.get(name))
         return Measurement.model_validate({**cells, **draft.extra})
     except ValidationError as error:
         return f"{draft.name}: {first_error(error)}"

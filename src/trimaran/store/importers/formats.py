@@ -9,10 +9,22 @@ from pathlib import Path
 from trimaran.nouns.columns import Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.store.importers import csv_table, markdown, megatron_log, nanotron_log, torchtitan_log, trimaran_log
+from trimaran.store.importers import csv_table, markdown
 from trimaran.store.importers.document_rows import Reading, read_document
 from trimaran.store.importers.doubts import examine
 from trimaran.store.importers.draft import Accept, Draft, finish
+from trimaran.store.importers.logs import (
+    deepspeed,
+    hugging_face,
+    megatron,
+    nanotron,
+    nemo,
+    olmo_core,
+    tensorboard,
+    torchtitan,
+    trimaran_jsonl,
+    wandb_summary,
+)
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
 from trimaran.store.importers.text import read_text
 
@@ -75,13 +87,19 @@ def _markdown(text: str, asked: Asked, path: Path) -> Reading:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("trimaran", trimaran_log.recognises, lambda t, a, p: Reading(trimaran_log.read(t, _stated(a), p))),
-    Format("torchtitan", torchtitan_log.recognises, _of_log(torchtitan_log.read)),
-    Format("nanotron", nanotron_log.recognises, _of_log(nanotron_log.read)),
+    Format("trimaran", trimaran_jsonl.recognises, lambda t, a, p: Reading(trimaran_jsonl.read(t, _stated(a), p))),
+    Format("wandb", wandb_summary.recognises, _of_log(wandb_summary.read)),
+    Format("tensorboard", tensorboard.recognises, _of_log(tensorboard.read)),
+    Format("torchtitan", torchtitan.recognises, _of_log(torchtitan.read)),
+    Format("nanotron", nanotron.recognises, _of_log(nanotron.read)),
+    Format("nemo", nemo.recognises, _of_log(nemo.read)),
+    Format("olmo-core", olmo_core.recognises, _of_log(olmo_core.read)),
+    Format("hugging-face", hugging_face.recognises, _of_log(hugging_face.read)),
     Format("csv", csv_table.recognises, lambda t, a, p: csv_table.read(t, _stated(a), p)),
     Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
-    # last: a document may quote lines of Megatron's log
-    Format("megatron", megatron_log.recognises, _of_log(megatron_log.read)),
+    # behind documents, which may quote lines of Megatron's log; its own may hold DeepSpeed's configuration
+    Format("megatron", megatron.recognises, _of_log(megatron.read)),
+    Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )
 
 

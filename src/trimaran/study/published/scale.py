@@ -115,12 +115,13 @@ def divided(degrees: Degrees, divisors: Degrees) -> Degrees:
 
 
 def _degrees(row: Measurement) -> Degrees:
+    tp, pp = row.tp or 1, row.pp or 1
     if row.dp is not None:
-        return row.dp, row.tp, row.pp
+        return row.dp, tp, pp
     of_replica = devices_of(vars(row), without="dp")
     if row.devices is None or row.devices % of_replica:
         raise TrimaranError(f"{row.table} row {row.row} states no dp, and its devices do not give it: leave it out")
-    return row.devices // of_replica, row.tp, row.pp
+    return row.devices // of_replica, tp, pp
 
 
 def _in_proportion(sizes: Sequence[int], most: int) -> list[int]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.steps import LogReading, Step, drafts_of, stated_cell
+from trimaran.store.importers.logs.deepspeed import is_engine_setting
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
 
 _ITERATION = re.compile(r"\biteration\s{1,9}(\d{1,9})\s?/\s{0,9}(?:\d{1,9}|infinity)\s*\|")
 _FIELD = re.compile(r"\s*([A-Za-z][^|:]{1,60}?)\s*:\s*([-+.\w]{1,40})\s*$")
@@ -35,8 +36,9 @@ _COLUMNS = {
     "micro_batch_size": "mbs",
     "global_batch_size": "gbs",
     "zero_stage": "zero_stage",
-    "optimizer": "optimizer",
 }
+# Values of `num_experts` that stand for a dense model.
+_DENSE = ("None", "0", "1", "[1]")
 _PRECISIONS = {"torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 
 
@@ -58,7 +60,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         if (step := _step(line)) is not None:
             reading.steps.append(step)
             reading.after = at + 1
-        elif argument := _ARGUMENT.search(line):
+        elif not is_engine_setting(line) and (argument := _ARGUMENT.search(line)):
             arguments[argument[1]] = argument[2]
         elif vocab := _VOCAB.search(line):
             reading.cells["vocab"] = int(vocab[1])
@@ -68,7 +70,12 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             rank, gib = int(memory[1]), float(memory[2]) / 1024.0
             reading.mem_gib_by_rank[rank] = max(gib, reading.mem_gib_by_rank.get(rank, 0.0))
     reading.cells |= _settings(arguments)
-    deepspeed = any("elapsed time per iteration (s)" in line for line in lines)
+    experts = arguments.get("num_experts", "None")
+    if experts not in _DENSE:
+        reading.refusal = mixture("num_experts", experts)
+    elif any("| load_balancing_loss:" in line for line in lines):
+        reading.refusal = mixture("load_balancing_loss", "logged")
+    deepspeed = arguments.get("deepspeed") == "True" or any("elapsed time per iteration (s)" in line for line in lines)
     reading.guesses["stack"] = "megatron-deepspeed" if deepspeed else "megatron"
     reading.formula = "" if deepspeed else "model_flops"
     if reading.mem_gib_by_rank:
@@ -99,7 +106,7 @@ def _step(line: str) -> Step | None:
         iteration=int(match[1]),
         sec_per_it=seconds,
         gbs=None if gbs is None else int(gbs),
-        loss=_number(fields, "lm loss"),
+        loss=_number(fields, "lm loss" if "lm loss" in fields else "lm-loss"),
         tflops=_number(fields, "throughput per GPU (TFLOP/s/GPU)") if tflops is None else tflops,
     )
 
@@ -114,6 +121,7 @@ def _number(fields: Mapping[str, str], name: str) -> float | None:
 
 def _settings(arguments: Mapping[str, str]) -> dict[str, Cell]:
     cells = {column: stated_cell(column, arguments[name]) for name, column in _COLUMNS.items() if name in arguments}
+    cells["optimizer"] = optimizer_cell(arguments.get("optimizer"))
     cells["precision"] = _PRECISIONS.get(arguments.get("params_dtype", ""))
     cells["recompute"] = _recompute(arguments)
     if arguments.get("group_query_attention") == "False":

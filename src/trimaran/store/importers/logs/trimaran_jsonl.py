@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,13 +13,14 @@ from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.steps import LogReading, Step, drafts_of
+from trimaran.store.importers.json_text import json_object, number_in
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of
 from trimaran.store.importers.text import read_text
 
 
 def recognises(text: str) -> bool:
     """Whether the first line is one of `log.jsonl`."""
-    line = _parsed(text.lstrip().split("\n", 1)[0])
+    line = json_object(text.lstrip().split("\n", 1)[0])
     return "iteration" in line and "sec_per_it" in line
 
 
@@ -31,19 +29,19 @@ def read(text: str, given: Mapping[str, Cell], path: Path) -> list[Draft]:
     lines = text.split("\n")
     reading = LogReading(cells=_job_cells(RunFile.JOB.of(path.parent)), guesses={"stack": "trimaran"})
     for line in lines:
-        fields = _parsed(line)
+        fields = json_object(line)
         if not isinstance(number := fields.get("iteration"), int):
             continue
-        gbs, memory = fields.get("global_batch"), _number(fields, "peak_mem_gib")
+        gbs, memory = fields.get("global_batch"), number_in(fields, "peak_mem_gib")
         if memory is not None:
             reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
         reading.steps.append(
             Step(
                 iteration=number,
-                sec_per_it=_number(fields, "sec_per_it"),
+                sec_per_it=number_in(fields, "sec_per_it"),
                 gbs=gbs if isinstance(gbs, int) else None,
-                loss=_number(fields, "lm_loss"),
-                tflops=_number(fields, "tflops"),
+                loss=number_in(fields, "lm_loss"),
+                tflops=number_in(fields, "tflops"),
             )
         )
     return drafts_of(reading, lines, given)
@@ -59,17 +57,3 @@ def _job_cells(path: Path) -> dict[str, Cell]:
         raise TrimaranError(f"{path}: {first_error(error)}; move it away to import the log without it") from None
     formula = "megatron_eq3_k4" if job.layout.recompute == "full" else "megatron_eq3_k3"
     return {**run_cells(job.workload, job.layout), "devices": job.layout.devices, "flops_formula": formula}
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _number(fields: Mapping[str, Any], name: str) -> float | None:
-    value = fields.get(name)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good and value is not None else None

@@ -7,14 +7,25 @@ from collections.abc import Mapping
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.steps import LogReading, Step, drafts_of, stated_cell
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
 
 _ITERATION = re.compile(r"iteration: (\d{1,9}) / \d{1,9} \|")
 _FIELD = re.compile(r"\s*([a-z_]{2,60}): ([-+.\deE]{1,30})([KMGBT]?)\s*$")
 _SETTING = re.compile(
     r"\b(num_hidden_layers|hidden_size|intermediate_size|num_attention_heads|num_key_value_heads|vocab_size"
-    r"|sequence_length|micro_batch_size|dp|pp|tp)=(\d{1,9})\b"
+    r"|sequence_length|micro_batch_size|zero_stage|dp|pp|tp)=(\d{1,9})\b"
 )
+_WORD = re.compile(r"\b(dtype=torch\.\w{1,20}|recompute_layer=(?:True|False)|name='\w{1,20}')")
+_WORDS: dict[str, dict[str, Cell]] = {
+    "dtype=torch.bfloat16": {"precision": "bf16"},
+    "dtype=torch.float16": {"precision": "fp16"},
+    "dtype=torch.float32": {"precision": "fp32"},
+    "recompute_layer=False": {"recompute": "none"},
+    "recompute_layer=True": {"recompute": "full"},
+}
+_EXPERTS = re.compile(r"\b(expert_parallel_size|num_local_experts|moe_num_experts)=(\d{1,6})\b")
+# What a training says of its batch where its config is not printed.
+_START = re.compile(r"\[Start training\].{0,80}\bmbs: (\d{1,9}) \|.{0,120}\bsequence_length: (\d{1,9})\b")
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _COLUMNS = {
     "num_hidden_layers": "layers",
@@ -25,6 +36,7 @@ _COLUMNS = {
     "vocab_size": "vocab",
     "sequence_length": "seq_len",
     "micro_batch_size": "mbs",
+    "zero_stage": "zero_stage",
     "dp": "dp",
     "pp": "pp",
     "tp": "tp",
@@ -47,8 +59,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     for at, line in enumerate(lines):
         match = _ITERATION.search(line)
         if match is None:
-            for name, value in _SETTING.findall(line):
-                reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
+            _settings(line, reading)
             continue
         fields = _fields(line[match.end() :])
         if reserved := fields.get("cuda_max_memory_reserved"):
@@ -74,6 +85,22 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     if all(name in reading.cells for name in ("dp", "tp", "pp")):
         reading.cells.pop("devices", None)  # the degrees give it exactly
     return drafts_of(reading, lines, given)
+
+
+def _settings(line: str, reading: LogReading) -> None:
+    for name, value in _SETTING.findall(line):
+        reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
+    for word in _WORD.findall(line):
+        named = {"optimizer": optimizer_cell(word)} if word.startswith("name=") else _WORDS.get(word, {})
+        for column, cell in named.items():
+            if cell is not None:
+                reading.cells.setdefault(column, cell)
+    if start := _START.search(line):
+        reading.cells.setdefault("mbs", int(start[1]))
+        reading.cells.setdefault("seq_len", int(start[2]))
+    for trait, count in _EXPERTS.findall(line):
+        if int(count) > 1:
+            reading.refusal = mixture(trait, count)
 
 
 def _fields(text: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.steps import LogReading, Step, drafts_of
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture
 
 _STEP = re.compile(
     r"step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}"
@@ -20,6 +20,15 @@ _MESH = re.compile(r"Building \d-D device mesh with \[([^\]]{1,200})\], \[([^\]]
 _BATCHES = re.compile(
     r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}),.{0,80}?sequence length:? (\d{1,9})"
 )
+
+_MODEL = re.compile(r"\b\w{0,40}ModelArgs\((.{1,8000})")
+_SIZE = re.compile(
+    r"\b(dim|n_layers|n_heads|n_kv_heads|vocab_size|multiple_of|ffn_dim_multiplier)=(\d{1,9}(?:\.\d{1,9})?)"
+)
+_EXPERTS = re.compile(r"\b(num_experts|n_experts|n_routed_experts)=(\d{1,6})\b")
+_COLUMNS = {"dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab"}
+_RECOMPUTE = re.compile(r"Applied (full|selective) activation checkpointing")
+_BUILT = re.compile(r"size: [\d,]{1,20} total parameters")
 
 
 def recognises(text: str) -> bool:
@@ -40,6 +49,14 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.mem_gib_by_rank[rank] = max(float(match[3]), reading.mem_gib_by_rank.get(rank, 0.0))
         elif mesh := _MESH.search(line):
             reading.cells |= _degrees(mesh)
+        elif model := _MODEL.search(line):
+            reading.cells |= _shape(model[1])
+            if (experts := _EXPERTS.search(model[1])) and int(experts[2]) > 1:
+                reading.refusal = mixture(experts[1], experts[2])
+        elif recompute := _RECOMPUTE.search(line):
+            reading.cells["recompute"] = recompute[1]
+        elif _BUILT.search(line):
+            reading.guesses["recompute"] = "none"  # it would say behind this line that it is applied
         elif batches := _BATCHES.search(line):
             reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
     if reading.cells.get("pp", 1) != 1:
@@ -66,6 +83,23 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             )
         )
     return drafts_of(reading, lines, given)
+
+
+def _shape(arguments: str) -> dict[str, Cell]:
+    """The sizes in `TransformerModelArgs(dim=256, n_layers=6, ...)`; those that are None are left to others.
+
+    The MLP's width follows from `dim` as torchtitan builds it: two thirds of 4 dim, times the multiplier, rounded up
+    (torchtitan/models/llama3/model/model.py, FeedForward.__init__).
+    """
+    sizes = {name: float(value) for name, value in _SIZE.findall(arguments)}
+    cells: dict[str, Cell] = {column: int(sizes[name]) for name, column in _COLUMNS.items() if name in sizes}
+    if "dim" in sizes and sizes.get("multiple_of"):
+        width = int(int(2 * 4 * sizes["dim"] / 3) * sizes.get("ffn_dim_multiplier", 1.0))
+        step = int(sizes["multiple_of"])
+        cells["ffn_hidden"] = -(-width // step) * step
+    if "heads" in cells:
+        cells.setdefault("kv_heads", cells["heads"])
+    return cells
 
 
 def _degrees(mesh: re.Match[str]) -> dict[str, Cell]:

@@ -33,12 +33,15 @@ class LogReading:
 
     `guesses` hold where neither the log nor the user says otherwise; `formula` is the calculator that
     the trainer is known for, taken where it gives the TFLOPs printed. `after` is the line behind the
-    last step, where the reason for an early end stands.
+    last step, where the reason for an early end stands. `refusal` is why the log gives no row. A time is the
+    mean since the step logged before, unless times are `sampled`: those of single steps, of which not all are logged.
     """
 
     cells: dict[str, Cell] = field(default_factory=dict)
     guesses: dict[str, Cell] = field(default_factory=dict)
     formula: str = ""
+    refusal: str = ""
+    sampled: bool = False
     after: int = 0
     steps: list[Step] = field(default_factory=list)
     mem_gib_by_rank: dict[int, float] = field(default_factory=dict)
@@ -68,6 +71,10 @@ _ENDINGS = (
 )
 # How a training in several jobs ends each of them; its figures are as good as any.
 _TIME_LIMIT = re.compile(r"CANCELLED AT .{0,80}DUE TO TIME LIMIT")
+
+
+# Axes that a trainer which names its tensor and pipeline degrees, but not these, does not have.
+_UNNAMED_AXES: dict[str, Cell] = {"vpp": 1, "cp": 1, "schedule": "none"}
 
 
 def ending(lines: Sequence[str]) -> tuple[str, str | None]:
@@ -100,15 +107,16 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
     drafts = []
     for number, (gbs, group) in enumerate(groupby(_with_batch(reading.steps), key=lambda step: step.gbs), start=1):
         steps = list(group)
-        draft = Draft("log", str(number), notes=list(reading.notes))
+        draft = _draft(reading, number)
         draft.cells |= {"gbs": gbs} if gbs else {}
         _close(draft, reading, given)
-        _figures(draft, steps, reading.formula)
+        _figures(draft, steps, reading)
         drafts.append(draft)
     if not drafts:
-        draft = Draft("log", "1", notes=[*reading.notes, "no iteration is logged"])
+        draft = _draft(reading, 1)
+        draft.notes.append("no iteration is logged")
         _close(draft, reading, given)
-        draft.cells["status"] = "fail"
+        draft.cells["status"] = "not_run"
         drafts.append(draft)
     last = drafts[-1]
     if status != "ok":
@@ -120,6 +128,21 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         last.cells["mem_gib"] = max(memory.values())
         last.extra["mem_gib_per_rank"] = tuple(memory[rank] for rank in sorted(memory))
     return drafts
+
+
+def mixture(trait: str, value: str) -> str:
+    """Why a log of a mixture of experts gives no row, by the trait that tells."""
+    return f"{trait} is {value[:40]}: the model is a mixture of experts, which the table has no columns for yet"
+
+
+def optimizer_cell(name: str | None) -> Cell:
+    """The table's word for an optimizer (AdamW counts as Adam: it keeps the same moments), or None."""
+    lower = (name or "").lower()
+    return next((word for word in ("adam", "sgd") if word in lower), None)
+
+
+def _draft(reading: LogReading, number: int) -> Draft:
+    return Draft("log", str(number), notes=list(reading.notes), leaves_blank=True, refusal=reading.refusal)
 
 
 def _with_batch(steps: Sequence[Step]) -> Iterator[Step]:
@@ -136,15 +159,19 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
     draft.fill(given)
     draft.fill(reading.guesses)
     draft.derive()
+    if draft.cells.get("tp") is not None and draft.cells.get("pp") is not None:
+        draft.fill(_UNNAMED_AXES)
+    stage = draft.count("zero_stage")
+    draft.fill({"dp_kind": None if stage is None else "fully_sharded" if stage == 3 else "all_reduce"})
     resolve_family(draft)
 
 
-def _figures(draft: Draft, steps: Sequence[Step], formula: str) -> None:
+def _figures(draft: Draft, steps: Sequence[Step], reading: LogReading) -> None:
     times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
     interval = steps[-1].iteration - steps[-2].iteration if len(steps) > 1 else 1
-    if interval > 1:
+    if interval > 1 and timed and not reading.sampled:
         draft.notes.append(f"each time is the mean of {interval} iterations")
     if timed:
         draft.cells["sec_per_it"] = statistics.median(timed)
@@ -162,4 +189,6 @@ def _figures(draft: Draft, steps: Sequence[Step], formula: str) -> None:
             draft.cells[column] = statistics.median(figures[1:] or figures)
     if draft.cells.get("flops_formula") is None:
         fits = fitting_formulas(draft)
-        draft.cells["flops_formula"] = formula if formula in fits else fits[0] if len(fits) == 1 else None
+        draft.cells["flops_formula"] = (
+            reading.formula if reading.formula in fits else fits[0] if len(fits) == 1 else None
+        )

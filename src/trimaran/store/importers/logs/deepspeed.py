@@ -1,0 +1,110 @@
+"""Logs of DeepSpeed: the dump of its configuration, and the lines of its engine's timers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trimaran.nouns.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.json_text import json_object
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, optimizer_cell
+
+# `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
+# the name leaves them no room: `train_micro_batch_size_per_gpu  4`
+_SETTING = re.compile(r"\[config\.py:\d{1,5}:print\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,200}?)\s*$")
+_MOST_JSON_LINES = 2000
+_STAGE = re.compile(r"\bstage[\"']?[=:] ?(\d)\b")
+_STEP = re.compile(r"\bglobal_step=(\d{1,9}), .{0,80}CurrSamplesPerSec=(\d{1,9}(?:\.\d{1,20})?)")
+_MEMORY = re.compile(r"MaxMemAllocated=(\d{1,6}(?:\.\d{1,6})?)GB")
+_PIPELINE = re.compile(r"\bsteps: (\d{1,9}) loss: (\S{1,30}) iter time \(s\): (\d{1,9}\.\d{1,9})")
+
+
+def is_engine_setting(line: str) -> bool:
+    """Whether a line is of the configuration's dump, whose `world_size` is that of one data-parallel group."""
+    return "[config.py:" in line and ":print]" in line
+
+
+def recognises(text: str) -> bool:
+    """Whether the text holds the dump of DeepSpeed's configuration."""
+    return any(is_engine_setting(line) and "train_micro_batch_size_per_gpu" in line for line in text.split("\n"))
+
+
+def settings(lines: Sequence[str]) -> dict[str, Cell]:
+    """The cells that the configuration's dump states, and the JSON that it ends with."""
+    stated: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    for at, line in enumerate(lines):
+        if is_engine_setting(line) and (setting := _SETTING.search(line)):
+            stated[setting[1]] = setting[2]
+            config = _json_below(lines, at) if setting[1] == "json" else config
+    stage = stated.get("zero_optimization_stage") or _found(_STAGE, stated.get("zero_config", ""))
+    cells: dict[str, Cell] = {
+        "gbs": _count(stated.get("train_batch_size")),
+        "mbs": _count(stated.get("train_micro_batch_size_per_gpu")),
+        "dp": _count(stated.get("world_size")),
+        "zero_stage": _count(stage),
+        "optimizer": optimizer_cell(stated.get("optimizer_name") or str(_within(config, "optimizer", "type"))),
+        "precision": _precision(stated, config),
+    }
+    return {name: value for name, value in cells.items() if value is not None}
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of one log: a step takes the batch over the samples a second of its own."""
+    lines = text.split("\n")
+    reading = LogReading(cells=settings(lines))
+    gbs = reading.cells.get("gbs")
+    for at, line in enumerate(lines):
+        seconds, loss = None, None
+        if pipeline := _PIPELINE.search(line):
+            number, seconds, loss = int(pipeline[1]), float(pipeline[3]), _number(pipeline[2])
+        elif step := _STEP.search(line):
+            number, rate = int(step[1]), float(step[2])
+            seconds = gbs / rate if isinstance(gbs, int) and rate else None
+            if memory := _MEMORY.search(line):
+                reading.mem_gib_by_rank[0] = max(float(memory[1]), reading.mem_gib_by_rank.get(0, 0.0))
+        else:
+            continue
+        reading.after = at + 1
+        reading.steps.append(Step(number, seconds, gbs if isinstance(gbs, int) else None, loss))
+    return drafts_of(reading, lines, given)
+
+
+def _json_below(lines: Sequence[str], at: int) -> dict[str, Any]:
+    """The object that begins behind `json = ` and ends where a line is its last brace."""
+    end = next((end for end in range(at + 1, min(len(lines), at + _MOST_JSON_LINES)) if lines[end].rstrip() == "}"), at)
+    return json_object("\n".join(["{", *lines[at + 1 : end + 1]]))
+
+
+def _within(config: Mapping[str, Any], section: str, name: str) -> object:
+    inside = config.get(section)
+    return inside.get(name) if isinstance(inside, dict) else None
+
+
+def _precision(stated: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
+    halves = {"bf16": ("bfloat16_enabled", "bf16_enabled"), "fp16": ("fp16_enabled",)}
+    for precision, names in halves.items():
+        enabled = _within(config, precision, "enabled") is True
+        if enabled or any(stated.get(name) == "True" for name in names):
+            return precision
+    # neither is enabled: the engine then trains in the model's own type, which it does not print
+    return None
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match[1] if match else None
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < 1e30 else None

@@ -1,0 +1,168 @@
+"""What Hugging Face's Trainer leaves: its log, with a progress bar for the times, and `trainer_state.json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from trimaran.nouns.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.json_text import json_object, number_in
+from trimaran.store.importers.logs.deepspeed import settings
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell
+
+_START = "***** Running training *****"
+_COUNTS = {
+    "mbs": re.compile(r"Instantaneous batch size per device = ([\d,]{1,12})"),
+    "gbs": re.compile(r"Total train batch size \(.{1,60}\) = ([\d,]{1,12})"),
+    "accumulation": re.compile(r"Gradient Accumulation steps = ([\d,]{1,12})"),
+    "steps": re.compile(r"Total optimization steps = ([\d,]{1,12})"),
+}
+# `"n_embd": 768,` in the configuration as it is printed, and `Overriding config: n_embd=7168,n_head=32`
+_SIZES = {
+    "layers": ("n_layer", "num_hidden_layers"),
+    "hidden": ("n_embd", "hidden_size"),
+    "heads": ("n_head", "num_attention_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "ffn_hidden": ("n_inner", "intermediate_size"),
+    "vocab": ("vocab_size",),
+}
+_PRINTED = re.compile(r"^\s{0,8}\"(\w{1,40})\": (\d{1,9}),?\s*$")
+_OVERRIDES = re.compile(r"Overriding config: (\S{1,2000})")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# Arguments of the training, as `TrainingArguments(` lists them and as a configuration is overridden.
+_SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
+_BAR = re.compile(r"\b(\d{1,9})/(\d{1,9}) \[((?:\d{1,4}:)?\d{1,2}:\d\d)<")
+_ENTRY = re.compile(r"\{'(?:loss|train_runtime)'.{1,600}?\}")
+
+
+def recognises(text: str) -> bool:
+    """Whether the text is a Trainer's log or its state."""
+    return _START in text or ('"log_history"' in text and "log_history" in json_object(text))
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of one log, or of one `trainer_state.json`."""
+    state = json_object(text)
+    return _of_state(state, given) if "log_history" in state else _of_log(text, given)
+
+
+def _of_state(state: Mapping[str, object], given: Mapping[str, Cell]) -> list[Draft]:
+    reading = LogReading()
+    history = state["log_history"]
+    entries = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+    mbs = number_in(state, "train_batch_size")
+    reading.cells |= {"mbs": int(mbs)} if mbs else {}
+    for entry in entries:
+        step, loss = number_in(entry, "step"), number_in(entry, "loss")
+        if step is not None and loss is not None:
+            reading.steps.append(Step(int(step), loss=loss))
+    runtime = next((seconds for entry in entries if (seconds := number_in(entry, "train_runtime"))), None)
+    _mean_time(reading, runtime, number_in(state, "global_step"))
+    return drafts_of(reading, (), given)
+
+
+def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    lines = text.split("\n")
+    reading = LogReading()
+    counts = {name: found for name, pattern in _COUNTS.items() if (found := _last_count(pattern, lines)) is not None}
+    _model(lines, reading)
+    reading.cells |= {name: counts[name] for name in ("mbs", "gbs") if name in counts}
+    ranks = counts.get("mbs", 0) * counts.get("accumulation", 1)
+    if ranks and counts.get("gbs", 0) % ranks == 0:
+        reading.cells["dp"] = counts["gbs"] // ranks
+    engine = settings(lines)
+    if engine and engine.get("dp") == reading.cells.get("dp"):
+        # the batch is spread over all ranks of the engine's world, so that no rank shares a replica with another
+        reading.cells |= {"tp": 1, "pp": 1}
+    for name, value in engine.items():
+        reading.cells.setdefault(name, value)
+    for at, line in enumerate(lines):
+        if _START in line or _ENTRY.search(line) or _BAR.search(line):
+            reading.after = at + 1
+    losses = [number_in(entry, "loss") for entry in _entries(lines)]
+    runtime = next((seconds for entry in _entries(lines) if (seconds := number_in(entry, "train_runtime"))), None)
+    total = counts.get("steps")
+    bar = _bar_steps(lines, total)
+    reading.steps += bar or [Step(number, loss=loss) for number, loss in enumerate(losses, start=1) if loss is not None]
+    if bar:
+        reading.notes.append("times from the progress bar, to a whole second")
+    else:
+        _mean_time(reading, runtime, total)
+    return drafts_of(reading, lines, given)
+
+
+def _model(lines: Sequence[str], reading: LogReading) -> None:
+    """Shape and switches: of a configuration that is printed, and of what overrides it, which wins."""
+    printed: dict[str, str] = {}
+    overrides: dict[str, str] = {}
+    for line in lines:
+        if size := _PRINTED.match(line):
+            printed[size[1]] = size[2]
+        elif override := _OVERRIDES.search(line):
+            overrides |= dict(pair.partition("=")[::2] for pair in override[1].split(","))
+        for name, value in _SWITCH.findall(line):
+            _switch(name, value.lower() == "true", reading.cells)
+        if (optimizer := _OPTIMIZER.search(line)) and (cell := optimizer_cell(optimizer[1])):
+            reading.cells["optimizer"] = cell
+    stated = printed | overrides
+    for column, names in _SIZES.items():
+        if size_text := next((stated[name] for name in names if stated.get(name, "").isdecimal()), None):
+            reading.cells[column] = int(size_text[:10])
+    for trait in _EXPERTS:
+        if stated.get(trait, "").isdecimal() and int(stated[trait]) > 1:
+            reading.refusal = mixture(trait, stated[trait])
+
+
+def _switch(name: str, on: bool, cells: dict[str, Cell]) -> None:
+    if name == "gradient_checkpointing":
+        cells["recompute"] = "full" if on else cells.get("recompute", "none")
+    elif on:
+        cells["precision"] = name
+
+
+def _bar_steps(lines: Sequence[str], total: int | None) -> list[Step]:
+    """Steps by the training's own progress bar, which counts to the optimization steps; every rank prints one."""
+    clock: dict[int, int] = {}
+    for line in lines:
+        for done, of, elapsed in _BAR.findall(line):
+            if total is not None and int(of) == total:
+                seconds = 0
+                for part in elapsed.split(":"):
+                    seconds = 60 * seconds + int(part)
+                clock.setdefault(int(done), seconds)
+    steps, before = [], (0, 0)
+    for done in sorted(clock):
+        if done > before[0]:
+            took = (clock[done] - before[1]) / (done - before[0])
+            steps.append(Step(done, took if took > 0 else None))
+        before = (done, clock[done])
+    return steps
+
+
+def _mean_time(reading: LogReading, runtime: float | None, total: float | None) -> None:
+    """The mean over the whole training, where nothing else tells a step's time."""
+    if not runtime or not total:
+        return
+    losses = [step.loss for step in reading.steps if step.loss is not None]
+    reading.steps = [Step(int(total), runtime / total, loss=losses[-1] if losses else None)]
+    reading.notes.append(f"the mean over {int(total)} steps, start-up and evaluations included")
+
+
+def _entries(lines: Sequence[str]) -> list[dict[str, object]]:
+    """What the Trainer prints of itself, as `{'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.1}`."""
+    found = []
+    for line in lines:
+        for text in _ENTRY.findall(line):
+            found.append(json_object(text.replace("'", '"')))
+    return found
+
+
+def _last_count(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:
+    found = None
+    for line in lines:
+        if match := pattern.search(line):
+            digits = match[1].replace(",", "")
+            found = int(digits) if digits else found
+    return found

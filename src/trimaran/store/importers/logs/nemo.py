@@ -1,0 +1,117 @@
+"""Logs of NeMo: the progress bar of its Megatron trainer, and the step lines of its Automodel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from trimaran.nouns.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+
+# `50/50 [23:22<0:00, reduced_train_loss=0.1, global_step=49.00, consumed_samples=51200.0, train_step_timing in s=24.0]`
+_BAR = re.compile(
+    r"\b(\d{1,9})/\d{1,9} \[[^\]]{0,60}(?:, [^\]]{0,200})?\breduced_train_loss=([^,\]]{1,20})([^\]]{0,400})\]?"
+)
+_FIELD = re.compile(r"\b(global_step|consumed_samples|train_step_timing in s)=(\d{1,12}(?:\.\d{1,6})?)(?=[,\]]|$)")
+# `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
+_STEP = re.compile(
+    r"\bstep (\d{1,9}) \| epoch \d{1,6} \| loss (\S{1,20}) \|.{0,120}?\| mem (\d{1,6}\.\d{1,4}) GiB \| "
+    r"tps (\d{1,12}(?:\.\d{1,4})?)\((\d{1,12}(?:\.\d{1,4})?)/gpu\) \| num_label_tokens (\d{1,12})"
+)
+# `micro_batch_size: 4` in a configuration as it is printed, behind a logger's prefix or without
+_SETTING = re.compile(r"(?:^|[|\s])([a-z]\w{1,50}): (\S{1,80})\s*$")
+_COLUMNS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "ffn_hidden_size": "ffn_hidden",
+    "num_attention_heads": "heads",
+    "num_query_groups": "kv_heads",
+    "encoder_seq_length": "seq_len",
+    "seq_length": "seq_len",
+    "micro_batch_size": "mbs",
+    "local_batch_size": "mbs",
+    "global_batch_size": "gbs",
+    "tensor_model_parallel_size": "tp",
+    "tp_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "pp_size": "pp",
+    "context_parallel_size": "cp",
+    "cp_size": "cp",
+    "virtual_pipeline_model_parallel_size": "vpp",
+}
+_WORLD = re.compile(r"\bWorld size: (\d{1,8})\s*$")
+_EXPERTS = ("num_moe_experts", "num_experts")
+_PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32"}
+
+
+def recognises(text: str) -> bool:
+    """Whether the text holds steps of one of NeMo's trainers."""
+    return any(
+        ("reduced_train_loss=" in line and _BAR.search(line)) or ("num_label_tokens" in line and _STEP.search(line))
+        for line in text.split("\n")
+    )
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of one log. Automodel's tokens a second and those of its batch give a step's time."""
+    lines = text.split("\n")
+    reading = LogReading()
+    steps: dict[int, Step] = {}
+    for at, line in enumerate(lines):
+        step = _automodel_step(line, reading) or _bar_step(line)
+        if step is not None:
+            steps.setdefault(step.iteration, step)
+            reading.after = at + 1
+        elif world := _WORLD.search(line):
+            reading.cells["devices"] = int(world[1])
+        elif "FSDP2Manager" in line:
+            reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
+        elif "torch.optim." in line:
+            reading.cells["optimizer"] = optimizer_cell(line)
+        elif setting := _SETTING.search(line):
+            _setting(setting[1], setting[2], reading)
+    reading.steps = [steps[number] for number in sorted(steps)]
+    return drafts_of(reading, lines, given)
+
+
+def _automodel_step(line: str, reading: LogReading) -> Step | None:
+    match = _STEP.search(line)
+    if match is None:
+        return None
+    reading.mem_gib_by_rank[0] = max(float(match[3]), reading.mem_gib_by_rank.get(0, 0.0))
+    all_tokens, tokens = float(match[4]), float(match[5])
+    seconds = int(match[6]) / all_tokens if all_tokens else None
+    return Step(int(match[1]), seconds, loss=_number(match[2]), tokens_per_s_per_device=tokens)
+
+
+def _bar_step(line: str) -> Step | None:
+    """A step by the bar: the samples consumed give the global batch where both counts are printed whole."""
+    found = None
+    for match in _BAR.finditer(line):
+        found = match
+    if found is None:
+        return None
+    fields = {name: float(value) for name, value in _FIELD.findall(found[3])}
+    step, samples = fields.get("global_step"), fields.get("consumed_samples")
+    gbs = None
+    if step is not None and samples and samples % (step + 1) == 0:
+        gbs = int(samples / (step + 1))
+    return Step(int(found[1]), fields.get("train_step_timing in s") or None, gbs, _number(found[2]))
+
+
+def _setting(name: str, value: str, reading: LogReading) -> None:
+    if name in _COLUMNS and value.isdecimal():
+        reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
+    elif name == "precision" and value in _PRECISIONS:
+        reading.cells["precision"] = _PRECISIONS[value]
+    elif name in _EXPERTS and value.isdecimal() and int(value) > 1:
+        reading.refusal = mixture(name, value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < 1e30 else None

@@ -1,0 +1,127 @@
+"""Logs of OLMo-core: its configuration as Python prints it, and the metrics of its console logger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from trimaran.nouns.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+
+_STEP = re.compile(r"\[step=([\d,]{1,12})/[\d,]{1,12},epoch=\d{1,6}")
+_METRIC = re.compile(r"^\s{1,12}([\w/ ()-]{1,80})=([-+\d.,eE]{1,30})\s*$")
+_STAMP = re.compile(r"^\S{0,20}\s?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
+_LOSS, _BATCHES, _TOKENS = "train/CE loss", "throughput/device/BPS", "throughput/device/TPS"
+_MEMORY = "system/GPU active mem (GiB)"
+
+# The first of each counts: the model's configuration comes before those of others that name a size alike.
+_SIZES = {
+    "hidden": re.compile(r"\bd_model=(\d{1,9})\b"),
+    "vocab": re.compile(r"TransformerConfig\([^()]{0,200}?\bvocab_size=(\d{1,9})\b"),
+    "layers": re.compile(r"\bn_layers=(\d{1,9})\b"),
+    "heads": re.compile(r"\bn_heads=(\d{1,9})\b"),
+    "kv_heads": re.compile(r"\bn_kv_heads=(\d{1,9})\b"),
+    "ffn_hidden": re.compile(r"FeedForwardConfig\(hidden_size=(\d{1,9})\b"),
+    "seq_len": re.compile(r"\bsequence_length=(\d{1,9})\b"),
+    "tp": re.compile(r"TensorParallelConfig\(degree=(\d{1,9})\b"),
+    "pp": re.compile(r"PipelineParallelConfig\([^()]{0,200}?\bdegree=(\d{1,9})\b"),
+    "nodes": re.compile(r"\bnum_nodes=(\d{1,9})\b"),
+    "devices_per_node": re.compile(r"\bnum_gpus=(\d{1,9})\b"),
+}
+_TOKEN_COUNTS = {
+    "mbs": re.compile(r"\brank_microbatch_size=(\d{1,12})\b"),
+    "gbs": re.compile(r"\bglobal_batch_size=(\d{1,12})\b"),
+}
+_WORDS: tuple[tuple[re.Pattern[str], dict[str, Cell]], ...] = (
+    (re.compile(r"DataParallelConfig\(name='fsdp'"), {"dp_kind": "fully_sharded", "zero_stage": 3}),
+    (re.compile(r"DataParallelConfig\(name='ddp'"), {"dp_kind": "all_reduce", "zero_stage": 0}),
+    (re.compile(r"param_dtype='bfloat16'"), {"precision": "bf16"}),
+    (re.compile(r"ActivationCheckpointingConfig\(mode='full'"), {"recompute": "full"}),
+    (re.compile(r"ac_config=None"), {"recompute": "none"}),
+    (re.compile(r"tp_config=None"), {"tp": 1}),
+    (re.compile(r"\bTransformerTrainModuleConfig\("), {"pp": 1}),  # one of pipelines has a class of its own
+)
+_OPTIMIZER = re.compile(r"\boptim=(\w{1,40})Config\(")
+_EXPERTS = re.compile(r"\b(feed_forward_moe)=(\w{1,40})")
+
+
+def recognises(text: str) -> bool:
+    """Whether the text holds steps of OLMo-core's console logger, or its configuration where none was reached."""
+    return any("olmo_core." in line for line in text.split("\n")) and (
+        _STEP.search(text) is not None or "TransformerConfig(" in text
+    )
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of one log: the batches a second give a step's time, or the clock of the log's lines."""
+    lines = text.split("\n")
+    reading = LogReading(cells=_settings(text))
+    if (experts := _EXPERTS.search(text)) and experts[2] != "None":
+        reading.refusal = mixture(experts[1], experts[2])
+    gbs = reading.cells.get("gbs")
+    clocked: list[tuple[int, float | None, dict[str, float]]] = []
+    for at, line in enumerate(lines):
+        if step := _STEP.search(line):
+            clocked.append((int(step[1].replace(",", "")), _clock(line), {}))
+            reading.after = at + 1
+        elif clocked and (metric := _METRIC.match(line)):
+            if (value := _number(metric[2])) is not None:
+                clocked[-1][2][metric[1].strip()] = value
+            reading.after = at + 1
+    before: tuple[int, float] | None = None
+    for number, clock, metrics in clocked:
+        rate = metrics.get(_BATCHES)
+        seconds = 1.0 / rate if rate else None
+        if seconds is None and clock is not None and before is not None and number > before[0] and clock > before[1]:
+            seconds = (clock - before[1]) / (number - before[0])
+            reading.notes = ["sec_per_it from the clock of the log's lines, evaluations and checkpoints included"]
+        before = (number, clock) if clock is not None else before
+        if memory := metrics.get(_MEMORY):
+            reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
+        batch = gbs if isinstance(gbs, int) else None
+        reading.steps.append(
+            Step(number, seconds, batch, metrics.get(_LOSS), tokens_per_s_per_device=metrics.get(_TOKENS))
+        )
+    return drafts_of(reading, lines, given)
+
+
+def _settings(text: str) -> dict[str, Cell]:
+    """The cells that the configuration states; its batches are in tokens."""
+    cells: dict[str, Cell] = {}
+    for column, pattern in _SIZES.items():
+        if size := pattern.search(text):
+            cells[column] = stated_cell(column, size[1])
+    for pattern, stated in _WORDS:
+        if pattern.search(text):
+            cells |= {name: value for name, value in stated.items() if name not in cells}
+    seq_len = cells.get("seq_len")
+    for column, pattern in _TOKEN_COUNTS.items():
+        tokens = pattern.search(text)
+        if tokens and isinstance(seq_len, int) and int(tokens[1]) % seq_len == 0:
+            cells[column] = int(tokens[1]) // seq_len
+    if optimizer := _OPTIMIZER.search(text):
+        cells["optimizer"] = optimizer_cell(optimizer[1])
+    nodes, per_node = cells.get("nodes"), cells.get("devices_per_node")
+    if isinstance(nodes, int) and isinstance(per_node, int):
+        cells["devices"] = nodes * per_node
+    return {name: value for name, value in cells.items() if value is not None}
+
+
+def _clock(line: str) -> float | None:
+    match = _STAMP.search(line)
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1000.0
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return value if abs(value) < 1e30 else None

@@ -1,0 +1,40 @@
+"""The summary that Weights & Biases keeps of a run: `wandb-summary.json`, one object with the last of each metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trimaran.nouns.columns import Cell
+from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.json_text import json_object, number_in
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of
+
+_STEPS = ("train/global_step", "global_step", "trainer/global_step", "_step")
+_RUNTIMES = ("train/train_runtime", "train_runtime", "_runtime")
+_LOSSES = ("train/loss", "train_loss", "loss", "train/CE loss")
+_DURATIONS = ("throughput/duration", "perf/step_time", "train/step_time")
+
+
+def recognises(text: str) -> bool:
+    """Whether the text is the summary of a run."""
+    return '"_wandb"' in text and {"_wandb", "_step"} <= json_object(text).keys()
+
+
+def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
+    """The run's row. Shape, batch and layout stand in no summary: the user states them."""
+    summary = json_object(text)
+    reading = LogReading()
+    number, duration = _first(summary, _STEPS), _first(summary, _DURATIONS)
+    runtime = _first(summary, _RUNTIMES)
+    seconds = duration or (runtime / number if runtime and number else None)
+    if duration:
+        reading.notes.append("the time of the last step that was tracked")
+    elif seconds:
+        reading.notes.append(f"the mean over {number:.0f} steps, start-up and evaluations included")
+    if number is not None and 0 <= number < 1e9:
+        reading.steps.append(Step(int(number), seconds, loss=_first(summary, _LOSSES)))
+    return drafts_of(reading, (), given)
+
+
+def _first(summary: Mapping[str, object], names: tuple[str, ...]) -> float | None:
+    return next((value for name in names if (value := number_in(summary, name)) is not None), None)
