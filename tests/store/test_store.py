@@ -354,3 +354,39 @@ def test_a_trial_of_an_earlier_version_keeps_its_key() -> None:
     assert (
         trial_key(workload, layout, stack, cluster, stage_split=(6, 6), steps=6) == "f637fc1844c8dc6f1bd2dacf2a995b00"
     )
+
+
+def _peak_mib_and_cpu_s(*arguments: str) -> tuple[float, float]:
+    """What one run of the command line takes; the processor's time, since others share the machine."""
+    code = (
+        "import resource, sys; from trimaran.cli import main\n"
+        "try:\n    main()\nfinally:\n    used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "    print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, seconds = done.stderr.split()[-2:]
+    return float(peak), float(seconds)
+
+
+@pytest.mark.proof
+def test_a_hundred_thousand_rows_are_imported_merged_listed_and_exported_within_20_s_and_500_mib(
+    tmp_path: Path,
+) -> None:
+    rows = [row(None, sec_per_it=0.5 + n / 1024, table=f"T{n // 500}", row=str(n), source="s") for n in range(500)]
+    export_csv(rows, tmp_path / "some.csv")
+    header, *lines = (tmp_path / "some.csv").read_text().splitlines()
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join([header, *(line.replace("s,", f"s{n},", 1) for n in range(200) for line in lines)]))
+    a, b = str(tmp_path / "a.sqlite"), str(tmp_path / "b.sqlite")
+    for arguments in (
+        ("import", str(table), "--into", a),
+        ("store", b, "merge", a),
+        ("store", a, "list"),
+        ("store", a, "export", "-o", str(tmp_path / "x.csv")),
+        ("store", a, "export", "-o", str(tmp_path / "x.parquet")),
+    ):
+        peak_mib, seconds = _peak_mib_and_cpu_s(*arguments)
+        assert peak_mib < 500 and seconds < 20, (arguments, peak_mib, seconds)
+    with Store(b) as store:
+        assert store.count() == 100_000

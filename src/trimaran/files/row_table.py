@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from trimaran.files.catalogue import CATALOG, write_atomically
 from trimaran.files.row_nouns import implied_cells
-from trimaran.nouns.columns import BY_NAME, COLUMNS, RUN_COLUMNS, missing_required, parse_cell
+from trimaran.nouns.columns import BY_NAME, COLUMNS, RUN_COLUMNS, Cell, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.recipe.published import PublishedTable
@@ -94,20 +94,48 @@ def packaged_tables() -> tuple[str, ...]:
 
 def parse_table(text: str, source: str) -> Table:
     """Parse CSV text of the table contract; see read_table."""
-    try:
-        lines = list(csv.reader(io.StringIO(text), strict=True))
-    except csv.Error as error:
-        raise TrimaranError(f"table {source} is not valid CSV: {error}") from None
-    if not lines:
+    header, lines = header_and_lines(text, source)
+    rows = tuple(_parse_row(number, header, cells) for number, cells in lines)
+    return Table(header, rows, source)
+
+
+def header_and_lines(text: str, source: str) -> tuple[tuple[str, ...], Iterator[tuple[int, list[str]]]]:
+    """The columns of a CSV of the table contract, and its lines one by one: number and cells, no blank ones.
+
+    Raises TrimaranError where the text is no CSV or lacks a required column.
+    """
+    lines = _csv_lines(text, source)
+    first = next(lines, None)
+    if first is None:
         raise TrimaranError(f"table {source} is empty: its first line must name the columns")
-    header = tuple(name.strip() for name in lines[0])
+    header = tuple(name.strip() for name in first)
     if duplicate := next((name for name in header if header.count(name) > 1), None):
         raise TrimaranError(f"table {source} has column {duplicate!r} twice: rename one")
     if missing := missing_required(header):
         hint = "; its cells must be separated by commas" if len(header) == 1 else ""
         raise TrimaranError(f"table {source} lacks column {missing[0]!r}: required are {_required_names()}{hint}")
-    rows = tuple(_parse_row(number, header, cells) for number, cells in enumerate(lines[1:], start=1) if any(cells))
-    return Table(header, rows, source)
+    return header, ((number, cells) for number, cells in enumerate(lines, start=1) if any(cells))
+
+
+def _csv_lines(text: str, source: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO(text), strict=True)
+    except csv.Error as error:
+        raise TrimaranError(f"table {source} is not valid CSV: {error}") from None
+
+
+def stated_cells(number: int, header: Sequence[str], cells: Sequence[str]) -> dict[str, Cell]:
+    """The typed cells that one line fills, in the contract's columns. Raises ValueError with what is wrong in it."""
+    if len(cells) != len(header):
+        raise ValueError(f"row {number} has {len(cells)} cells, the header {len(header)}: a cell is missing or shifted")
+    try:
+        return {
+            name: parse_cell(BY_NAME[name], text)
+            for name, text in zip(header, cells, strict=True)
+            if name in BY_NAME and text.strip()
+        }
+    except ValueError as error:
+        raise ValueError(f"row {number}: {error}") from None
 
 
 def misspelt_columns(header: Sequence[str]) -> list[str]:
@@ -127,11 +155,11 @@ def _required_names() -> str:
 
 def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     raw = dict(zip(header, cells, strict=False))
-    if len(cells) != len(header):
-        error = f"row {number} has {len(cells)} cells, the header {len(header)}: a cell is missing or shifted"
-        return Row(number, raw, None, error)
     try:
-        stated = {name: parse_cell(column, raw[name]) for name, column in BY_NAME.items() if raw.get(name, "").strip()}
+        stated = stated_cells(number, header, cells)
+    except ValueError as error:
+        return Row(number, raw, None, str(error))
+    try:
         values = {name: column.default for name, column in BY_NAME.items()} | implied_cells(stated) | stated
         if empty := next((column.name for column in COLUMNS if column.required and values[column.name] is None), None):
             return Row(number, raw, None, f"row {number}: {empty} is empty, and it has no default: fill it in")
@@ -142,17 +170,33 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
         return Row(number, raw, None, f"row {number}: {error}")
 
 
-def write_table(path: str | Path, measurements: Sequence[Measurement]) -> None:
-    """Write measurements as CSV of the table contract, whole or not at all. What was not measured is an empty cell."""
-    write_atomically(path, format_table(measurements))
+def write_table(path: str | Path, measurements: Iterable[Measurement]) -> int:
+    """Write measurements as CSV of the table contract, whole or not at all; how many. No figure is an empty cell."""
+    text, number = _formatted(measurements)
+    write_atomically(path, text)
+    return number
 
 
-def format_table(measurements: Sequence[Measurement]) -> str:
-    """Measurements as CSV text of the table contract, the columns of runs made here behind where a row fills them."""
-    names = [column.name for column in COLUMNS]
-    names += [c.name for c in RUN_COLUMNS if any(getattr(row, c.name) is not None for row in measurements)]
-    out = io.StringIO()
+def format_table(measurements: Iterable[Measurement]) -> str:
+    """Measurements as CSV text of the table contract, the columns of runs made here behind where a row fills them.
+
+    They are gone through twice.
+    """
+    return _formatted(measurements)[0]
+
+
+def _formatted(measurements: Iterable[Measurement]) -> tuple[str, int]:
+    behind = [column.name for column in RUN_COLUMNS]
+    filled: set[str] = set()
+    for row in measurements:
+        filled |= {name for name in behind if getattr(row, name) is not None}
+        if len(filled) == len(behind):
+            break
+    names = [*(column.name for column in COLUMNS), *(name for name in behind if name in filled)]
+    out, number = io.StringIO(), 0
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([getattr(row, name) for name in names] for row in measurements)
-    return out.getvalue()
+    for row in measurements:
+        writer.writerow([getattr(row, name) for name in names])
+        number += 1
+    return out.getvalue(), number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -185,8 +186,8 @@ def _parse_word(column: Column, text: str) -> str:
     if not column.choices:
         if column.looks and not re.search(column.looks, text):
             raise ValueError(f"{column.name} is {text[:60]!r}, expected {column.like}: is a cell missing or shifted?")
-        return text
-    word = text if text in column.choices else _words(column.choices).get(text.lower())
+        return sys.intern(text)  # a long table says the same names in every row
+    word = _words(column.choices).get(text.lower())
     if word is None:
         raise ValueError(f"{column.name} is {text!r}, expected one of {', '.join(column.choices)}")
     return word

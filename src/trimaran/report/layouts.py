@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from trimaran.layout.choices import CHOICES, Choice, Heading
@@ -36,12 +36,17 @@ def layout_cells(
             yield "gbs", gbs
 
 
-def unused(shown: Sequence[tuple[Choice, Heading]], rows: Sequence[Layout | Measurement]) -> frozenset[str]:
+def unused(shown: Sequence[tuple[Choice, Heading]], rows: Iterable[Layout | Measurement]) -> frozenset[str]:
     """The choices that a table leaves out where all its rows have the default.
 
     A plan says a number that matters (its ZeRO stage) all the same, a table of runs does not.
     """
-    left_out = (
-        c for c, heading in shown if heading.blank == "table" or (shown is MEASURED and c.bounds and heading.dull)
-    )
-    return frozenset(c.name for c in left_out if all(getattr(row, c.name) == c.default for row in rows))
+    left_out = {
+        c.name: c.default
+        for c, heading in shown
+        if heading.blank == "table" or (shown is MEASURED and c.bounds and heading.dull)
+    }
+    for row in rows:
+        for name in [name for name, default in left_out.items() if getattr(row, name) != default]:
+            del left_out[name]
+    return frozenset(left_out)

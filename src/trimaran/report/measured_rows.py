@@ -30,10 +30,11 @@ def records(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     """One record a measurement; fields that say the same default everywhere are left blank."""
     rows = list(measurements)
     left_out = unused(MEASURED, rows)
-    return [_record(row, left_out) for row in rows]
+    return [record(row, left_out) for row in rows]
 
 
-def _record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
+def record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
+    """One measurement without the fields `left_out`, which say the same default in all rows of the table."""
     spread = row.sec_per_it_spread
     return {
         "nodes": row.nodes,

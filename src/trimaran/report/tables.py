@@ -66,7 +66,7 @@ def _csv(records: Sequence[Record]) -> str:
 
 
 def _markdown(records: Sequence[Record], fields: Sequence[Field]) -> str:
-    texts = [[field.show(record).replace("|", "\\|") for field in fields] for record in records]
+    texts = [[text.replace("|", "\\|") for text in row] for row in _texts(records, fields)]
     widths = [max(3, len(field.title), *(len(row[i]) for row in texts)) for i, field in enumerate(fields)]
     lines = ["| " + " | ".join(_pad(f.title, w, f.left) for f, w in zip(fields, widths, strict=True)) + " |"]
     rules = (":" + "-" * (w - 1) if f.left else "-" * (w - 1) + ":" for f, w in zip(fields, widths, strict=True))
@@ -98,13 +98,19 @@ def _latex(records: Sequence[Record], fields: Sequence[Field]) -> str:
 
 
 def _console(records: Sequence[Record], fields: Sequence[Field]) -> str:
-    texts = [[field.show(record) for field in fields] for record in records]
+    texts = _texts(records, fields)
     widths = [max(len(field.title), *(len(row[i]) for row in texts)) for i, field in enumerate(fields)]
     lines = ["  ".join(_pad(f.title, w, f.left) for f, w in zip(fields, widths, strict=True)).rstrip()]
     lines.append("  ".join("-" * w for w in widths))
     for row in texts:
         lines.append("  ".join(_pad(t, w, f.left) for t, f, w in zip(row, fields, widths, strict=True)).rstrip())
     return "\n".join(lines)
+
+
+def _texts(records: Sequence[Record], fields: Sequence[Field]) -> list[list[str]]:
+    """Every cell as a person reads it; equal texts are one object, since a long table says the same ones over."""
+    seen: dict[str, str] = {}
+    return [[seen.setdefault(text, text) for text in (field.show(record) for field in fields)] for record in records]
 
 
 def _pad(text: str, width: int, left: bool) -> str:

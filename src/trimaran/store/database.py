@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,17 @@ from typing import Self
 from trimaran.nouns.columns import RUN_COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.store.filter import Condition
 from trimaran.store.owner import Owner
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
-_NOT_KEPT_BEFORE = dict.fromkeys(column.name for column in RUN_COLUMNS)
+# Where in a row's cells stands what stores of earlier versions did not keep.
+_KEPT_SINCE = frozenset(FIELDS.index(column.name) for column in RUN_COLUMNS)
+_INSERT = (
+    f"INSERT INTO measurement (attempt, {', '.join(map(quoted, FIELDS))}) VALUES (?, {', '.join('?' * len(FIELDS))})"
+)
 # A file of such a name is expected to be text, or another format.
 _TABLES = (".csv", ".tsv", ".md", ".json", ".toml", ".txt", ".log", ".parquet")
 
@@ -100,24 +106,28 @@ class Store:
 
         A run is there, too, where it was stored before rows kept their whole layout and model.
         """
+        return self.add_new_of([measurements])[0]
+
+    def add_new_of(self, sources: Iterable[Iterable[Measurement]]) -> list[int]:
+        """As `add_new`, from several sources that may be read while rows are stored: all or none, how many of each."""
+        added = []
         with self._writing():
-            stored = self._connection.execute("SELECT * FROM measurement")
-            known = {tuple(row[name] for name in FIELDS) for row in stored}
-            added = 0
-            for measurement in measurements:
-                cells = tuple(to_cells(measurement))
-                if not known & {cells, tuple(to_cells(measurement.model_copy(update=_NOT_KEPT_BEFORE)))}:
-                    known.add(cells)
-                    self._insert(measurement, keep_claim=True)
-                    added += 1
+            stored = self._connection.execute(f"SELECT {', '.join(map(quoted, FIELDS))} FROM measurement")
+            known = {_digest(tuple(row)) for row in stored}
+            for measurements in sources:
+                before = len(known)
+                for measurement in measurements:
+                    cells = to_cells(measurement)
+                    digest = _digest(cells)
+                    if digest in known or (_KEPT_SINCE and _digest(_as_before(cells)) in known):
+                        continue
+                    known.add(digest)
+                    self._insert(measurement, keep_claim=True, cells=cells)
+                added.append(len(known) - before)
         return added
 
-    def measurements(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Measurement]:
-        """All runs in the order they were stored; of a trial run again only the last, unless asked."""
-        return [run.measurement for run in self.runs(recipe=recipe, every_attempt=every_attempt)]
-
-    def runs(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Run]:
-        """As `measurements`, each with its number in this store."""
+    def each(self, *, recipe: str | None = None, every_attempt: bool = False) -> Iterator[Run]:
+        """As `runs`, one by one: a store may have more rows than one wants to hold."""
         conditions, values = [], []
         if recipe is not None:
             conditions.append("recipe = ?")
@@ -129,8 +139,25 @@ class Store:
             )
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         with self._explained():
-            rows = self._connection.execute(f"SELECT * FROM measurement {where} ORDER BY id", values).fetchall()
-        return [Run(row["id"], row["attempt"], from_cells(row)) for row in rows]
+            for row in self._connection.execute(f"SELECT * FROM measurement {where} ORDER BY id", values):
+                yield Run(row["id"], row["attempt"], from_cells(row))
+
+    def chosen(self, conditions: Sequence[Condition] = (), *, every_attempt: bool = False) -> Chosen:
+        """The runs that meet all conditions, read anew by every loop over them."""
+        return Chosen(self, tuple(conditions), every_attempt)
+
+    def count(self) -> int:
+        """How many runs are stored, every attempt counted."""
+        with self._explained():
+            return int(self._connection.execute("SELECT COUNT(*) FROM measurement").fetchone()[0])
+
+    def measurements(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Measurement]:
+        """All runs in the order they were stored; of a trial run again only the last, unless asked."""
+        return [run.measurement for run in self.runs(recipe=recipe, every_attempt=every_attempt)]
+
+    def runs(self, *, recipe: str | None = None, every_attempt: bool = False) -> list[Run]:
+        """As `measurements`, each with its number in this store."""
+        return list(self.each(recipe=recipe, every_attempt=every_attempt))
 
     def run(self, number: int) -> Run:
         """One run by its number. Raises TrimaranError where there is none."""
@@ -187,14 +214,11 @@ class Store:
                 (key, this_process.host, this_process.pid, this_process.started),
             )
 
-    def _insert(self, measurement: Measurement, *, keep_claim: bool = False) -> None:
-        names = ", ".join(map(quoted, FIELDS))
-        marks = ", ".join("?" * len(FIELDS))
+    def _insert(
+        self, measurement: Measurement, *, keep_claim: bool = False, cells: Sequence[object] | None = None
+    ) -> None:
         attempt = self._attempts(measurement.trial_key) + 1 if measurement.trial_key else 1
-        self._connection.execute(
-            f"INSERT INTO measurement (attempt, {names}) VALUES (?, {marks})",
-            [attempt, *to_cells(measurement)],
-        )
+        self._connection.execute(_INSERT, [attempt, *(cells or to_cells(measurement))])
         if measurement.trial_key and not keep_claim:
             self._connection.execute("DELETE FROM claim WHERE trial_key = ?", (measurement.trial_key,))
 
@@ -263,6 +287,45 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise TrimaranError(f"store {self.path}: {_remedy(error)}") from None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Runs of an open store that meet conditions. A loop reads them one by one, and the next loop reads them anew."""
+
+    store: Store
+    conditions: tuple[Condition, ...]
+    every_attempt: bool
+
+    def __iter__(self) -> Iterator[Run]:
+        for run in self.store.each(every_attempt=self.every_attempt):
+            if all(condition(run.measurement) for condition in self.conditions):
+                yield run
+
+    @property
+    def measurements(self) -> ChosenMeasurements:
+        """Their measurements alone."""
+        return ChosenMeasurements(self)
+
+
+@dataclass(frozen=True)
+class ChosenMeasurements:
+    """The measurements of runs that are read anew by every loop."""
+
+    runs: Chosen
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return (run.measurement for run in self.runs)
+
+
+def _digest(cells: Sequence[object]) -> bytes:
+    """What a row's cells are known by: 16 bytes, where those of a hundred thousand rows would fill the memory."""
+    return hashlib.blake2b(repr(tuple(cells)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _as_before(cells: Sequence[object]) -> list[object]:
+    """The cells as a store of an earlier version kept them."""
+    return [None if at in _KEPT_SINCE else cell for at, cell in enumerate(cells)]
 
 
 def _remedy(error: sqlite3.Error) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 
+_GROUP = 5000
 _FLOATS = frozenset({"sec_per_it_spread", "predicted_sec_per_it", "predicted_mem_gib", "wall_s"})
 _LISTS = frozenset({"step_times_s", "losses", "mem_gib_per_rank"})
 _MAPPINGS = frozenset({"libraries", "environment"})
 
 
-def export_table(measurements: Sequence[Measurement], path: Path) -> int:
-    """Write the rows as what the path ends in, `.csv` or `.parquet`, and return their number."""
+def export_table(measurements: Iterable[Measurement], path: Path) -> int:
+    """Write the rows as what the path ends in, `.csv` or `.parquet`, and return their number.
+
+    They may be gone through twice: a list, or the rows that a store has chosen.
+    """
     writers = {".csv": export_csv, ".parquet": export_parquet}
     if path.suffix not in writers:
         raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: the table is written as .csv or .parquet")
@@ -30,9 +35,7 @@ def export_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
 
     What was not measured is an empty cell.
     """
-    rows = list(measurements)
-    write_table(path, rows)
-    return len(rows)
+    return write_table(path, list(measurements) if isinstance(measurements, Iterator) else measurements)
 
 
 def export_parquet(measurements: Iterable[Measurement], path: str | Path) -> int:
@@ -42,21 +45,29 @@ def export_parquet(measurements: Iterable[Measurement], path: str | Path) -> int
         import pyarrow.parquet as pq
     except ImportError:
         raise TrimaranError("Parquet needs pyarrow: pip install 'trimaran[train]', or write .csv") from None
-    rows = list(measurements)
-    fields = [pa.field(name, _arrow_type(pa, name)) for name in Measurement.model_fields]
-    cells = [{name: _arrow_cell(name, getattr(row, name)) for name in Measurement.model_fields} for row in rows]
-    table = pa.Table.from_pylist(cells, schema=pa.schema(fields))
+    schema = pa.schema([pa.field(name, _arrow_type(pa, name)) for name in Measurement.model_fields])
     target = Path(path)
     temporary = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, temporary)
+        number, rows = 0, iter(measurements)
+        with pq.ParquetWriter(temporary, schema) as writer:
+            # in groups, since the cells of a hundred thousand rows with every field would fill the memory
+            while (group := list(islice(rows, _GROUP))) or not number:
+                writer.write_table(pa.Table.from_pylist([_arrow_row(row) for row in group], schema=schema))
+                number += len(group)
+                if not group:
+                    break
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         reason = error.strerror or str(error)
         raise TrimaranError(f"{target} cannot be written: {reason}; free space or choose another path") from None
-    return len(rows)
+    return number
+
+
+def _arrow_row(row: Measurement) -> dict[str, Any]:
+    return {name: _arrow_cell(name, getattr(row, name)) for name in Measurement.model_fields}
 
 
 def _arrow_type(pa: Any, name: str) -> Any:

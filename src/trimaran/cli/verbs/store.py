@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,16 +48,26 @@ def list_(
 
     Example: trimaran store runs/laptop/store.sqlite list --where status=ok --sort sec_per_it
     """
-    from trimaran.report.measured_rows import FIELDS, records
+    from trimaran.report.layouts import MEASURED, unused
+    from trimaran.report.measured_rows import FIELDS, record
     from trimaran.report.tables import Field, render
+    from trimaran.store import Store
+    from trimaran.store.filter import parse_condition, sort_key
 
-    runs = _selected(context.obj, where or [], every, sort)
-    if not runs:
+    conditions = [parse_condition(text) for text in where or []]
+    key = sort_key(sort) if sort is not None else None
+    with Store(context.obj, create=False) as opened:
+        runs = opened.chosen(conditions, every_attempt=every)
+        left_out = unused(MEASURED, runs.measurements)
+        ordered = []
+        for run in runs:
+            head = {"number": run.number, "from": _origin(run), "quality": run.measurement.quality}
+            ordered.append((key(run.measurement) if key else (), head | record(run.measurement, left_out)))
+    if key:
+        ordered.sort(key=lambda pair: pair[0])
+    lines = [line for _, line in ordered]
+    if not lines:
         typer.echo(f"no run in {context.obj} meets {' and '.join(where or ['these terms'])}", err=True)
-    lines = [
-        {"number": run.number, "from": _origin(run), "quality": run.measurement.quality, **record}
-        for run, record in zip(runs, records(run.measurement for run in runs), strict=True)
-    ]
     number, origin, quality = Field("number", "#"), Field("from", "From", left=True), Field("quality", "Quality")
     typer.echo(render(lines, [number, origin, *FIELDS[:-1], quality, FIELDS[-1]], form.value))
 
@@ -119,10 +130,13 @@ def export(
 
     Example: trimaran store runs/laptop/store.sqlite export -o runs.parquet
     """
-    from trimaran.store import export_table
+    from trimaran.store import Store, export_table
+    from trimaran.store.filter import parse_condition
 
-    rows = [run.measurement for run in _selected(context.obj, where or [], every, None)]
-    typer.echo(f"{export_table(rows, output)} rows written to {output}")
+    conditions = [parse_condition(text) for text in where or []]
+    with Store(context.obj, create=False) as opened:
+        number = export_table(opened.chosen(conditions, every_attempt=every).measurements, output)
+    typer.echo(f"{number} rows written to {output}")
 
 
 @store.command()
@@ -136,25 +150,15 @@ def merge(
     """
     from trimaran.store import Store
 
-    read = []
-    for path in others:
-        with Store(path, create=False) as other:
-            read.append(other.measurements(every_attempt=True))
-    with Store(context.obj) as opened:
-        for path, rows in zip(others, read, strict=True):
-            typer.echo(f"{opened.add_new(rows)} of {len(rows)} runs added from {path}")
-
-
-def _selected(path: Path, where: list[str], every: bool, sort: str | None) -> list[Run]:
-    from trimaran.store import Store
-    from trimaran.store.filter import parse_condition, sort_key
-
-    conditions = [parse_condition(text) for text in where]
-    key = sort_key(sort) if sort is not None else None
-    with Store(path, create=False) as opened:
-        runs = opened.runs(every_attempt=every)
-    runs = [run for run in runs if all(condition(run.measurement) for condition in conditions)]
-    return sorted(runs, key=lambda run: key(run.measurement)) if key else runs
+    with ExitStack() as stack:
+        # all are opened, and read to their ends, in one transaction: a damaged one leaves this store alone
+        opened = [stack.enter_context(Store(path, create=False)) for path in others]
+        counts = [other.count() for other in opened]
+        rows = ((run.measurement for run in other.each(every_attempt=True)) for other in opened)
+        with Store(context.obj) as target:
+            added = target.add_new_of(rows)
+    for path, new, of in zip(others, added, counts, strict=True):
+        typer.echo(f"{new} of {of} runs added from {path}")
 
 
 def _run(path: Path, number: int) -> Run:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trimaran.files.row_nouns import implied_cells
-from trimaran.files.row_table import parse_table
-from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
+from trimaran.files.row_table import header_and_lines, stated_cells
+from trimaran.nouns.columns import BY_NAME, Cell
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.document_rows import Reading
 from trimaran.store.importers.draft import Draft
@@ -21,19 +21,24 @@ def recognises(text: str) -> bool:
 
 def read(text: str, given: Mapping[str, Cell], path: Path) -> Reading:
     """The table's rows. A row that states its quality keeps it; the others are examined like a document's."""
-    table = parse_table(text, str(path))
-    reading = Reading(unread={name for name in table.header if name not in BY_NAME})
-    for row in table.rows:
-        if row.error is not None:
-            reading.refused.append(row.error)
+    header, lines = header_and_lines(text, str(path))
+    reading = Reading(unread={name for name in header if name not in BY_NAME})
+    for number, line in lines:
+        try:
+            cells = stated_cells(number, header, line)
+            implied = implied_cells(cells)
+        except ValueError as error:
+            reading.refused.append(str(error))
             continue
-        stated = {name: row.cells.get(name, "").strip() for name in BY_NAME}
-        draft = Draft(stated["table"], stated["row"] or str(row.number), stated["section"])
-        draft.cells |= {name: parse_cell(BY_NAME[name], text) for name, text in stated.items() if text}
-        draft.notes += [stated["notes"]] if stated["notes"] else []
-        draft.fill(implied_cells(draft.cells))
+        except TrimaranError as error:
+            reading.refused.append(f"row {number}: {error}")
+            continue
+        table, row, section = (str(cells.get(name, "")) for name in ("table", "row", "section"))
+        draft = Draft(table, row or str(number), section, cells)
+        draft.notes += [str(cells["notes"])] if "notes" in cells else []
+        draft.fill(implied)
         draft.fill(given)
         reading.drafts.append(draft)
-    if not table.rows:
+    if not reading.drafts and not reading.refused:
         raise TrimaranError(f"{path} has a header but no rows")
     return reading

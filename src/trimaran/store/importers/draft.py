@@ -30,10 +30,12 @@ DOUBTS = (
     "repeat",
 )
 
+_GIVEN = set(Measurement.model_fields)
+
 Accept = Callable[[str], bool]
 
 
-@dataclass
+@dataclass(slots=True)
 class Draft:
     """One row: its typed cells, notes in order, doubts, and repairs that were proposed but not made.
 
@@ -129,7 +131,10 @@ def finish(draft: Draft, source: str) -> Measurement | str:
     try:
         for name, column in BY_NAME.items():
             cells[name] = None if name in blank else check_cell(column, cells.get(name))
-        return Measurement.model_validate({**cells, **draft.extra})
+        stated = {name: value for name, value in cells.items() if value is not None or name in blank}
+        valid = Measurement.model_validate(stated | draft.extra)
+        # one set of the fields that were given, for all rows: their own would be half of what a row holds
+        return Measurement.model_construct(_GIVEN, **vars(valid))
     except ValidationError as error:
         return f"{draft.name}: {first_error(error)}"
     except ValueError as error:

@@ -112,11 +112,15 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     chosen = _format(path, text, form)
     reading = chosen.read(text, asked, path)
     examine([draft for draft in reading.drafts if draft.cells.get("quality") is None], asked.accept)
-    finished = [finish(draft, path.stem) for draft in reading.drafts]
+    proposals = tuple(proposal for draft in reading.drafts for proposal in draft.proposals)
+    finished: list[Measurement | str] = []
+    reading.drafts.reverse()
+    while reading.drafts:  # a draft goes when its row is there: a table may have 100,000 of both
+        finished.append(finish(reading.drafts.pop(), path.stem))
     return Imported(
         rows=tuple(row for row in finished if isinstance(row, Measurement)),
         refused=(*reading.refused, *(row for row in finished if isinstance(row, str))),
-        proposals=tuple(proposal for draft in reading.drafts for proposal in draft.proposals),
+        proposals=proposals,
         unread=tuple(sorted(reading.unread)),
         remarks=tuple(reading.remarks),
         format=chosen.name,

@@ -15,7 +15,7 @@ _SETTING = re.compile(
     r"\b(num_hidden_layers|hidden_size|intermediate_size|num_attention_heads|num_key_value_heads|vocab_size"
     r"|sequence_length|micro_batch_size|zero_stage|dp|pp|tp)=(\d{1,9})\b"
 )
-_WORD = re.compile(r"\b(dtype=torch\.\w{1,20}|recompute_layer=(?:True|False)|name='\w{1,20}')")
+_WORD = re.compile(r"\b(dtype=torch\.\w{1,20}|recompute_layer=(?:True|False)|name='(?:adam|sgd)\w{0,20}')")
 _WORDS: dict[str, dict[str, Cell]] = {
     "dtype=torch.bfloat16": {"precision": "bf16"},
     "dtype=torch.float16": {"precision": "fp16"},

@@ -41,6 +41,7 @@ _COLUMNS = {
     "virtual_pipeline_model_parallel_size": "vpp",
 }
 _WORLD = re.compile(r"\bWorld size: (\d{1,8})\s*$")
+_OPTIMIZER = re.compile(r"<class 'torch\.optim\.(?!lr_scheduler)\w{1,40}\.(\w{1,40})'>")
 _EXPERTS = ("num_moe_experts", "num_experts")
 _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32"}
 
@@ -67,8 +68,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.cells["devices"] = int(world[1])
         elif "FSDP2Manager" in line:
             reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
-        elif "torch.optim." in line:
-            reading.cells["optimizer"] = optimizer_cell(line)
+        elif optimizer := _OPTIMIZER.search(line):
+            reading.cells["optimizer"] = optimizer_cell(optimizer[1])
         elif setting := _SETTING.search(line):
             _setting(setting[1], setting[2], reading)
     reading.steps = [steps[number] for number in sorted(steps)]

@@ -136,9 +136,12 @@ def mixture(trait: str, value: str) -> str:
 
 
 def optimizer_cell(name: str | None) -> Cell:
-    """The table's word for an optimizer (AdamW counts as Adam: it keeps the same moments), or None."""
+    """The table's word for an optimizer (AdamW counts as Adam: it keeps the same moments); another stays as it is.
+
+    So a row of an optimizer that the table does not know is refused by it.
+    """
     lower = (name or "").lower()
-    return next((word for word in ("adam", "sgd") if word in lower), None)
+    return next((word for word in ("adam", "sgd") if word in lower), None if lower in ("", "none") else lower)
 
 
 def _draft(reading: LogReading, number: int) -> Draft:
