@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.effects.optimizer import step_time
 from trimaran.cost.effects.time_effects import PARTS, TIME_PARTS
@@ -16,6 +17,7 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.kernels import rates
 from trimaran.cost.memory import parts as memory_parts
 from trimaran.cost.memory.parts import MEMORY_PARTS
+from trimaran.cost.network import Network, group
 from trimaran.cost.shapes import kept_bytes
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
@@ -176,3 +178,37 @@ def test_a_layer_keeps_what_the_paper_says() -> None:
     kept = kept_bytes(case, LayoutGrid.build(workload, case.stack, mbs=b, precision="fp16"))
     np.testing.assert_allclose(kept.layer, s * b * h * (34 + 5 * a * s / h))
     np.testing.assert_allclose(kept.selective, 34 * s * b * h)
+
+
+def sharded_time(devices: int, cluster: Cluster, mbs: int = 4) -> float:
+    workload = Workload(model=load_model("llama2-7b"), seq_len=4096, global_batch=devices * mbs)
+    layout = Layout(dp=devices, mbs=mbs, zero_stage=3, dp_kind="fully_sharded", precision="bf16")
+    return estimate(Case.of(workload, cluster, load_stack("torch-fsdp")), layout).time.dp
+
+
+def test_gathers_of_layers_hide_behind_compute_until_rings_are_long() -> None:
+    cluster = load_cluster("dgx-a100-80gb")
+    few, many = sharded_time(64, cluster), sharded_time(4096, cluster)
+    compute = estimate(
+        Case.of(
+            Workload(model=load_model("llama2-7b"), seq_len=4096, global_batch=4), cluster, load_stack("torch-fsdp")
+        ),
+        Layout(mbs=4, precision="bf16"),
+    ).sec_per_it
+    assert few < 0.1 * compute
+    # 66 collectives of a ring of 4096 ranks, whose first byte alone takes 512 hops between nodes and 3,584 inside
+    hops = (512 * cluster.inter.latency_us + 3583 * cluster.intra.latency_us) * 1e-6
+    assert many - few > 4 * hops
+    # with little work in a micro-batch most of them show
+    assert sharded_time(4096, cluster, mbs=1) > sharded_time(4096, cluster) - 1e-9 > few
+
+
+def test_an_all_reduce_of_many_nodes_takes_a_tree_and_a_gather_a_ring() -> None:
+    cluster = gpu_cluster(latency_us=5.0)
+    devices = np.array([1024])
+    ranks = group(devices, np.array([1]), devices, cluster)
+    network = Network(cluster, prior(cluster, STACKS[0]))
+    start = network.calibration.collective_us * 1e-6
+    nothing = np.zeros(1)
+    assert network.all_gather(nothing, ranks)[0] == pytest.approx(start + 1023 * 5e-6)
+    assert network.all_reduce(nothing, ranks)[0] == pytest.approx(start + 2 * (7 + 7) * 5e-6)

@@ -11,6 +11,7 @@ from trimaran.cost.predict_table import predict_table
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, format_table, misspelt_columns, packaged_table, packaged_tables, parse_table
 from trimaran.nouns.columns import BY_NAME, COLUMNS, parse_cell
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 
 SEEDS = packaged_table()
@@ -121,3 +122,13 @@ def test_a_misspelt_column_that_is_not_required_is_told() -> None:
     (told,) = misspelt_columns([*header, "my_own_remark"])
     assert "'recomputee' is not known" in told and "'recompute' is missing" in told
     assert not misspelt_columns(SEEDS.header)
+
+
+@pytest.mark.parametrize(("stack", "splits"), [("torchtitan", True), ("megatron", False)])
+def test_a_published_row_has_sequence_parallelism_where_its_stack_always_does(stack: str, splits: bool) -> None:
+    row = Measurement(
+        layers=32, hidden=4096, heads=32, seq_len=8192, vocab=128256, dp=8, tp=8, pp=1, mbs=1, gbs=8, zero_stage=0,
+        recompute="none", precision="bf16", optimizer="adam", cluster="dgx-h100", stack=stack,
+    )  # fmt: skip
+    assert nouns_of(row).layout.sequence_parallel is splits
+    assert not nouns_of(row.model_copy(update={"tp": 1, "dp": 64, "gbs": 64})).layout.sequence_parallel

@@ -48,7 +48,7 @@ class Calibration(Noun):
     random_cycles: float = Field(default=4.0, gt=0, description="CPU: drawing one element of a dropout, in one thread")
     fresh_gb_s: float = Field(default=20.0, gt=0, description="CPU: filling fresh pages where freed memory is not kept")
     intra_bandwidth: float = Field(default=0.70, gt=0, description="collectives inside a node over their ceiling")
-    inter_bandwidth: float = Field(default=0.50, gt=0, description="collectives across nodes over the nodes' link")
+    inter_bandwidth: float = Field(default=0.70, gt=0, description="collectives across nodes over the nodes' link")
     send_bandwidth: float = Field(default=0.50, gt=0, description="sends between stages over the link")
     send_delays: float = Field(default=0.75, gt=0, description="delays that a send holds a link beyond its bytes")
     collective_us: float = Field(default=100.0, gt=0, description="start of one collective")

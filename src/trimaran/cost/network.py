@@ -1,7 +1,8 @@
 """Time of collectives and sends: start-up latency plus bytes over the bandwidth that a group really gets.
 
 Ring all-reduce of B bytes over n ranks moves 2 (n-1)/n B through every rank's link; reduce-scatter
-and all-gather move half of it (Thakur et al., 2005; NCCL's "bus bandwidth").
+and all-gather move half of it (Thakur et al., 2005; NCCL's "bus bandwidth"). A ring of thousands also waits for its
+first byte to pass through all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.measured import CollectiveTable
 from trimaran.nouns.cluster import Cluster
 
+# Passes of all bytes over a ring: a reduce-scatter and an all-gather, or one of them.
+ALL_REDUCE, ALL_GATHER = 2.0, 1.0
 # What gloo and MPI move out of one CPU process, which copies through memory, whatever the link could carry.
 CPU_COPY_BYTES_PER_S = 1e9
 
@@ -31,6 +34,11 @@ class Group:
     inside: Floats
     crosses: Bools
     rivals: Floats
+
+    @property
+    def nodes(self) -> Floats:
+        """Nodes that the group spans."""
+        return np.where(self.crosses, np.ceil(self.ranks / self.inside), 1.0)
 
 
 def group(ranks: Ints, stride: Ints, devices: Ints, cluster: Cluster) -> Group:
@@ -52,21 +60,20 @@ class Network:
 
     def all_reduce(self, size: Floats, where: Group) -> Floats:
         """Seconds of one all-reduce of `size` bytes; 0 in a group of one."""
-        return self._collective(2.0, size, where)
+        return self._collective(ALL_REDUCE, size, where)
 
     def all_gather(self, size: Floats, where: Group) -> Floats:
         """Seconds to gather (or reduce-scatter) a tensor of `size` bytes in full: half an all-reduce."""
-        return self._collective(1.0, size, where)
+        return self._collective(ALL_GATHER, size, where)
 
     def _collective(self, passes: float, size: Floats, where: Group) -> Floats:
-        """Start-up and a ring; inside a node from measured times where the cluster has them."""
+        """Start-up, hops and bytes; inside a node from measured times where the cluster has them."""
         n, cluster, calibration = where.ranks, self.cluster, self.calibration
         intra = self._inside(calibration.intra_bandwidth)
         # The ring enters and leaves every node once; rivals on the same node share its link.
         inter = self._across(calibration.inter_bandwidth, where.rivals, intra)
         bandwidth = np.where(where.crosses, inter, intra)
-        hops = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
-        start = calibration.collective_us * 1e-6 + hops * 2.0 * np.ceil(np.log2(np.maximum(n, 2.0)))
+        start = calibration.collective_us * 1e-6 + self._hops(passes, where)
         time: Floats = start + passes * (n - 1) / n * size / bandwidth
         if cluster.shaped is not None:
             time = np.where(where.crosses, self._gloo_ring(passes, size, where), time)
@@ -75,6 +82,25 @@ class Network:
             known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
             time = np.where(where.crosses, time, known)
         return np.where(n > 1, time, 0.0)
+
+    def _hops(self, passes: float, where: Group) -> Floats:
+        """Seconds in which the first byte passes through all ranks.
+
+        A ring passes each rank once for every pass, each node's border once; an all-reduce may take a tree, up and
+        down, whose depth is a node's ranks and the logarithm of the nodes (NVIDIA/nccl 2.23, src/graph/tuning.cc,
+        ncclTopoTuneModel). MPI on CPUs goes up and down a tree of ranks.
+        """
+        inside, across = self.cluster.intra.latency_us * 1e-6, self.cluster.inter.latency_us * 1e-6
+        n, nodes = where.ranks, where.nodes
+        if self.cluster.device.kind != "gpu":
+            levels = np.ceil(np.log2(np.maximum(n, 2.0)))
+            return np.asarray(2.0 * levels * np.where(where.crosses, across, inside))
+        borders = np.where(where.crosses, nodes, 0.0)
+        ring = passes * ((n - 1.0 - np.minimum(borders, n - 1.0)) * inside + borders * across)
+        if passes != ALL_REDUCE:
+            return np.asarray(ring)
+        tree = passes * ((where.inside - 1.0) * inside + np.ceil(np.log2(nodes)) * across)
+        return np.asarray(np.minimum(ring, tree))
 
     def _inside(self, efficiency: float) -> float:
         """Bytes/s of one rank inside a node."""

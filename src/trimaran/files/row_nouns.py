@@ -61,11 +61,12 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
                 "optimizer": measurement.optimizer,
             }
         )
-        layout = _layout_of(measurement)
+        known_stack = _preloaded(_load_stack(stack_name), measurement)
+        layout = _layout_of(measurement, known_stack)
         shaped = _shaped(_load_cluster(cluster_name), measurement)
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
-    return Nouns(workload, shaped, _preloaded(_load_stack(stack_name), measurement), layout, measurement.variants)
+    return Nouns(workload, shaped, known_stack, layout, measurement.variants)
 
 
 _load_cluster = cache(load_cluster)
@@ -129,10 +130,14 @@ def _model_of(row: Measurement) -> Model:
     )
 
 
-def _layout_of(row: Measurement) -> Layout:
-    """The row's layout: what its label says, where it has one, with which its columns must agree."""
+def _layout_of(row: Measurement, stack: Stack) -> Layout:
+    """The row's layout: what its label says, where it has one, with which its columns must agree.
+
+    What has no column, sequence parallelism, is as the stack has it by itself.
+    """
     if row.layout_label is None:
-        return _layout_of_columns(row)
+        splits = stack.sequence_parallel_default and row.tp > 1 and row.seq_len % row.tp == 0
+        return _layout_of_columns(row).model_copy(update={"sequence_parallel": splits})
     layout = parse_layout(row.layout_label)
     stated = dict(layout_cells(_layout_of_columns(row.model_copy(update={"dp": row.dp or layout.dp}))))
     for name, value in layout_cells(layout):

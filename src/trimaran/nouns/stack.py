@@ -115,6 +115,9 @@ class Stack(Noun):
     precisions: tuple[PrecisionName, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
     recomputes: tuple[Recompute, ...] = Field(default=("none", "full"), min_length=1)
     sequence_parallel: bool = False
+    sequence_parallel_default: bool = Field(
+        default=False, description="tensor parallelism runs with sequence parallelism unless told otherwise"
+    )
     tensor_parallel: bool = True
     pipeline_parallel: bool = True
     memory_report: MemoryReport = "allocated"

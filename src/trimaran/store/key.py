@@ -17,7 +17,7 @@ PREDICTION_FACTS = {
     "alibi_tensor", "loss_chunk_cpu_tokens", "loss_chunk_gpu_tokens", "heap_keeps_logits", "agrees_every_step",
     "recompute_stops_early", "selective", "rms_norm", "native_gelu", "joint_qkv", "repeats_kv", "frees_logits",
     "selective_keeps", "shards_master", "gathers_ends", "low_gradient_bytes", "copies_context", "keeps_gathered",
-    "fragmentation",
+    "fragmentation", "sequence_parallel_default",
 }  # fmt: skip
 
 

@@ -7,19 +7,21 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats, padded_vocab_of
-from trimaran.cost.network import group
+from trimaran.cost.network import Group, group
 from trimaran.cost.states import WEIGHTS, element_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
+
+# Channels of a ring over NVLink or several network cards, each a block of threads (NVIDIA/nccl 2.23, graph/connect.cc).
+COLLECTIVE_MULTIPROCESSORS = 16.0
 
 
 def exposed_time(iteration: IterationCost) -> Floats:
     """Seconds an iteration waits for data-parallel traffic.
 
     All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them and all-gathers the weights, the same
-    volume; ZeRO-2 reduce-scatters every micro-batch; ZeRO-3 gathers the weights in forward and backward of
-    every micro-batch too (Rajbhandari et al., arXiv 1910.02054, section 7). A parameter server takes in the sum
-    of the gradients and sends out the weights. Traffic can hide behind the backward of one micro-batch, under ZeRO-3
-    behind all compute.
+    volume; ZeRO-2 reduce-scatters every micro-batch (Rajbhandari et al., arXiv 1910.02054, section 7). A parameter
+    server takes in the sum of the gradients and sends out the weights. Traffic can hide behind the backward of one
+    micro-batch. Where weights are sharded, traffic is layer by layer.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     replicas = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
@@ -29,14 +31,49 @@ def exposed_time(iteration: IterationCost) -> Floats:
     gather = network.all_gather(element_bytes(grid) * iteration.parameters, replicas)
     traffic = np.where(zero == 0, network.all_reduce(gradient, replicas), scatter + gather)
     traffic = np.where(zero == 2, m * scatter + gather, traffic)
-    gathers_weights = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
-    traffic = np.where(gathers_weights, m * (scatter + 2.0 * gather), traffic)
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
         traffic = np.where(served, network.serve(gradient, replicas), traffic)
-    behind = np.where(gathers_weights, m * 1.5, 1.0) * work.layer_backward * work.layers
+    behind = work.layer_backward * work.layers
     hidden = np.minimum(traffic * case.calibration.dp_overlap, behind)
-    return traffic - hidden + _tied_embedding(iteration)
+    exposed = traffic - hidden * (1.0 - _crowded(case))
+    sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
+    if sharded.any():
+        exposed = np.where(sharded, _by_layer(iteration, replicas), exposed)
+    return exposed + _tied_embedding(iteration)
+
+
+def _by_layer(iteration: IterationCost, replicas: Group) -> Floats:
+    """Seconds exposed where each layer's weights are gathered for its forward, and under ZeRO-3 for its backward.
+
+    The next layer's gather, and in the backward the reduce-scatter of the layer before, run while a layer computes
+    (PyTorch FSDP: Zhao et al., arXiv 2304.11277, section 3.3; fully_shard prefetches one unit likewise); what is
+    longer than the layer shows. Nothing hides the first gathers of a micro-batch and its last reduce-scatters, the
+    ends' among them.
+    """
+    case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
+    layer = case.model.layer_parameters / grid.tp
+    ends = np.maximum(iteration.parameters - work.layers * layer, 0.0)
+    element, sent = element_bytes(grid), sent_gradient_bytes(grid, case.stack)
+    gather, gather_ends = (network.all_gather(element * each, replicas) for each in (layer, ends))
+    scatter, scatter_ends = (network.all_gather(sent * each, replicas) for each in (layer, ends))
+    again = np.where(grid.zero_stage == 2, 0.0, gather)
+    forward = work.layer_forward
+    backward = work.layer_backward + work.layer_recompute
+    overlap = case.calibration.dp_overlap
+    behind_forward = np.minimum(gather, forward) * overlap
+    behind_backward = np.minimum(again + scatter, backward) * overlap
+    shown = (gather - behind_forward) + (again + scatter - behind_backward)
+    crowded = _crowded(case) * (behind_forward + behind_backward)
+    first_and_last = gather_ends + gather + scatter + scatter_ends
+    of_layers = np.maximum(work.layers - 1.0, 0.0) * (shown + crowded)
+    return np.asarray(iteration.micro_batches * (of_layers + first_and_last))
+
+
+def _crowded(case: Case) -> float:
+    """Share of a GPU's multiprocessors that a collective takes from the products beside it."""
+    multiprocessors = case.cluster.device.multiprocessors
+    return min(1.0, COLLECTIVE_MULTIPROCESSORS / multiprocessors) if multiprocessors else 0.0
 
 
 def _tied_embedding(iteration: IterationCost) -> Floats:
