@@ -8,6 +8,7 @@ import io
 import pytest
 
 from trimaran.cost.predict_table import predict_table
+from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, format_table, misspelt_columns, packaged_table, packaged_tables, parse_table
 from trimaran.nouns.columns import BY_NAME, COLUMNS, parse_cell
@@ -132,3 +133,16 @@ def test_a_published_row_has_sequence_parallelism_where_its_stack_always_does(st
     )  # fmt: skip
     assert nouns_of(row).layout.sequence_parallel is splits
     assert not nouns_of(row.model_copy(update={"tp": 1, "dp": 64, "gbs": 64})).layout.sequence_parallel
+
+
+def test_a_node_half_filled_leaves_the_cards_of_its_idle_devices_unused() -> None:
+    row = Measurement(
+        layers=32, hidden=4096, heads=32, seq_len=4096, vocab=32000, dp=64, tp=1, pp=1, mbs=1, gbs=64, zero_stage=3,
+        dp_kind="fully_sharded", recompute="none", precision="bf16", optimizer="adam", stack="torch-fsdp",
+        devices_per_node=4, cluster="dgx-a100-80gb",
+    )  # fmt: skip
+    whole = load_cluster("dgx-a100-80gb")
+    assert nouns_of(row).cluster.inter.bandwidth_gbps == whole.inter.bandwidth_gbps / 2
+    shared = row.model_copy(update={"cluster": "aws-p3-16xlarge"})
+    assert nouns_of(shared).cluster.inter == load_cluster("aws-p3-16xlarge").inter
+    assert nouns_of(row.model_copy(update={"network_gbps": 100.0})).cluster.inter.bandwidth_gbps == 100.0

@@ -170,8 +170,13 @@ def _layout_of_columns(row: Measurement) -> Layout:
 def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
     """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled."""
     inter = cluster.inter
+    per_node = min(row.devices_per_node or cluster.devices_per_node, cluster.devices_per_node)
     if row.network_gbps is not None:
         inter = inter.model_copy(update={"bandwidth_gbps": row.network_gbps})
+    elif cluster.cards_per_node >= cluster.devices_per_node:
+        # devices that were not used left the cards beside them idle
+        used = inter.bandwidth_gbps * per_node / cluster.devices_per_node
+        inter = inter.model_copy(update={"bandwidth_gbps": used})
     if row.network_delay_ms is not None:
         inter = inter.model_copy(update={"latency_us": row.network_delay_ms * 1000.0})
     device = cluster.device
@@ -183,7 +188,6 @@ def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
             raise TrimaranError(f"variant clock={clock} is not a frequency: write it as clock=2.2GHz") from None
         peaks = {precision: peak * factor for precision, peak in device.peak_tflops.items()}
         device = device.model_copy(update={"clock_ghz": device.clock_ghz * factor, "peak_tflops": peaks})
-    per_node = min(row.devices_per_node or cluster.devices_per_node, cluster.devices_per_node)
     return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
 
 

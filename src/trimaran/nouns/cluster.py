@@ -125,6 +125,11 @@ class Cluster(Noun):
     devices_per_node: int = Field(gt=0, le=1024)
     intra: Link = Field(description="per device, inside a node")
     inter: Link = Field(description="per node, shared by its devices")
+    cards_per_node: int = Field(
+        default=0,
+        ge=0,
+        description="network cards of a node, spread over its devices; 0: all devices share what there is",
+    )
     cores_per_node: int = Field(default=0, ge=0, description="CPU nodes: real cores; slots may want more")
     host_mem_gib: float = Field(default=0.0, ge=0, description="memory that all slots of a node share; 0: none")
     all_reduce_gb_s: float = Field(
