@@ -136,8 +136,9 @@ def _layout_of(row: Measurement, stack: Stack) -> Layout:
     What has no column, sequence parallelism, is as the stack has it by itself.
     """
     if row.layout_label is None:
-        splits = stack.sequence_parallel_default and row.tp > 1 and row.seq_len % row.tp == 0
-        return _layout_of_columns(row).model_copy(update={"sequence_parallel": splits})
+        layout = _layout_of_columns(row)
+        splits = stack.sequence_parallel_default and layout.tp > 1 and row.seq_len % layout.tp == 0
+        return layout.model_copy(update={"sequence_parallel": splits})
     layout = parse_layout(row.layout_label)
     stated = dict(layout_cells(_layout_of_columns(row.model_copy(update={"dp": row.dp or layout.dp}))))
     for name, value in layout_cells(layout):
