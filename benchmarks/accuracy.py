@@ -77,7 +77,7 @@ def probed(recipe: Recipe, place: Workspace) -> Cluster:
     if not place.cluster_file.exists():
         model = place.folder / "model.json"
         write_atomically(model, recipe.workload.model.model_dump_json())
-        arguments = ["--slots", str(MOST_RANKS), "--model", str(model), "--seq", str(recipe.workload.seq_len)]
+        arguments = ["--slots", str(MOST_RANKS), "--model", str(model), "--seq-len", str(recipe.workload.seq_len)]
         for mbs in sorted({parse_layout(text).mbs for text in LAYOUTS}):
             arguments += ["--mbs", str(mbs)]
         run_program("trimaran.probe", [*arguments, "-o", str(place.cluster_file)], "probe")

@@ -29,6 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "pages.md"
 CHROMIUM = "/usr/bin/chromium"
 REPEATS = 7
 LAYOUTS = 10_000
+TOKEN = "of-this-benchmark"
 OPENS = {"model": "bloom-176b", "cluster": "jean-zay-a100-80gb", "stack": "trimaran", "gbs": "2048", "devices": "",
          "seq": "", "fix": "", "mem_margin": "5"}  # fmt: skip
 # What is changed, one after another, on a page that opens so.
@@ -86,11 +87,11 @@ def page_opens(browser: Browser, folder: Path) -> str:
 def ranking_follows(browser: Browser) -> str:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = make_server(
-        HOST, 0, explore_app(OPENS["model"], OPENS["cluster"], int(OPENS["gbs"])).server, threaded=True
+        HOST, 0, explore_app(OPENS["model"], OPENS["cluster"], int(OPENS["gbs"]), TOKEN).server, threaded=True
     )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page = browser.new_page()
-    page.goto(f"http://{HOST}:{server.server_port}")
+    page.goto(f"http://{HOST}:{server.server_port}/?token={TOKEN}")
     page.wait_for_function(FIRST)
     seconds = []
     for _ in range(2):
@@ -110,7 +111,7 @@ def planned() -> str:
         asked: dict[str, Any] = dict(OPENS)
         for change in CHANGES:
             asked |= [change]
-            seconds.append(seconds_of(partial(answer, question_of(asked))))
+            seconds.append(seconds_of(partial(answer, question_of(asked, {}))))
     return told("explore: planning alone, the same questions", seconds, "")
 
 

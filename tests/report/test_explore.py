@@ -1,8 +1,12 @@
 """Explore in a real browser: the ranking follows the question, mistakes are told, strangers are refused."""
 
+import re
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +21,14 @@ from trimaran.cli.app import app
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.explore import HOST, explore_app, question_of
 
+TOKEN = "the-token"
+KNOWN = {"model": "gpt2-124m", "cluster": "dgx-h100"}
+VALUES = {**KNOWN, "stack": "trimaran", "gbs": 64, "devices": None, "seq": None, "fix": None, "mem_margin": 5}
+
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    server = make_server(HOST, 0, explore_app("gpt2-124m", "dgx-h100", 64).server)
+    server = make_server(HOST, 0, explore_app("gpt2-124m", "dgx-h100", 64, TOKEN).server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://{HOST}:{server.server_port}"
     server.shutdown()
@@ -32,7 +40,7 @@ def test_the_ranking_follows_what_is_asked(browser: Browser, address: str, pictu
     page.on("pageerror", lambda error: complaints.append(str(error)))
     elsewhere: list[str] = []
     page.on("request", lambda request: elsewhere.append(request.url) if not request.url.startswith(address) else None)
-    page.goto(address)
+    page.goto(f"{address}/?token={TOKEN}")
     said = page.locator("#answer li").first
     best = plan("gpt2-124m", "dgx-h100", 64).best
     said.wait_for()
@@ -55,20 +63,61 @@ def test_the_ranking_follows_what_is_asked(browser: Browser, address: str, pictu
     page.close()
 
 
+def status(address: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
 def test_a_request_under_another_name_is_refused(address: str) -> None:
-    request = urllib.request.Request(address, headers={"Host": "elsewhere.example"})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request)
-    assert refused.value.code == 403
+    assert status(f"{address}/?token={TOKEN}", Host="elsewhere.example") == 403
+
+
+def test_a_request_without_the_token_is_refused(address: str) -> None:
+    port = address.rpartition(":")[2]
+    for path in (
+        "/",
+        "/_dash-layout",
+        "/_dash-dependencies",
+        "/_dash-update-component",
+        "/?token=another",
+        "/?token=\u00e9",
+    ):
+        assert status(address + urllib.parse.quote(path, safe="/?=")) == 403, path
+    assert status(address, Cookie=f"trimaran-{port}=another") == 403
+    assert status(f"{address}/?token={TOKEN}") == 200
+    # the page's own requests come with the cookie that the first answer has set
+    assert status(f"{address}/_dash-layout", Cookie=f"trimaran-{port}={TOKEN}") == 200
+
+
+def test_the_address_that_is_printed_has_a_token_of_its_own() -> None:
+    command = [sys.executable, "-m", "trimaran", "explore", "--port", "{}"]
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        command[-1] = str(free.getsockname()[1])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        printed = re.search(r"http://\S+/\?token=(\S+)", process.stderr.readline())
+        process.terminate()
+    assert printed and len(printed[1]) >= 20
+
+
+@pytest.mark.parametrize("field", ["model", "cluster", "stack"])
+@pytest.mark.parametrize("value", ["/etc/passwd.toml", "./m.json", "../x.toml", ["a"], {"a": 1}, None, 7])
+def test_it_opens_the_catalogue_and_what_it_was_started_with(field: str, value: object) -> None:
+    with pytest.raises(TrimaranError, match=f"{field} .* is neither of the catalogue"):
+        question_of(VALUES | {field: value}, KNOWN)
+    assert question_of(VALUES, KNOWN).model == "gpt2-124m"
+    assert question_of(VALUES | {"model": "./mine.toml"}, KNOWN | {"model": "./mine.toml"}).model == "./mine.toml"
 
 
 def test_a_field_without_a_number_is_told() -> None:
-    values = {"model": "gpt2-124m", "cluster": "dgx-h100", "stack": "trimaran", "gbs": 64, "devices": "x", "seq": None,
-              "fix": None, "mem_margin": 5}  # fmt: skip
     with pytest.raises(TrimaranError, match="no number"):
-        question_of(values)
+        question_of(VALUES | {"devices": "x"}, KNOWN)
     with pytest.raises(TrimaranError, match="global batch is empty"):
-        question_of(values | {"gbs": None})
+        question_of(VALUES | {"gbs": None}, KNOWN)
 
 
 def test_a_taken_port_is_told() -> None:

@@ -95,7 +95,7 @@ def test_sizes_beyond_the_limits_are_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, says in (("pipe", "not a regular file"), ("", "not a regular file"), ("absent", "does not exist")):
+    for name, says in (("pipe", "not a regular file"), ("", "not a regular file"), ("absent", "No such file")):
         assert says in attempt(tmp_path / name)
     assert "not a regular file" in attempt(Path("/dev/zero"))
 
@@ -130,3 +130,21 @@ def test_a_template_of_a_profile_reads_columns_and_nothing_else(tmp_path: Path) 
     asked = Asked(load_profile(str(tmp_path / "p.toml")), typed_cells(SHAPE))
     (row,) = import_file(tmp_path / "t.md", asked).rows
     assert row.comparable_group == "2-{layers.__class__}-{__import__}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("CREATE TRIGGER t AFTER INSERT ON measurement BEGIN DELETE FROM measurement; END", "trigger 't'"),
+        ("CREATE VIEW v AS SELECT * FROM measurement", "view 'v'"),
+    ],
+)
+def test_a_store_with_triggers_or_views_is_refused_by_name(tmp_path: Path, statement: str, kind: str) -> None:
+    path = tmp_path / "foreign.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    with pytest.raises(TrimaranError, match=kind):
+        Store(path)
+    done = run("store", str(tmp_path / "own.sqlite"), "merge", str(path))
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and kind in done.stderr

@@ -39,7 +39,7 @@ from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.store import Store, export_csv
 from trimaran.store.compare import compare
 from trimaran.store.importers.formats import Asked, import_file
-from trimaran.store.schema import APPLICATION_ID, MIGRATIONS
+from trimaran.store.schema import APPLICATION_ID, MIGRATIONS, VERSION
 
 LLAMA = Model(
     name="a llama of our own", layers=8, hidden=96, heads=6, kv_heads=2, head_dim=32, ffn_hidden=200, vocab=1000,
@@ -382,6 +382,39 @@ def test_rows_of_an_earlier_store_keep_the_layout_of_their_label(row: Measuremen
     )
     assert nouns.layout == LAYOUT
     assert (nouns.workload.model.layers, nouns.workload.model.ffn_hidden) == (8, 200)
+
+
+OPEN_TOGETHER = """
+import sys, time
+from trimaran.store import Store
+print("ready", flush=True)
+sys.stdin.readline()
+with Store(sys.argv[1]) as store:
+    print(len(store.measurements()))
+"""
+
+
+def test_processes_that_migrate_one_earlier_store_at_once_all_find_its_rows(row: Measurement, tmp_path: Path) -> None:
+    rows = [row.model_copy(update={"trial_key": f"k{number}"}) for number in range(50)]
+    earlier_store(tmp_path / "s.sqlite", *rows)
+    opened = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN_TOGETHER, str(tmp_path / "s.sqlite")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in opened:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in opened:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=60) for process in opened]
+    assert told == [("50\n", "")] * 2
+    with sqlite3.connect(tmp_path / "s.sqlite") as connection:
+        versions = [version for (version,) in connection.execute("SELECT version FROM migration ORDER BY version")]
+    assert versions == list(range(1, VERSION + 1))
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a disk read-only")

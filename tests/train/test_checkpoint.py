@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import subprocess
@@ -236,7 +237,9 @@ def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
     )
     saved = tmp_path / "step-00000001"
     written = read_manifest(saved)
-    blocks = sum(-(-(saved / name).stat().st_size // block) for name in ("manifest.json", *written.files))
+    blocks = sum(
+        -(-(saved / name).stat().st_size // block) for name in ("manifest.json", "tokenizer.json", *written.files)
+    )
     assert len(signs) == blocks + len(written.tensors)
 
     signs.clear()
@@ -294,3 +297,29 @@ def test_a_hostile_checkpoint_runs_no_code(train: Callable[..., Run], tmp_path: 
     (newest / "SHA256SUMS").write_bytes(subprocess.run(sums, cwd=newest, check=True, capture_output=True).stdout)
     assert train("dp1,mbs24", 4, resume=True).of_kind("refused")
     assert not mark.exists()
+
+
+def sums_made_to_fit(checkpoint: Path) -> None:
+    names = [path.name for path in checkpoint.iterdir() if path.name != "SHA256SUMS"]
+    fitting = subprocess.run(["sha256sum", *names], cwd=checkpoint, check=True, capture_output=True).stdout
+    (checkpoint / "SHA256SUMS").write_bytes(fitting)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"state": {}}, "state.updates is missing"),
+        ({"tensors": {}}, "it has no tensor"),
+        ({"state": {"updates": -1}}, "-1"),
+    ],
+)
+def test_a_checkpoint_whose_sums_fit_but_whose_state_is_empty_is_refused_by_name(
+    train: Callable[..., Run], tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    train("dp1,mbs24", 2)
+    newest = tmp_path / "step-00000002"
+    changed = json.loads((newest / "manifest.json").read_text()) | change
+    (newest / "manifest.json").write_text(json.dumps(changed))
+    sums_made_to_fit(newest)
+    (told,) = train("dp1,mbs24", 4, resume=True).of_kind("refused")
+    assert says in told["text"] and str(newest) in told["text"]

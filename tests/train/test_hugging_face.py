@@ -166,3 +166,26 @@ def test_a_folder_that_lacks_tensors_is_told_in_one_line(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(b"no")
     with pytest.raises(TrimaranError, match="cannot be read"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("outside", ["../secret.safetensors", "/etc/passwd", "sub/w.safetensors", "..", "", 7])
+def test_an_index_that_points_out_of_its_folder_is_refused_by_name(tmp_path: Path, outside: object) -> None:
+    folder = tmp_path / "model"
+    hugging_face_model("llama").save_pretrained(folder)
+    (folder / "model.safetensors").rename(tmp_path / "secret.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.embed_tokens.weight": outside}}))
+    with pytest.raises(TrimaranError, match=r"model\.embed_tokens\.weight.* no file of that folder"):
+        open_source(folder)
+    for content in ("[]", "{}", '{"weight_map": []}', "[" * 50_000):
+        index.write_text(content)
+        with pytest.raises(TrimaranError, match=r"index\.json"):
+            open_source(folder)
+
+
+def test_weights_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
+    hugging_face_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(TrimaranError, match="not a regular file"):
+        open_source(tmp_path)

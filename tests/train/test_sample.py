@@ -105,3 +105,13 @@ def test_tokens_are_drawn_as_likely_as_the_model_says() -> None:
     assert shares(1.0, None) == pytest.approx(scores.softmax(0).tolist(), abs=0.03)
     assert shares(2.0, None) == pytest.approx((scores / 2).softmax(0).tolist(), abs=0.03)
     assert shares(1.0, 2) == pytest.approx([0, *scores[1:3].softmax(0).tolist(), 0], abs=0.03)
+
+
+def test_a_tokenizer_changed_under_a_checkpoint_is_refused_by_name(study: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "study"
+    shutil.copytree(study, copied)
+    for checkpoint in (copied / "checkpoints").iterdir():
+        tokenizer = checkpoint / "tokenizer.json"
+        tokenizer.write_text(tokenizer.read_text().replace('"a"', '"b"', 1))
+    with pytest.raises(TrimaranError, match=r"tokenizer\.json has changed"):
+        find_checkpoint(copied)

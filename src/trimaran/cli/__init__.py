@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from types import FrameType
@@ -19,6 +20,9 @@ def main() -> None:
     """Entry point of the `trimaran` command."""
     from trimaran.cli.app import app
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows another for it
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminate)
     try:
@@ -69,6 +73,7 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(message: str, status: int = 2) -> None:
-    line = " ".join(message.split())
-    print(f"trimaran: {line}", file=sys.stderr)
+    from trimaran.nouns.text import one_line
+
+    print(f"trimaran: {one_line(message)}", file=sys.stderr)
     sys.exit(status)

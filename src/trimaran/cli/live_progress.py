@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from trimaran.nouns.text import printable
+
 if TYPE_CHECKING:
     from trimaran.bench.sweep import Progress as SweepProgress
     from trimaran.study.tune.choose import Verdict
@@ -20,7 +22,7 @@ RECENT_STEPS = 50
 
 def say(text: str) -> None:
     """One line for the user, on standard error."""
-    console.print(text, markup=False)
+    console.print(printable(text), markup=False)
 
 
 def readable(seconds: float) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from trimaran.files.catalogue import CATALOG, dump_toml, load_cluster
+from trimaran.files.catalogue import CATALOG, dump_toml, load_cluster, validate
+from trimaran.files.user_file import read_toml
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.noun import Noun, TrimaranError, first_error
+from trimaran.nouns.noun import Noun
 from trimaran.nouns.stack import Stack
 
 SLOW_LINK_GBPS = 50.0
@@ -107,7 +107,8 @@ def shipped(cluster: str, stack: str) -> Calibration | None:
     entry = CATALOG / "calibrations" / f"{cluster}.{stack}.toml"
     if not (cluster and stack and entry.is_file()):
         return None
-    return _parse(entry.read_text(encoding="utf-8"), f"calibration {entry.name}")
+    source = f"calibration {entry.name}"
+    return validate(Calibration, read_toml(entry, source), source)
 
 
 def learned_elsewhere(cluster: Cluster, stack: Stack, without: tuple[str, ...] = ()) -> Calibration:
@@ -149,15 +150,8 @@ def _kernels_elsewhere(stack: Stack, kind: str, without: tuple[str, ...]) -> dic
 
 def load_calibration(path: str | Path) -> Calibration:
     """A calibration from a TOML file; raises TrimaranError when it cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise TrimaranError(f"calibration {path} cannot be read: {error.strerror or error}; check the path") from None
-    except UnicodeDecodeError:
-        raise TrimaranError(f"calibration {path} is not UTF-8 text: give a TOML file that trimaran fit wrote") from None
-    except ValueError as error:  # a path that no file system takes
-        raise TrimaranError(f"calibration {str(path)!r} cannot be read: {error}; check the path") from None
-    return _parse(text, f"calibration {path}")
+    source = f"calibration {path}"
+    return validate(Calibration, read_toml(path, source, "give a TOML file that trimaran fit wrote"), source)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
@@ -168,12 +162,3 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
 def resolve_calibration(cluster: Cluster, stack: Stack, given: Calibration | None = None) -> Calibration:
     """The calibration to predict with: the given one, else the shipped one, else what others teach."""
     return given or shipped(cluster.name, stack.name) or learned_elsewhere(cluster, stack)
-
-
-def _parse(text: str, source: str) -> Calibration:
-    try:
-        return Calibration.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise TrimaranError(f"{source} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        raise TrimaranError(f"{source}: {first_error(error)}") from None

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files as package_files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from trimaran.files.hugging_face_config import model_from_config
+from trimaran.files.user_file import read_json, read_toml
 from trimaran.nouns.cluster import Cluster, Device
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
@@ -53,7 +51,7 @@ def load_device(name_or_path: str) -> Device:
 def load_cluster(name_or_path: str) -> Cluster:
     """A Cluster by catalogue name or TOML file; its device may be a name or a table."""
     table, source = _table("clusters", name_or_path)
-    return cluster_from(table, source)
+    return cluster_from(table, source, Path(name_or_path).parent)
 
 
 def load_stack(name_or_path: str) -> Stack:
@@ -100,10 +98,13 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def cluster_from(table: Mapping[str, Any], source: str) -> Cluster:
-    """The Cluster of a table; its device may be a name or a table. Raises TrimaranError, naming `source`."""
+def cluster_from(table: Mapping[str, Any], source: str, folder: Path) -> Cluster:
+    """The Cluster of a table; its device may be a name, a file's path from `folder`, or a table.
+
+    Raises TrimaranError, naming `source`.
+    """
     device = table.get("device")
-    resolved = {**table, "device": load_device(device)} if isinstance(device, str) else table
+    resolved = {**table, "device": load_device(named_from(device, folder))} if isinstance(device, str) else table
     return validate(Cluster, resolved, source)
 
 
@@ -120,13 +121,23 @@ def looks_like_path(name: str) -> bool:
     return "/" in name or os.sep in name or name.endswith((".toml", ".json"))
 
 
+def whole_path(stated: str, folder: Path) -> str:
+    """A path that a file states, from the folder of that file: ranks and programs start in folders of their own."""
+    return str((folder / Path(stated).expanduser()).absolute())
+
+
+def named_from(name_or_path: str, folder: Path) -> str:
+    """What a file states by catalogue name or path: the name, or the whole path."""
+    return whole_path(name_or_path, folder) if looks_like_path(name_or_path) else name_or_path
+
+
 def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
     """The raw table behind a catalogue name or path, and how to call it in an error."""
     singular = kind.removesuffix("s")
     if looks_like_path(name_or_path):
         return read_table(Path(name_or_path), f"{singular} {name_or_path}")
     if name_or_path in catalogue_names(kind):
-        table = _parse_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
+        table = read_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
         return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
     close = difflib.get_close_matches(name_or_path, catalogue_names(kind), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}."
@@ -137,34 +148,9 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
 
 def read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:
     """The raw table of a TOML or JSON file, and how to call it in an error."""
-    if path.suffix == ".json":
-        return _parse_json(path, source), source
-    return {"name": path.stem, **_parse_toml(path, source)}, source
-
-
-def _text(path: Path | Traversable, source: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise TrimaranError(f"{source} cannot be read: {error.strerror or error}; check the path") from None
-    except UnicodeDecodeError:
-        raise TrimaranError(f"{source} is not UTF-8 text: give a TOML or JSON file") from None
-    except ValueError as error:  # a path that no file system takes
-        raise TrimaranError(f"{source!r} cannot be read: {error}; check the path") from None
-
-
-def _parse_toml(path: Path | Traversable, source: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path, source))
-    except (ValueError, RecursionError) as error:
-        raise TrimaranError(f"{source} is not valid TOML: {error}") from None
-
-
-def _parse_json(path: Path, source: str) -> dict[str, Any]:
-    try:
-        table = json.loads(_text(path, source))
-    except (ValueError, RecursionError) as error:
-        raise TrimaranError(f"{source} is not valid JSON: {error}") from None
+    if path.suffix != ".json":
+        return {"name": path.stem, **read_toml(path, source)}, source
+    table = read_json(path, source)
     if not isinstance(table, dict):
         raise TrimaranError(f"{source} holds {type(table).__name__}, expected an object of fields")
-    return table
+    return table, source

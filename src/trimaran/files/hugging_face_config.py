@@ -7,6 +7,7 @@ from typing import Any
 
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import quoted
 
 Config = Mapping[str, Any]
 
@@ -22,9 +23,9 @@ class _InexpressibleError(Exception):
     """Something that a Model cannot say; the text says what."""
 
 
-def _activation(name: str) -> str:
-    if name not in _ACTIVATIONS:
-        raise _InexpressibleError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
+def _activation(name: object) -> str:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise _InexpressibleError(f"activation {quoted(name)} is not one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
@@ -71,13 +72,16 @@ def _bloom(config: Config) -> dict[str, Any]:
 
 def _rotary(config: Config) -> tuple[float, dict[str, Any] | None]:
     """Base of the angles and their scaling, as configs before and after transformers 5 state them."""
-    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    stated = config.get(field) or {}
+    if not isinstance(stated, Mapping):
+        raise _InexpressibleError(f"{field} is {quoted(stated)}, expected an object such as {{'rope_type': 'llama3'}}")
     theta = stated.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
     kind = stated.get("rope_type") or stated.get("type") or "default"
     if kind == "default":
         return theta, None
     if kind != "llama3":
-        raise _InexpressibleError(f"rotary scaling {kind!r} is not one of default, llama3")
+        raise _InexpressibleError(f"rotary scaling {quoted(kind)} is not one of default, llama3")
     scaling = {name: stated[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
     return theta, scaling | {"original_max_positions": stated["original_max_position_embeddings"]}
 
@@ -87,7 +91,7 @@ def _llama(config: Config) -> dict[str, Any]:
         if config.get(name):
             raise _InexpressibleError(f"{name} is true, and a Model has a bias everywhere or nowhere")
     if config.get("hidden_act", "silu") != "silu":
-        raise _InexpressibleError(f"hidden_act {config['hidden_act']!r} is not silu")
+        raise _InexpressibleError(f"hidden_act {quoted(config['hidden_act'])} is not silu")
     theta, scaling = _rotary(config)
     return {
         "layers": config["num_hidden_layers"],
@@ -125,7 +129,7 @@ def model_from_config(config: Config, source: str) -> Model:
     kind = str(config.get("model_type"))
     if kind not in _KINDS:
         raise TrimaranError(
-            f"{source}: model_type {kind!r} is not one of {', '.join(_KINDS)}: write a model TOML instead"
+            f"{source}: model_type {quoted(kind)} is not one of {', '.join(_KINDS)}: write a model TOML instead"
         )
     try:
         fields = _KINDS[kind](config)

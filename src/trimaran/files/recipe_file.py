@@ -10,23 +10,28 @@ from trimaran.files.catalogue import (
     load_cluster,
     load_model,
     load_stack,
-    looks_like_path,
+    named_from,
     read_table,
     validate,
+    whole_path,
 )
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.recipe.data_settings import STDLIB_WORDS, TOKENIZER_WORDS
 from trimaran.recipe.recipe import Recipe
+
+# Fields of [data] and [train] that name files or folders, each with the words that name none.
+_PATHS: dict[str, tuple[str, ...]] = {"paths": STDLIB_WORDS, "tokenizer": TOKENIZER_WORDS, "init_from": ()}
 
 
 def load_recipe(path: str) -> Recipe:
     """A Recipe from a TOML file.
 
     `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
-    file, relative to the recipe). A cluster of the name `this-machine` is left to be probed.
+    file). Every path counts from the recipe's folder. A cluster of the name `this-machine` is left to be probed.
     """
     table, source = read_table(Path(path), f"recipe {path}")
     folder = Path(path).parent
@@ -46,21 +51,22 @@ def load_recipe(path: str) -> Recipe:
         "stack": _stack_of(table.get("stack", "trimaran"), source, folder),
         "cluster": _cluster_of(table.get("cluster"), source, folder),
     }
-    recipe |= {section: table[section] for section in ("data", "sweep", "train", "tables") if section in table}
+    recipe |= {section: table[section] for section in ("sweep", "tables") if section in table}
+    recipe |= {section: _from_folder(table[section], folder) for section in ("data", "train") if section in table}
     return validate(Recipe, recipe, source)
 
 
 def _model_of(table: Any, source: str, folder: Path) -> Model:
     if isinstance(table, dict) and set(table) == {"name"} and isinstance(table["name"], str):
-        return load_model(_beside(table["name"], folder))
+        return load_model(named_from(table["name"], folder))
     if isinstance(table, str):
-        return load_model(_beside(table, folder))
+        return load_model(named_from(table, folder))
     return validate(Model, table, f"{source} [model]")
 
 
 def _stack_of(value: Any, source: str, folder: Path) -> Stack:
     if isinstance(value, str):
-        return load_stack(_beside(value, folder))
+        return load_stack(named_from(value, folder))
     return validate(Stack, value, f"{source} [stack]")
 
 
@@ -69,13 +75,27 @@ def _cluster_of(value: Any, source: str, folder: Path) -> Cluster | None:
     if name is None or name == "this-machine":
         return None
     if isinstance(name, str):
-        return load_cluster(_beside(name, folder))
+        return load_cluster(named_from(name, folder))
     if not isinstance(value, dict):
         raise TrimaranError(f"{source}: cluster is {value!r}, expected a catalogue name, a file or a section [cluster]")
-    return cluster_from(value, f"{source} [cluster]")
+    return cluster_from(value, f"{source} [cluster]", folder)
 
 
-def _beside(name_or_path: str, folder: Path) -> str:
-    """A path given in a recipe counts from the recipe's folder."""
-    beside = folder / name_or_path
-    return str(beside) if looks_like_path(name_or_path) and beside.exists() else name_or_path
+def _from_folder(section: Any, folder: Path) -> Any:
+    """A section, or an entry of its blend, with whole paths; what is not as it should be is left to be refused."""
+    if not isinstance(section, dict):
+        return section
+    resolved = dict(section)
+    for name, words in _PATHS.items():
+        stated = section.get(name)
+        if isinstance(stated, str) and name != "paths":
+            resolved[name] = _whole(stated, words, folder)
+        elif isinstance(stated, list) and name == "paths":
+            resolved[name] = [_whole(each, words, folder) for each in stated]
+    if isinstance(section.get("blend"), list):
+        resolved["blend"] = [_from_folder(entry, folder) for entry in section["blend"]]
+    return resolved
+
+
+def _whole(stated: Any, words: tuple[str, ...], folder: Path) -> Any:
+    return whole_path(stated, folder) if isinstance(stated, str) and stated and stated not in words else stated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,9 +15,11 @@ from pydantic import ValidationError
 
 from trimaran.files.catalogue import CATALOG, write_atomically
 from trimaran.files.row_nouns import implied_cells
+from trimaran.files.user_file import TABLE_BYTES, read_text
 from trimaran.nouns.columns import BY_NAME, COLUMNS, RUN_COLUMNS, Cell, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.text import spreadsheet_cell
 from trimaran.recipe.published import PublishedTable
 
 SEEDS = "seeds"
@@ -52,17 +55,11 @@ def read_table(path: str | Path) -> Table:
     A bad cell is named by row and column in that row's `error`, and the other rows go on.
     Raises TrimaranError when the file cannot be read or lacks a required column.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        shipped = f"; tables that ship are {', '.join(packaged_tables())}" if not Path(path).suffix else ""
+    if not Path(path).suffix and not os.path.lexists(path):
         raise TrimaranError(
-            f"table {path} cannot be read: {error.strerror or error}; check the path{shipped}"
-        ) from None
-    except UnicodeDecodeError:
-        raise TrimaranError(f"table {path} is not UTF-8 text: export it as CSV in UTF-8") from None
-    except ValueError as error:  # a path that no file system takes
-        raise TrimaranError(f"table {str(path)!r} cannot be read: {error}; check the path") from None
+            f"table {path} is neither a file nor a table that ships: those are {', '.join(packaged_tables())}"
+        )
+    text = read_text(path, f"table {path}", TABLE_BYTES, "export it as CSV in UTF-8")
     return parse_table(text, str(path))
 
 
@@ -197,6 +194,6 @@ def _formatted(measurements: Iterable[Measurement]) -> tuple[str, int]:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for row in measurements:
-        writer.writerow([getattr(row, name) for name in names])
+        writer.writerow([spreadsheet_cell(getattr(row, name)) for name in names])
         number += 1
     return out.getvalue(), number

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.text import quoted
 
 _LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}
 _LATER |= {"offload": "offload to the host"}
@@ -33,12 +34,14 @@ def stated_fields(text: str) -> dict[str, object]:
         stated = _parse_word(word)
         if stated is None:
             raise TrimaranError(
-                f"layout: {word!r} is not understood; write for example dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
+                f"layout: {quoted(word)} is not understood; write as dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
             )
         for name in stated.keys() & fields.keys():
             # `fsdp` says ZeRO 3, and so may the user
             if name != "zero_stage" or stated[name] != fields[name]:
-                raise TrimaranError(f"layout {text!r}: {word!r} states {name} a second time: leave one of them out")
+                raise TrimaranError(
+                    f"layout {quoted(text)}: {word!r} states {name} a second time: leave one of them out"
+                )
         fields.update(stated)
     return fields
 
@@ -54,4 +57,4 @@ def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:
     try:
         return Layout.model_validate(fields)
     except ValidationError as error:
-        raise TrimaranError(f"layout {text!r}: {first_error(error)}") from None
+        raise TrimaranError(f"layout {quoted(text)}: {first_error(error)}") from None

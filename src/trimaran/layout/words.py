@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import QUOTED, shortened
+
 Fields = Mapping[str, Any]
 # Longer runs of equal stages are written `6x10` in the short notation.
 _LONG_RUN = 4
+# No model has more layers, and a stage has one at least.
+MOST_STAGES = 100_000
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,17 @@ class Word:
     writes: Callable[[Fields], str]
 
 
+def _number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise TrimaranError(f"layout: {shortened(digits, QUOTED)} is beyond any number of a layout: correct it")
+    return int(digits)
+
+
 def numbered(name: str, word: str, usual: int | None = 1) -> Word:
     """A number behind its word, `dp8`; left out where it is `usual`."""
     return Word(
         rf"{word}=?(\d+)",
-        lambda match: {name: int(match[1])},
+        lambda match: {name: _number(match[1])},
         lambda fields: "" if fields[name] == usual else f"{word}{fields[name]}",
     )
 
@@ -62,7 +74,7 @@ def recomputing(words: tuple[str, ...]) -> Word:
 
     return Word(
         rf"recompute[-=]({'|'.join(words)})(\d*)",
-        lambda match: {"recompute": match[1], "recompute_every": int(match[2] or 1)},
+        lambda match: {"recompute": match[1], "recompute_every": _number(match[2] or "1")},
         writes,
     )
 
@@ -77,8 +89,12 @@ def split_in_runs() -> Word:
     run = r"\d+(?:x\d{1,6})?"
 
     def reads(match: re.Match[str]) -> dict[str, Any]:
-        runs = (word.partition("x") for word in match[1].split("-"))
-        return {"stage_split": tuple(int(layers) for layers, _, n in runs for _ in range(int(n or 1)))}
+        runs = [
+            (_number(layers), _number(n or "1")) for layers, _, n in (r.partition("x") for r in match[1].split("-"))
+        ]
+        if (stages := sum(n for _, n in runs)) > MOST_STAGES:
+            raise TrimaranError(f"layout: its stage split has {stages} stages, and at most {MOST_STAGES} are split")
+        return {"stage_split": tuple(layers for layers, n in runs for _ in range(n))}
 
     def writes(fields: Fields) -> str:
         lengths = [(layers, len(list(same))) for layers, same in groupby(fields["stage_split"])]

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule
+from trimaran.nouns.text import QUOTED, quoted, shortened, without_shield
 
 Kind = Literal["text", "int", "float"]
 Cell = str | int | float | None
@@ -153,11 +154,11 @@ def parse_cell(column: Column, text: str) -> Cell:
     if text == "":
         return column.default
     if column.kind == "text":
-        return _parse_word(column, text)
+        return _parse_word(column, without_shield(text))
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"{column.name} is {text!r}, expected a number{_unit(column)}") from None
+        raise ValueError(f"{column.name} is {quoted(text)}, expected a number{_unit(column)}") from None
     return _checked(column, number, text)
 
 
@@ -171,25 +172,26 @@ def check_cell(column: Column, value: Cell) -> Cell:
 
 
 def _checked(column: Column, number: float, text: str) -> Cell:
+    shown = shortened(text, QUOTED)
     if not math.isfinite(number):
-        raise ValueError(f"{column.name} is {text!r}, expected a finite number{_unit(column)}")
+        raise ValueError(f"{column.name} is {quoted(text)}, expected a finite number{_unit(column)}")
     if column.kind == "int" and number != int(number):
-        raise ValueError(f"{column.name} is {text}, expected a whole number{_unit(column)}")
+        raise ValueError(f"{column.name} is {shown}, expected a whole number{_unit(column)}")
     if column.minimum is not None and number < column.minimum:
-        raise ValueError(f"{column.name} is {text}, below the least possible {column.minimum:g}{_unit(column)}")
+        raise ValueError(f"{column.name} is {shown}, below the least possible {column.minimum:g}{_unit(column)}")
     if column.maximum is not None and number > column.maximum:
-        raise ValueError(f"{column.name} is {text}, above the most believable {column.maximum:g}{_unit(column)}")
+        raise ValueError(f"{column.name} is {shown}, above the most believable {column.maximum:g}{_unit(column)}")
     return int(number) if column.kind == "int" else number
 
 
 def _parse_word(column: Column, text: str) -> str:
     if not column.choices:
         if column.looks and not re.search(column.looks, text):
-            raise ValueError(f"{column.name} is {text[:60]!r}, expected {column.like}: is a cell missing or shifted?")
+            raise ValueError(f"{column.name} is {quoted(text)}, expected {column.like}: is a cell missing or shifted?")
         return sys.intern(text)  # a long table says the same names in every row
     word = _words(column.choices).get(text.lower())
     if word is None:
-        raise ValueError(f"{column.name} is {text!r}, expected one of {', '.join(column.choices)}")
+        raise ValueError(f"{column.name} is {quoted(text)}, expected one of {', '.join(column.choices)}")
     return word
 
 

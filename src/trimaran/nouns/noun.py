@@ -10,6 +10,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from trimaran.nouns.text import one_line, quoted
+
 # No count, size, time or rate that anybody means is larger.
 LARGEST = 2.0**63
 _SLIP = "slip"
@@ -19,10 +21,14 @@ class TrimaranError(Exception):
     """A mistake of the user's or of the world's, told in one line.
 
     The message names the field, both numbers and the way out. The command line prints it
-    and leaves with `exit_status`; a library caller may catch it.
+    and leaves with `exit_status`; a library caller may catch it. What it quotes of others is cut and cannot steer a
+    terminal.
     """
 
     exit_status = 2
+
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(str(message)))
 
 
 class Noun(BaseModel):
@@ -46,7 +52,7 @@ class Noun(BaseModel):
                     if isinstance(value, bool) and bool not in takes:
                         raise _slip(f"{where} is {str(value).lower()}, and a number is expected")
                     if abs(value) >= LARGEST:
-                        raise _slip(f"{where} is {value:.4g}, which is beyond any such number: correct it")
+                        raise _slip(f"{where} is {_size(value)}, which is beyond any such number: correct it")
         return data
 
 
@@ -54,7 +60,14 @@ def unknown(name: str, known: Any) -> str:
     """The sentence on a name that is not among those known: the nearest one, or all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(known)}"
-    return f"{name!r} is not known: {hint}"
+    return f"{quoted(name)} is not known: {hint}"
+
+
+def _size(value: float) -> str:
+    try:
+        return f"{value:.4g}"
+    except OverflowError:
+        return "a number of more than 300 digits"
 
 
 def _slip(sentence: str) -> PydanticCustomError:
@@ -98,6 +111,6 @@ def first_error(error: ValidationError) -> str:
         return f"{where}.{message}" if where else message
     given = first.get("input")
     if first["type"] in ("tuple_type", "list_type"):
-        message = f"a list is expected, as [{given!r}]"
-    shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {given!r})"
+        message = f"a list is expected, as [{quoted(given)}]"
+    shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {quoted(given)})"
     return f"{where}: {message}{shown}" if where else message

@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", default="cluster.toml", help="cluster file to write")
     parser.add_argument("--slots", type=_positive, help="ranks that the node offers; default one a core or GPU")
     parser.add_argument("--model", help="catalogue name or file: measure its own shapes too")
-    parser.add_argument("--seq", type=_positive, help="sequence length for --model; default the model's")
+    parser.add_argument("--seq-len", "--seq", type=_positive, help="sequence length for --model; default the model's")
     parser.add_argument("--mbs", type=_positive, action="append", help="micro-batch for --model; may be repeated")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: under 30 s")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default cuda where there is one")
@@ -57,7 +57,7 @@ def _probe(options: argparse.Namespace) -> None:
         slots=slots,
         threads_per_rank=max(1, usable_cores() // slots),
         model=model,
-        seq_len=options.seq,
+        seq_len=options.seq_len,
         mbs=tuple(options.mbs or (1,)),
         quick=options.quick,
     )

@@ -14,6 +14,13 @@ from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.train_settings import TrainSettings
 
 
+class Training(Noun):
+    """A training whose text, trackers and first weights are to be there before the trials that lead to it are run."""
+
+    workload: Workload
+    train: TrainSettings
+
+
 class DataJob(Noun):
     """What `python -m trimaran.train.programs.tokenise JOB.json` is asked to do: text in, token files out.
 
@@ -25,6 +32,7 @@ class DataJob(Noun):
     vocab: int = Field(gt=1)
     cache_dir: str
     megatron: str | None = Field(default=None, description="prefix of Megatron-LM files to write besides")
+    training: Training | None = Field(default=None, description="a training that is to follow, refused here if at all")
 
 
 class SampleJob(Noun):

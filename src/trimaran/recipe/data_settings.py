@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from trimaran.nouns.noun import Noun
 
-_STDLIB = ("python-stdlib",)
+# Words that name no file.
+STDLIB_WORDS = ("python-stdlib",)
+TOKENIZER_WORDS = ("bytes", "bpe")
 _Paths = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
@@ -29,7 +31,7 @@ class DataSettings(Noun):
     path to a `tokenizer.json`.
     """
 
-    paths: _Paths = _STDLIB
+    paths: _Paths = STDLIB_WORDS
     blend: tuple[BlendedText, ...] = ()
     tokenizer: str = "bytes"
     text_field: str = "text"
@@ -37,7 +39,7 @@ class DataSettings(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.blend and self.paths != _STDLIB:
+        if self.blend and self.paths != STDLIB_WORDS:
             raise ValueError("paths and blend are both stated: name every text in blend, or none")
         return self
 

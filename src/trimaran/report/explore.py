@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
@@ -11,6 +13,7 @@ from trimaran.api import DEFAULT_STACK, plan
 from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import quoted
 from trimaran.planner.plan import Plan
 from trimaran.planner.search.settings import fixed_choices
 from trimaran.report.planned import FIELDS, explanation, records
@@ -60,8 +63,12 @@ def answer(question: Question) -> Plan:
     )
 
 
-def explore_app(model: str, cluster: str, gbs: int) -> Dash:
-    """The page's server, opening with this model on this cluster. Raises TrimaranError where Dash is missing."""
+def explore_app(model: str, cluster: str, gbs: int, token: str) -> Dash:
+    """The page's server, opening with this model on this cluster, for who has the token.
+
+    It plans with the catalogue's nouns and with the two that it opens with, which may be files, and reads no other.
+    Raises TrimaranError where Dash is missing.
+    """
     try:
         from dash import Dash, Input, Output
     except ImportError:
@@ -73,14 +80,15 @@ def explore_app(model: str, cluster: str, gbs: int) -> Dash:
     app.index_string = app.index_string.replace("{%css%}", f"{{%css%}}<style>{style}</style>").replace(
         "<html>", '<html lang="en">'
     )
-    _only_from_this_machine(app)
+    _only_for_who_has(app, token)
+    known = {"model": model, "cluster": cluster}
     app.layout = _controls(model, cluster, gbs)
     ids = Question._fields
 
     @app.callback(Output("told", "data"), [Input(name, "value") for name in ids])
     def follow(*values: Any) -> dict[str, Any]:
         try:
-            plan = answer(question_of(dict(zip(ids, values, strict=True))))
+            plan = answer(question_of(dict(zip(ids, values, strict=True)), known))
         except TrimaranError as error:
             return {"answer": f'<p role="alert" class="refused">{escape(str(error))}</p>', "parts": _chart([])}
         return {"answer": _answered(plan), "parts": _parts(plan)}
@@ -89,19 +97,46 @@ def explore_app(model: str, cluster: str, gbs: int) -> Dash:
     return app
 
 
-def _only_from_this_machine(app: Dash) -> None:
-    """Refuse requests under another name: a page elsewhere may point its own name at the loopback."""
-    from flask import abort, request
+def _only_for_who_has(app: Dash, token: str) -> None:
+    """Refuse requests without the token: every user of this machine reaches its loopback.
 
-    def check_host() -> None:
+    The address that is opened first has it; from then on the browser keeps it in a cookie. Requests under another name
+    are refused too: a page elsewhere may point its own name at the loopback.
+    """
+    from flask import Response, abort, request
+
+    def cookie() -> str:
+        return f"trimaran-{request.host.rpartition(':')[2]}"
+
+    def check() -> None:
         if request.host.rsplit(":", 1)[0] not in (HOST, "localhost"):
             abort(403)
+        given = request.args.get("token") or request.cookies.get(cookie()) or ""
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            abort(403, "open the address that `trimaran explore` printed: its token is missing or of another run")
 
-    app.server.before_request(check_host)
+    def keep(response: Response) -> Response:
+        if request.args.get("token") and response.status_code < 400:
+            response.set_cookie(cookie(), token, httponly=True, samesite="Strict")
+        return response
+
+    app.server.before_request(check)
+    app.server.after_request(keep)
 
 
-def question_of(values: dict[str, Any]) -> Question:
-    """The question that the page's fields state. Raises TrimaranError for a field that is empty or no number."""
+def question_of(values: dict[str, Any], known: Mapping[str, str]) -> Question:
+    """The question that the page's fields state, of the catalogue's nouns and those `known` by their field.
+
+    Raises TrimaranError for another noun, and for a field that is empty or no number.
+    """
+    for name in ("model", "cluster", "stack"):
+        if values.get(name) not in (*catalogue_names(f"{name}s"), known.get(name, DEFAULT_STACK)):
+            raise TrimaranError(
+                f"{name} {quoted(values.get(name))} is neither of the catalogue nor what explore was started with: "
+                f"choose another"
+            )
+    if not isinstance(values.get("fix") or "", str):
+        raise TrimaranError(f"fixed choices are {quoted(values['fix'])}, expected text such as tp=8")
     if not values.get("gbs"):
         raise TrimaranError("global batch is empty: state how many sequences a step has")
     try:
@@ -115,7 +150,7 @@ def question_of(values: dict[str, Any]) -> Question:
             fix=values["fix"] or "",
             mem_margin=float(values["mem_margin"] or 0) / 100,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TrimaranError(f"a field holds no number ({error}): correct it") from None
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 
 from trimaran.cost.predict_table import PREDICTED_COLUMNS, GroupScore, PredictedRow
+from trimaran.nouns.text import spreadsheet_cell
 from trimaran.report import predicted
 from trimaran.report.tables import Field, Format, render
 from trimaran.study.published.predicted_tables import PredictedTable
@@ -36,9 +37,10 @@ def csv_with_predictions(header: Sequence[str], rows: Sequence[PredictedRow]) ->
     names = [*header, *(name for name in PREDICTED_COLUMNS if name not in header)]
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n", restval="", extrasaction="ignore")
-    writer.writeheader()
+    writer.writerow({name: spreadsheet_cell(name) for name in names})
     for row in rows:
-        writer.writerow(row.row.cells | row.cells())
+        cells = row.row.cells | row.cells()
+        writer.writerow({name: spreadsheet_cell(cell) for name, cell in cells.items()})
     return out.getvalue()
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from trimaran.files.row_table import read_table
+from trimaran.files.user_file import MIB, read_json
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.page.content import Content, measured_content, plan_content
 from trimaran.store import Store
 
 PLAN_ENDING, TABLE_ENDING = ".json", ".csv"
+# A plan of ten thousand layouts, the most that is ranked, is smaller.
+PLAN_BYTES = 64 * MIB
 
 
 def measured_rows(path: Path, recipe: str | None = None) -> list[Measurement]:
@@ -43,16 +45,10 @@ def content_of(paths: Sequence[Path], recipe: str | None = None) -> Content:
 
 
 def _read_plan(path: Path) -> dict[str, object]:
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TrimaranError(f"plan {path} cannot be read: {error.strerror}; check the path") from None
-    except ValueError as error:
-        raise TrimaranError(
-            f"plan {path} is not JSON ({error}): write it with `trimaran plan ... --format json`"
-        ) from None
+    written = "write it with `trimaran plan ... --format json`"
+    plan = read_json(path, f"plan {path}", PLAN_BYTES, written)
     if not isinstance(plan, dict):
-        raise TrimaranError(f"plan {path} holds no plan: write it with `trimaran plan ... --format json`")
+        raise TrimaranError(f"plan {path} holds no plan: {written}")
     return plan
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trimaran.nouns.text import markdown_text, printable, spreadsheet_cell
+
 Format = Literal["table", "json", "csv", "markdown", "latex"]
 Record = Mapping[str, Any]
 
@@ -37,8 +39,7 @@ class Field:
             return ""
         if isinstance(value, float) and self.spec:
             return f"{value:{self.spec}}{self.suffix}"
-        text = f"{value}{self.suffix}"
-        return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+        return printable(f"{value}{self.suffix}").replace("\n", " ").replace("\t", " ")
 
 
 def render(records: Sequence[Record], fields: Sequence[Field], form: Format) -> str:
@@ -61,12 +62,13 @@ def _csv(records: Sequence[Record]) -> str:
     writer.writerow(keys)
     for record in records:
         cells = (record.get(key) for key in keys)
-        writer.writerow(["" if c is None else json.dumps(c) if isinstance(c, dict | list) else c for c in cells])
+        plain = ("" if c is None else json.dumps(c) if isinstance(c, dict | list) else c for c in cells)
+        writer.writerow([spreadsheet_cell(cell) for cell in plain])
     return out.getvalue().rstrip("\n")
 
 
 def _markdown(records: Sequence[Record], fields: Sequence[Field]) -> str:
-    texts = [[text.replace("|", "\\|") for text in row] for row in _texts(records, fields)]
+    texts = [[markdown_text(text) for text in row] for row in _texts(records, fields)]
     widths = [max(3, len(field.title), *(len(row[i]) for row in texts)) for i, field in enumerate(fields)]
     lines = ["| " + " | ".join(_pad(f.title, w, f.left) for f, w in zip(fields, widths, strict=True)) + " |"]
     rules = (":" + "-" * (w - 1) if f.left else "-" * (w - 1) + ":" for f, w in zip(fields, widths, strict=True))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trimaran.files.user_file import regular_file
 from trimaran.nouns.columns import RUN_COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
@@ -27,6 +28,8 @@ _KEPT_SINCE = frozenset(FIELDS.index(column.name) for column in RUN_COLUMNS)
 _INSERT = (
     f"INSERT INTO measurement (attempt, {', '.join(map(quoted, FIELDS))}) VALUES (?, {', '.join('?' * len(FIELDS))})"
 )
+# What would run, or show other rows, in a store that somebody else has changed.
+_FOREIGN = "SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'view') LIMIT 1"
 # A file of such a name is expected to be text, or another format.
 _TABLES = (".csv", ".tsv", ".md", ".json", ".toml", ".txt", ".log", ".parquet")
 
@@ -58,6 +61,8 @@ class Store:
             raise TrimaranError(
                 f"store {self.path} would be a database under the name of a table: name it {self.path.stem}.sqlite"
             )
+        if self.path.exists():
+            regular_file(self.path, f"store {self.path}", None)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -230,6 +235,11 @@ class Store:
         # functions that a foreign file's views or triggers name must not run
         self._connection.execute("PRAGMA trusted_schema = OFF")
         application, version, tables = self._identity()
+        if foreign := self._connection.execute(_FOREIGN).fetchone():
+            raise TrimaranError(
+                f"store {self.path} has a {foreign[0]} {foreign[1]!r}, and Trimaran makes none: it is not a store that "
+                f"Trimaran wrote; take its rows over with `DROP {foreign[0].upper()}`, or name another file"
+            )
         if application != APPLICATION_ID and tables:
             raise TrimaranError(f"store {self.path} is a database of another program: name another file")
         if version > VERSION:

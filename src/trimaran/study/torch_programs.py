@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import printable
 from trimaran.protocol import progress
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import slots_wanted, stated_layouts
@@ -40,7 +41,7 @@ def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bo
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith(progress.MARK):
-                print(line.removeprefix(progress.MARK), end="", file=sys.stderr, flush=True)
+                print(printable(line.removeprefix(progress.MARK)), end="", file=sys.stderr, flush=True)
             elif line.strip():
                 last = line.strip()
         status = process.wait()
@@ -67,7 +68,7 @@ def probe_machine(recipe: Recipe, cluster_file: Path) -> None:
     model = cluster_file.with_name("model.json")
     write_atomically(model, recipe.workload.model.model_dump_json())
     arguments = ["--quick", "--slots", str(slots_wanted(recipe)), "--model", str(model)]
-    arguments += ["--seq", str(recipe.workload.seq_len), "-o", str(cluster_file)]
+    arguments += ["--seq-len", str(recipe.workload.seq_len), "-o", str(cluster_file)]
     for mbs in sorted({layout.mbs for layout in stated_layouts(recipe)}):
         arguments += ["--mbs", str(mbs)]
     run_program("trimaran.probe", arguments, "probe")

@@ -11,7 +11,7 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.job import DataJob
+from trimaran.protocol.job import DataJob, Training
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import stated_layouts, unprobed_machine
 from trimaran.study.torch_programs import probe_machine, run_program
@@ -73,14 +73,18 @@ class Workspace:
             probe_machine(recipe, self.cluster_file)
         return load_cluster(str(self.cluster_file))
 
-    def data(self, recipe: Recipe, megatron: Path | None = None) -> Path:
+    def data(self, recipe: Recipe, megatron: Path | None = None, *, training: bool = False) -> Path:
         """Folder of the recipe's token files, made on the first call; `megatron` is a prefix to write them to as well.
 
-        Raises TrimaranError when a text cannot be read or the disk is full.
+        Raises TrimaranError when a text cannot be read or the disk is full, and, where a `training` is to follow, for
+        what it would be refused for.
         """
         job = DataJob(data=recipe.data, vocab=recipe.workload.model.vocab, cache_dir=str(self.folder / "data"))
         if megatron is not None:
             job = job.model_copy(update={"megatron": str(megatron)})
+        if training:
+            follows = Training(workload=recipe.workload, train=recipe.train)
+            job = job.model_copy(update={"training": follows})
         path = self.folder / "data.json"
         write_atomically(path, job.model_dump_json(indent=1))
         return Path(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption, TrustOption
+from trimaran.cli.terminal import tell
 
 
 class Scale(StrEnum):
@@ -58,7 +59,7 @@ def bench(
             f"recipe {recipe}: sweep.layouts is empty, so bench has nothing to measure: fill it, or tune"
         )
     rows = measure_recipe(stated, Workspace(runs / stated.name), show=TrialProgress, say=say, retry=again, soak=soak)
-    typer.echo(render(records(rows), FIELDS, form.value))
+    tell(render(records(rows), FIELDS, form.value))
     require_one_ran(rows)
 
 
@@ -72,4 +73,4 @@ def _small(path: Path, names: list[str], runs: Path, form: OutputFormat) -> None
 
     recipe = load_recipe(str(path))
     tables = measure_small(recipe, names, Workspace(runs / f"{recipe.name}-laptop"), show=TrialProgress, say=say)
-    typer.echo(as_json(tables) if form.value == "json" else as_text(tables, form.value))
+    tell(as_json(tables) if form.value == "json" else as_text(tables, form.value))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trimaran.cli.terminal import tell
+
 
 def convert(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a study's folder (its newest one).")],
@@ -22,4 +24,4 @@ def convert(
     from trimaran.study.torch_programs import run_program_on
 
     run_program_on(ConvertJob(source=str(checkpoint), output=str(output)), "trimaran.train.programs.convert", "convert")
-    typer.echo(f"wrote {output}", err=True)
+    tell(f"wrote {output}", err=True)

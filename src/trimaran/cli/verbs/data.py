@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.options import RecipeArgument, RunsOption
+from trimaran.cli.terminal import tell
 
 
 def data(
@@ -25,4 +26,4 @@ def data(
     from trimaran.study.workspace import Workspace
 
     stated = load_recipe(str(recipe))
-    typer.echo(str(Workspace(runs / stated.name).data(stated, megatron=megatron)))
+    tell(str(Workspace(runs / stated.name).data(stated, megatron=megatron)))

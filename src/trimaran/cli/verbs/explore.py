@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from trimaran.cli.terminal import tell
+
 
 def explore(
     model: Annotated[
@@ -17,17 +19,19 @@ def explore(
     gbs: Annotated[int, typer.Option(min=1, help="Global batch to open with, sequences a step.")] = 2048,
     port: Annotated[int, typer.Option(min=1024, max=65535, help="Port on this machine's loopback.")] = 8050,
 ) -> None:
-    """Serve a page, for this machine's browser alone, that plans as you change the question. Ctrl-C ends it.
+    """Serve a page, for who has the printed address alone, that plans as you change the question. Ctrl-C ends it.
 
     Example: trimaran explore --model llama3-8b --cluster dgx-h100 --gbs 512
     """
     import logging
+    import secrets
     import socket
 
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.explore import HOST, explore_app
 
-    app = explore_app(model, cluster, gbs)
+    token = secrets.token_urlsafe(16)
+    app = explore_app(model, cluster, gbs, token)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -35,5 +39,5 @@ def explore(
         except OSError as error:
             raise TrimaranError(f"--port {port} cannot be had ({error.strerror}): choose another") from None
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    typer.echo(f"open http://{HOST}:{port} in a browser of this machine; Ctrl-C ends", err=True)
+    tell(f"open http://{HOST}:{port}/?token={token} in a browser of this machine; Ctrl-C ends", err=True)
     app.run(host=HOST, port=port, debug=False)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.options import ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption
+from trimaran.cli.terminal import tell
 
 
 def export(
@@ -22,7 +23,9 @@ def export(
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
     devices: Annotated[int | None, typer.Option(help="Devices to use at most. Default: all of the cluster.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Sequence length, tokens. Default: the model's positions.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq-len", "--seq", help="Sequence length, tokens. Default: the model's positions.")
+    ] = None,
     stack: StackOption = None,
     ramp_up: Annotated[str | None, typer.Option(help="Batch ramp-up START,INCREMENT,SAMPLES.")] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Hold a choice: tp=8. May be repeated.")] = None,
@@ -54,8 +57,8 @@ def export(
         chosen = complete(layout, case, settings)
         check_layout(chosen, case.workload, on_devices(case.cluster, settings.devices or 0), case.stack)
         text = write(chosen, case.workload, case.stack, to)
-    typer.echo(f"layout {chosen}", err=True)
+    tell(f"layout {chosen}", err=True)
     if output is None:
-        typer.echo(text)
+        tell(text)
     else:
         write_atomically(output, text + "\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import ClusterOption, StackOption
+from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
     from trimaran.cost.fit.learn import Lesson
@@ -32,19 +33,19 @@ def fit(
     fitted = fit_rows(rows, cluster=cluster, stack=stack)
     save_calibration(fitted.calibration, output)
     for reason in fitted.skipped:
-        typer.echo(f"skipped {reason}", err=True)
+        tell(f"skipped {reason}", err=True)
     shown = [f"{fitted.rows} rows in {fitted.groups} groups"]
     shown += [f"sec/it error on left-out groups {fitted.time_mape:.1%}"] if fitted.time_mape is not None else []
     shown += [f"memory error {fitted.mem_mape:.1%}"] if fitted.mem_mape is not None else []
     if fitted.groups < 2:
         shown.append("one group alone leaves nothing to judge the fit by: the error that its belief expects stands")
-    typer.echo(f"{output}: fitted to {'; '.join(shown)}")
+    tell(f"{output}: fitted to {'; '.join(shown)}")
     for lesson in fitted.lessons:
         for line in _told(lesson):
-            typer.echo(line)
+            tell(line)
     if fitted.calibration.days:
         days = ", ".join(f"{day} x {scale:.3f}" for day, scale in sorted(fitted.calibration.days.items()))
-        typer.echo(f"days: {days}")
+        tell(f"days: {days}")
 
 
 def _told(lesson: Lesson) -> list[str]:

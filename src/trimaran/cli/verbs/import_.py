@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import ClusterOption, FormatOption, OutputFormat, StackOption
+from trimaran.cli.terminal import tell, tell_each
 
 if TYPE_CHECKING:
     from trimaran.nouns.columns import Cell
@@ -65,6 +66,7 @@ def import_(
 
     Example: trimaran import prequel.md --into published.sqlite
     """
+    from trimaran.nouns.noun import TrimaranError
     from trimaran.report.tables import Field, render
     from trimaran.store import Store
     from trimaran.store.importers.formats import Asked, import_file
@@ -74,6 +76,10 @@ def import_(
     given = _given(model, cluster, stack, set_ or [])
     asked = Asked(stated, given, _accept(repairs))
     read = [import_file(path, asked, source_format.value) for path in files]
+    if not any(imported.rows for imported in read):
+        reasons = [reason for imported in read for reason in imported.refused]
+        names_of_files = ", ".join(path.name for path in files)
+        raise TrimaranError(f"no row of {names_of_files} can be imported; the first: {(reasons or ['it has none'])[0]}")
     # all files are read before the first row is stored, so that a mistake in one leaves the store alone
     with Store(into) as store:
         added = [store.add_new(imported.rows) for imported in read]
@@ -82,9 +88,7 @@ def import_(
     lines = [_record(*each) for each in zip(files, read, added, strict=True)]
     names = ("file", "format", "profile", "rows", "added", "refused", "flagged")
     fields = [Field(name, name.capitalize(), left=name not in ("rows", "added", "refused")) for name in names]
-    typer.echo(render(lines, fields, form.value))
-    if not any(imported.rows for imported in read):
-        raise typer.Exit(2)
+    tell(render(lines, fields, form.value))
 
 
 def _given(model: str | None, cluster: str | None, stack: str | None, pairs: list[str]) -> dict[str, Cell]:
@@ -118,23 +122,21 @@ def _accept(repairs: Repairs) -> Accept:
 
 def _ask(proposal: str) -> bool:
     from trimaran.nouns.noun import TrimaranError
+    from trimaran.nouns.text import printable
 
     try:
-        return typer.confirm(proposal, err=True)
+        return typer.confirm(printable(proposal), err=True)
     except typer.Abort:
         raise TrimaranError("no answer, so nothing is imported: --repairs keep or accept asks nothing") from None
 
 
 def _tell(path: Path, imported: Imported) -> None:
     """What was not taken as it stands, on the error stream."""
-    for remark in imported.remarks:
-        typer.echo(f"{path.name}: {remark}", err=True)
-    for reason in imported.refused:
-        typer.echo(f"{path.name}: refused {reason}", err=True)
+    tell_each([f"{path.name}: {remark}" for remark in imported.remarks])
+    tell_each([f"{path.name}: refused {reason}" for reason in imported.refused])
     if imported.unread:
-        typer.echo(f"{path.name}: columns not read: {', '.join(imported.unread)}", err=True)
-    for proposal in imported.proposals:
-        typer.echo(f"{path.name}: kept {proposal} (--repairs accept)", err=True)
+        tell_each([f"{path.name}: columns not read: {', '.join(imported.unread)}"])
+    tell_each([f"{path.name}: kept {proposal} (--repairs accept)" for proposal in imported.proposals])
 
 
 def _record(path: Path, imported: Imported, added: int) -> dict[str, object]:

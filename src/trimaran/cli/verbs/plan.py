@@ -16,6 +16,7 @@ from trimaran.cli.options import (
     RunsOption,
     StackOption,
 )
+from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
     from trimaran.report.tables import Format
@@ -27,7 +28,9 @@ def plan(
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
     devices: Annotated[int | None, typer.Option(help="Devices to use at most. Default: all of the cluster.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Sequence length, tokens. Default: the model's positions.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq-len", "--seq", help="Sequence length, tokens. Default: the model's positions.")
+    ] = None,
     stack: StackOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
     tokens: Annotated[float | None, typer.Option(help="Tokens to train on (300e9): gives days and cost.")] = None,
@@ -82,7 +85,7 @@ def plan(
         from trimaran.planner.why import explain
         from trimaran.report.explained import answer
 
-        typer.echo(answer(explain(why, ranked, settings), form.value))
+        tell(answer(explain(why, ranked, settings), form.value))
         return
     planned = plan_with(ranked, settings)
     printed: Format = form.value
@@ -95,9 +98,9 @@ def plan(
             planned.best.layout, used, devices=planned.devices, mem_margin=planned.mem_margin
         )  # fmt: skip
     if form is OutputFormat.json:
-        typer.echo(json.dumps(as_json(planned, schedule), indent=2, allow_nan=False))
+        tell(json.dumps(as_json(planned, schedule), indent=2, allow_nan=False))
         return
-    typer.echo(render(records(planned), FIELDS, printed))
-    typer.echo("\n" + explanation(planned), err=form is OutputFormat.csv)
+    tell(render(records(planned), FIELDS, printed))
+    tell("\n" + explanation(planned), err=form is OutputFormat.csv)
     if schedule is not None and form is not OutputFormat.csv:
-        typer.echo(f"\n{ramp_up_table(schedule, printed)}")
+        tell(f"\n{ramp_up_table(schedule, printed)}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, StackOption
+from trimaran.cli.terminal import tell, tell_each
+
+if TYPE_CHECKING:
+    from trimaran.cost.predict_table import PredictedRow
 
 
 def predict(
@@ -47,25 +51,28 @@ def predict(
     stated = packaged_table(table) if table in packaged_tables() else read_table(table)
     if not stated.rows:
         raise TrimaranError(f"table {table} has a header but no rows: add a line for each run")
-    for sentence in misspelt_columns(stated.header):
-        typer.echo(f"note: {sentence}", err=True)
+    if misspelt := misspelt_columns(stated.header):
+        tell_each([f"note: {'; '.join(misspelt)}"])
     known = load_calibration(calibration) if calibration not in (None, "none") else None
     rows = predict_table(stated, cluster=cluster, stack=stack, calibration=known, priors_only=calibration == "none")
     if output is not None:
         write_atomically(output, csv_with_predictions(stated.header, rows))
     refused = [row for row in rows if row.error]
-    for row in refused:
-        reason = row.error or ""
-        label = "" if reason.startswith("row ") else f"row {row.row.number}: "
-        typer.echo(f"refused {label}{reason}", err=True)
-    typer.echo(f"{len(rows) - len(refused)} of {len(rows)} rows answered, {len(refused)} refused", err=True)
+    tell_each([_refusal(row) for row in refused])
+    tell(f"{len(rows) - len(refused)} of {len(rows)} rows answered, {len(refused)} refused", err=True)
     scores = score_groups(rows)
     if scores:
-        typer.echo(render(records(scores), FIELDS, form.value))
-    elif output is None:
-        typer.echo(csv_with_predictions(stated.header, rows).rstrip("\n"))
+        tell(render(records(scores), FIELDS, form.value))
+    elif output is None and len(refused) < len(rows):
+        tell(csv_with_predictions(stated.header, rows).rstrip("\n"))
     if len(refused) == len(rows):
         raise TrimaranError(f"none of {len(rows)} rows of {table} could be answered: mend what is said of each")
+
+
+def _refusal(row: PredictedRow) -> str:
+    reason = row.error or ""
+    label = "" if reason.startswith("row ") else f"row {row.row.number}: "
+    return f"refused {label}{reason}"
 
 
 def _published(path: str, output: Path | None, calibration: str | None, form: OutputFormat) -> None:
@@ -80,4 +87,4 @@ def _published(path: str, output: Path | None, calibration: str | None, form: Ou
         write_atomically(
             output, csv_with_predictions(tables[0].header, [row for table in tables for row in table.rows])
         )  # fmt: skip
-    typer.echo(as_json(tables) if form.value == "json" else as_text(tables, form.value))
+    tell(as_json(tables) if form.value == "json" else as_text(tables, form.value))

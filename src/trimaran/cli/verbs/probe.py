@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from trimaran.cli.terminal import tell
+
 
 def probe(
     output: Annotated[Path, typer.Option("--output", "-o", help="Cluster file to write.")] = Path("cluster.toml"),
     slots: Annotated[int | None, typer.Option(min=1, help="Ranks that the node offers. Default: one a core.")] = None,
     model: Annotated[str | None, typer.Option(help="Measure this model's own matmul shapes too.")] = None,
-    seq: Annotated[int | None, typer.Option(min=1, help="Sequence length for --model. Default: the model's.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq-len", "--seq", min=1, help="Sequence length for --model. Default: the model's.")
+    ] = None,
     mbs: Annotated[list[int] | None, typer.Option(min=1, help="Micro-batches for --model. May be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats.")] = False,
 ) -> None:
@@ -25,9 +29,9 @@ def probe(
     arguments = ["-o", str(output)]
     arguments += ["--slots", str(slots)] if slots else []
     arguments += ["--model", model] if model else []
-    arguments += ["--seq", str(seq)] if seq else []
+    arguments += ["--seq-len", str(seq)] if seq else []
     for size in mbs or []:
         arguments += ["--mbs", str(size)]
     arguments += ["--quick"] if quick else []
     run_program("trimaran.probe", arguments, "probe")
-    typer.echo(f"cluster file written to {output}", err=True)
+    tell(f"cluster file written to {output}", err=True)

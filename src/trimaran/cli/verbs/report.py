@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.options import FormatOption, OutputFormat
+from trimaran.cli.terminal import tell
 
 
 def report(
@@ -44,14 +45,14 @@ def report(
         raise TrimaranError(f"--figure {figure} is drawn into a file: give -o {figure}.svg (or .png, .pdf)")
     if output is None:
         rows = [row for path in sources for row in measured_rows(path, recipe)]
-        typer.echo(render(records(rows), FIELDS, form.value))
+        tell(render(records(rows), FIELDS, form.value))
         return
     if output.suffix == ".html":
         write_atomically(output, page(content_of(sources, recipe)))
-        typer.echo(f"page written to {output}: open it in a browser, it needs no network", err=True)
+        tell(f"page written to {output}: open it in a browser, it needs no network", err=True)
     elif output.suffix in ENDINGS:
         write_figure(figure or "front", content_of(sources, recipe), output)
-        typer.echo(f"figure {figure or 'front'} written to {output}", err=True)
+        tell(f"figure {figure or 'front'} written to {output}", err=True)
     else:
         rows = [row for path in sources for row in measured_rows(path, recipe)]
-        typer.echo(f"{export_table(rows, output)} rows written to {output}", err=True)
+        tell(f"{export_table(rows, output)} rows written to {output}", err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import FormatOption, OutputFormat
+from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
     from trimaran.store import Run
@@ -67,9 +68,9 @@ def list_(
         ordered.sort(key=lambda pair: pair[0])
     lines = [line for _, line in ordered]
     if not lines:
-        typer.echo(f"no run in {context.obj} meets {' and '.join(where or ['these terms'])}", err=True)
+        tell(f"no run in {context.obj} meets {' and '.join(where or ['these terms'])}", err=True)
     number, origin, quality = Field("number", "#"), Field("from", "From", left=True), Field("quality", "Quality")
-    typer.echo(render(lines, [number, origin, *FIELDS[:-1], quality, FIELDS[-1]], form.value))
+    tell(render(lines, [number, origin, *FIELDS[:-1], quality, FIELDS[-1]], form.value))
 
 
 @store.command()
@@ -87,10 +88,10 @@ def show(
     run = _run(context.obj, number)
     fields = {"number": run.number, "attempt": run.attempt, **run.measurement.model_dump(mode="json")}
     if form.value == "json":
-        typer.echo(json.dumps(fields, indent=2, allow_nan=False))
+        tell(json.dumps(fields, indent=2, allow_nan=False))
         return
     lines = [{"field": name, "value": value} for name, value in fields.items() if value not in (None, [], {})]
-    typer.echo(render(lines, [Field("field", "Field", left=True), Field("value", "Value", left=True)], form.value))
+    tell(render(lines, [Field("field", "Field", left=True), Field("value", "Value", left=True)], form.value))
 
 
 @store.command()
@@ -109,14 +110,14 @@ def compare(
 
     comparison = compare_runs(_run(context.obj, a).measurement, _run(context.obj, b).measurement)
     if form.value == "json":
-        typer.echo(
+        tell(
             json.dumps({"a": a, "b": b, **asdict(comparison), "verdict": comparison.verdict}, indent=2, allow_nan=False)
         )
         return
     lines = [{"column": name, "a": pair[0], "b": pair[1]} for name, pair in comparison.differs.items()]
     fields = [Field("column", "Column", left=True), Field("a", f"A (run {a})"), Field("b", f"B (run {b})")]
-    typer.echo(render(lines, fields, form.value) if lines else "the runs differ in no column")
-    typer.echo(comparison.verdict, err=form.value != "table")
+    tell(render(lines, fields, form.value) if lines else "the runs differ in no column")
+    tell(comparison.verdict, err=form.value != "table")
 
 
 @store.command()
@@ -136,7 +137,7 @@ def export(
     conditions = [parse_condition(text) for text in where or []]
     with Store(context.obj, create=False) as opened:
         number = export_table(opened.chosen(conditions, every_attempt=every).measurements, output)
-    typer.echo(f"{number} rows written to {output}")
+    tell(f"{number} rows written to {output}")
 
 
 @store.command()
@@ -158,7 +159,7 @@ def merge(
         with Store(context.obj) as target:
             added = target.add_new_of(rows)
     for path, new, of in zip(others, added, counts, strict=True):
-        typer.echo(f"{new} of {of} runs added from {path}")
+        tell(f"{new} of {of} runs added from {path}")
 
 
 def _run(path: Path, number: int) -> Run:

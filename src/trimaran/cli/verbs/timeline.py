@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import CalibrationOption, ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption
+from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
     from trimaran.layout.layout import Layout
@@ -23,7 +24,9 @@ def timeline(
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Sequence length, tokens. Default: the model's positions.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq-len", "--seq", help="Sequence length, tokens. Default: the model's positions.")
+    ] = None,
     stack: StackOption = None,
     calibration: CalibrationOption = None,
     measure: Annotated[
@@ -55,7 +58,7 @@ def timeline(
     told = ", ".join(
         f"{name} {drawn.duration_s:.3g} s, {bubble_share(drawn):.0%} bubble" for name, drawn in timelines.items()
     )
-    typer.echo(f"{chosen}: {told}; written to {output}", err=True)
+    tell(f"{chosen}: {told}; written to {output}", err=True)
 
 
 def _measured(path: Path | None, layout: Layout, runs: Path) -> Timeline:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import RecipeArgument, RunsOption, TrustOption
+from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
     from trimaran.bench.launch.joined import Joined
@@ -60,7 +61,7 @@ def train(
     row, cluster = train_recipe(
         stated, workspace, chosen, show=TrainingProgress, say=say, joined=joined, resume=resume, trace_steps=trace
     )
-    typer.echo(summary(row, stated, cluster, chosen, workspace.training))
+    tell(summary(row, stated, cluster, chosen, workspace.training))
 
 
 def _place_among_ranks() -> Joined | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.options import FormatOption, OutputFormat, RecipeArgument, RetryOption, RunsOption, TrustOption
+from trimaran.cli.terminal import tell
 
 
 def tune(
@@ -40,11 +41,11 @@ def tune(
     workspace = Workspace(runs / stated.name)
     with TrialProgress(stated.sweep.max_trials, at_most=True) as progress:
         tuned = tune_recipe(
-            stated, workspace, retry=again, on_progress=progress, on_verdict=progress.verdict, say=say
+            stated, workspace, retry=again, training=train, on_progress=progress, on_verdict=progress.verdict, say=say
         )  # fmt: skip
     rows = records(tuned.rows)
     write_atomically(workspace.table, render(rows, FIELDS, "markdown") + "\n")
-    typer.echo(render(rows, FIELDS, form.value))
+    tell(render(rows, FIELDS, form.value))
     best, verdict = tuned.winning_row, tuned.verdict
     certainty = "certain" if verdict.certain else f"not certain: another may win with {verdict.rival_chance:.0%} chance"
     say(
@@ -57,4 +58,4 @@ def tune(
             stated, workspace, tuned.winner, show=TrainingProgress, say=say, cluster=tuned.cluster
         )  # fmt: skip
         told = summary(row, stated, cluster, tuned.winner, workspace.training)
-        typer.echo(told, err=form is not OutputFormat.table)
+        tell(told, err=form is not OutputFormat.table)

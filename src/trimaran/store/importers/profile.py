@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from trimaran.files.catalogue import CATALOG
+from trimaran.files.catalogue import CATALOG, validate
 from trimaran.files.row_nouns import implied_cells
+from trimaran.files.user_file import read_toml
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
-from trimaran.nouns.noun import Noun, TrimaranError, first_error
+from trimaran.nouns.noun import Noun, TrimaranError
 
 # A calculator whose factor follows from the row's recompute: `megatron_eq3` stands for _k4 or _k3.
 FORMULA_FAMILIES = ("megatron_eq3", "2kN")
-_MAX_BYTES = 1024 * 1024
 
 Cells = dict[str, str | int | float]
 
@@ -154,16 +152,5 @@ def filled_in(template: str, cells: Mapping[str, Cell]) -> str:
 
 
 def _parsed(path: Path | Traversable, name: str) -> Profile:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-        if len(raw) > _MAX_BYTES:
-            raise TrimaranError(f"profile {name} has more than {_MAX_BYTES} bytes: is it an import profile?")
-        table: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
-        return Profile.model_validate({"name": name, **table})
-    except OSError as error:
-        raise TrimaranError(f"profile {name} cannot be read: {error.strerror or error}; check the path") from None
-    except ValidationError as error:
-        raise TrimaranError(f"profile {name}: {first_error(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise TrimaranError(f"profile {name} is not valid TOML: {error}") from None
+    source = f"profile {name}"
+    return validate(Profile, {"name": name, **read_toml(path, source)}, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trimaran.files.user_file import read_bytes
 from trimaran.nouns.noun import TrimaranError
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -24,18 +25,7 @@ def read_text(path: Path, *, strict: bool = False) -> str:
     Raises TrimaranError where the file cannot be read, is larger than MAX_BYTES, or has a line
     longer than MAX_LINE.
     """
-    try:
-        if not path.is_file():
-            reason = "it is not a regular file" if path.exists() else "it does not exist"
-            raise TrimaranError(f"{path} cannot be imported: {reason}; check the path")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise TrimaranError(f"{path} cannot be read: {error.strerror or error}; check the path") from None
-    if len(raw) > MAX_BYTES:
-        raise TrimaranError(
-            f"{path} has more than {MAX_BYTES // 2**20} MiB, the most that is imported at once: cut it into pieces"
-        )
+    raw = read_bytes(path, str(path), MAX_BYTES)
     try:
         text = raw.decode("utf-8-sig", errors="strict" if strict else "replace")
     except UnicodeDecodeError:

@@ -34,8 +34,8 @@ class Prepared:
     data: Path
 
 
-def prepare(recipe: Recipe, workspace: Workspace, say: Callable[[str], None]) -> Prepared:
-    """Everything that has to be there before the first trial.
+def prepare(recipe: Recipe, workspace: Workspace, say: Callable[[str], None], *, training: bool) -> Prepared:
+    """Everything that has to be there before the first trial, and before a `training` that is to follow.
 
     What cannot be tuned is told before a probe or a text is begun, which take a while. Raises TrimaranError.
     """
@@ -52,7 +52,7 @@ def prepare(recipe: Recipe, workspace: Workspace, say: Callable[[str], None]) ->
     candidates = candidates_of(recipe, case)
     require_torch("tune")
     say("preparing the text (done once)")
-    data = workspace.data(recipe)
+    data = workspace.data(recipe, training=training)
     stated = sum(candidate.stated for candidate in candidates)
     say(f"{len(candidates)} candidate layouts, {stated} of them stated by the recipe")
     return Prepared(case, candidates, data)

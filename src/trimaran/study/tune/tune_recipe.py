@@ -40,16 +40,18 @@ def tune_recipe(
     workspace: Workspace,
     *,
     retry: frozenset[Status] = frozenset(),
+    training: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
     """Measure this recipe's layouts until the fastest is certain; resumes from the workspace's store.
 
-    Trials whose stored status is in `retry` are run once more.
+    Trials whose stored status is in `retry` are run once more. Where a `training` is to follow, what it would be
+    refused for is told before the first trial.
     Raises TrimaranError when nothing can be planned or no layout runs.
     """
-    prepared = prepare(recipe, workspace, say)
+    prepared = prepare(recipe, workspace, say, training=training)
     case, cluster, candidates = prepared.case, prepared.case.cluster, prepared.candidates
     # beside what is measured stands what was predicted before anything was
     predictions = {

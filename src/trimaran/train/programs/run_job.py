@@ -18,6 +18,9 @@ def run_job(kind: type[Job], do: Callable[[Job], None], arguments: list[str]) ->
         return USER_ERROR
     try:
         do(read_job(kind, Path(arguments[0])))
+    except ImportError as error:
+        print(f"trimaran: {error.name} is not installed: pip install 'trimaran[train]'", file=sys.stderr)
+        return USER_ERROR
     except (TrimaranError, OSError) as error:
         print(f"trimaran: {error}", file=sys.stderr)
         return USER_ERROR

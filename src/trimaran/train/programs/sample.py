@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import printable
 from trimaran.protocol.job import SampleJob
 from trimaran.train.programs.run_job import run_job
 from trimaran.train.state.weight_source import TOKENIZER_NAME, Source, open_source, whole_logits, whole_model
@@ -68,7 +69,7 @@ def sample(job: SampleJob) -> None:
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shown = job.prompt
-    sys.stdout.write(shown)
+    sys.stdout.write(printable(shown))
     tokens = list(prompt)
     # a model has learned the beginnings of documents as what follows the end of a document
     for token in continuation(source, prompt or [tokenizer.end_of_document], job, device):
@@ -77,7 +78,7 @@ def sample(job: SampleJob) -> None:
         tokens.append(token)
         text = job.prompt + tokenizer.inner.decode(tokens[len(prompt) :])
         if not text.endswith(_UNFINISHED):
-            sys.stdout.write(text[len(shown) :])
+            sys.stdout.write(printable(text[len(shown) :]))
             sys.stdout.flush()
             shown = text
     sys.stdout.write("\n")

@@ -18,11 +18,14 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.files.user_file import open_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress
-from trimaran.protocol.job import DataJob
-from trimaran.recipe.data_settings import BlendedText, DataSettings
+from trimaran.protocol.job import DataJob, Training
+from trimaran.recipe.data_settings import TOKENIZER_WORDS, BlendedText, DataSettings
 from trimaran.train.programs.run_job import run_job
+from trimaran.train.run.samples import held_out_samples
+from trimaran.train.run.trackers import require_trackers
 from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
 from trimaran.train.text.text_files import MIB, documents, plain_text_size, text_files, text_size
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
@@ -42,10 +45,13 @@ def fingerprint(job: DataJob) -> str:
     """
     data = job.data
     checksum = hashlib.blake2b(digest_size=12)
-    checksum.update(repr((FORMAT, data.tokenizer, data.text_field, data.max_mib)).encode())
+    from_file = data.tokenizer not in TOKENIZER_WORDS
+    # a tokenizer of a file counts by what the file holds, wherever it lies
+    tokenizer = Path(data.tokenizer).name if from_file else data.tokenizer
+    checksum.update(repr((FORMAT, tokenizer, data.text_field, data.max_mib)).encode())
     if data.tokenizer == "bpe":
         checksum.update(str(job.vocab).encode())
-    if data.tokenizer not in ("bytes", "bpe"):
+    if from_file:
         _add_files(checksum, "data.tokenizer", [Path(data.tokenizer).expanduser()], None)
     for text in data.texts:
         for index in _megatron_indices(text):
@@ -62,7 +68,7 @@ def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib
     left = float("inf") if max_mib is None else max_mib * MIB
     for file in files:
         try:
-            with file.open("rb") as opened:
+            with open_file(file, f"{field}: {file}", None) as opened:
                 content = hashlib.file_digest(opened, "blake2b").digest()
             if max_mib is not None:
                 left -= plain_text_size(file)
@@ -214,9 +220,28 @@ class _Writer:
         return self._files
 
 
+def _check_training(training: Training, folder: Path) -> None:
+    """Raise TrimaranError where the held-out text is too little for a validation, or the first weights do not fit."""
+    if training.train.eval_every is not None:
+        held_out_samples(Tokens(folder), training.workload, training.train)
+    if training.train.init_from is not None:
+        # the libraries that read weights, which most texts are tokenised without
+        from trimaran.train.state.weight_source import check_same_model, open_source
+
+        source = open_source(Path(training.train.init_from).expanduser())
+        check_same_model(source, training.workload.model, "train.init_from")
+
+
 def tokenise(job: DataJob) -> None:
-    """Tokenise the job's text and print the folder of token files."""
+    """Tokenise the job's text and print the folder of token files.
+
+    Raises TrimaranError for what the training that is to follow would be refused for, trackers before the text is read.
+    """
+    if job.training is not None:
+        require_trackers(job.training.train.track)
     folder = prepare(job)
+    if job.training is not None:
+        _check_training(job.training, folder)
     if job.megatron is not None:
         try:
             write_megatron(Tokens(folder), Path(job.megatron))

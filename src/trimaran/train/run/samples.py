@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
+from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.tokens import Tokens
 
@@ -22,18 +24,22 @@ def open_data(job: TrainJob) -> tuple[Sampler, Sampler | None]:
             f"model.vocab {vocab} is smaller than the {tokens.index.vocab} of the data's tokenizer "
             f"({tokens.index.tokenizer}): raise vocab or tokenise anew"
         )
-    settings, seq_len = job.train, job.workload.seq_len
-    training = Sampler(tokens, seq_len, settings.seed, validation=settings.validation)
-    if settings.eval_every is None or job.steps < settings.steps:
+    training = Sampler(tokens, job.workload.seq_len, job.train.seed, validation=job.train.validation)
+    if job.train.eval_every is None or job.steps < job.train.steps:
         return training, None
-    held_out = Sampler(tokens, seq_len, settings.seed, validation=settings.validation, held_out=True)
-    wanted = settings.eval_steps * job.workload.global_batch
+    return training, held_out_samples(tokens, job.workload, job.train)
+
+
+def held_out_samples(tokens: Tokens, workload: Workload, settings: TrainSettings) -> Sampler:
+    """What a training is validated on. Raises TrimaranError where it is less than one validation takes."""
+    held_out = Sampler(tokens, workload.seq_len, settings.seed, validation=settings.validation, held_out=True)
+    wanted = settings.eval_steps * workload.global_batch
     if held_out.samples_per_epoch < wanted:
         raise TrimaranError(
-            f"train.eval_steps {settings.eval_steps} x global_batch {job.workload.global_batch} = {wanted} samples are "
+            f"train.eval_steps {settings.eval_steps} x global_batch {workload.global_batch} = {wanted} samples are "
             f"more than the {held_out.samples_per_epoch} held out: lower eval_steps or raise train.validation"
         )
-    return training, held_out
+    return held_out
 
 
 def validation_is_due(job: TrainJob, step: int) -> bool:

@@ -76,12 +76,17 @@ _TRACKERS: dict[TrackerName, Callable[[Path, Mapping[str, Any]], Tracker]] = {
 
 def open_trackers(names: tuple[TrackerName, ...], folder: Path, config: Mapping[str, Any]) -> tuple[Tracker, ...]:
     """The trackers `names`, which write into `folder`. Raises TrimaranError for one that is not installed."""
+    require_trackers(names)
+    return tuple(_TRACKERS[name](folder, config) for name in names)
+
+
+def require_trackers(names: tuple[TrackerName, ...]) -> None:
+    """Raise TrimaranError for a tracker that is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise TrimaranError(
                 f"train.track names {name}, which is not installed: pip install {name}, or leave it out"
             )
-    return tuple(_TRACKERS[name](folder, config) for name in names)
 
 
 def figures_of(record: Mapping[str, Any]) -> dict[str, float]:

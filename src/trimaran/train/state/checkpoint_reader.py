@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from trimaran.files.user_file import regular_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.train.state.checkpoint_writer import DTYPES, first_reason
 from trimaran.train.state.manifest import DamagedError, SavedTensor, chunk_key, read_manifest
@@ -126,11 +127,11 @@ class FolderReader(StorageReader):
         for number, items in by_file.items():
             name = self._manifest.files[number]
             try:
-                with safe_open(self._checkpoint / name, framework="pt") as file:
+                with safe_open(regular_file(self._checkpoint / name, name, None), framework="pt") as file:
                     for item in items:
                         self._alive()
                         _read(file, item, planner)
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, TrimaranError) as error:
                 raise DamagedError(f"{name} cannot be read ({error})") from None
         done: Future[None] = Future()
         done.set_result(None)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trimaran.files.user_file import regular_file
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.protocol.files import CHECKPOINTS
@@ -71,9 +72,9 @@ class CheckpointWeights:
         for chunk in saved.chunks:
             path = self.folder / self._manifest.files[chunk.file]
             try:
-                with safe_open(path, framework="pt") as file:
+                with safe_open(regular_file(path, path.name, None), framework="pt") as file:
                     part = file.get_tensor(key + chunk_key(chunk.offsets))
-            except (OSError, SafetensorError) as error:
+            except (OSError, SafetensorError, TrimaranError) as error:
                 raise TrimaranError(f"checkpoint file {path} cannot be read ({error})") from None
             if whole is None:
                 whole = torch.empty(saved.shape, dtype=part.dtype)

@@ -16,13 +16,16 @@ from torch import Tensor
 
 from trimaran.files.catalogue import load_model
 from trimaran.files.hugging_face_config import config_from_model, kind_of
+from trimaran.files.user_file import MIB, read_json, regular_file
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import quoted
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 # Larger models are written as several files, as Hugging Face's libraries do.
 SHARD_BYTES = 5 * 10**9
+INDEX_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class HuggingFaceWeights:
             raise TrimaranError(f"{self.folder} has no tensor {name}: its files are not those of its {CONFIG_NAME}")
         path = self.folder / self._file_of[stored]
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(regular_file(path, f"weights {path}", None), framework="pt") as file:
                 tensor: Tensor = file.get_tensor(stored)
                 return tensor
         except (OSError, SafetensorError) as error:
@@ -183,15 +186,30 @@ def _files_of(folder: Path) -> dict[str, str]:
     index = folder / INDEX_NAME
     try:
         if index.exists():
-            return dict(json.loads(index.read_text())["weight_map"])
+            return _indexed(index)
         file_of: dict[str, str] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
+            with safe_open(regular_file(path, f"weights {path}", None), framework="pt") as file:
                 file_of |= dict.fromkeys(file.keys(), path.name)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise TrimaranError(f"{folder}: its safetensors files cannot be read ({error}): fetch them again") from None
     if not file_of:
         raise TrimaranError(f"{folder} holds no *.safetensors: give a folder of {CONFIG_NAME} and safetensors files")
+    return file_of
+
+
+def _indexed(index: Path) -> dict[str, str]:
+    """The file that holds each tensor, as an index says. Raises TrimaranError where one lies outside of its folder."""
+    content = read_json(index, f"index {index}", INDEX_BYTES, "fetch it again")
+    file_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(file_of, dict) or not file_of:
+        raise TrimaranError(f"index {index} has no weight_map of tensors and files: fetch it again")
+    for tensor, name in file_of.items():
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise TrimaranError(
+                f"index {index}: tensor {quoted(tensor)} is said to lie in {quoted(name)}, which is no file of that "
+                f"folder: fetch it again from where it was published"
+            )
     return file_of
 
 
@@ -220,8 +238,9 @@ def write_folder(
         if tokenizer is not None:
             shutil.copyfile(tokenizer, partial / "tokenizer.json")
         partial.rename(folder)
-    except OSError as error:
-        raise TrimaranError(f"{folder} cannot be written: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise TrimaranError(f"{folder} cannot be written: {reason}; free space or choose another path") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

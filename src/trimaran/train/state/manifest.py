@@ -11,13 +11,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from trimaran.nouns.noun import Noun, first_error
+from trimaran.files.user_file import MIB, open_file, read_bytes
+from trimaran.nouns.noun import Noun, TrimaranError, first_error
 from trimaran.protocol.job import TrainJob
 
 FORMAT: Literal["trimaran-checkpoint-1"] = "trimaran-checkpoint-1"
 MANIFEST_NAME = "manifest.json"
 # In the format of sha256sum: `sha256sum -c SHA256SUMS` checks a checkpoint without Trimaran.
 SUMS_NAME = "SHA256SUMS"
+# A manifest has a line for each tensor and each rank's share of it, sums a line for each rank.
+MANIFEST_BYTES, SUMS_BYTES = 1024 * MIB, 64 * MIB
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)")
 _FOLDER = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 1 << 24
@@ -97,9 +100,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """The manifest of a checkpoint. Raises DamagedError."""
     path = checkpoint / MANIFEST_NAME
     try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from None
+        return Manifest.model_validate_json(read_bytes(path, path.name, MANIFEST_BYTES))
+    except TrimaranError as error:
+        raise DamagedError(str(error)) from None
     except ValidationError as error:
         raise DamagedError(f"{path.name} is not one: {first_error(error)}") from None
 
@@ -107,12 +110,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def verify(checkpoint: Path, share: int = 0, shares: int = 1, alive: Callable[[], None] = lambda: None) -> None:
     """Read every `shares`-th file of a checkpoint, from file number `share` on, and compare it with its checksum.
 
-    The manifest is checked whatever the share. `alive` is called with each block read: a large checkpoint takes
-    minutes. Raises DamagedError.
+    The manifest, and what lies beside the tensors (the tokenizer), are checked whatever the share. `alive` is called
+    with each block read: a large checkpoint takes minutes. Raises DamagedError.
     """
     sums = _read_sums(checkpoint)
     _check(checkpoint, MANIFEST_NAME, sums, alive)
-    for name in read_manifest(checkpoint).files[share::shares]:
+    files = read_manifest(checkpoint).files
+    beside = [name for name in sums if name not in {*files, MANIFEST_NAME}]
+    for name in (*files[share::shares], *beside):
         _check(checkpoint, name, sums, alive)
 
 
@@ -127,7 +132,7 @@ def write_durably(path: Path, content: bytes) -> str:
 
 def sync_folder(folder: Path) -> None:
     """Return once a folder's entries are on the disk: a file whose name is lost is lost."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -137,9 +142,9 @@ def sync_folder(folder: Path) -> None:
 def _read_sums(checkpoint: Path) -> dict[str, str]:
     path = checkpoint / SUMS_NAME
     try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError as error:
-        raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from None
+        lines = read_bytes(path, path.name, SUMS_BYTES).decode(errors="replace").splitlines()
+    except TrimaranError as error:
+        raise DamagedError(str(error)) from None
     return dict(_parsed(lines))
 
 
@@ -165,8 +170,10 @@ def _check(checkpoint: Path, name: str, sums: dict[str, str], alive: Callable[[]
 
 def _blocks(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_file(path, path.name, None) as file:
             while block := file.read(_READ_BYTES):
                 yield block
+    except TrimaranError as error:
+        raise DamagedError(str(error)) from None
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from None

@@ -98,12 +98,24 @@ def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None]
     if step is None:
         return False
     manifest = read_manifest(checkpoint)
+    _require_state(manifest, checkpoint)
     changed = differences(manifest, trainer.job)
     load_pieces(checkpoint, owned_pieces(trainer, trainer.flat.places), alive)
     trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
     if world.index == 0:
         tell(Notice.RESUMED, step=step, path=str(checkpoint), layout=manifest.layout, changed=changed)
     return True
+
+
+def _require_state(manifest: Manifest, checkpoint: Path) -> None:
+    """Raise TrimaranError where the counts are not all there: sums are right for whatever they were made of."""
+    needed = ("updates", "good_steps") if "loss_scale" in manifest.state else ("updates",)
+    for name in needed:
+        if manifest.state.get(name, -1.0) < 0:
+            raise TrimaranError(
+                f"checkpoint {checkpoint}: state.{name} is {manifest.state.get(name, 'missing')}, expected a count: "
+                f"its manifest was changed; remove it to go on from the one before, or train without --resume"
+            )
 
 
 def _damage(checkpoint: Path, alive: Callable[[], None]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.files.user_file import regular_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.train.text.tokens import Tokens
 
@@ -64,8 +65,9 @@ def read_megatron(path: Path) -> MegatronIndex:
     """
     path = path.with_suffix(".idx")
     try:
-        content = np.memmap(path, dtype=np.uint8, mode="r")
-        bin_bytes = path.with_suffix(".bin").stat().st_size
+        content = np.memmap(regular_file(path, f"data: {path}", None), dtype=np.uint8, mode="r")
+        bin_path = path.with_suffix(".bin")
+        bin_bytes = regular_file(bin_path, f"data: {bin_path}", None).stat().st_size
     except (OSError, ValueError) as error:
         raise TrimaranError(f"data: {path} and its .bin cannot be read ({error}): give both files") from None
     if len(content) < _HEADER.size:

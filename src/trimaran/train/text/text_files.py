@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import sysconfig
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
+from typing import TextIO
 
+from trimaran.files.user_file import open_file, regular_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.data_settings import BlendedText, DataSettings
 from trimaran.train.text.megatron_data import is_megatron
 
 STDLIB = "python-stdlib"
 MIB = 1 << 20
+# A file that is a single document is read whole.
+DOCUMENT_BYTES = 16 << 30
 
 # Parquet row groups are read a batch of rows at a time, so that memory stays bounded.
 PARQUET_ROWS = 1024
@@ -31,8 +36,10 @@ def text_files(text: BlendedText) -> list[Path]:
         elif path.is_dir():
             inside = sorted(p for p in path.rglob("*.py" if given == STDLIB else "*") if _wanted(p.relative_to(path)))
             files += [p for p in inside if p.is_file()]
-        else:
+        elif not path.exists():
             raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
+        else:
+            regular_file(path, f"data.paths: {given}", None)
     if not files and text_paths(text):
         raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no files: name a folder that does")
     return files
@@ -52,7 +59,7 @@ def plain_text_size(file: Path) -> int:
     if file.suffix in _RECORDS:
         return 0
     try:
-        return len(file.read_text(encoding="utf-8").encode())
+        return len(_whole(file).encode())
     except UnicodeDecodeError:
         return 0
 
@@ -100,11 +107,21 @@ def _read(file: Path, field: str) -> Iterator[str]:
     if file.suffix in _RECORDS:
         yield from _RECORDS[file.suffix](file, field)
     else:
-        yield file.read_text(encoding="utf-8")
+        yield _whole(file)
+
+
+def _whole(file: Path) -> str:
+    """The text of a file that is a single document."""
+    with _opened(file, DOCUMENT_BYTES) as text:
+        return text.read()
+
+
+def _opened(file: Path, limit_bytes: int | None) -> TextIO:
+    return TextIOWrapper(open_file(file, f"data.paths: {file}", limit_bytes), encoding="utf-8")
 
 
 def _read_jsonl(file: Path, field: str) -> Iterator[str]:
-    with file.open(encoding="utf-8") as lines:
+    with _opened(file, None) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -125,7 +142,7 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = pyarrow.parquet.ParquetFile(regular_file(file, f"data.paths: {file}", None))
     except pyarrow.ArrowInvalid as error:
         raise TrimaranError(f"data.paths: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
     if field not in table.schema_arrow.names:

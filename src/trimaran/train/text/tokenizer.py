@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.files.user_file import MIB, regular_file
 from trimaran.nouns.noun import TrimaranError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ END_MARKERS = (END_OF_DOCUMENT, "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 # A BPE learns its merges from at most so many characters; more change the merges little.
 TRAINING_CHARACTERS = 16_000_000
 SMALLEST_BPE = 257
+# The largest of published models have 33 MiB.
+TOKENIZER_BYTES = 64 * MIB
 
 
 class Tokenizer(Protocol):
@@ -117,7 +120,7 @@ def load_tokenizer(path: Path) -> HuggingFace:
     from tokenizers import Tokenizer
 
     try:
-        inner = Tokenizer.from_file(str(path))
+        inner = Tokenizer.from_file(str(regular_file(path, "it", TOKENIZER_BYTES)))
     except Exception as error:  # the library raises bare Exception
         raise TrimaranError(
             f"data.tokenizer: {path} is neither 'bytes', 'bpe' nor a readable tokenizer.json ({error})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from trimaran.files.user_file import MIB, read_json, regular_file
 from trimaran.nouns.noun import Noun, TrimaranError, first_error
 
 INDEX_NAME = "index.json"
+INDEX_BYTES = 64 * MIB
 
 
 class TokenFile(Noun):
@@ -49,15 +50,11 @@ def read_index(folder: Path) -> TokenIndex:
     """The index of a folder of token files. Raises TrimaranError where it is missing or not an index."""
     path = folder / INDEX_NAME
     try:
-        return TokenIndex.model_validate(json.loads(path.read_text()))
-    except OSError as error:
-        raise TrimaranError(
-            f"data_dir {folder}: {path.name} cannot be read ({error.strerror}): prepare it first"
-        ) from None
+        return TokenIndex.model_validate(
+            read_json(path, f"data_dir {folder}: {path.name}", INDEX_BYTES, "delete the folder and prepare it again")
+        )
     except ValidationError as error:
         raise TrimaranError(f"{path}: {first_error(error)}") from None
-    except ValueError as error:
-        raise TrimaranError(f"{path} is not JSON ({error}): delete the folder and prepare it again") from None
 
 
 class Tokens:
@@ -75,7 +72,11 @@ class Tokens:
             if not file.tokens:
                 continue  # an empty file cannot be mapped
             try:
-                mapped = np.memmap(path, dtype=np.dtype(file.dtype).newbyteorder("<"), mode="r")
+                mapped = np.memmap(
+                    regular_file(path, f"token file {path}", None),
+                    dtype=np.dtype(file.dtype).newbyteorder("<"),
+                    mode="r",
+                )
             except (OSError, ValueError) as error:
                 raise TrimaranError(f"token file {path} cannot be read ({error}): prepare the data again") from None
             if len(mapped) != file.tokens:
