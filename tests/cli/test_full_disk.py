@@ -44,8 +44,9 @@ def rows(tmp_path: Path) -> Path:
     """A store elsewhere, with more rows than the disk has room for."""
     with Store(tmp_path / "rows.sqlite") as store:
         wide = {"evidence": "x" * 20_000, "trial_key": None}
-        for number, row in enumerate(packaged_table().measurements[:40]):
-            store.add(row.model_copy(update=wide | {"notes": f"run {number}"}))
+        first = packaged_table().measurements[0]
+        for number in range(40):
+            store.add(first.model_copy(update=wide | {"mbs": 1 + number % 2, "sec_per_it": 9.0 + number}))
     return tmp_path / "rows.sqlite"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,3 +69,22 @@ def make_job(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> JobMak
         )
 
     return make
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system with room for so many MiB."""
+    mounted: list[Path] = []
+
+    def mount(size_mib: int) -> Path:
+        folder = tmp_path / f"disk{size_mib}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("a file system can be mounted by root only")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -16,6 +16,7 @@ import torch
 
 from pool import Pool, Run
 from shapes import SMALL
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import RampUp
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import GroupFactory
@@ -323,3 +324,20 @@ def test_a_checkpoint_whose_sums_fit_but_whose_state_is_empty_is_refused_by_name
     sums_made_to_fit(newest)
     (told,) = train("dp1,mbs24", 4, resume=True).of_kind("refused")
     assert says in told["text"] and str(newest) in told["text"]
+
+
+def test_a_checkpoint_that_finds_no_room_is_told_and_the_one_before_stays(
+    make_job: Maker, small_disk: Callable[[int], Path]
+) -> None:
+    trainer, disk = alone(make_job("dp1,mbs24", steps=6)), small_disk(4)
+    told: list[str] = []
+    saver = Saver(trainer, disk, 3, None, lambda kind, /, **fields: told.append(str(fields.get("text"))))
+    trainer.step()
+    saver.save()
+    trainer.step()
+    saver.save()
+    with pytest.raises(TrimaranError, match=r"step 2 could not be written: .*No space left") as error:
+        saver.finish()
+    assert "\n" not in str(error.value) and "the training goes on" in told[-1]
+    assert [path.name for path in disk.iterdir()] == ["step-00000001"]
+    manifest.verify(disk / "step-00000001")

@@ -189,3 +189,15 @@ def test_weights_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to("/dev/zero")
     with pytest.raises(TrimaranError, match="not a regular file"):
         open_source(tmp_path)
+
+
+def test_a_folder_that_finds_no_room_is_told_in_one_line_and_leaves_nothing(
+    small_disk: Callable[[int], Path], tmp_path: Path
+) -> None:
+    hugging_face_model("gpt2").save_pretrained(tmp_path / "theirs")
+    source, disk = HuggingFaceWeights(tmp_path / "theirs"), small_disk(1)
+    (disk / "filler").write_bytes(b"x" * 1_000_000)
+    with pytest.raises(TrimaranError, match=r"out cannot be written: .*free space") as error:
+        write_folder(source.model, source.read, disk / "out")
+    assert "\n" not in str(error.value)
+    assert [path.name for path in disk.iterdir()] == ["filler"]

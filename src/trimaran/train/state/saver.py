@@ -25,6 +25,7 @@ from trimaran.train.state.checkpoint_writer import (
     PieceSavePlanner,
     first_reason,
     going_folder,
+    partial_folder,
     remove_left_overs,
 )
 from trimaran.train.state.manifest import Manifest, data_facts, folder_name, saved_steps
@@ -154,6 +155,8 @@ class Saver:
         except CheckpointException as error:
             self._failure = f"checkpoint of step {head.step} could not be written: {first_reason(error)}"
             if self._rank == 0:
+                # what was written of it holds the room that the next one needs
+                shutil.rmtree(partial_folder(checkpoint), ignore_errors=True)
                 self._tell(Notice.NOT_SAVED, step=head.step, text=f"{self._failure}; the training goes on")
             return
         self._failure = None
