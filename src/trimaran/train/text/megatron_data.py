@@ -68,7 +68,7 @@ def read_megatron(path: Path) -> MegatronIndex:
         content = np.memmap(regular_file(path, f"data: {path}", None), dtype=np.uint8, mode="r")
         bin_path = path.with_suffix(".bin")
         bin_bytes = regular_file(bin_path, f"data: {bin_path}", None).stat().st_size
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TrimaranError) as error:
         raise TrimaranError(f"data: {path} and its .bin cannot be read ({error}): give both files") from None
     if len(content) < _HEADER.size:
         raise TrimaranError(f"data: {path} is not a Megatron-LM index: it has {len(content)} bytes")
