@@ -108,7 +108,8 @@ def test_a_log_is_imported_with_a_model_from_the_catalogue(tmp_path: Path) -> No
     )
     store = str(tmp_path / "s.sqlite")
     stated = ["--model", "gpt2-124m", "--cluster", "dgx-h100", "--set", "seq_len=1024", "--set", "mbs=4"]
-    done = run("import", str(log), "--into", store, *stated, "--set", "dp=8", "--set", "precision=bf16")
+    layout = [word for cell in ("dp=8", "tp=1", "pp=1", "precision=bf16") for word in ("--set", cell)]
+    done = run("import", str(log), "--into", store, *stated, *layout)
     assert done.returncode == 0, done.stderr
     shown = run("store", store, "show", "1", "--format", "json")
     row = json.loads(shown.stdout)
