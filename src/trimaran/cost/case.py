@@ -8,6 +8,7 @@ from typing import Self
 from trimaran.cost.calibration import Calibration, resolve_calibration
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
+from trimaran.nouns.probed_model import PART_NAMES
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -35,6 +36,13 @@ class Case:
     def on_cpu(self) -> bool:
         """Whether the cluster's devices are slots of CPUs."""
         return self.cluster.device.kind == "cpu"
+
+    @property
+    def origin(self) -> str:
+        """Where the figures behind a prediction come from: those of the calibration, and parts measured whole."""
+        parts = (part for part in PART_NAMES if self.cluster.part_times(part, self.model, self.stack.name))
+        measured = " and ".join(parts)
+        return f"{self.calibration.origin}, {measured} as probed" if measured else self.calibration.origin
 
     def with_workload(self, workload: Workload) -> Case:
         """Another workload on the same cluster under the same stack."""

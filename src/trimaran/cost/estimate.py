@@ -42,7 +42,7 @@ def estimate_each(case: Case, grid: LayoutGrid, *, simulate: bool = False) -> li
 
 def each_of(case: Case, grid: LayoutGrid, many: Estimates) -> list[Estimate]:
     """What was predicted for the grid as an Estimate of every layout."""
-    memory = memory_per_stage(case, grid)
+    memory, origin = memory_per_stage(case, grid), case.origin
     time = [many.parts[name].tolist() for name in TIME_PARTS]
     totals = [getattr(many, name).tolist() for name in ("sec_per_it", "mem_gib", "reported_mem_gib", "fits")]
     return [
@@ -55,7 +55,7 @@ def each_of(case: Case, grid: LayoutGrid, many: Estimates) -> list[Estimate]:
             fits=fits,
             stage_split=grid.splits.splits[split][1],
             micro_batches=micro_batches,
-            calibrated_by=case.calibration.origin,
+            calibrated_by=origin,
             time_error=case.calibration.time_error,
             mem_error=case.calibration.mem_error,
         )

@@ -10,31 +10,39 @@ from trimaran.cost.grid import Floats
 from trimaran.nouns.cluster import AttentionTime, CollectiveTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, RATES
 
+# Squared distance within which points of a table blur into each other: what noise a reading carries is shared, or not.
+BLURRED, EXACT = 0.01, 1e-6
+
 
 class _Nearby:
     """Values known at points, read elsewhere with inverse-distance weights in the points' logarithms."""
 
-    def __init__(self, points: Floats, values: Floats) -> None:
-        self._points, self._values = np.log(points), np.log(values)
+    def __init__(self, points: Floats, values: Floats, blur: float) -> None:
+        self._points, self._values, self._blur = np.log(points), np.log(values), blur
 
     def read(self, wanted: Floats) -> Floats:
         """Values (n, k) at `wanted` (n, dimensions)."""
         distance = ((np.log(wanted)[:, None, :] - self._points[None, :, :]) ** 2).sum(axis=2)
-        weight = 1.0 / (distance + 0.01) ** 2
+        weight = 1.0 / (distance + self._blur) ** 2
         return np.asarray(np.exp(weight @ self._values / weight.sum(axis=1, keepdims=True)))
 
 
-class _ByElement:
-    """One table per element size; a size that was not measured reads the other's."""
+class ByElement:
+    """One table per element size; a size that was not measured reads the other's.
 
-    def __init__(self, rows: Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]]) -> None:
+    Rows are (rate, coordinates, values), all positive. At its points an EXACT table reads what was measured there.
+    """
+
+    def __init__(self, rows: Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]], blur: float = BLURRED) -> None:
         self._tables: dict[float, _Nearby] = {}
         for rate in RATES:  # fp16 stands in for bf16 where only it is known
             element = PRECISIONS[rate].activation_bytes
             chosen = [(point, value) for name, point, value in rows if name == rate]
             if chosen and element not in self._tables:
                 points, values = zip(*chosen, strict=True)
-                self._tables[element] = _Nearby(np.array(points, dtype=np.float64), np.array(values, dtype=np.float64))
+                self._tables[element] = _Nearby(
+                    np.array(points, dtype=np.float64), np.array(values, dtype=np.float64), blur
+                )
 
     def read(self, element: Floats, *coordinates: Floats | float) -> Floats:
         """Values (k, ...) at coordinates that broadcast against `element`."""
@@ -58,7 +66,7 @@ class MatmulTable:
     """Matmul rate between measured shapes."""
 
     def __init__(self, points: Sequence[MatmulRate]) -> None:
-        self._rates = _ByElement([(p.precision, (p.m, p.n, p.k), (p.tflops * 1e12,)) for p in points])
+        self._rates = ByElement([(p.precision, (p.m, p.n, p.k), (p.tflops * 1e12,)) for p in points])
 
     def rate(self, m: Floats | float, n: Floats | float, k: Floats | float, element: Floats) -> Floats:
         """Operations a second of an m x k times k x n product."""
@@ -69,7 +77,7 @@ class AttentionTable:
     """Time of causal attention, from measured microseconds a batch, head, pair of positions and head dimension."""
 
     def __init__(self, points: Sequence[AttentionTime]) -> None:
-        self._costs = _ByElement(
+        self._costs = ByElement(
             [
                 (p.precision, (p.batch_heads, p.seq_len, p.head_dim), (p.forward_us / work, p.backward_us / work))
                 for p in points

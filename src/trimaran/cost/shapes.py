@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
 from trimaran.nouns.stack import Stack
 from trimaran.operators.ends import head_operator
 from trimaran.operators.layer import layer_operators
@@ -18,17 +18,22 @@ from trimaran.operators.operator import Operator, Part
 
 def part_of(case: Case, grid: LayoutGrid) -> Part:
     """A rank's part of one micro-batch under each layout of the grid."""
+    return part_at(case, case.workload.seq_len, grid.tp, grid.mbs, grid.precision, grid.sequence_parallel)
+
+
+def part_at(case: Case, seq_len: int, tp: Ints, mbs: Ints, precision: Ints, sequence_parallel: Bools | bool) -> Part:
+    """A rank's part of one micro-batch of the case's model in each precision (index into PRECISIONS)."""
     on_cpu = case.on_cpu
     return Part(
         model=case.model,
-        seq_len=case.workload.seq_len,
+        seq_len=seq_len,
         stack=case.stack,
         on_cpu=on_cpu,
-        tp=grid.tp.astype(np.float64),
-        mbs=grid.mbs.astype(np.float64),
-        sequence_parallel=grid.sequence_parallel,
-        element=by_precision(grid.precision, lambda p: p.activation_bytes),
-        moved_element=by_precision(grid.precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes),
+        tp=tp.astype(np.float64),
+        mbs=mbs.astype(np.float64),
+        sequence_parallel=sequence_parallel,
+        element=by_precision(precision, lambda p: p.activation_bytes),
+        moved_element=by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes),
     )
 
 

@@ -12,6 +12,7 @@ from trimaran.cost.accumulation import accumulation_time
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, slowdowns
+from trimaran.cost.measured_parts import MeasuredParts
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import StageTimes, slowest_rank
 from trimaran.cost.shapes import distinct_shapes, part_of
@@ -44,9 +45,10 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     shapes = _Shapes(case, grid)
     layer = shapes.layer_time()
     embedding_forward, embedding_backward = shapes.time(shapes.embedding)
-    head_forward, head_backward = shapes.time(shapes.head)
-    forward = layer.forward
-    backward = layer.backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
+    head_forward, head_backward = shapes.head_time()
+    forward, backward = layer.forward, layer.backward
+    if not shapes.measured.has_layer:
+        backward = backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
     full, selective = (grid.chose("recompute", word) for word in ("full", "selective"))
     again = np.where(full, 1.0 / grid.recompute_every, 0.0)
     recompute = np.where(selective, layer.selected_again, layer.forward_again * again)
@@ -92,12 +94,18 @@ class _Shapes:
         self.layer = layer_operators(self.part)
         self.embedding = embedding_operator(self.part)
         self.head = head_operator(self.part, padded_vocab_of(case.model, case.stack, distinct_grid.tp))
+        self.measured = MeasuredParts(case)
         self._kernels = Kernels(case, rates(case, distinct_grid.precision, _slots(case, distinct_grid)))
 
     def layer_time(self) -> LayerTime:
         """Seconds of one layer, without communication."""
-        layer = self._kernels.layer(self.layer)
+        layer = self.measured.layer(self.part, self._kernels.layer(self.layer))
         return LayerTime(**{field.name: getattr(layer, field.name)[self.inverse] for field in fields(LayerTime)})
+
+    def head_time(self) -> tuple[Floats, Floats]:
+        """Seconds of the head forward and backward, without launches."""
+        forward, backward = self.measured.head(self.part, self._kernels.time(self.head))
+        return forward[self.inverse], backward[self.inverse]
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator forward and backward, without launches."""

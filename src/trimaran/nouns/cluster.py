@@ -6,8 +6,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.precision import PRECISIONS, PrecisionName, Rate
+from trimaran.nouns.probed_model import PartName, PartTime, ProbedModel
 from trimaran.nouns.shaped_network import ShapedNetwork
 
 
@@ -143,6 +145,7 @@ class Cluster(Noun):
     contention: tuple[Contention, ...] = Field(
         default=(), description="measured by probe; empty: ranks take turns on the cores"
     )
+    models: tuple[ProbedModel, ...] = Field(default=(), description="layers and heads, measured by probe --model")
     shaped: ShapedNetwork | None = Field(default=None, description="the nodes are namespaces of one machine, joined so")
 
     @property
@@ -154,6 +157,10 @@ class Cluster(Noun):
     def devices_per_machine(self) -> int:
         """Devices that share one machine's cores and memory: a node's, or all where the nodes are its namespaces."""
         return self.devices_per_node if self.shaped is None else self.devices
+
+    def part_times(self, part: PartName, model: Model, stack: str) -> tuple[PartTime, ...]:
+        """What a probe measured of a part of `model` in the software `stack`; empty where it measured none."""
+        return tuple(time for probed in self.models if probed.stack == stack for time in probed.of(part, model))
 
     def on(self, network: ShapedNetwork) -> Cluster:
         """This machine's devices as nodes of their own, joined by a shaped network.

@@ -113,6 +113,12 @@ class Model(Noun):
         return self.kv_heads * self.head_dim
 
     @property
+    def layer_shape(self) -> tuple[object, ...]:
+        """All that one layer's work depends on; equal for models that differ in depth, vocabulary or name alone."""
+        sizes = self.hidden, self.heads, self.kv_heads, self.head_dim, self.ffn_hidden
+        return (*sizes, self.positions, self.norm, self.mlp, self.activation, self.bias, self.dropout)
+
+    @property
     def mlp_matrices(self) -> int:
         """Weight matrices of one MLP: 2, or 3 when gated."""
         return 3 if self.mlp == "swiglu" else 2

@@ -80,7 +80,7 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
         devices=cap,
         objective=settings.objective,
         mem_margin=settings.mem_margin,
-        calibrated_by=known.origin,
+        calibrated_by=case.origin,
         time_error=known.time_error,
         entries=entries,
         measure=_to_measure([entry.layout for entry in alike]),

@@ -22,6 +22,7 @@ from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
 from trimaran.planner.explain.kernel_notes import kernel_notes
+from trimaran.planner.explain.measured_notes import measured_notes
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import on_devices, plan_with, searched
 from trimaran.planner.search.batches import batch_of, with_batch
@@ -91,6 +92,7 @@ def explain(
     else:
         reasons = [*reasons, f"memory: {memory_sentence(predicted, limit, settings.mem_margin)}"]
     reasons.append(f"bottleneck: {bottleneck(layout, asked.with_workload(workload), predicted)}")
+    reasons += [f"measured: {note}" for note in measured_notes(layout, asked)]
     reasons += [f"kernels: {note}" for note in kernel_notes(layout, workload, cluster, stack)]
     return Why(
         layout=layout, verdict=verdict, rank=rank, reasons=tuple(reasons), estimate=predicted, best=best.layout,

@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from trimaran.files.catalogue import dump_toml, load_model
+from trimaran.files.catalogue import dump_toml, load_model, load_stack
 from trimaran.nouns.noun import TrimaranError
-from trimaran.probe.probe_settings import probe_settings
+from trimaran.probe.probe_settings import not_measured_whole, probe_settings
 from trimaran.probe.probed_cluster import measure
+from trimaran.protocol import progress
 from trimaran.protocol.host import usable_cores
 
 # Beyond this, ranks that share a core tell nothing any more and fill the memory.
 SLOTS_PER_CORE = 16
+# What the layouts that plans rank first have most often.
+MICRO_BATCHES = (1, 2, 4)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,10 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trimaran.probe", description="Measure this machine.")
     parser.add_argument("-o", "--output", default="cluster.toml", help="cluster file to write")
     parser.add_argument("--slots", type=_positive, help="ranks that the node offers; default one a core or GPU")
-    parser.add_argument("--model", help="catalogue name or file: measure its own shapes too")
+    parser.add_argument("--model", help="catalogue name or file: measure its own products, layers and head too")
+    parser.add_argument("--stack", help="software that --model is trained with; default trimaran")
     parser.add_argument("--seq-len", "--seq", type=_positive, help="sequence length for --model; default the model's")
-    parser.add_argument("--mbs", type=_positive, action="append", help="micro-batch for --model; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: under 30 s")
+    parser.add_argument(
+        "--mbs", type=_positive, action="append", help="micro-batch for --model; may be repeated; default 1, 2 and 4"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: under 40 s")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default cuda where there is one")
     options = parser.parse_args(arguments)
     try:
@@ -38,6 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _probe(options: argparse.Namespace) -> None:
     model = load_model(options.model) if options.model else None
+    stack = load_stack(options.stack or "trimaran")
+    for name in ("stack", "seq", "mbs"):
+        if model is None and getattr(options, name):
+            raise TrimaranError(f"--{name} says how --model is measured, and no model is given: add --model")
     import torch  # takes seconds, which a mistake should not cost
 
     device: Literal["cpu", "cuda"] = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,9 +68,12 @@ def _probe(options: argparse.Namespace) -> None:
         threads_per_rank=max(1, usable_cores() // slots),
         model=model,
         seq_len=options.seq_len,
-        mbs=tuple(options.mbs or (1,)),
+        mbs=tuple(options.mbs or MICRO_BATCHES),
         quick=options.quick,
+        stack=stack,
     )
+    if model is not None and (refusal := not_measured_whole(model, stack)):
+        progress.tell(refusal)
     output = Path(options.output)
     cluster = measure(settings, name=output.stem)
     dump_toml(cluster, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -51,16 +52,22 @@ class Operands:
 
 
 def matmul_rates(
-    products: Sequence[ProbedProduct], precisions: Sequence[Rate], rounds: int, device: torch.device
+    products: Sequence[ProbedProduct],
+    precisions: Sequence[Rate],
+    rounds: int,
+    device: torch.device,
+    limit_s: float = math.inf,
 ) -> tuple[MatmulRate, ...]:
-    """TFLOP/s of every product in every precision.
+    """TFLOP/s of every product in every precision, as far as `limit_s` reaches.
 
     Orientations that share a shape share a row, with the time of their mean. A weight gradient
     is given under its transposed shape too: it is the same product seen from the other side.
     """
-    cases = [(precision, case) for precision in precisions for case in products]
+    cases = [(precision, case) for case in products for precision in precisions]
     operands = Operands(device)
-    seconds = undisturbed_seconds(cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device)
+    seconds = undisturbed_seconds(
+        cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device, limit_s
+    )  # fmt: skip
     by_shape: dict[tuple[Rate, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
@@ -73,9 +80,16 @@ def matmul_rates(
 
 
 def attention_times(
-    shapes: Sequence[AttentionShape], precisions: Sequence[Rate], rounds: int, device: torch.device
+    shapes: Sequence[AttentionShape],
+    precisions: Sequence[Rate],
+    rounds: int,
+    device: torch.device,
+    limit_s: float = math.inf,
 ) -> tuple[AttentionTime, ...]:
-    """Causal scaled-dot-product attention, forward and backward, in the kernel that PyTorch picks."""
+    """Causal scaled-dot-product attention, forward and backward, in the kernel that PyTorch picks.
+
+    Shapes that `limit_s` did not reach are left out.
+    """
 
     def prepare(case: tuple[Rate, AttentionShape, bool]) -> Callable[[], object]:
         precision, shape, backward = case
@@ -92,7 +106,7 @@ def attention_times(
         return lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
 
     cases = [(precision, shape, backward) for precision in precisions for shape in shapes for backward in (False, True)]
-    seconds = undisturbed_seconds(cases, prepare, rounds, device)
+    seconds = undisturbed_seconds(cases, prepare, rounds, device, limit_s)
     return tuple(
         AttentionTime(
             precision=precision,
@@ -102,6 +116,7 @@ def attention_times(
         )
         for precision in precisions
         for shape in shapes
+        if (precision, shape, True) in seconds
     )
 
 

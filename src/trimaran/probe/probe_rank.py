@@ -12,12 +12,18 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from trimaran.nouns.probed_model import PartTime
 from trimaran.probe.alone import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
+from trimaran.probe.parts import part_times
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.probe.together import collective_times, contention, make_groups
 from trimaran.protocol import progress
 from trimaran.protocol.host import GIB, memory_gib, processor_name
+
+# Of a probe's time, by part, on two cores: without a model, and with one.
+SHARES = (0.25, 0.55, 0.12, 0.08)
+SHARES_WITH_MODEL = (0.12, 0.28, 0.3, 0.25, 0.05)
 
 
 def run(settings_file: Path) -> None:
@@ -45,7 +51,7 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
     contexts = [torch.zeros(1, device=device) for _ in range(settings.ranks)]
     dist.all_gather(contexts, torch.tensor([context_gib], device=device))
 
-    parts = _Progress(rank)
+    parts = _Progress(rank, SHARES if settings.model is None else SHARES_WITH_MODEL)
     parts.enter(f"contention of {settings.ranks} slots")
     slower = contention(settings, rank, device) if settings.groups else ()
     parts.enter("collectives and sends")
@@ -55,7 +61,11 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         dist.barrier()  # the others sleep here while rank 0 measures alone
         return None
     parts.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
-    matmul = matmul_rates(settings.products, settings.precisions, settings.rounds, device)
+    matmul = matmul_rates(settings.products, settings.precisions, settings.rounds, device, settings.limit_s)
+    whole: tuple[PartTime, ...] = ()
+    if settings.model is not None:
+        parts.enter(f"layers and head of the model, {len(settings.parts)} cases in {', '.join(settings.precisions)}")
+        whole = part_times(settings.model, settings, device)
     parts.enter("attention, memory, operators")
     result = ProbeResult(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
@@ -65,9 +75,10 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         mem_bandwidth_gb_s=memory_bandwidth_gb_s(settings.stream_mib, settings.rounds, device),
         op_overhead_us=op_overhead_us(settings.rounds, device),
         matmul=matmul,
-        attention=attention_times(settings.attention, settings.precisions, settings.rounds, device),
+        attention=attention_times(settings.attention, settings.precisions, settings.rounds, device, settings.limit_s),
         collectives=collectives,
         contention=slower,
+        parts=whole,
     )
     dist.barrier()
     return result
@@ -89,20 +100,17 @@ def _context_gib(device: torch.device) -> float:
 class _Progress:
     """Tells, on rank 0, which part of the probe is measured and about how long the rest takes."""
 
-    # of a probe's time, by part, on two cores
-    SHARES = (0.25, 0.55, 0.12, 0.08)
-
-    def __init__(self, rank: int) -> None:
-        self._tells, self._begin, self._entered = rank == 0, time.perf_counter(), 0
+    def __init__(self, rank: int, shares: tuple[float, ...]) -> None:
+        self._tells, self._begin, self._entered, self._shares = rank == 0, time.perf_counter(), 0, shares
 
     def enter(self, doing: str) -> None:
         """The part that begins now."""
-        past = sum(self.SHARES[: self._entered])
+        past = sum(self._shares[: self._entered])
         self._entered += 1
         if not self._tells:
             return
         left = f", about {(time.perf_counter() - self._begin) * (1 - past) / past:.0f} s left" if past else ""
-        progress.tell(f"probe {self._entered} of {len(self.SHARES)}, {doing}{left}", sys.stdout)
+        progress.tell(f"probe {self._entered} of {len(self._shares)}, {doing}{left}", sys.stdout)
 
 
 def _leave_with_starter() -> None:

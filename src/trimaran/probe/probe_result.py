@@ -6,6 +6,7 @@ from pydantic import Field
 
 from trimaran.nouns.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.probed_model import PartTime
 
 
 class ProbeResult(Noun):
@@ -21,3 +22,4 @@ class ProbeResult(Noun):
     attention: tuple[AttentionTime, ...]
     collectives: tuple[CollectiveTime, ...]
     contention: tuple[Contention, ...]
+    parts: tuple[PartTime, ...] = ()

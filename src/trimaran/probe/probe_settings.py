@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
+from trimaran.files.catalogue import load_stack
 from trimaran.nouns.model import Model, padded_vocab
-from trimaran.nouns.noun import Noun
+from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.precision import RATES, Rate
+from trimaran.nouns.probed_model import PartName
+from trimaran.nouns.stack import Stack
 
 # Which operand is transposed: x W^T (forward), dy W (gradient of the input), dy^T x (of the weight).
 Orientation = Literal["forward", "input_gradient", "weight_gradient"]
@@ -19,6 +23,11 @@ _SQUARES_QUICK = (256, 512, 1024)
 _SQUARES_GPU = (1024, 2048, 4096, 8192)
 # m, n, k with one side small, as tensor parallelism and small micro-batches make them
 _SKINNY = ((64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (256, 2048, 512), (4096, 256, 256))
+
+# Beyond these seconds no further sample is taken of the products, of attention, and of a model's parts, each.
+LIMIT_S, QUICK_LIMIT_S = 60.0, 8.0
+# Ranks between which tensor parallelism is of use on GPUs: those on one node's fast link.
+GPUS_OF_A_NODE = 8
 
 
 class ProbedProduct(Noun):
@@ -38,10 +47,20 @@ class AttentionShape(Noun):
     head_dim: int = Field(gt=0)
 
 
+class PartCase(Noun):
+    """One part of the model to measure whole, forward and backward: the share of one of `tp` ranks."""
+
+    part: PartName
+    tp: int = Field(gt=0)
+    mbs: int = Field(gt=0)
+    seq_len: int = Field(gt=0)
+
+
 class ProbeSettings(Noun):
     """All that the ranks of one probe need; written as JSON and read by every rank.
 
-    `groups` are the numbers of ranks that collectives and contention are measured with, besides 1.
+    `groups` are the numbers of ranks that collectives and contention are measured with, besides 1. `limit_s` bounds
+    the time of the products, of attention and of the model's `parts`, each.
     """
 
     device: Literal["cpu", "cuda"]
@@ -51,6 +70,10 @@ class ProbeSettings(Noun):
     precisions: tuple[Rate, ...]
     products: tuple[ProbedProduct, ...]
     attention: tuple[AttentionShape, ...]
+    model: Model | None = None
+    stack: str = ""
+    parts: tuple[PartCase, ...] = ()
+    limit_s: float = Field(default=60.0, gt=0)
     collective_bytes: tuple[int, ...]
     stream_mib: int = Field(gt=0, description="size of each of the three arrays of the bandwidth test")
     rounds: int = Field(gt=0)
@@ -67,18 +90,35 @@ def probe_settings(
     seq_len: int | None,
     mbs: tuple[int, ...],
     quick: bool,
+    stack: Stack | None = None,
 ) -> ProbeSettings:
-    """Settings for a node of `slots` slots; with a model, its own products and attention too."""
-    degrees = tuple(2**n for n in range(slots.bit_length()) if 2**n <= slots)
+    """Settings for a node of `slots` slots; with a model, its own products, attention and parts too.
+
+    They are those of a rank of `stack`, or of Trimaran's own trainer. Raises TrimaranError where the model has no
+    sequences of that length.
+    """
+    degrees = _powers_of_two(slots)
     on_cpu = device == "cpu"
     squares = (_SQUARES_QUICK if quick else _SQUARES) if on_cpu else _SQUARES_GPU
     products = [ProbedProduct(m=n, n=n, k=n) for n in squares] + [ProbedProduct(m=m, n=n, k=k) for m, n, k in _SKINNY]
     attention = [] if quick and model else [AttentionShape(batch_heads=8, seq_len=s, head_dim=64) for s in (256, 1024)]
+    parts: list[PartCase] = []
     if model is not None:
+        stack = stack or load_stack("trimaran")
         sequence = seq_len or model.max_positions
-        for tp in degrees:
-            products += model_products(model, sequence, mbs, tp)
-            attention += model_attention(model, sequence, mbs, tp)
+        if sequence > model.max_positions:
+            raise TrimaranError(
+                f"--seq {sequence} is longer than the {model.max_positions} max_positions of model "
+                f"{model.name or 'given'}: ask for at most {model.max_positions}"
+            )
+        # A node of GPUs has eight, and one of them tells about all.
+        wanted = degrees if on_cpu else _powers_of_two(max(slots, GPUS_OF_A_NODE))
+        shares = [tp for tp in wanted if _divides(tp, model) and (tp == 1 or stack.tensor_parallel)]
+        for tp in shares:
+            products += model_products(model, sequence, mbs, tp, pads_vocab=stack.pads_vocab)
+            attention += model_attention(model, sequence, mbs, tp) if stack.flash_attention else []
+        if not_measured_whole(model, stack) is None:
+            parts = model_parts(model, sequence, mbs, shares)
     top = 4 * MIB if quick and on_cpu else 64 * MIB
     sizes = [4 * KIB * 4**n for n in range(20) if 4 * KIB * 4**n <= top]
     return ProbeSettings(
@@ -89,6 +129,10 @@ def probe_settings(
         precisions=("fp32", "bf16") if on_cpu else RATES,
         products=tuple(dict.fromkeys(products)),
         attention=tuple(dict.fromkeys(attention)),
+        model=model if parts else None,
+        stack=stack.name if stack and parts else "",
+        parts=tuple(parts),
+        limit_s=QUICK_LIMIT_S if quick else LIMIT_S,
         collective_bytes=tuple(sorted({*sizes, top})),
         stream_mib=64 if on_cpu else 512,
         rounds=7 if quick else 15,
@@ -97,12 +141,37 @@ def probe_settings(
     )
 
 
-def model_products(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) -> list[ProbedProduct]:
+def not_measured_whole(model: Model, stack: Stack) -> str | None:
+    """Why layers of the model cannot be measured whole for this stack, in one sentence; None where they can."""
+    if stack.framework != "trimaran":
+        return (
+            f"layers of stack {stack.name} run in software that is not here: its products"
+            f"{' and attention' if stack.flash_attention else ''} are measured, whole layers for --stack trimaran alone"
+        )
+    if model.dropout:
+        return (
+            f"model.dropout is {model.dropout:g}, and {stack.name} trains without: its products are measured; set it "
+            f"to 0 for whole layers"
+        )
+    return None
+
+
+def _powers_of_two(most: int) -> tuple[int, ...]:
+    return tuple(2**n for n in range(most.bit_length()) if 2**n <= most)
+
+
+def _divides(tp: int, model: Model) -> bool:
+    return not (model.heads % tp or model.kv_heads % tp or model.ffn_hidden % tp)
+
+
+def model_products(
+    model: Model, seq_len: int, mbs: tuple[int, ...], tp: int, *, pads_vocab: bool = True
+) -> list[ProbedProduct]:
     """Every product of one layer and of the head on one of `tp` ranks, forward and backward.
 
     None where `tp` does not divide the model.
     """
-    if model.kv_heads % tp or model.ffn_hidden % tp:
+    if not _divides(tp, model):
         return []
     h = model.hidden
     weights = [
@@ -112,7 +181,7 @@ def model_products(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) ->
         (h, model.ffn_hidden // tp),
     ]
     if model.head == "vocabulary":
-        weights.append((padded_vocab(model.vocab, tp) // tp, h))
+        weights.append(((padded_vocab(model.vocab, tp) if pads_vocab else model.vocab) // tp, h))
     products = []
     for b in mbs:
         tokens = b * seq_len
@@ -127,6 +196,17 @@ def model_products(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) ->
 
 def model_attention(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) -> list[AttentionShape]:
     """The attention of one layer on one of `tp` ranks; none where `tp` does not divide the heads."""
-    if model.heads % tp:
+    if not _divides(tp, model):
         return []
     return [AttentionShape(batch_heads=b * model.heads // tp, seq_len=seq_len, head_dim=model.head_dim) for b in mbs]
+
+
+def model_parts(model: Model, seq_len: int, mbs: tuple[int, ...], shares: Sequence[int]) -> list[PartCase]:
+    """A layer, and the head where the model has one, under each share of TP: the smallest share first."""
+    names: tuple[PartName, ...] = ("layer", "head") if model.head == "vocabulary" else ("layer",)
+    return [
+        PartCase(part=name, tp=tp, mbs=b, seq_len=seq_len)
+        for name in names
+        for tp in sorted(shares, reverse=True)
+        for b in sorted(mbs)
+    ]

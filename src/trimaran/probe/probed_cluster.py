@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from trimaran.nouns.cluster import Cluster, CollectiveTime, Device, Link
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.probed_model import ProbedModel
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.protocol import progress
@@ -89,7 +90,19 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
             c.model_copy(update={k: _digits(getattr(c, k)) for k in ("matmul", "memory", "overhead")})
             for c in result.contention
         ),
+        models=_models(settings, result),
     )
+
+
+def _models(settings: ProbeSettings, result: ProbeResult) -> tuple[ProbedModel, ...]:
+    """The model whose parts were measured, if any was."""
+    if settings.model is None or not result.parts:
+        return ()
+    times = (
+        time.model_copy(update={k: _digits(getattr(time, k)) for k in ("forward_us", "backward_us")})
+        for time in result.parts
+    )
+    return (ProbedModel(stack=settings.stack, model=settings.model, times=tuple(times)),)
 
 
 def _link(collectives: Sequence[CollectiveTime], mem_bandwidth_gb_s: float) -> Link:

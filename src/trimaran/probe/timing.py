@@ -39,7 +39,7 @@ def undisturbed(samples: Sequence[float]) -> float:
     What else the machine does can only lengthen a sample. On a machine left alone this is within
     a per cent of the median; beside other work it repeats three to four times better.
     """
-    return statistics.quantiles(samples, n=4, method="inclusive")[0]
+    return statistics.quantiles(samples, n=4, method="inclusive")[0] if len(samples) > 1 else samples[0]
 
 
 def undisturbed_seconds(
@@ -47,8 +47,11 @@ def undisturbed_seconds(
     prepare: Callable[[Case], Callable[[], object]],
     rounds: int,
     device: torch.device,
+    limit_s: float = math.inf,
 ) -> dict[Case, float]:
     """Undisturbed seconds of every case over `rounds` rounds, each round going through all cases.
+
+    No sample is begun after `limit_s`: the cases that were not reached by then are left out, but for the first.
 
     A slow moment of the machine then falls on one sample of many cases and not on all samples
     of one. `prepare` is called anew in each round, so that memory holds the operands of one
@@ -56,12 +59,15 @@ def undisturbed_seconds(
     """
     samples: dict[Case, list[float]] = {case: [] for case in cases}
     runs: dict[Case, int] = {}
+    begin = time.perf_counter()
     for _ in range(rounds):
         for case, taken in samples.items():
+            if runs and time.perf_counter() - begin > limit_s:
+                break
             run = prepare(case)
             once = seconds_of(run, 1, device)
             if case not in runs:
                 once = seconds_of(run, 1, device)  # the very first run of a shape builds kernels
                 runs[case] = min(_MOST_RUNS_A_SAMPLE, math.ceil(SAMPLE_S / max(once, 1e-9)))
             taken.append(seconds_of(run, runs[case], device) if runs[case] > 1 else once)
-    return {case: undisturbed(taken) for case, taken in samples.items()}
+    return {case: undisturbed(taken) for case, taken in samples.items() if taken}

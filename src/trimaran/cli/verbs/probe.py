@@ -13,22 +13,36 @@ from trimaran.cli.terminal import tell
 def probe(
     output: Annotated[Path, typer.Option("--output", "-o", help="Cluster file to write.")] = Path("cluster.toml"),
     slots: Annotated[int | None, typer.Option(min=1, help="Ranks that the node offers. Default: one a core.")] = None,
-    model: Annotated[str | None, typer.Option(help="Measure this model's own matmul shapes too.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure this model's own products, whole layers and head too.")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(help="Software that --model is trained with. Default: trimaran, whose layers are measured whole."),
+    ] = None,
     seq: Annotated[
         int | None, typer.Option("--seq-len", "--seq", min=1, help="Sequence length for --model. Default: the model's.")
     ] = None,
-    mbs: Annotated[list[int] | None, typer.Option(min=1, help="Micro-batches for --model. May be repeated.")] = None,
+    mbs: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Micro-batches for --model. May be repeated. Default: 1, 2 and 4."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats.")] = False,
 ) -> None:
     """Measure this machine: matmul by shape and precision, memory, collectives and sends.
 
-    Example: trimaran probe -o laptop.toml --slots 4
+    With --model one device tells about that model on many: its layers and head are run forward and backward, at
+    the shares of tensor parallelism and the micro-batches that layouts need, and plan, predict and fit begin there.
+    Products, attention and parts of a model take at most a minute each (--quick: 8 s each), and one case longer.
+
+    Example: trimaran probe -o laptop.toml --slots 4 --model gpt2-124m
     """
     from trimaran.study.torch_programs import run_program
 
     arguments = ["-o", str(output)]
     arguments += ["--slots", str(slots)] if slots else []
     arguments += ["--model", model] if model else []
+    arguments += ["--stack", stack] if stack else []
     arguments += ["--seq-len", str(seq)] if seq else []
     for size in mbs or []:
         arguments += ["--mbs", str(size)]

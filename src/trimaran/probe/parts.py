@@ -1,0 +1,122 @@
+"""Whole parts of a model, forward and backward, in the trainer's own code on one rank: its layers and its head.
+
+A rank of tensor parallelism is measured without the others: it holds its share of the weights, and the collectives
+of its group do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trimaran.layout.layout import Layout
+from trimaran.nouns.model import Model
+from trimaran.nouns.precision import Rate
+from trimaran.nouns.probed_model import PartName, PartTime
+from trimaran.probe.probe_settings import PartCase, ProbeSettings
+from trimaran.probe.timing import undisturbed_seconds
+from trimaran.train.comm.group import Group
+from trimaran.train.comm.mesh import Mesh
+from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
+from trimaran.train.model.autograd import backward
+from trimaran.train.model.gpt import Stage
+from trimaran.train.model.weight import WeightSpec
+
+# Layers in a row: their weights take turns in the caches, as those of a training do.
+LAYERS = 2
+# Share of a forward and backward that is the forward, at most, whatever a busy machine says: a layer's backward makes
+# two products for each of its forward; the head makes its gradient along with the loss.
+MOST_FORWARD: Mapping[PartName, float] = {"layer": 0.5, "head": 0.99}
+_POOL = 1 << 20
+Phase = Literal["forward", "both"]
+
+
+class SilentGroup(Group):
+    """Ranks of which this one alone exists: it computes its share, and nothing is sent."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Leave this rank's part of the sum as it is."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """This rank's tensor in place of every rank's."""
+        return [tensor] * self.size
+
+
+def part_times(model: Model, settings: ProbeSettings, device: torch.device) -> tuple[PartTime, ...]:
+    """Microseconds of every part that the settings ask for, those that time ran out for left out.
+
+    A backward is what forward and backward together take beyond a forward alone.
+    """
+    maker = PartMaker(model, device)
+    cases: list[tuple[Rate, PartCase, Phase]] = [
+        (precision, case, phase)
+        for precision in settings.precisions
+        for case in settings.parts
+        for phase in ("forward", "both")
+    ]
+    seconds = undisturbed_seconds(
+        cases, lambda case: maker.run(*case), settings.rounds, device, limit_s=settings.limit_s
+    )  # fmt: skip
+    times = []
+    for precision, case, phase in seconds:
+        if phase == "forward" or (precision, case, "forward") not in seconds:
+            continue
+        both = seconds[precision, case, "both"]
+        forward = min(seconds[precision, case, "forward"], MOST_FORWARD[case.part] * both)
+        each = 1e6 / (maker.layers if case.part == "layer" else 1)
+        times.append(
+            PartTime(
+                **case.model_dump(), precision=precision, forward_us=forward * each, backward_us=(both - forward) * each
+            )
+        )
+    return tuple(times)
+
+
+class PartMaker:
+    """Makes what is timed. It holds the weights of one part at a time, so cases that share them belong together."""
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.layers = min(LAYERS, model.layers)
+        self._pool = 0.02 * torch.randn(_POOL)
+        self._held: tuple[PartName, Layout] | None = None
+
+    def run(self, precision: Rate, case: PartCase, phase: Phase) -> Callable[[], object]:
+        """One pass through the part: its forward, or its forward and backward."""
+        layout = Layout(tp=case.tp, precision=precision)
+        if self._held != (case.part, layout):
+            self._held, self._stage = (case.part, layout), self.stage(case.part, layout)
+        stage, shape = self._stage, (case.mbs, case.seq_len, self.model.hidden)
+        x, dy = (torch.randn(shape, dtype=compute_dtype(layout), device=self.device) for _ in range(2))
+        targets = torch.randint(self.model.vocab, shape[:2], device=self.device)
+
+        def forward() -> Tensor:
+            y: Tensor = stage(x.detach().requires_grad_(), 1)
+            return y if case.part == "layer" else stage.loss(y, targets, 1.0 / targets.numel())
+
+        if phase == "forward":
+            return forward
+        return lambda: backward(forward(), dy if case.part == "layer" else None)
+
+    def stage(self, part: PartName, layout: Layout) -> Stage:
+        """A stage between others with the layers alone, or the last one with none: the final norm, head and loss."""
+        split = (1, self.layers, 1) if part == "layer" else (1, 0)
+        one, shares = Group((0,), 0, None), SilentGroup(tuple(range(layout.tp)), 0, None)
+        pipeline = SilentGroup(tuple(range(len(split))), 1, None)
+        mesh = Mesh(world=one, along={"dp": one, "tp": shares, "pp": pipeline}, pp_returning=pipeline, tied=one)
+        stage = Stage(self.model, layout, split, mesh)
+        FlatWeights(stage, layout, mesh, self._initial, self.device)
+        return stage
+
+    def _initial(self, name: str, spec: WeightSpec) -> Tensor:
+        """Values of a whole parameter, which repeat: drawing billions would take longer than what is measured."""
+        full = torch.ones(spec.shape) if spec.init == "ones" else torch.zeros(spec.shape)
+        if spec.init == "normal":
+            flat = full.view(-1)
+            for begin in range(0, len(flat), _POOL):
+                end = min(begin + _POOL, len(flat))
+                flat[begin:end] = self._pool[: end - begin]
+        return full
