@@ -7,7 +7,8 @@ of its group do nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from itertools import groupby, product
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ LAYERS = 2
 MOST_FORWARD: Mapping[PartName, float] = {"layer": 0.5, "head": 0.99}
 _POOL = 1 << 20
 Phase = Literal["forward", "both"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class SilentGroup(Group):
@@ -53,9 +55,9 @@ def part_times(model: Model, settings: ProbeSettings, device: torch.device) -> t
     maker = PartMaker(model, device)
     cases: list[tuple[Rate, PartCase, Phase]] = [
         (precision, case, phase)
-        for precision in settings.precisions
-        for case in settings.parts
-        for phase in ("forward", "both")
+        for _, same in groupby(settings.parts, key=lambda case: (case.part, case.tp))
+        for precision, case in product(settings.precisions, tuple(same))
+        for phase in PHASES
     ]
     seconds = undisturbed_seconds(
         cases, lambda case: maker.run(*case), settings.rounds, device, limit_s=settings.limit_s

@@ -94,8 +94,8 @@ def probe_settings(
 ) -> ProbeSettings:
     """Settings for a node of `slots` slots; with a model, its own products, attention and parts too.
 
-    They are those of a rank of `stack`, or of Trimaran's own trainer. Raises TrimaranError where the model has no
-    sequences of that length.
+    They are those of a rank of `stack`, or of Trimaran's own trainer. Raises TrimaranError where the model has learned
+    fewer positions than the sequence has.
     """
     degrees = _powers_of_two(slots)
     on_cpu = device == "cpu"
@@ -106,9 +106,9 @@ def probe_settings(
     if model is not None:
         stack = stack or load_stack("trimaran")
         sequence = seq_len or model.max_positions
-        if sequence > model.max_positions:
+        if model.positions == "learned" and sequence > model.max_positions:
             raise TrimaranError(
-                f"--seq {sequence} is longer than the {model.max_positions} max_positions of model "
+                f"--seq {sequence} exceeds the {model.max_positions} max_positions of model "
                 f"{model.name or 'given'}: ask for at most {model.max_positions}"
             )
         # A node of GPUs has eight, and one of them tells about all.
@@ -148,6 +148,8 @@ def not_measured_whole(model: Model, stack: Stack) -> str | None:
             f"layers of stack {stack.name} run in software that is not here: its products"
             f"{' and attention' if stack.flash_attention else ''} are measured, whole layers for --stack trimaran alone"
         )
+    if not stack.name:
+        return "the stack has no name by which predictions could find its layers: its products are measured; state name"
     if model.dropout:
         return (
             f"model.dropout is {model.dropout:g}, and {stack.name} trains without: its products are measured; set it "

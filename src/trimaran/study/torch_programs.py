@@ -61,13 +61,14 @@ def run_program_on(job: BaseModel, module: str, what: str) -> None:
 
 
 def probe_machine(recipe: Recipe, cluster_file: Path) -> None:
-    """Measure this machine for the recipe's model and micro-batches, into a cluster file and `model.json` beside it.
+    """Measure this machine for the recipe's model, stack and micro-batches, into a cluster file.
 
-    Raises TrimaranError when the probe fails.
+    `model.json` and `stack.json` are left beside it. Raises TrimaranError when the probe fails.
     """
-    model = cluster_file.with_name("model.json")
+    model, stack = cluster_file.with_name("model.json"), cluster_file.with_name("stack.json")
     write_atomically(model, recipe.workload.model.model_dump_json())
-    arguments = ["--quick", "--slots", str(slots_wanted(recipe)), "--model", str(model)]
+    write_atomically(stack, recipe.stack.model_dump_json())
+    arguments = ["--quick", "--slots", str(slots_wanted(recipe)), "--model", str(model), "--stack", str(stack)]
     arguments += ["--seq-len", str(recipe.workload.seq_len), "-o", str(cluster_file)]
     for mbs in sorted({layout.mbs for layout in stated_layouts(recipe)}):
         arguments += ["--mbs", str(mbs)]
