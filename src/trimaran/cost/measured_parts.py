@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from trimaran.cost.kernels import Kernels, LayerTime, rates
 from trimaran.cost.measured import EXACT, ByElement
 from trimaran.cost.shapes import part_at
 from trimaran.nouns.precision import PRECISIONS
-from trimaran.nouns.probed_model import PartName, PartTime
+from trimaran.nouns.probed_model import PART_NAMES, PartName, PartTime
 from trimaran.operators.ends import head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.operator import Part
@@ -37,10 +38,9 @@ class MeasuredParts:
     """What was measured of the case's model in its stack, as ratios to what its operators add up to."""
 
     def __init__(self, case: Case) -> None:
-        layer, head = (case.cluster.part_times(name, case.model, case.stack.name) for name in ("layer", "head"))
-        believed = case.calibrated(resolve_calibration(case.cluster, case.stack))
-        self._layer = _table(believed, layer) if layer else None
-        self._head = _table(believed, head) if head else None
+        times = [t for name in PART_NAMES for t in case.cluster.part_times(name, case.model, case.stack.name)]
+        tables = _tables(case.calibrated(resolve_calibration(case.cluster, case.stack)), times) if times else {}
+        self._layer, self._head = tables.get("layer"), tables.get("head")
 
     @property
     def has_layer(self) -> bool:
@@ -77,30 +77,21 @@ def _read(table: ByElement, part: Part) -> Floats:
     return table.read(np.asarray(part.moved_element), part.tp, part.mbs, float(part.seq_len))
 
 
-def _table(case: Case, times: Sequence[PartTime]) -> ByElement:
-    """Ratios of measured to believed times by element, TP, micro-batch and sequence."""
-    by_length = defaultdict(list)
-    for time in times:
-        by_length[time.part, time.seq_len].append(time)
-    rows = []
-    for (name, seq_len), points in by_length.items():
+def _tables(case: Case, times: Sequence[PartTime]) -> dict[PartName, ByElement]:
+    """Ratios of measured times to what the operators add up to, by element, TP, micro-batch and sequence."""
+    rows = defaultdict(list)
+    for seq_len in {time.seq_len for time in times}:
+        points = [time for time in times if time.seq_len == seq_len]
         tp, mbs = (np.array([getattr(point, axis) for point in points]) for axis in ("tp", "mbs"))
         precision = np.array([INDEX[point.precision] for point in points])
         part = part_at(case, seq_len, tp, mbs, precision, sequence_parallel=False)
         kernels = Kernels(case, rates(case, precision, np.ones_like(tp)))
-        believed = _believed(name, case, kernels, part)
-        for index, point in enumerate(points):
-            measured = point.forward_us * 1e-6, point.backward_us * 1e-6
-            ratios = tuple(there / phase[index] for there, phase in zip(measured, believed, strict=True))
-            if name == "head":
-                ratios = (sum(measured) / sum(phase[index] for phase in believed),)
-            rows.append((point.precision, (float(point.tp), float(point.mbs), float(seq_len)), ratios))
-    return ByElement(rows, EXACT)
-
-
-def _believed(name: PartName, case: Case, kernels: Kernels, part: Part) -> Times:
-    """What a part's operators add up to for a rank that works alone."""
-    if name == "layer":
         layer = kernels.layer(layer_operators(part))
-        return layer.forward, layer.backward
-    return kernels.time(head_operator(part, padded_vocab_of(case.model, case.stack, np.asarray(part.tp, dtype=int))))
+        head = reduce(np.add, kernels.time(head_operator(part, padded_vocab_of(case.model, case.stack, tp))))
+        for index, point in enumerate(points):
+            forward, backward = point.forward_us * 1e-6, point.backward_us * 1e-6
+            ratios: tuple[float, ...] = (forward / layer.forward[index], backward / layer.backward[index])
+            if point.part == "head":
+                ratios = ((forward + backward) / head[index],)
+            rows[point.part].append((point.precision, (float(point.tp), float(point.mbs), float(seq_len)), ratios))
+    return {name: ByElement(measured, EXACT) for name, measured in rows.items()}
