@@ -45,9 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _probe(options: argparse.Namespace) -> None:
     model = load_model(options.model) if options.model else None
     stack = load_stack(options.stack or "trimaran")
-    for name in ("stack", "seq", "mbs"):
+    for name in ("stack", "seq_len", "mbs"):
         if model is None and getattr(options, name):
-            raise TrimaranError(f"--{name} says how --model is measured, and no model is given: add --model")
+            raise TrimaranError(f"--{name.replace('_', '-')} says how --model is measured, and no model is given: add --model")
     import torch  # takes seconds, which a mistake should not cost
 
     device: Literal["cpu", "cuda"] = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

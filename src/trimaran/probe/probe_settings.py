@@ -108,7 +108,7 @@ def probe_settings(
         sequence = seq_len or model.max_positions
         if model.positions == "learned" and sequence > model.max_positions:
             raise TrimaranError(
-                f"--seq {sequence} exceeds the {model.max_positions} max_positions of model "
+                f"--seq-len {sequence} exceeds the {model.max_positions} max_positions of model "
                 f"{model.name or 'given'}: ask for at most {model.max_positions}"
             )
         # A node of GPUs has eight, and one of them tells about all.
