@@ -14,8 +14,9 @@ from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.case import Case
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import lockstep
-from trimaran.cost.pipeline.closed_form import StageTimes, pipeline_runs, pipeline_time
+from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
 from trimaran.cost.pipeline.lockstep import PipelineRuns, play
+from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.simulate import PipelineRun, SendTimes, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack

@@ -44,7 +44,7 @@ def test_groups_share_out_all_ranks_and_differ_along_their_axes_alone(layout: La
 @given(layouts)
 def test_replicas_are_those_that_share_out_times_those_that_hold_the_same(layout: Layout) -> None:
     assert layout.fold("replicate", "shard") == layout.dp
-    shares = layout.zero_stage > 0 or layout.dp_kind == "fully_sharded"
+    shares = layout.zero_stage > 0
     assert layout.shard == (layout.dp if shares else 1)
     assert groups(layout, "replicate", "shard") == groups(layout, "dp")
 

@@ -114,8 +114,13 @@ class LayoutGrid(Laid[Ints]):
 
     @property
     def micro_batches(self) -> Ints:
-        """Micro-batches of one replica in one iteration."""
-        return np.maximum(self.global_batch // (self.dp * self.mbs), 1)
+        """Micro-batches of the replica that has most of them, in one iteration."""
+        return -(-self.global_batch // (self.dp * self.mbs))
+
+    @property
+    def filled(self) -> Floats:
+        """Share of the sequences of that replica's micro-batches that there are; 1 where the global batch divides."""
+        return np.asarray(-(-self.global_batch // self.dp) / (self.micro_batches * self.mbs))
 
     def take(self, index: Any) -> Self:
         """The sub-grid at `index` (anything that indexes a NumPy array along its axis)."""

@@ -1,4 +1,4 @@
-"""Predict: a whole table of rows, each answered or refused with its reason, and scored by group."""
+"""Predict: a whole table of rows, each answered, with a note where it is odd, or refused; and scored by group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import FlopsFormula, tflops_per_device
-from trimaran.layout.rules import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
@@ -28,6 +27,7 @@ PREDICTED_COLUMNS = (
     "predicted_mem_gib",
     "predicted_fits",
     "predicted_error",
+    "predicted_note",
 )
 # Rows that agree in these are repeats of one configuration.
 CONFIGURATION = (
@@ -40,12 +40,16 @@ UNGROUPED = "(no group)"
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """One row's answer: an Estimate with the TFLOPs of the row's own formula, or the reason for none."""
+    """One row's answer: an Estimate with the TFLOPs of the row's own formula, or the reason for none.
+
+    `notes` say what is odd about a run that was answered: what its stack or cluster is not known to do.
+    """
 
     row: Row
     estimate: Estimate | None
     tflops: float | None
     error: str | None
+    notes: tuple[str, ...] = ()
 
     def cells(self) -> dict[str, str]:
         """The columns that predict adds, as CSV cells; two of three such runs lie between low and high."""
@@ -60,6 +64,7 @@ class PredictedRow:
             "predicted_mem_gib": f"{answer.reported_mem_gib:.6g}",
             "predicted_fits": str(answer.fits).lower(),
             "predicted_error": "",
+            "predicted_note": "; ".join(self.notes),
         }
 
 
@@ -83,7 +88,7 @@ def predict_table(
     calibration: Calibration | None = None,
     priors_only: bool = False,
 ) -> list[PredictedRow]:
-    """Answer every row. The row's own cluster and stack win over the arguments.
+    """Answer every row that is possible. The row's own cluster and stack win over the arguments.
 
     Without `calibration` the shipped one of the row's (cluster, stack) applies, unless `priors_only`.
     """
@@ -97,7 +102,7 @@ def _predict_row(
         return PredictedRow(row, None, None, row.error)
     try:
         nouns = nouns_of(row.measurement, cluster, stack)
-        check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
+        notes = nouns.oddities()
         plain = prior(nouns.cluster, nouns.stack)
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
         known = known.on_day(row.measurement.date)
@@ -110,7 +115,7 @@ def _predict_row(
         devices = nouns.layout.devices
         known_formula = cast(FlopsFormula, formula)
         tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.sec_per_it, known_formula)
-    return PredictedRow(row, answer, tflops, None)
+    return PredictedRow(row, answer, tflops, None, notes)
 
 
 def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 
 import numpy as np
@@ -14,7 +14,8 @@ from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, slowdowns
 from trimaran.cost.measured_parts import MeasuredParts
 from trimaran.cost.network import Group, Network, group
-from trimaran.cost.pipeline.closed_form import StageTimes, slowest_rank
+from trimaran.cost.pipeline.closed_form import slowest_rank
+from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.shapes import distinct_shapes, part_of
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.layer import layer_operators
@@ -36,6 +37,11 @@ class StageWork:
     layer_recompute: Floats
     ends: Floats
     tp_time: Floats
+
+    def scaled(self, filled: Floats) -> StageWork:
+        """The mean over micro-batches of which the last is not full: each takes as long as it has sequences."""
+        busy = ("layer_forward", "layer_backward", "layer_recompute", "ends", "tp_time")
+        return replace(self, times=self.times.scaled(filled), **{name: getattr(self, name) * filled for name in busy})
 
 
 def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
@@ -81,7 +87,9 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     embedding = embedding_forward + embedding_backward
     ends = np.where(is_first, embedding, 0.0) + np.where(is_last, head_forward + head_backward, 0.0)
     tp_time = layers * (tp_forward + tp_backward) + is_first * embedding_sum + is_last * head_sum
-    return StageWork(times, rate, layers, forward, backward, recompute, ends, tp_time)
+    work = StageWork(times, rate, layers, forward, backward, recompute, ends, tp_time)
+    filled = grid.filled
+    return work if np.all(filled >= 1.0) else work.scaled(filled)
 
 
 class _Shapes:

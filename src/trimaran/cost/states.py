@@ -13,8 +13,7 @@ OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 
 def shards(grid: LayoutGrid, stage: int) -> Floats:
     """Over how many ranks a replica's state is cut that ZeRO shards from `stage` on; 1 where it is whole."""
-    sharded = (grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded")
-    return np.where(sharded, grid.shard, 1).astype(np.float64)
+    return np.where(grid.zero_stage >= stage, grid.shard, 1).astype(np.float64)
 
 
 def element_bytes(grid: LayoutGrid) -> Floats:

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.axes import devices_of, in_words
-from trimaran.layout.choices import IN_TABLES
+from trimaran.layout.choices import IN_TABLES, usual_schedule
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import odd_but_possible
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.columns import ASSUMED, Cell
 from trimaran.nouns.measurement import Measurement
@@ -29,13 +30,21 @@ KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
 @dataclass(frozen=True)
 class Nouns:
-    """What a row speaks of."""
+    """What a row speaks of, and `notes` on how cells that are odd were read."""
 
     workload: Workload
     cluster: Cluster
     stack: Stack
     layout: Layout
     variants: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def oddities(self) -> tuple[str, ...]:
+        """What is odd about the run: its notes, and what its stack or cluster is not known to do.
+
+        Raises TrimaranError where nobody can have run it: its sizes are impossible.
+        """
+        return (*self.notes, *odd_but_possible(self.layout, self.workload, self.cluster, self.stack))
 
 
 def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | None = None) -> Nouns:
@@ -63,10 +72,11 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
         )
         known_stack = _preloaded(_load_stack(stack_name), measurement)
         layout = _layout_of(measurement, known_stack)
-        shaped = _shaped(_load_cluster(cluster_name), measurement)
+        stated = _load_cluster(cluster_name)
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
-    return Nouns(workload, shaped, known_stack, layout, measurement.variants)
+    notes = _notes(measurement, stated, layout)
+    return Nouns(workload, _shaped(stated, measurement), known_stack, layout, measurement.variants, notes)
 
 
 _load_cluster = cache(load_cluster)
@@ -136,7 +146,7 @@ def _layout_of(row: Measurement, stack: Stack) -> Layout:
     What has no column, sequence parallelism, is as the stack has it by itself.
     """
     if row.layout_label is None:
-        layout = _layout_of_columns(row)
+        layout = _as_meant(_layout_of_columns(row))
         splits = stack.sequence_parallel_default and layout.tp > 1 and row.seq_len % layout.tp == 0
         return layout.model_copy(update={"sequence_parallel": splits})
     layout = parse_layout(row.layout_label)
@@ -153,13 +163,13 @@ def _layout_of_columns(row: Measurement) -> Layout:
     cells = {choice.name: getattr(row, choice.name) for choice in IN_TABLES}
     of_replica = devices_of(cells, without="dp")
     if row.dp is None:
-        devices = row.devices or (row.nodes or 0) * (row.devices_per_node or 0)
+        devices = row.devices or _ranks_stated(row)
         if not devices or devices % of_replica:
             raise TrimaranError(
                 f"dp is empty, and devices {devices} over {in_words(cells, without='dp')} does not give it: fill in dp"
             )
         cells["dp"] = devices // of_replica
-    elif row.devices is not None and row.devices != row.dp * of_replica:
+    elif row.devices is not None and row.devices != row.dp * of_replica and _ranks_stated(row) != row.dp * of_replica:
         raise TrimaranError(
             f"{in_words(cells)} = {row.dp * of_replica}, but devices is {row.devices}: correct the one that is wrong"
         )
@@ -168,15 +178,61 @@ def _layout_of_columns(row: Measurement) -> Layout:
     return Layout.model_validate(cells | {"recompute": recompute, "schedule": schedule})
 
 
+def _as_meant(layout: Layout) -> Layout:
+    """What columns that others filled in mean: their words for schedules and FSDP are less strict than the notation.
+
+    1F1B with several chunks a stage is the interleaved schedule, which with one is 1F1B; FSDP shards all.
+    """
+    meant: dict[str, object] = {}
+    if layout.schedule in ("1f1b", "interleaved"):
+        meant["schedule"] = usual_schedule(layout.pp, layout.vpp)
+    if layout.dp_kind == "fully_sharded" and layout.zero_stage == 0:
+        meant["zero_stage"] = 3
+    return layout.model_copy(update=meant)
+
+
+def _ranks_stated(row: Measurement) -> int:
+    """Ranks by nodes and ranks a node, 0 where the row does not state both."""
+    return (row.nodes or 0) * (row.devices_per_node or 0)
+
+
+def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...]:
+    """What is odd about a row's cells beside each other, and how they were read."""
+    odd = (
+        (row.recompute == "unknown", "recompute is unknown: counted as none"),
+        (
+            row.devices is not None and row.devices != layout.devices,
+            f"devices is {row.devices}, but {in_words(vars(layout))} = nodes x devices_per_node = {layout.devices}",
+        ),
+        (
+            row.pp > 1 and row.schedule == "interleaved" and row.vpp == 1,
+            "schedule is interleaved, but vpp is 1: read as 1f1b; state vpp",
+        ),
+        (
+            (row.devices_per_node or 0) > cluster.devices_per_node,
+            f"devices_per_node is {row.devices_per_node}, but nodes of {cluster.name} have {cluster.devices_per_node}"
+            + (", whose cores are shared" if cluster.device.cores else ""),
+        ),
+        (
+            row.dp_kind == "fully_sharded" and row.zero_stage == 0,
+            "dp_kind is fully_sharded, but zero_stage is 0 or empty: read as 3",
+        ),
+    )
+    return tuple(sentence for is_odd, sentence in odd if is_odd)
+
+
 def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
     """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled."""
     inter = cluster.inter
-    per_node = min(row.devices_per_node or cluster.devices_per_node, cluster.devices_per_node)
+    per_node = row.devices_per_node or cluster.devices_per_node
+    if not cluster.device.cores:
+        # Processes may share a node's cores, but not its GPUs.
+        per_node = min(per_node, cluster.devices_per_node)
     if row.network_gbps is not None:
         inter = inter.model_copy(update={"bandwidth_gbps": row.network_gbps})
     elif cluster.cards_per_node >= cluster.devices_per_node:
         # devices that were not used left the cards beside them idle
-        used = inter.bandwidth_gbps * per_node / cluster.devices_per_node
+        used = inter.bandwidth_gbps * min(1.0, per_node / cluster.devices_per_node)
         inter = inter.model_copy(update={"bandwidth_gbps": used})
     if row.network_delay_ms is not None:
         inter = inter.model_copy(update={"latency_us": row.network_delay_ms * 1000.0})

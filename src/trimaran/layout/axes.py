@@ -96,7 +96,7 @@ class Laid(ABC, Generic[Size]):
     def shard(self) -> Size:
         """Replicas that share out among them what ZeRO shards: all of them at any of its stages, else 1."""
         fields: Any = self
-        sharded: Size = 1 + (fields.dp - 1) * ((fields.zero_stage > 0) | self.chose("dp_kind", "fully_sharded"))
+        sharded: Size = 1 + (fields.dp - 1) * (fields.zero_stage > 0)
         return sharded
 
     @property

@@ -64,8 +64,8 @@ class Layout(Noun, Laid[int]):
         return getattr(self, choice) in words
 
     def micro_batches(self, global_batch: int) -> int:
-        """Micro-batches of one replica in one iteration (rounded down where it does not divide)."""
-        return global_batch // (self.dp * self.mbs)
+        """Micro-batches of the replica that has most of them; its last is not full where that does not divide."""
+        return -(-global_batch // (self.dp * self.mbs))
 
     def label(self) -> str:
         """The short notation, `dp2,tp2,pp2,mbs1,...`, with only what differs from the default."""

@@ -15,35 +15,35 @@ _LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybr
 _LATER |= {"offload": "offload to the host"}
 
 
-def _parse_word(word: str) -> dict[str, object] | None:
-    """Fields that one word of the notation states, or None where it is not understood."""
+def _parse_word(word: str) -> tuple[str, dict[str, object]] | None:
+    """The choice that one word of the notation states and the fields that it brings, or None where it is no such."""
     matches = ((choice, re.fullmatch(choice.word.pattern, word)) for choice in CHOICES)
-    return next((choice.word.reads(match) for choice, match in matches if match), None)
+    return next(((choice.name, choice.word.reads(match)) for choice, match in matches if match), None)
 
 
 def stated_fields(text: str) -> dict[str, object]:
     """The fields that a layout in short notation states, `dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16`.
 
-    Raises TrimaranError naming the word that is not understood or states a field again.
+    What a word brings besides its own choice (`fsdp` means ZeRO 3) gives way to a word that states it.
+    Raises TrimaranError naming the word that is not understood or states a choice again.
     """
     fields: dict[str, object] = {}
+    brought: dict[str, object] = {}
     for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
         later = _LATER.get(word) or _LATER.get(word.rstrip("0123456789="))
         if later:
             raise TrimaranError(f"layout: {word!r} asks for {later}, which Trimaran does not do yet: leave it out")
-        stated = _parse_word(word)
-        if stated is None:
+        known = _parse_word(word)
+        if known is None:
             raise TrimaranError(
                 f"layout: {quoted(word)} is not understood; write as dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16"
             )
-        for name in stated.keys() & fields.keys():
-            # `fsdp` says ZeRO 3, and so may the user
-            if name != "zero_stage" or stated[name] != fields[name]:
-                raise TrimaranError(
-                    f"layout {quoted(text)}: {word!r} states {name} a second time: leave one of them out"
-                )
-        fields.update(stated)
-    return fields
+        name, stated = known
+        if name in fields:
+            raise TrimaranError(f"layout {quoted(text)}: {word!r} states {name} a second time: leave one of them out")
+        fields[name] = stated.pop(name)
+        brought |= stated
+    return brought | fields
 
 
 def parse_layout(text: str, base: dict[str, object] | None = None) -> Layout:

@@ -2,12 +2,16 @@
 
 A rule has a name, a sentence with both numbers in it, and takes (layout, workload, cluster,
 stack): a rule of one stack is not a rule of another. Nothing else in Trimaran decides validity.
+
+What breaks a rule of arithmetic cannot be. What breaks one of the software, or of the machine, is not offered and not
+started here, but somebody may have run it: a measured row of it is answered, with the sentence as a note.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
@@ -17,25 +21,30 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
+# What a rule is about: sizes that cannot be, what the stack does, or what the cluster has.
+RuleOf = Literal["arithmetic", "software", "machine"]
+
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of validity. `broken` returns the sentence for the user, or None.
+    """One rule of validity, and what it is `of`. `broken` returns the sentence for the user, or None.
 
     `reads` names the layout fields that decide it, and no others (`dp*mbs`: only their product does; none where
     workload and stack decide alone): a search asks a rule once for each distinct combination of them.
     """
 
     name: str
+    of: RuleOf
     reads: tuple[str, ...]
     broken: Callable[[Layout, Workload, Cluster, Stack], str | None]
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a layout breaks, with the sentence that says so."""
+    """A rule that a layout breaks, what the rule is of, and the sentence that says so."""
 
     rule: str
+    of: RuleOf
     sentence: str
 
 
@@ -96,8 +105,6 @@ def _hidden(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
 
 def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     stages, layers = layout.pp * layout.vpp, workload.model.layers
-    # Where this holds, even_split gives the first and the last stage one layer fewer than the others.
-    ends_lighter = stack.ends_count_as_layers and (layers + 2) % stages == 0
     if layout.stage_split:
         if len(layout.stage_split) != stages or sum(layout.stage_split) != layers or min(layout.stage_split) < 1:
             return (
@@ -105,16 +112,27 @@ def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
                 f"{sum(layout.stage_split)} layers, but PP {layout.pp} x VPP {layout.vpp} = {stages} stages and "
                 f"{layers} layers are needed, at least one a stage"
             )
+        return None
+    if stages > layers:
+        return f"PP {layout.pp} x VPP {layout.vpp} = {stages} stages, but the model has {layers} layers: lower PP"
+    return None
+
+
+def _even_stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    stages, layers = layout.pp * layout.vpp, workload.model.layers
+    if stack.uneven_stages:
+        return None
+    # Where this holds, even_split gives the first and the last stage one layer fewer than the others.
+    ends_lighter = stack.ends_count_as_layers and (layers + 2) % stages == 0
+    if layout.stage_split:
         usual = ends_lighter and layout.stage_split == even_split(layers, stages)
-        if not stack.uneven_stages and len(set(layout.stage_split)) > 1 and not usual:
+        if len(set(layout.stage_split)) > 1 and not usual:
             return (
                 f"stage_split {'-'.join(map(str, layout.stage_split))} is uneven, and {stack.name} needs "
                 f"{layers} / {stages} layers on every stage: leave stage_split out"
             )
         return None
-    if stages > layers:
-        return f"PP {layout.pp} x VPP {layout.vpp} = {stages} stages, but the model has {layers} layers: lower PP"
-    if layers % stages and not ends_lighter and not stack.uneven_stages:
+    if layers % stages and not ends_lighter:
         return (
             f"layers {layers} do not split evenly over PP {layout.pp} x VPP {layout.vpp} = {stages} stages, "
             f"which {stack.name} needs: choose a PP that divides {layers}"
@@ -133,14 +151,16 @@ def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
     if layout.schedule == "none":
         return f"PP {layout.pp} needs a schedule, but it is none: choose one of {', '.join(stack.schedules)}"
     if layout.schedule not in stack.schedules:
-        return (
-            f"schedule {layout.schedule} is not one of {stack.name}'s {', '.join(stack.schedules)}: choose one of them"
-        )
-    if (layout.schedule == "interleaved") != (layout.vpp > 1):
-        return (
-            f"schedule {layout.schedule} with VPP {layout.vpp}: the interleaved schedule needs VPP of 2 or more, "
-            f"and the others VPP 1"
-        )
+        has = f"one of {stack.name}'s {', '.join(stack.schedules)}" if stack.schedules else f"known to {stack.name}"
+        return f"schedule {layout.schedule} is not {has}: choose another schedule or stack"
+    if layout.schedule != "interleaved" and layout.vpp > 1:
+        return f"schedule {layout.schedule} has one chunk a stage, but VPP is {layout.vpp}: write interleaved"
+    return None
+
+
+def _chunks(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    if layout.schedule == "interleaved" and layout.vpp == 1:
+        return "the interleaved schedule needs VPP of 2 or more, but it is 1: raise VPP or write 1f1b"
     return None
 
 
@@ -243,21 +263,23 @@ def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("model", (), _model),
-    Rule("devices", ("*".join(DEGREES),), _devices),
-    Rule("global_batch", ("dp*mbs",), _global_batch),
-    Rule("ramp_up", ("dp*mbs",), _ramp_up),
-    Rule("heads", ("tp",), _heads),
-    Rule("kv_heads", ("tp",), _kv_heads),
-    Rule("ffn_hidden", ("tp",), _ffn),
-    Rule("hidden", ("tp",), _hidden),
-    Rule("stages", ("pp", "vpp", "stage_split"), _stages),
-    Rule("schedule", ("pp", "vpp", "schedule"), _schedule),
-    Rule("micro_batches", ("dp*mbs", "pp", "schedule"), _micro_batches),
-    Rule("zero_stage", ("zero_stage", "dp_kind", "schedule"), _zero),
-    Rule("stack", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
-    Rule("sequence_parallel", ("tp", "sequence_parallel"), _sequence_parallel),
-    Rule("precision", ("precision",), _precision),
+    Rule("model", "software", (), _model),
+    Rule("devices", "machine", ("*".join(DEGREES),), _devices),
+    Rule("global_batch", "software", ("dp*mbs",), _global_batch),
+    Rule("ramp_up", "software", ("dp*mbs",), _ramp_up),
+    Rule("heads", "arithmetic", ("tp",), _heads),
+    Rule("kv_heads", "software", ("tp",), _kv_heads),
+    Rule("ffn_hidden", "arithmetic", ("tp",), _ffn),
+    Rule("hidden", "software", ("tp",), _hidden),
+    Rule("stages", "arithmetic", ("pp", "vpp", "stage_split"), _stages),
+    Rule("even_stages", "software", ("pp", "vpp", "stage_split"), _even_stages),
+    Rule("schedule", "software", ("pp", "vpp", "schedule"), _schedule),
+    Rule("chunks", "arithmetic", ("vpp", "schedule"), _chunks),
+    Rule("micro_batches", "software", ("dp*mbs", "pp", "schedule"), _micro_batches),
+    Rule("zero_stage", "software", ("zero_stage", "dp_kind", "schedule"), _zero),
+    Rule("stack", "software", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
+    Rule("sequence_parallel", "software", ("tp", "sequence_parallel"), _sequence_parallel),
+    Rule("precision", "machine", ("precision",), _precision),
 )
 
 
@@ -265,10 +287,22 @@ def violations(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
     """Every rule that the layout breaks, in the order of RULES."""
     for rule in RULES:
         if sentence := rule.broken(layout, workload, cluster, stack):
-            yield Violation(rule.name, sentence)
+            yield Violation(rule.name, rule.of, sentence)
 
 
 def check_layout(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> None:
     """Raise TrimaranError with the first broken rule's sentence, if any."""
     for violation in violations(layout, workload, cluster, stack):
         raise TrimaranError(f"layout {layout}: {violation.sentence}")
+
+
+def odd_but_possible(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> tuple[str, ...]:
+    """What is odd about a layout that somebody has run: the sentences of rules of software and machine that it breaks.
+
+    Raises TrimaranError with the first sentence of arithmetic, if any: nobody can have run that.
+    """
+    broken = tuple(violations(layout, workload, cluster, stack))
+    for violation in broken:
+        if violation.of == "arithmetic":
+            raise TrimaranError(f"layout {layout}: {violation.sentence}")
+    return tuple(violation.sentence for violation in broken)

@@ -30,7 +30,7 @@ def layer_operators(part: Part) -> tuple[Operator, ...]:
 def attention_block(part: Part) -> tuple[Operator, ...]:
     """Norm, qkv, rotary angles, attention, projection and residual."""
     model, t = part.model, part.tp
-    queries, keys = float(model.attention_hidden), float(model.kv_hidden)
+    queries, keys = float(model.attention_hidden), part.key_features * t
     qkv = (queries + 2.0 * keys) / t
     made = _outputs(part, queries=queries, keys=keys, values=keys)
     context, whole = queries / t, (_hidden(part, "projected"),)
@@ -135,7 +135,7 @@ def _is_eager(part: Part) -> bool:
 
 def _rotary(part: Part) -> Operator:
     model = part.model
-    turned = part.tokens * (model.attention_hidden + model.kv_hidden) / part.tp
+    turned = part.tokens * (model.attention_hidden / part.tp + part.key_features)
     moved = turned * (EAGER_ROTARY_BYTES if _is_eager(part) else 2.0 * part.moved_element)
     return Operator("rotary angles", moved_forward=moved, moved_backward=moved)
 
@@ -147,8 +147,8 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     beside the whole of it. Repeated keys and values are as wide as queries.
     """
     model, stack, t = part.model, part.stack, part.tp
-    queries, keys = model.attention_hidden, float(model.kv_hidden)
-    seen = float(queries) if stack.repeats_kv else keys
+    queries, keys = float(model.attention_hidden), part.key_features * t
+    seen = queries if stack.repeats_kv else keys
     is_rotary = model.positions == "rotary"
     turned = queries + keys if stack.joint_qkv and is_rotary else 0.0
     return (
@@ -158,7 +158,7 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     )
 
 
-def _outputs(part: Part, **widths: float) -> tuple[Tensor, ...]:
+def _outputs(part: Part, **widths: Number) -> tuple[Tensor, ...]:
     """Tensors of so many features a token that an operator's products leave, split over TP."""
     return tuple(_split(part, name, width / part.tp) for name, width in widths.items())
 

@@ -129,6 +129,11 @@ class Part:
         return self.tokens * self.model.hidden / self.repeated
 
     @property
+    def key_features(self) -> Number:
+        """Features of the keys on this rank: of whole heads, which ranks beyond their number repeat."""
+        return np.ceil(self.model.kv_heads / np.asarray(self.tp)) * self.model.head_dim
+
+    @property
     def fused_softmax(self) -> Bools:
         """Whether Megatron's fused kernel takes the scores: 16 bit, (a/t) b in fours, s within its limit.
 

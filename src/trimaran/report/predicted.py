@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trimaran.cost.predict_table import PredictedRow
@@ -45,7 +45,7 @@ def _record(row: PredictedRow) -> dict[str, Any]:
     delay, rate = published.network_delay_ms, published.network_gbps
     network = (None if delay is None else f"{delay:g} ms", None if rate is None else f"{rate:g} Gbps")
     both = estimate is not None and published.sec_per_it is not None
-    would = None if estimate is None else "" if estimate.fits else "does not fit"
+    odd = () if estimate is None else (*(() if estimate.fits else ("does not fit",)), *row.notes)
     return {
         **{name: getattr(published, name) for name in ("nodes", "dp", "tp", "pp", "heads", "mbs", "gbs", "mem_gib")},
         "size": size_label(published),
@@ -58,5 +58,15 @@ def _record(row: PredictedRow) -> dict[str, Any]:
         "predicted_tflops": row.tflops,
         "pflops": aggregate_pflops(row.tflops, published.devices) if row.tflops and published.devices else None,
         "status": published.status,
-        "notes": row.error or would,
+        "notes": row.error or "; ".join(odd),
     }
+
+
+def told_once(rows: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
+    """Each sentence on rows once, with the first of its rows and how many more it is true of."""
+    seen: dict[str, list[int]] = {}
+    for number, sentences in rows:
+        for sentence in sentences:
+            seen.setdefault(sentence, []).append(number)
+    more = {sentence: f" and {len(numbers) - 1} more" if len(numbers) > 1 else "" for sentence, numbers in seen.items()}
+    return [f"row {numbers[0]}{more[sentence]}: {sentence}" for sentence, numbers in seen.items()]

@@ -28,12 +28,15 @@ def fit(
     """
     from trimaran.cost.calibration import save_calibration
     from trimaran.cost.fit.fit_rows import fit_rows
+    from trimaran.report.predicted import told_once
 
     rows = _measured_rows(table, cluster, stack)
     fitted = fit_rows(rows, cluster=cluster, stack=stack)
     save_calibration(fitted.calibration, output)
     for reason in fitted.skipped:
         tell(f"skipped {reason}", err=True)
+    for note in told_once(fitted.notes):
+        tell(f"note: {note}", err=True)
     shown = [f"{fitted.rows} rows in {fitted.groups} groups"]
     shown += [f"sec/it error on left-out groups {fitted.time_mape:.1%}"] if fitted.time_mape is not None else []
     shown += [f"memory error {fitted.mem_mape:.1%}"] if fitted.mem_mape is not None else []

@@ -38,6 +38,7 @@ def predict(
     from trimaran.files.catalogue import load_cluster, load_stack, write_atomically
     from trimaran.files.row_table import misspelt_columns, packaged_table, packaged_tables, read_table
     from trimaran.nouns.noun import TrimaranError
+    from trimaran.report.predicted import told_once
     from trimaran.report.scores import FIELDS, csv_with_predictions, records
     from trimaran.report.tables import render
 
@@ -59,6 +60,7 @@ def predict(
         write_atomically(output, csv_with_predictions(stated.header, rows))
     refused = [row for row in rows if row.error]
     tell_each([_refusal(row) for row in refused])
+    tell_each([f"note: {note}" for note in told_once((row.row.number, row.notes) for row in rows)])
     tell(f"{len(rows) - len(refused)} of {len(rows)} rows answered, {len(refused)} refused", err=True)
     scores = score_groups(rows)
     if scores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from trimaran.cost.fit.learn import Lesson, learn
 from trimaran.cost.fit.solve import MEAN_TO_SIGMA, Observation, batches, predict_memory, predict_times
 from trimaran.cost.grid import Floats
 from trimaran.files.row_nouns import nouns_of
-from trimaran.layout.rules import check_layout
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
@@ -41,29 +40,33 @@ class Fitted:
     mem_mape: float | None
     skipped: tuple[str, ...]
     lessons: tuple[Lesson, ...] = ()
+    notes: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
 def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None, stack: str | None = None) -> Fitted:
     """Fit to the rows that ran and whose quality is fit for it; leave one comparable group out for the error.
 
-    A row that names a cluster or stack other than the given one is skipped, as is one that breaks
-    a rule or is a hundred times off the prior; `skipped` says why. Raises TrimaranError when no row is
+    A row that names a cluster or stack other than the given one is skipped, as is one that cannot be or is a hundred
+    times off the prior; `skipped` says why, and `notes` what is odd about rows that are fitted to, by
+    number. Raises TrimaranError when no row is
     left, or rows are of several clusters or stacks.
     """
     observations: list[Observation] = []
     groups: list[str] = []
     skipped: list[str] = []
+    notes: list[tuple[int, tuple[str, ...]]] = []
     for number, row in enumerate(measurements, start=1):
         if row.status != "ok" or row.quality not in FIT_QUALITIES or not (row.sec_per_it or row.mem_gib):
             continue
         try:
-            observed = observation(row, cluster, stack)
+            observed, odd = _observed_with_notes(row, cluster, stack)
         except TrimaranError as error:
             skipped.append(f"row {number}: {error}")
             continue
         if reason := _absurd(observed):
             skipped.append(f"row {number}: {reason}")
             continue
+        notes.append((number, odd))
         observations.append(observed)
         groups.append(row.comparable_group or f"{row.table}")
     if skipped and not observations:
@@ -71,7 +74,7 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
     _same_subject(observations)
     if len(set(groups)) == 1:
         groups = [observed.layout.label() for observed in observations]
-    return fit_observations(observations, groups, skipped)
+    return replace(fit_observations(observations, groups, skipped), notes=tuple(notes))
 
 
 def fit_observations(
@@ -113,15 +116,23 @@ def _error(expected: float, left_out: Floats) -> float:
 
 def observation(row: Measurement, cluster: str | None = None, stack: str | None = None) -> Observation:
     """The row as the fit sees it. Raises TrimaranError when it cannot be predicted."""
+    return _observed_with_notes(row, cluster, stack)[0]
+
+
+def _observed_with_notes(
+    row: Measurement, cluster: str | None, stack: str | None
+) -> tuple[Observation, tuple[str, ...]]:
+    """The row as the fit sees it, and what is odd about it."""
     nouns = nouns_of(row, cluster, stack)
-    check_layout(nouns.layout, nouns.workload, nouns.cluster, nouns.stack)
-    return Observation(
+    notes = nouns.oddities()
+    observed = Observation(
         Case.of(nouns.workload, nouns.cluster, nouns.stack),
         nouns.layout,
         sec_per_it=row.sec_per_it,
         mem_gib=row.mem_gib,
         day=row.date or "",
     )
+    return observed, notes
 
 
 def _absurd(observed: Observation) -> str | None:

@@ -9,61 +9,19 @@ trimaran.cost.pipeline.lockstep plays the schedules themselves; benchmarks/plann
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.lockstep import PipelineRuns
+from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.splits.split_table import SplitTable
 from trimaran.nouns.stack import Schedule
 
 # An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """Seconds of one micro-batch: of one layer on any stage, and what the first and the last stage do besides.
-
-    Arrays over layouts. Forward and backward (recomputation included) hold everything a rank is busy with, TP
-    collectives too; `weight` is the part of a layer's backward that zero-bubble puts off. A send holds its link for
-    `send_held` and arrives after `send_arrives`; `blocks`: ranks wait while they send, as in Megatron-LM's
-    synchronous exchanges. `crowding` says how many times longer everything but sends takes because other stages work
-    at once on the same cores; 1 where each stage has its own.
-    """
-
-    forward: Floats
-    backward: Floats
-    weight: Floats
-    first_forward: Floats
-    first_backward: Floats
-    last_forward: Floats
-    last_backward: Floats
-    send_held: Floats
-    send_arrives: Floats
-    blocks: bool
-    crowding: Floats
-
-    def take(self, rows: Ints) -> StageTimes:
-        """Those of the layouts at `rows`."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return StageTimes(**{name: value if name == "blocks" else value[rows] for name, value in columns.items()})
-
-    def silent_from(self, row: int) -> StageTimes:
-        """The same, from the layout `row` on over links that take no time."""
-        sends = np.arange(len(self.forward)) < row
-        held, arrives = (np.where(sends, seconds, 0.0) for seconds in (self.send_held, self.send_arrives))
-        return replace(self, send_held=held, send_arrives=arrives)
-
-    def alone(self) -> StageTimes:
-        """Times of a stage that has its cores to itself, as it has while the others wait; `crowding` is kept."""
-        if np.all(self.crowding <= 1.0):
-            return self
-        crowded = [f.name for f in fields(self) if f.name not in ("send_held", "send_arrives", "blocks", "crowding")]
-        times = {name: getattr(self, name) / self.crowding for name in crowded}
-        return replace(self, **times)
 
 
 @dataclass(frozen=True)
@@ -336,8 +294,10 @@ def _interleaved(pipe: _Pipes) -> Floats:
         time = max over q of  way(F) + m (F + B) layers(q) - w-turns(F) - w-turns(B) + way(B)
 
     and where that is longer, the way to q or from it leads by the last rank, which works for some chunks meanwhile.
+    Micro-batches come in groups of p: those that the last group lacks are left out at the slowest rank's pace.
     """
-    t, m, p, v = pipe.times, pipe.m, pipe.p, pipe.v
+    t, p, v = pipe.times, pipe.p, pipe.v
+    m = np.ceil(pipe.m / p) * p
     split_row = pipe.grid.split_row
     lag = np.zeros(len(p)) if t.blocks else t.send_arrives
     wait = t.send_arrives if t.blocks else np.zeros(len(p))
@@ -377,7 +337,8 @@ def _interleaved(pipe: _Pipes) -> Floats:
     # All but one of the groups of PP micro-batches go down while others come back, and on entering and leaving a way
     # round is not whole: m / p - 2 rounds are, in which the slowest way sets the pace.
     rounds = np.maximum(m / p - 2.0, 0.0)
-    return np.asarray(best + rounds * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0))
+    whole = best + rounds * np.maximum(_round(pipe, layer, wait + lag) - p * slowest, 0.0)
+    return np.asarray(whole - (m - pipe.m) * slowest)
 
 
 def _longer(detour: Floats, ahead_s: tuple[Floats, Floats, Floats], back_s: tuple[Floats, Floats, Floats]) -> Floats:
