@@ -146,3 +146,70 @@ def test_a_node_half_filled_leaves_the_cards_of_its_idle_devices_unused() -> Non
     shared = row.model_copy(update={"cluster": "aws-p3-16xlarge"})
     assert nouns_of(shared).cluster.inter == load_cluster("aws-p3-16xlarge").inter
     assert nouns_of(row.model_copy(update={"network_gbps": 100.0})).cluster.inter.bandwidth_gbps == 100.0
+
+
+GQA = {"kv_heads": 8, "head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"model": "llama3-70b", "layers": 4}, {"layers": 4, "hidden": 8192, "kv_heads": 8, "mlp": "swiglu"}),
+        ({"model": "Llama-3-8B", "layers": 4}, {"layers": 4, "hidden": 4096, "norm": "rmsnorm"}),
+        ({"model": "llama3-8b", "head_dim": 64}, {"head_dim": 64, "attention_hidden": 2048, "kv_hidden": 512}),
+        ({"model": "llama3-8b", "mlp": "gelu"}, {"mlp": "gelu", "ffn_hidden": 14336}),
+        (
+            {"model": "ours", "layers": 8, "hidden": 1024, "heads": 16, "vocab": 50257, "mlp": "swiglu", **GQA},
+            {"attention_hidden": 2048, "norm": "rmsnorm", "positions": "rotary", "bias": False, "kv_hidden": 1024},
+        ),
+        ({"layers": 24, "hidden": 2048, "heads": 16, "vocab": 50257, "attention": "mha"}, {"mlp": "gelu"}),
+    ],
+)
+def test_columns_of_a_model_override_it(cells: dict[str, object], expected: dict[str, object]) -> None:
+    common = {"cluster": "dgx-h100", "stack": "megatron", "seq_len": 1024, "mbs": 1, "gbs": 8, "dp": 8}
+    (row,) = parse_table(as_text(common | cells), "t").rows
+    assert row.measurement is not None, row.error
+    nouns = nouns_of(row.measurement)
+    model = nouns.workload.model
+    assert {name: getattr(model, name) for name in expected} == expected
+    assert any("'ours' is not in the catalogue" in note for note in nouns.notes) == (cells.get("model") == "ours")
+    again = parse_table(format_table([row.measurement]), "again").measurements
+    assert again == [row.measurement]
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"attention": "mla"}, "latent attention is not predicted yet"),
+        ({"attention": "mha"}, "attention is mha, but heads 32 have 8 key-value heads"),
+        ({"attention": "gqa", "kv_heads": 32}, "attention is gqa, but heads 32 have 32 key-value heads"),
+        ({"experts": 10}, "experts is 10: a mixture of experts is not predicted yet"),
+        ({"ep": "many"}, "ep is many: expert parallelism is not predicted yet"),
+        ({"cp": 2}, "context parallelism 2 is not supported yet"),
+    ],
+)
+def test_traits_that_are_not_predicted_or_contradict_the_model_are_refused_by_name(
+    cells: dict[str, object], says: str
+) -> None:
+    common = {"cluster": "dgx-h100", "stack": "megatron", "seq_len": 1024, "mbs": 1, "gbs": 8, "dp": 8}
+    (row,) = predict_table(parse_table(as_text(common | {"model": "llama3-8b"} | cells), "t"))
+    assert row.estimate is None and says in (row.error or "")
+
+
+def test_a_dense_model_in_a_table_of_mixtures_is_predicted() -> None:
+    common = {"cluster": "dgx-h100", "stack": "megatron", "seq_len": 1024, "mbs": 1, "gbs": 8, "dp": 8}
+    (row,) = predict_table(parse_table(as_text(common | {"model": "llama3-8b", "experts": 0, "ep": "1.0"}), "t"))
+    assert row.estimate is not None, row.error
+
+
+def test_heads_wider_than_the_hidden_state_cost_their_width() -> None:
+    common = {"cluster": "dgx-h100", "stack": "megatron", "model": "llama3-8b", "seq_len": 4096, "mbs": 1, "gbs": 8}
+    tables = [as_text({**common, "dp": 8, "head_dim": width, "precision": "bf16"}) for width in (128, 256)]
+    usual, wide = (predict_table(parse_table(text, "t"))[0].estimate for text in tables)
+    assert usual and wide and wide.time.forward > 1.1 * usual.time.forward
+    extra = (2 * 32 + 2 * 8) * 128 * 4096 * 32  # parameters of q, k, v and projection that the wider heads add
+    assert (wide.memory[0].weights - usual.memory[0].weights) * 2**30 == pytest.approx(2 * extra, rel=1e-6)
+
+
+def as_text(cells: dict[str, object]) -> str:
+    return ",".join(cells) + "\n" + ",".join(map(str, cells.values())) + "\n"

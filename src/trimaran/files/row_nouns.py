@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -22,8 +24,11 @@ from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
-# Columns of a model's shape.
+# Columns of a model's shape, and those that override it besides where a table has them.
 _SHAPE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
+_OVERRIDES = (*_SHAPE, "head_dim", "mlp")
+# What comes with a gated MLP in all published decoders that have one, where a row says no more of its model.
+_GATED = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False, "tied_embedding": False}
 # Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
 KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
@@ -90,18 +95,36 @@ def _catalogue_models() -> tuple[Model, ...]:
 
 @cache
 def _named_model(text: str) -> Model:
-    """The model that a cell of the column `model` speaks of: a catalogue name, a file, or a Model as JSON."""
+    """The model that a cell of the column `model` speaks of: a catalogue name, a file, or a Model as JSON.
+
+    A name counts however its words are set apart: `Llama-2-7B` is the catalogue's llama2-7b.
+    """
     if not text.startswith("{"):
-        return load_model(text)
+        letters = _letters(text)
+        return load_model(next((name for name in catalogue_names("models") if _letters(name) == letters), text))
     try:
         return Model.model_validate_json(text)
     except ValidationError as error:
         raise TrimaranError(f"model: {first_error(error)}") from None
 
 
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _known_model(text: str | None) -> Model | None:
+    """The model of a cell, or None where it has none or a name that only its author knows."""
+    try:
+        return None if text is None else _named_model(text)
+    except TrimaranError:
+        if text and (text.startswith("{") or Path(text).is_file()):
+            raise
+        return None
+
+
 def _reshaped(model: Model, cells: Mapping[str, Cell]) -> Model:
     """The model with the sizes that cells state; sizes that it derives from others follow them."""
-    stated = {name: cells[name] for name in _SHAPE if cells.get(name) is not None}
+    stated = {name: cells[name] for name in _OVERRIDES if cells.get(name) is not None}
     if all(getattr(model, name) == size for name, size in stated.items()):
         return model
     derived = {"ffn_hidden": 4 * model.hidden, "kv_heads": model.heads, "head_dim": model.hidden // model.heads}
@@ -113,31 +136,49 @@ def _reshaped(model: Model, cells: Mapping[str, Cell]) -> Model:
 
 
 def _model_of(row: Measurement) -> Model:
+    """The row's model, with which its column `attention` must agree.
+
+    Raises TrimaranError where it does not, or asks for what is not predicted yet.
+    """
+    if row.attention == "mla":
+        raise TrimaranError("attention is mla, and latent attention is not predicted yet")
+    model = _shape_of(row)
+    shares = model.kv_heads < model.heads
+    if row.attention is not None and (row.attention == "gqa") != shares:
+        raise TrimaranError(
+            f"attention is {row.attention}, but heads {model.heads} have {model.kv_heads} key-value heads: "
+            f"correct attention or kv_heads"
+        )
+    return model
+
+
+def _shape_of(row: Measurement) -> Model:
     """The row's model; without one, a shape that the catalogue knows brings what a row has no column for.
 
     Head, tied embedding, position and norm kinds are not columns. They are those of the model that the row
     names or, where it names none, of the catalogue model of the same layers, hidden, heads, ffn and
     vocabulary (padded or not).
     """
-    if row.model is not None:
-        model = _reshaped(_named_model(row.model), {name: getattr(row, name) for name in _SHAPE})
+    if (named := _known_model(row.model)) is not None:
+        model = _reshaped(named, _cells_of(row))
         too_long = model.positions == "learned" and model.max_positions < row.seq_len
         return model.model_copy(update={"max_positions": row.seq_len}) if too_long else model
     ffn = row.ffn_hidden or 4 * row.hidden
     for known in _catalogue_models():
         same = (known.layers, known.hidden, known.heads, known.ffn_hidden) == (row.layers, row.hidden, row.heads, ffn)
         if same and row.vocab in {known.vocab, padded_vocab(known.vocab, row.tp or 1), padded_vocab(known.vocab, 1)}:
-            return known.model_copy(update={"max_positions": max(known.max_positions, row.seq_len), "vocab": row.vocab})
-    return Model(
-        name=f"{row.layers}x{row.hidden}",
-        layers=row.layers,
-        hidden=row.hidden,
-        heads=row.heads,
-        kv_heads=row.kv_heads or 0,
-        ffn_hidden=ffn,
-        vocab=row.vocab,
-        max_positions=row.seq_len,
+            longest = max(known.max_positions, row.seq_len)
+            return _reshaped(known.model_copy(update={"max_positions": longest}), _cells_of(row))
+    cells = {name: value for name, value in _cells_of(row).items() if value is not None}
+    traits = _GATED if row.mlp == "swiglu" else {}
+    return Model.model_validate(
+        {"name": f"{row.layers}x{row.hidden}", "max_positions": row.seq_len, **cells, "ffn_hidden": ffn, **traits}
     )
+
+
+def _cells_of(row: Measurement) -> dict[str, Cell]:
+    """What a row's columns say of its model."""
+    return {name: getattr(row, name) for name in _OVERRIDES}
 
 
 def _layout_of(row: Measurement, stack: Stack) -> Layout:
@@ -199,6 +240,10 @@ def _ranks_stated(row: Measurement) -> int:
 def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...]:
     """What is odd about a row's cells beside each other, and how they were read."""
     odd = (
+        (
+            row.model is not None and _known_model(row.model) is None,
+            f"model {row.model!r} is not in the catalogue: read by the columns of its shape",
+        ),
         (row.recompute == "unknown", "recompute is unknown: counted as none"),
         (
             row.devices is not None and row.devices != layout.devices,
@@ -282,7 +327,8 @@ def implied_cells(stated: Mapping[str, Cell]) -> dict[str, Cell]:
     Raises TrimaranError where the model is not known or has no such shape, or the notation is not understood.
     """
     cells: dict[str, Cell] = {}
-    if model := stated.get("model"):
+    whole = all(stated.get(name) is not None for name in ("layers", "hidden", "heads", "vocab"))
+    if (model := stated.get("model")) and not (whole and _known_model(str(model)) is None):
         cells |= model_cells(_reshaped(_named_model(str(model)), stated))
     if label := stated.get("layout_label"):
         cells |= layout_cells(parse_layout(str(label)))

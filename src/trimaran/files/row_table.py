@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -16,13 +16,15 @@ from pydantic import ValidationError
 from trimaran.files.catalogue import CATALOG, write_atomically
 from trimaran.files.row_nouns import implied_cells
 from trimaran.files.user_file import TABLE_BYTES, read_text
-from trimaran.nouns.columns import BY_NAME, COLUMNS, RUN_COLUMNS, Cell, missing_required, parse_cell
+from trimaran.nouns.columns import BY_NAME, COLUMNS, FURTHER_COLUMNS, Cell, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.text import spreadsheet_cell
 from trimaran.recipe.published import PublishedTable
 
 SEEDS = "seeds"
+# Columns of runs that are not predicted yet: a row that fills one with more than 1 is no dense model's.
+_NOT_YET = {"experts": "a mixture of experts", "ep": "expert parallelism", "etp": "expert-tensor parallelism"}
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ def _required_names() -> str:
 def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     raw = dict(zip(header, cells, strict=False))
     try:
+        _refuse_what_is_not_predicted(number, raw)
         stated = stated_cells(number, header, cells)
     except ValueError as error:
         return Row(number, raw, None, str(error))
@@ -165,6 +168,13 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")
     except (ValueError, TrimaranError) as error:
         return Row(number, raw, None, f"row {number}: {error}")
+
+
+def _refuse_what_is_not_predicted(number: int, raw: Mapping[str, str]) -> None:
+    for name, trait in _NOT_YET.items():
+        asked = raw.get(name, "").strip()
+        if asked and not (asked.replace(".", "", 1).isdigit() and float(asked) <= 1):
+            raise ValueError(f"row {number}: {name} is {asked}: {trait} is not predicted yet")
 
 
 def write_table(path: str | Path, measurements: Iterable[Measurement]) -> int:
@@ -183,7 +193,7 @@ def format_table(measurements: Iterable[Measurement]) -> str:
 
 
 def _formatted(measurements: Iterable[Measurement]) -> tuple[str, int]:
-    behind = [column.name for column in RUN_COLUMNS]
+    behind = [column.name for column in FURTHER_COLUMNS]
     filled: set[str] = set()
     for row in measurements:
         filled |= {name for name in behind if getattr(row, name) is not None}

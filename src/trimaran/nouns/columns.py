@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
+from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule
 from trimaran.nouns.text import QUOTED, quoted, shortened, without_shield
@@ -129,12 +130,21 @@ COLUMNS: tuple[Column, ...] = (
     Column("notes", "text", says="anything else"),
 )
 
-# Behind the columns above in tables of runs made here: all of the layout and the model, of which those tell a part.
-RUN_COLUMNS: tuple[Column, ...] = (
+# Behind the columns above where a table has them: what the first tables' models had no need to say, and in tables of
+# runs made here all of the layout and the model, of which the others tell a part.
+FURTHER_COLUMNS: tuple[Column, ...] = (
+    Column("head_dim", "int", minimum=1, maximum=1e6, says="features of a head; default hidden / heads"),
+    Column(
+        "attention",
+        "text",
+        choices=("mha", "gqa", "mla"),
+        says="a key-value head for each head, or for several (state kv_heads); mla is not predicted yet",
+    ),
+    Column("mlp", "text", choices=get_args(Mlp), says="kind of MLP; default the model's, gelu where no model is known"),
     Column("layout_label", "text", says="the whole layout in short notation; blank cells of a layout follow from it"),
     Column("model", "text", says="catalogue name, file or JSON of the model; blank cells of its shape follow from it"),
 )
-BY_NAME: Mapping[str, Column] = {column.name: column for column in (*COLUMNS, *RUN_COLUMNS)}
+BY_NAME: Mapping[str, Column] = {column.name: column for column in (*COLUMNS, *FURTHER_COLUMNS)}
 # Columns whose default says something of the run: a table leaves them out where they are as usual, a log that does not
 # state them says nothing, and its row leaves them blank.
 ASSUMED: tuple[str, ...] = tuple(

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trimaran.nouns.columns import COLUMNS
+from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.noun import Noun
 
 Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "not_run"]
-_WORDS = {column.name: column.choices for column in COLUMNS if column.choices and column.name != "status"}
+_WORDS = {column.name: column.choices for column in BY_NAME.values() if column.choices and column.name != "status"}
 
 
 class Measurement(Noun):
@@ -37,6 +37,9 @@ class Measurement(Noun):
     ffn_hidden: int | None = None
     heads: int
     kv_heads: int | None = None
+    head_dim: int | None = None
+    attention: str | None = None
+    mlp: str | None = None
     seq_len: int
     vocab: int
     dp: int | None = None

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from trimaran.files.user_file import regular_file
-from trimaran.nouns.columns import RUN_COLUMNS
+from trimaran.nouns.columns import FURTHER_COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.filter import Condition
@@ -24,7 +24,7 @@ from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
 # Where in a row's cells stands what stores of earlier versions did not keep.
-_KEPT_SINCE = frozenset(FIELDS.index(column.name) for column in RUN_COLUMNS)
+_KEPT_SINCE = frozenset(FIELDS.index(column.name) for column in FURTHER_COLUMNS)
 _INSERT = (
     f"INSERT INTO measurement (attempt, {', '.join(map(quoted, FIELDS))}) VALUES (?, {', '.join('?' * len(FIELDS))})"
 )

@@ -86,7 +86,14 @@ _BLANKS = (
     "DROP TABLE measurement_stated",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS)
+# What a table's columns say of a model that the first tables had no need to.
+_TRAITS = (
+    "ALTER TABLE measurement ADD COLUMN head_dim INTEGER",
+    "ALTER TABLE measurement ADD COLUMN attention TEXT",
+    "ALTER TABLE measurement ADD COLUMN mlp TEXT",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS)
 VERSION = len(MIGRATIONS)
 
 
