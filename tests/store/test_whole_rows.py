@@ -361,7 +361,9 @@ def earlier_store(path: Path, *rows: Measurement) -> None:
         for row in rows:
             cells = {
                 name: json.dumps(value) if isinstance(value, list | dict) else value
-                for name, value in row.model_dump(mode="json", exclude={"model", "head_dim", "attention", "mlp"}).items()
+                for name, value in row.model_dump(
+                    mode="json", exclude={"model", "head_dim", "attention", "mlp"}
+                ).items()
             }
             names = ", ".join(f'"{name}"' for name in cells)
             marks = ", ".join("?" * len(cells))

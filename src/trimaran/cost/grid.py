@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Any, Self
@@ -18,6 +18,7 @@ from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS, Precision
+from trimaran.nouns.recompute import RECOMPUTES
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
@@ -121,6 +122,12 @@ class LayoutGrid(Laid[Ints]):
     def filled(self) -> Floats:
         """Share of the sequences of that replica's micro-batches that there are; 1 where the global batch divides."""
         return np.asarray(-(-self.global_batch // self.dp) / (self.micro_batches * self.mbs))
+
+    def partial_recomputes(self) -> Iterator[tuple[str, Ints]]:
+        """Every word of recompute but none and full that layouts chose, and which layouts did."""
+        for index in np.flatnonzero(np.bincount(self.recompute)).tolist():
+            if (word := RECOMPUTES[index]) not in ("none", "full"):
+                yield word, np.flatnonzero(self.recompute == index)
 
     def take(self, index: Any) -> Self:
         """The sub-grid at `index` (anything that indexes a NumPy array along its axis)."""

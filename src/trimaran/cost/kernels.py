@@ -17,6 +17,7 @@ from trimaran.cost.grid import Bools, Floats, Ints, by_precision
 from trimaran.cost.measured import AttentionTable, MatmulTable
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.precision import PRECISIONS
+from trimaran.operators.modules import shares_again
 from trimaran.operators.operator import Operator, Product
 
 # Output tiles of the GEMM libraries and their rate relative to the best one; a small tile reloads
@@ -36,14 +37,13 @@ ALIGNMENT = 8
 class LayerTime:
     """Seconds of one layer on one rank for one micro-batch, without communication; arrays.
 
-    `forward_again` is the forward of what full recompute makes again, `selected_again` of what selective recompute
-    does. `idle_forward` and `idle_backward` are the parts in which a GPU waits for its host to launch more.
+    `forward_again` is the forward of what full recompute makes again. `idle_forward` and `idle_backward` are the parts
+    in which a GPU waits for its host to launch more.
     """
 
     forward: Floats
     backward: Floats
     forward_again: Floats
-    selected_again: Floats
     idle_forward: Floats
     idle_backward: Floats
 
@@ -160,15 +160,11 @@ class Kernels:
         measured = self.cluster.attention if self.stack.flash_attention else ()
         self.attention = AttentionTable(measured) if measured else None
 
-    def layer(self, operators: Sequence[Operator]) -> LayerTime:
-        """One layer's forward and backward (weights and inputs), communication apart."""
-        times = [self.time(operator) for operator in operators]
+    def layer(self, operators: Sequence[Operator], times: Sequence[tuple[Floats, Floats]]) -> LayerTime:
+        """One layer's forward and backward (weights and inputs), communication apart, by its operators' times."""
         forward, backward = (reduce(np.add, phase) for phase in zip(*times, strict=True))
         wanted = recomputed(operators)
         again = reduce(np.add, (there for there, _ in times[: wanted if self.stack.recompute_stops_early else None]))
-        selected = np.zeros(self.rate.peak.shape)
-        for operator, (there, _) in zip(operators[:wanted], times[:wanted], strict=True):
-            selected = selected + there * operator.made_again(self.stack)
         again_share = again / forward
         launches = reduce(np.add, (operator.launches for operator in operators))
         host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
@@ -176,12 +172,20 @@ class Kernels:
         if self.cluster.device.kind != "gpu":
             zero = np.zeros(self.rate.peak.shape)
             forward, backward = forward + host_forward, backward + host_backward
-            return LayerTime(forward, backward, forward * again_share, selected, zero, zero)
+            return LayerTime(forward, backward, forward * again_share, zero, zero)
         # The host launches ahead of the device: the slower of the two is what counts.
         idle_forward = np.maximum(host_forward - forward, 0.0)
         idle_backward = np.maximum(host_backward - backward, 0.0)
         forward, backward = forward + idle_forward, backward + idle_backward
-        return LayerTime(forward, backward, forward * again_share, selected, idle_forward, idle_backward)
+        return LayerTime(forward, backward, forward * again_share, idle_forward, idle_backward)
+
+    def again(self, operators: Sequence[Operator], times: Sequence[tuple[Floats, Floats]], word: str) -> Floats:
+        """Seconds of what a partial recompute runs again of one layer; the stack's own selection ends as full does."""
+        wanted = recomputed(operators) if word == "selective" else len(operators)
+        seconds = np.zeros(self.rate.peak.shape)
+        for share, (there, _) in zip(shares_again(word, operators, self.stack)[:wanted], times, strict=False):
+            seconds = seconds + there * share
+        return seconds
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator, (forward, backward), launches apart."""

@@ -56,10 +56,13 @@ class MeasuredParts:
             forward=time.forward * forward,
             backward=time.backward * backward,
             forward_again=time.forward_again * forward,
-            selected_again=time.selected_again * forward,
             idle_forward=time.idle_forward * forward,
             idle_backward=time.idle_backward * backward,
         )
+
+    def of_forward(self, part: Part, seconds: Floats) -> Floats:
+        """Seconds of a part of a layer's forward, made to agree with what was measured of the whole."""
+        return seconds if self._layer is None else seconds * _read(self._layer, part)[0]
 
     def head(self, part: Part, times: Times) -> Times:
         """The head's times by its operator, made to agree with what was measured of both together.
@@ -86,7 +89,8 @@ def _tables(case: Case, times: Sequence[PartTime]) -> dict[PartName, ByElement]:
         precision = np.array([INDEX[point.precision] for point in points])
         part = part_at(case, seq_len, tp, mbs, precision, sequence_parallel=False)
         kernels = Kernels(case, rates(case, precision, np.ones_like(tp)))
-        layer = kernels.layer(layer_operators(part))
+        operators = layer_operators(part)
+        layer = kernels.layer(operators, [kernels.time(operator) for operator in operators])
         head = reduce(np.add, kernels.time(head_operator(part, padded_vocab_of(case.model, case.stack, tp))))
         for index, point in enumerate(points):
             forward, backward = point.forward_us * 1e-6, point.backward_us * 1e-6

@@ -13,6 +13,7 @@ from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, di
 from trimaran.nouns.stack import Stack
 from trimaran.operators.ends import head_operator
 from trimaran.operators.layer import layer_operators
+from trimaran.operators.modules import kept_under
 from trimaran.operators.operator import Operator, Part
 
 
@@ -48,12 +49,12 @@ def distinct_shapes(grid: LayoutGrid, *more: Ints) -> tuple[LayoutGrid, Ints]:
 class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
-    Of one `layer`: all of it; what selective recompute leaves of it (`selective`); its input alone. `logits` of the
-    head. `mlp_gradients`: what the MLP's backward holds beside, where the stack's does.
+    Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
+    input alone. `logits` of the head. `mlp_gradients`: what the MLP's backward holds beside, where the stack's does.
     """
 
     layer: Floats
-    selective: Floats
+    partly: Floats
     layer_input: Floats
     logits: Floats
     mlp_gradients: Floats
@@ -70,22 +71,16 @@ def kept_bytes(case: Case, grid: LayoutGrid) -> KeptBytes:
     mlp = part.tokens * (case.model.mlp_matrices * case.model.ffn_hidden / part.tp + case.model.hidden) * part.element
     kept = KeptBytes(
         layer=layer,
-        selective=_after_selective(case.stack, operators, layer, layer_input),
+        partly=layer,
         layer_input=layer_input,
         logits=zero + _size((head,), "inside"),
         mlp_gradients=zero + (mlp if case.stack.holds_mlp_gradients else 0.0),
     )
-    return KeptBytes(**{field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)})
-
-
-def _after_selective(stack: Stack, operators: Sequence[Operator], layer: Floats, layer_input: Floats) -> Floats:
-    """What selective recompute leaves of a layer: all but the inside of some operators, or some operators' results."""
-    if not stack.selective_keeps:
-        return layer - _size([operator for operator in operators if operator.name in stack.selective], "inside")
-    left = layer_input
-    for tensor in (tensor for operator in operators for tensor in operator.outputs):
-        left = left + (tensor.size if tensor.name in stack.selective_keeps else 0.0)
-    return left
+    of_layouts = {field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)}
+    for word, members in grid.partial_recomputes():
+        left = zero + kept_under(word, operators, case.stack, layer_input)
+        of_layouts["partly"][members] = left[inverse[members]]
+    return KeptBytes(**of_layouts)
 
 
 def _size(operators: Sequence[Operator], *kinds: Literal["inputs", "inside"]) -> Floats | float:

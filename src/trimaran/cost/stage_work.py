@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.shapes import distinct_shapes, part_of
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.layer import layer_operators
+from trimaran.operators.modules import shares_again
 from trimaran.operators.operator import Operator, Phase
 
 
@@ -55,15 +56,17 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     forward, backward = layer.forward, layer.backward
     if not shapes.measured.has_layer:
         backward = backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
-    full, selective = (grid.chose("recompute", word) for word in ("full", "selective"))
-    again = np.where(full, 1.0 / grid.recompute_every, 0.0)
-    recompute = np.where(selective, layer.selected_again, layer.forward_again * again)
+    again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
+    recompute = layer.forward_again * again
     network = Network(case.cluster, case.calibration)
     tensor_group = group(grid.tp, grid.stride("tp"), grid.devices, case.cluster)
     sums = _Sums(shapes.inverse, network, tensor_group)
     # A device that waits for its host does so while the collectives run, so only what is longer shows.
     tp_forward = np.maximum(sums.seconds(shapes.layer, "forward") - layer.idle_forward, 0.0)
     tp_backward = np.maximum(sums.seconds(shapes.layer, "backward") - layer.idle_backward, 0.0) + again * tp_forward
+    for word, members in grid.partial_recomputes():
+        recompute[members] = shapes.again(word)[members]
+        tp_backward[members] += sums.seconds(shapes.summed_again(word), "forward")[members]
     embedding_sum, head_sum = sums.seconds([shapes.embedding], "forward"), sums.seconds([shapes.head], "backward")
     message = np.asarray(shapes.part.message)[shapes.inverse]
     held, arrives = _sends(case, grid, network, tensor_group, message)
@@ -107,13 +110,27 @@ class _Shapes:
 
     def layer_time(self) -> LayerTime:
         """Seconds of one layer, without communication."""
-        layer = self.measured.layer(self.part, self._kernels.layer(self.layer))
+        layer = self.measured.layer(self.part, self._kernels.layer(self.layer, self._times))
         return LayerTime(**{field.name: getattr(layer, field.name)[self.inverse] for field in fields(LayerTime)})
 
     def head_time(self) -> tuple[Floats, Floats]:
         """Seconds of the head forward and backward, without launches."""
         forward, backward = self.measured.head(self.part, self._kernels.time(self.head))
         return forward[self.inverse], backward[self.inverse]
+
+    def again(self, word: str) -> Floats:
+        """Seconds of what a partial recompute runs again of one layer, without communication."""
+        again = self.measured.of_forward(self.part, self._kernels.again(self.layer, self._times, word))
+        return again[self.inverse]
+
+    def summed_again(self, word: str) -> list[Operator]:
+        """The operators that named modules run again; what a stack selects by itself has no collectives in it."""
+        shares = shares_again(word, self.layer, self.part.stack) if word != "selective" else []
+        return [operator for operator, share in zip(self.layer, shares, strict=False) if share]
+
+    @cached_property
+    def _times(self) -> list[tuple[Floats, Floats]]:
+        return [self._kernels.time(operator) for operator in self.layer]
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator forward and backward, without launches."""
@@ -134,7 +151,7 @@ class _Sums:
         for size in sizes:
             if id(size) not in self._timed:
                 self._timed[id(size)] = self._network.all_reduce(np.asarray(size)[self._inverse], self._group)
-        return reduce(np.add, (self._timed[id(size)] for size in sizes))
+        return reduce(np.add, (self._timed[id(size)] for size in sizes), np.zeros(len(self._inverse)))
 
 
 def _slots(case: Case, grid: LayoutGrid) -> Ints:

@@ -21,6 +21,7 @@ from trimaran.nouns.columns import ASSUMED, Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.recompute import stated_by
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -214,9 +215,9 @@ def _layout_of_columns(row: Measurement) -> Layout:
         raise TrimaranError(
             f"{in_words(cells)} = {row.dp * of_replica}, but devices is {row.devices}: correct the one that is wrong"
         )
-    recompute = "none" if row.recompute == "unknown" else row.recompute
+    recompute, every = stated_by(row.recompute or "none")
     schedule = row.schedule if (row.pp or 1) > 1 else "none"
-    return Layout.model_validate(cells | {"recompute": recompute, "schedule": schedule})
+    return Layout.model_validate(cells | {"recompute": recompute, "recompute_every": every, "schedule": schedule})
 
 
 def _as_meant(layout: Layout) -> Layout:
@@ -250,7 +251,7 @@ def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...
             f"devices is {row.devices}, but {in_words(vars(layout))} = nodes x devices_per_node = {layout.devices}",
         ),
         (
-            row.pp > 1 and row.schedule == "interleaved" and row.vpp == 1,
+            (row.pp or 1) > 1 and row.schedule == "interleaved" and row.vpp == 1,
             "schedule is interleaved, but vpp is 1: read as 1f1b; state vpp",
         ),
         (

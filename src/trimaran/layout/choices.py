@@ -19,7 +19,8 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.columns import BY_NAME, Column
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS, PrecisionName
-from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule, Stack
+from trimaran.nouns.recompute import MODULES, RECOMPUTES, WHOLE, modules_of
+from trimaran.nouns.stack import DataParallelKind, Schedule, Stack
 from trimaran.nouns.workload import Workload
 
 # The values that are worth proposing to run a workload on so many devices of a cluster, the plainest first.
@@ -129,6 +130,13 @@ def _switches(size: float, values: tuple[Any, ...]) -> Coordinates:
     return lambda value: tuple(size * (value == each) for each in values)
 
 
+def _recomputed(word: str) -> tuple[float, ...]:
+    """None, selective and full a switch apart; named modules lie by selective, each a small switch from the others."""
+    named = modules_of(word)
+    place = 1 if named else WHOLE.index(word)
+    return (_SWITCH * place, *(_SMALL_SWITCH * (module in named) for module in MODULES))
+
+
 def _unevenness(split: tuple[int, ...]) -> tuple[float, ...]:
     """Layers that the fullest stage has more than the leanest; 0 where the split is left to the stack."""
     return (_SMALL_SWITCH * (max(split) - min(split)) if split else 0.0,)
@@ -149,7 +157,6 @@ def _degree(axis: Axis) -> Choice:
     )  # fmt: skip
 
 
-_RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 CHOICES: tuple[Choice, ...] = (
@@ -187,10 +194,10 @@ CHOICES: tuple[Choice, ...] = (
         coordinates=_switches(_SWITCH, (True,)),
     ),
     Choice(
-        name="recompute", default="none", words=_RECOMPUTES, word=recomputing(_RECOMPUTES),
+        name="recompute", default="none", words=RECOMPUTES, word=recomputing(),
         column=BY_NAME["recompute"], heading=Heading("Recompute"),
         proposes=lambda workload, cluster, stack, devices: stack.recomputes,
-        coordinates=_steps(_SWITCH, _RECOMPUTES),
+        coordinates=_recomputed,
     ),
     Choice(
         name="recompute_every", default=1, word=beside("recompute"), column=None, heading=None,

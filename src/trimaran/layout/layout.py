@@ -11,7 +11,8 @@ from trimaran.layout.choices import CHOICES, field, usual_schedule
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
-from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule, Stack
+from trimaran.nouns.recompute import Recompute
+from trimaran.nouns.stack import DataParallelKind, Schedule, Stack
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.recompute import MODULES, WHOLE, recompute_word
 from trimaran.nouns.text import QUOTED, shortened
 
 Fields = Mapping[str, Any]
@@ -65,16 +66,17 @@ def flagged(name: str, meanings: Mapping[str, Mapping[str, Any]]) -> Word:
     )
 
 
-def recomputing(words: tuple[str, ...]) -> Word:
-    """What is recomputed, and of which layers: `recompute-full2` is every second layer."""
+def recomputing() -> Word:
+    """What is recomputed, and of which layers: `recompute-core_attn+mlp`, `recompute-full2` for every second layer."""
+    module = f"(?:{'|'.join(MODULES)})"
 
     def writes(fields: Fields) -> str:
         every = fields["recompute_every"] if fields["recompute_every"] > 1 else ""
         return f"recompute-{fields['recompute']}{every}" if every or fields["recompute"] != "none" else ""
 
     return Word(
-        rf"recompute[-=]({'|'.join(words)})(\d*)",
-        lambda match: {"recompute": match[1], "recompute_every": _number(match[2] or "1")},
+        rf"recompute[-=]({'|'.join(WHOLE)}|{module}(?:\+{module})*)(\d*)",
+        lambda match: {"recompute": recompute_word(match[1]), "recompute_every": _number(match[2] or "1")},
         writes,
     )
 

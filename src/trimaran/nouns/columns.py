@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
 from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
-from trimaran.nouns.stack import DataParallelKind, Recompute, Schedule
+from trimaran.nouns.recompute import recompute_cell
+from trimaran.nouns.stack import DataParallelKind, Schedule
 from trimaran.nouns.text import QUOTED, quoted, shortened, without_shield
 
 Kind = Literal["text", "int", "float"]
@@ -25,7 +26,8 @@ class Column:
 
     `choices` are the words a text cell may hold (lower case; the cell's case is ignored).
     `minimum` bounds a number from below (inclusive). `looks` is a pattern that a text cell must have something of, and
-    `like` what such a cell is: a row shifted by a column is noticed by it.
+    `like` what such a cell is: a row shifted by a column is noticed by it. `word` reads a cell whose words may be put
+    together, and raises ValueError for what is none.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Column:
     maximum: float | None = None
     looks: str = ""
     like: str = ""
+    word: Callable[[str], str] | None = None
     says: str = ""
 
 
@@ -79,8 +82,9 @@ COLUMNS: tuple[Column, ...] = (
         "recompute",
         "text",
         default="none",
-        choices=(*get_args(Recompute), "unknown"),
-        says="activation recompute; unknown counts as none",
+        word=recompute_cell,
+        says="none, selective, full, every-2 (every second layer), or modules of Megatron-Core joined by + "
+        "(core_attn+layernorm+mlp); unknown counts as none",
     ),
     Column(
         "precision",
@@ -195,6 +199,8 @@ def _checked(column: Column, number: float, text: str) -> Cell:
 
 
 def _parse_word(column: Column, text: str) -> str:
+    if column.word is not None:
+        return column.word(text)
     if not column.choices:
         if column.looks and not re.search(column.looks, text):
             raise ValueError(f"{column.name} is {quoted(text)}, expected {column.like}: is a cell missing or shifted?")

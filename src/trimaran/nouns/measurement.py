@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.recompute import recompute_cell
 
 Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "not_run"]
 _WORDS = {column.name: column.choices for column in BY_NAME.values() if column.choices and column.name != "status"}
@@ -96,6 +97,11 @@ class Measurement(Noun):
         if word is not None and word not in known:
             raise ValueError(f"expected one of {', '.join(known)}")
         return word
+
+    @field_validator("recompute")
+    @classmethod
+    def _check_recompute(cls, word: str | None) -> str | None:
+        return word if word is None else recompute_cell(word)
 
     @property
     def variants(self) -> dict[str, str]:

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
+from trimaran.nouns.recompute import Recompute
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
-Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
 RmsNorm = Literal["fused", "eager", "composite", "torch"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]

@@ -66,10 +66,9 @@ class RankMemory:
         counts; but a heap in which other buffers lie between has no room for large ones where logits were.
         """
         stack, kept, every = self.case.stack, self.kept, self.grid.recompute_every.astype(np.float64)
-        full, selective = (self.grid.chose("recompute", word) for word in ("full", "selective"))
-        stored = np.where(selective, kept.selective, kept.layer)
-        stored = np.where(full, kept.layer_input / every + kept.layer * (1.0 - 1.0 / every), stored)
-        at_work = np.where(full, kept.layer, np.where(selective, kept.layer - kept.selective, 0.0))
+        full = self.grid.chose("recompute", "full")
+        stored = np.where(full, kept.layer_input / every + kept.layer * (1.0 - 1.0 / every), kept.partly)
+        at_work = np.where(full, kept.layer, kept.layer - kept.partly)
         if stack.recomputes_stage:
             stored = np.where(full, kept.layer_input / np.maximum(self.shape.layers, 1.0), stored)
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)

@@ -26,7 +26,7 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.schedule in ("gpipe", "interleaved", "zero_bubble"), f"the {layout.schedule} schedule"),
             (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
             (layout.sequence_parallel, "sequence parallelism"),
-            (layout.recompute == "selective", "selective recompute"),
+            (layout.recompute not in ("none", "full"), f"{layout.recompute} recompute"),
             (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),

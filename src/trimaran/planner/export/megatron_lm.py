@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trimaran.layout.layout import Layout, resolve_split
+from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.refuse import refuse_first
@@ -36,6 +37,8 @@ def megatron_lm(layout: Layout, workload: Workload, stack: Stack) -> str:
         ]
     elif layout.recompute == "selective":
         flags.append("--recompute-granularity selective")
+    elif modules := modules_of(layout.recompute):
+        flags += ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
     return joined([*flags, *batch_flags(layout, workload)])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.stages import even_split
+from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.refuse import refuse_first
@@ -26,6 +27,7 @@ def torchtitan(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.zero_stage in (1, 2), f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind == "parameter_server", "a parameter server"),
             (layout.tp > 1 and not layout.sequence_parallel, "TP without sequence parallelism"),
+            (bool(modules_of(layout.recompute)), f"recompute of {layout.recompute}"),
             (layout.precision in ("fp16", "bf16_pure"), f"precision {layout.precision}"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (split != even_split(workload.model.layers, len(split)), "a head-weighted stage split"),

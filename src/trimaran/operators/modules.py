@@ -1,0 +1,69 @@
+"""Modules: which operators each module that recompute may name covers, and what of a layer is then kept.
+
+Megatron-Core (megatron/core/transformer/transformer_config.py, recompute_modules) checkpoints core_attn, mlp, moe and
+shared_experts as wholes, whose input stays; of layernorm, moe_act and mla_up_proj it discards the output, which what
+comes next would keep (megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimaran.nouns.recompute import modules_of
+from trimaran.nouns.stack import Stack
+from trimaran.operators.operator import Number, Operator
+
+
+@dataclass(frozen=True)
+class Module:
+    """Operators that run again together, by name; with `discards_output` each alone, and its output is not kept."""
+
+    operators: tuple[str, ...] = ()
+    discards_output: bool = False
+
+
+# Modules of experts and of latent attention cover nothing in a dense layer.
+MODULES: Mapping[str, Module] = {
+    "core_attn": Module(("attention",)),
+    "layernorm": Module(("attention norm", "MLP norm"), discards_output=True),
+    "mla_up_proj": Module(discards_output=True),
+    "mlp": Module(("up", "activation", "down")),
+    "moe": Module(),
+    "moe_act": Module(discards_output=True),
+    "shared_experts": Module(),
+}
+
+
+def shares_again(word: str, operators: Sequence[Operator], stack: Stack) -> list[Number]:
+    """Share of each operator's forward that runs again under a partial recompute."""
+    if word == "selective":
+        return [operator.made_again(stack) for operator in operators]
+    covered = {name for module in modules_of(word) for name in MODULES[module].operators}
+    return [float(operator.name in covered) for operator in operators]
+
+
+def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_input: Number) -> Number:
+    """Bytes that a layer keeps for the backward under a partial recompute, `layer_input` being those of its input."""
+    if word == "selective" and stack.selective_keeps:
+        made = [tensor for operator in operators for tensor in operator.outputs if tensor.name in stack.selective_keeps]
+        return layer_input + sum((tensor.size for tensor in made), np.float64(0.0))
+    modules = [MODULES[name] for name in modules_of(word)] or [Module(stack.selective)]
+    without_inputs, without_inside = set[int](), set[int]()
+    for index, operator in enumerate(operators):
+        for module in modules:
+            if operator.name not in module.operators:
+                continue
+            without_inside.add(index)
+            if module.discards_output:
+                without_inputs.add(index + 1)
+            elif operator.name != module.operators[0] and word != "selective":
+                without_inputs.add(index)
+    kept: Number = 0.0
+    for index, operator in enumerate(operators):
+        tensors = () if index in without_inputs else operator.inputs
+        for tensor in (*tensors, *(() if index in without_inside else operator.inside)):
+            kept = kept + tensor.size
+    return kept
