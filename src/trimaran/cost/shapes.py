@@ -10,7 +10,6 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
-from trimaran.nouns.stack import Stack
 from trimaran.operators.ends import head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.modules import kept_under

@@ -47,7 +47,8 @@ def _probe(options: argparse.Namespace) -> None:
     stack = load_stack(options.stack or "trimaran")
     for name in ("stack", "seq_len", "mbs"):
         if model is None and getattr(options, name):
-            raise TrimaranError(f"--{name.replace('_', '-')} says how --model is measured, and no model is given: add --model")
+            option = name.replace("_", "-")
+            raise TrimaranError(f"--{option} says how --model is measured, and no model is given: add --model")
     import torch  # takes seconds, which a mistake should not cost
 
     device: Literal["cpu", "cuda"] = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
