@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from pathlib import Path
 
@@ -187,19 +188,20 @@ def test_a_blank_stays_blank_in_the_store_and_in_tables_and_is_asked_for_by_a_pr
         nouns_of(row)
 
 
-def test_a_store_from_before_blanks_keeps_its_rows_and_takes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trimaran.store.schema import MIGRATIONS
-
-    path = tmp_path / "s.sqlite"
-    whole = only(read("tiny_llama_nanotron.txt"), "nanotron")
-    with monkeypatch.context() as before:
-        before.setattr("trimaran.store.schema.MIGRATIONS", MIGRATIONS[:2])
-        for module in ("schema", "database"):
-            before.setattr(f"trimaran.store.{module}.VERSION", 2)
-        with Store(path) as store:
-            store.add_new([whole])
+def test_a_store_from_before_blanks_keeps_its_rows_and_takes_them(tmp_path: Path) -> None:
+    path, whole = tmp_path / "s.sqlite", only(read("tiny_llama_nanotron.txt"), "nanotron")
+    with Store(tmp_path / "new.sqlite") as store:
+        store.add_new([whole])
+    before = sqlite3.connect(path)
+    for statement in itertools.chain(*MIGRATIONS[:2]):
+        before.execute(statement)
+    before.execute("ATTACH ? AS new", (str(tmp_path / "new.sqlite"),))
+    columns = ", ".join(f'"{name}"' for _, name, *_ in before.execute("PRAGMA main.table_info(measurement)"))
+    before.execute(f"INSERT INTO main.measurement ({columns}) SELECT {columns} FROM new.measurement")
+    before.execute("PRAGMA user_version = 2")
+    before.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    before.commit()
+    before.close()
     with Store(path) as store:
         assert store.measurements() == [whole]
         store.add_new([only(read("auroragpt_torchtitan.txt"), "torchtitan")])
