@@ -14,6 +14,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store, export_table
 from trimaran.store.importers.formats import Asked, Imported, import_file
 from trimaran.store.importers.profile import typed_cells
+from trimaran.store.schema import APPLICATION_ID, MIGRATIONS
 
 WILD = Path(__file__).parent / "logs" / "wild"
 SHAPE: dict[str, str | int | float] = {"layers": 12, "hidden": 768, "heads": 12, "vocab": 50257, "seq_len": 1024}
