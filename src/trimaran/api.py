@@ -29,6 +29,7 @@ from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
 
+# The stack of a plan that names none, on devices whose file names none either.
 DEFAULT_STACK = "trimaran"
 
 
@@ -39,7 +40,7 @@ def plan(
     *,
     devices: int | None = None,
     seq: int | None = None,
-    stack: Stack | str = DEFAULT_STACK,
+    stack: Stack | str | None = None,
     optimizer: str = "adam",
     tokens: float | None = None,
     ramp_up: Sequence[int] | None = None,
@@ -54,8 +55,8 @@ def plan(
 ) -> Plan:
     """Rank every valid layout for training `model` on `cluster` with a global batch of `gbs` sequences.
 
-    `seq` defaults to the model's positions; `ramp_up` is (start, increment, samples); `fix` holds choices
-    (`{"tp": 8}`); the rest is as PlanSettings says. Raises TrimaranError.
+    `seq` defaults to the model's positions, `stack` to the usual one of the cluster's devices; `ramp_up` is (start,
+    increment, samples); `fix` holds choices (`{"tp": 8}`); the rest is as PlanSettings says. Raises TrimaranError.
     """
     settings = settings_from(
         devices=devices, goal=objective, deadline_days=deadline_days, budget=budget, top=top,
@@ -63,9 +64,14 @@ def plan(
     )  # fmt: skip
     workload = workload_of(model, gbs, seq=seq, optimizer=optimizer, tokens=tokens, ramp_up=ramp_up)
     known_cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    known_stack = load_stack(stack) if isinstance(stack, str) else stack
+    known_stack = stack if isinstance(stack, Stack) else load_stack(stack or usual_stack(known_cluster))
     known = calibration_of(calibration, known_cluster, known_stack)
     return plan_with(Case.of(workload, known_cluster, known_stack, known), settings)
+
+
+def usual_stack(cluster: Cluster) -> str:
+    """The catalogue name of the stack that a plan assumes where nobody names one: what its devices are trained with."""
+    return cluster.device.usual_stack or DEFAULT_STACK
 
 
 def predict(

@@ -15,6 +15,7 @@ import tomli_w
 from typer.main import get_command
 
 from trimaran.cli.app import app
+from trimaran.files.catalogue import load_stack
 from trimaran.files.recipe_file import load_recipe
 from trimaran.store.importers.profile import load_profile
 
@@ -161,6 +162,10 @@ def options_of(verb: str) -> set[str]:
 @pytest.mark.parametrize("code", some("toml"))
 def test_toml_is_read_as_what_it_is(code: str, place: Path) -> None:
     stated = tomllib.loads(code)
+    if "extends" in stated:
+        (place / "mine.toml").write_text(code)
+        load_stack(str(place / "mine.toml"))
+        return
     if not set(stated) <= RECIPE_KEYS:
         profile = place / "profile.toml"
         profile.write_text(code)

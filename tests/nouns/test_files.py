@@ -213,3 +213,35 @@ def test_only_zero_stands_for_a_derived_size(tmp_path: Path, value: str) -> None
     path.write_text(f"layers = 2\nhidden = 64\nheads = 4\nvocab = 100\nffn_hidden = {value}\n")
     with pytest.raises(TrimaranError, match="ffn_hidden"):
         load_model(str(path))
+
+
+def test_a_stack_is_like_the_one_it_extends_but_for_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "near").mkdir()
+    (tmp_path / "mine.toml").write_text('extends = "near/base.toml"\noverlap_dp = 0.5\n')
+    (tmp_path / "near" / "base.toml").write_text('extends = "torch-fsdp"\nfused_gelu = true\noverlap_dp = 0.1\n')
+    known, mine = load_stack("torch-fsdp"), load_stack(str(tmp_path / "mine.toml"))
+    differs = {"name": "mine", "overlap_dp": 0.5, "fused_gelu": True}
+    assert mine == known.model_copy(update=differs)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'name = "r"\n[model]\nname = "gpt2-124m"\n[workload]\nseq_len = 64\nglobal_batch = 4\n'
+        '[stack]\nname = "mine"\nextends = "mine.toml"\n'
+    )
+    assert load_recipe(str(recipe)).stack == mine
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('extends = "other.toml"', "which is a circle: leave one out"),
+        ('extends = "../{folder}/wrong.toml"', "which is a circle: leave one out"),
+        ('extends = "torch-fsdpp"', "did you mean 'torch-fsdp'?"),
+        ('extends = ["torch-fsdp"]', "expected the catalogue name or file of one stack"),
+    ],
+)
+def test_a_stack_that_extends_what_it_cannot_is_told_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "wrong.toml").write_text(text.replace("{folder}", tmp_path.name))
+    (tmp_path / "other.toml").write_text('extends = "wrong.toml"')
+    with pytest.raises(TrimaranError) as told:
+        load_stack(str(tmp_path / "wrong.toml"))
+    assert said in str(told.value) and "\n" not in str(told.value)

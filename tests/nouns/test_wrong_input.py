@@ -66,12 +66,13 @@ ZERO_SAYS_SOMETHING = {
     "workload": set[str](),
     "cluster": {
         "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "latency_us",
-        "matmul_share", "flash_share", "all_reduce_gb_s", "cards_per_node", "cores_per_node",
+        "matmul_share", "flash_share", "cudnn_share", "all_reduce_gb_s", "cards_per_node", "cores_per_node",
         "host_mem_gib", "price_per_device_hour",
     },
     "stack": {
         "overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages", "loss_chunk_cpu_tokens",
-        "loss_chunk_gpu_tokens", "fragmentation", "low_gradient_bytes",
+        "loss_chunk_gpu_tokens", "fragmentation", "low_gradient_bytes", "overlapped_zero_stages",
+        "pipelined_zero_stages", "wide_gradient_stages",
     },
     "calibration": {"rows", "time_error", "mem_error", "dp_overlap", "micro_batch_ms", "iteration_ms", "buffer_gib"},
     "layout": {"zero_stage"},

@@ -64,6 +64,40 @@ def test_megatron_lm_gets_the_kind_of_model() -> None:
     assert (said["--decoder-first-pipeline-num-layers"], said["--decoder-last-pipeline-num-layers"]) == (["7"], ["7"])
 
 
+def test_megatron_core_is_told_what_its_stack_says() -> None:
+    core = load_stack("megatron-core")
+    big = workload_of("llama3-405b", 2048)
+    said = flags(export(parse_layout("dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-selective,bf16"), big, core,
+                        "megatron-lm"))  # fmt: skip
+    stages = said["--pipeline-model-parallel-layout"][0].strip("'")
+    assert (stages[0], stages[-1], stages.count("t"), stages.count("|")) == ("E", "L", 126, 63)
+    assert said["--recompute-modules"] == ["mlp"]
+    for switch in (
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--tp-comm-overlap",
+        "--cross-entropy-loss-fusion",
+    ):
+        assert said[switch] == []
+    assert said["--attention-dropout"] == ["0"]
+    said = flags(
+        export(parse_layout("dp128,tp8,pp16,vpp2,mbs1,zero1,sp,recompute-full2,bf16"), big, core, "megatron-lm")
+    )
+    assert (said["--recompute-method"], said["--recompute-num-layers"]) == (["block"], ["2"])
+    plain = flags(export(parse_layout("dp2,tp2,mbs2,bf16"), LLAMA, MEGATRON, "megatron-lm"))
+    assert not {"--overlap-grad-reduce", "--tp-comm-overlap", "--attention-dropout"} & set(plain)
+
+
+def test_torchtitan_splits_stages_as_it_does() -> None:
+    titan = load_stack("torchtitan")
+    told = tomllib.loads(export(parse_layout("dp8,pp4,mbs1,bf16,fsdp"), LLAMA, titan, "torchtitan"))["parallelism"]
+    assert told["pipeline_parallel_first_stage_less_layers"] == told["pipeline_parallel_last_stage_less_layers"] == 1
+    even = tomllib.loads(export(parse_layout("dp8,pp4,mbs1,bf16,fsdp"), LLAMA, MEGATRON, "torchtitan"))["parallelism"]
+    assert even["pipeline_parallel_first_stage_less_layers"] == 0
+    with pytest.raises(TrimaranError, match="a stage split that torchtitan does not make"):
+        export(parse_layout("dp8,pp4,mbs1,bf16,fsdp,split7-9-9-7"), LLAMA, titan, "torchtitan")
+
+
 def test_deepspeed_batches_multiply_out() -> None:
     config = json.loads(export(parse_layout("dp16,mbs4,zero3,fsdp,fp16"), PLAIN, MEGATRON, "deepspeed"))
     product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 16

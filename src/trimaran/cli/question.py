@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimaran.api import DEFAULT_STACK, calibration_of, workload_of
+from trimaran.api import calibration_of, usual_stack, workload_of
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.nouns.cluster import Cluster
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 # The stack whose abilities are those of a trainer that export writes for.
 TRAINER_STACKS = {
-    "megatron-lm": "megatron",
+    "megatron-lm": "megatron-core",
     "megatron-deepspeed": "megatron-deepspeed",
     "torchtitan": "torchtitan",
-    "deepspeed": "torch-fsdp",
+    "deepspeed": "deepspeed",
 }
 # Dearer than any device: a price in another unit.
 _MOST_PRICE = 1e9
@@ -31,10 +31,11 @@ _MOST_PRICE = 1e9
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """The case that a verb is asked about, and what a recipe's sweep says of the search."""
+    """The case that a verb is asked about, what a recipe's sweep says of the search, and if its stack is assumed."""
 
     case: Case
     sweep: SweepSettings | None
+    assumes_stack: bool = False
 
     def settings(self, devices: int | None, fix: list[str] | None, **more: object) -> PlanSettings:
         """How to search: as the recipe's sweep says where no option says more. Raises TrimaranError."""
@@ -68,14 +69,14 @@ def question_of(
             if value is None:
                 raise TrimaranError(f"{name} is missing: state it, or give a recipe file")
     known_cluster = _priced(_cluster(base, cluster, runs), price)
-    known_stack = base.stack if base and stack is None else load_stack(stack or DEFAULT_STACK)
+    known_stack = base.stack if base and stack is None else load_stack(stack or usual_stack(known_cluster))
     known_calibration = calibration_of(calibration, known_cluster, known_stack)
     asked: dict[str, Any] = {"model": model, "gbs": gbs, "seq": seq, "optimizer": optimizer, "tokens": tokens}
     asked["ramp_up"] = None if ramp_up is None else _numbers(ramp_up)
     stated = {} if base is None else _stated(base.workload, seq=model is None)
     workload = workload_of(**stated | {name: value for name, value in asked.items() if value is not None})
     case = Case.of(workload, known_cluster, known_stack, known_calibration)
-    return PlanQuestion(case, base.sweep if base else None)
+    return PlanQuestion(case, base.sweep if base else None, assumes_stack=base is None and stack is None)
 
 
 def _recipe(path: Path) -> Recipe:

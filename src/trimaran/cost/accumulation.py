@@ -10,11 +10,17 @@ from trimaran.cost.kernels import Rates
 from trimaran.cost.states import GRADIENTS, element_bytes, gradient_bytes, shards
 
 
-def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, rate: Rates) -> Floats:
+def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, rate: Rates, made: Floats) -> Floats:
     """Seconds of adding one micro-batch's gradients of `parameters` weights to the sum of those before.
 
     The new gradients are read, the sum is read and written: however small the micro-batch, all weights are
-    passed over once more. Where gradients are sharded after each micro-batch, a rank adds its own part.
+    passed over once more. Where gradients are sharded after each micro-batch, a rank adds its own part. Where the
+    product that makes them adds them too, only the sum passes, and beside that product: it shows where it is longer
+    than the seconds for which they are `made`.
     """
-    moved = parameters / shards(grid, GRADIENTS) * (element_bytes(grid) + 2.0 * gradient_bytes(grid, case.stack))
-    return np.asarray(np.where(grid.micro_batches > 1, moved / rate.bandwidth * rate.memory_slowdown, 0.0))
+    fused = case.stack.fused_accumulation
+    kept = 2.0 * gradient_bytes(grid, case.stack)
+    moved = parameters / shards(grid, GRADIENTS) * (kept + (0.0 if fused else element_bytes(grid)))
+    seconds = moved / rate.bandwidth * rate.memory_slowdown
+    shown = np.maximum(seconds - made, 0.0) if fused else seconds
+    return np.asarray(np.where(grid.micro_batches > 1, shown, 0.0))

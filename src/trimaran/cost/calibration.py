@@ -77,8 +77,9 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
         stated["activation_scale"] = 1.0
     if cluster.device.matmul_share:
         stated["gemm"] = cluster.device.sustained_share * cluster.device.matmul_share
-        if stack.flash_attention and cluster.device.flash_share:
-            stated["attention"] = cluster.device.flash_share / cluster.device.matmul_share
+        flash_share = cluster.device.attention_share(stack.flash_kernel)
+        if stack.flash_attention and flash_share:
+            stated["attention"] = flash_share / cluster.device.matmul_share
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:

@@ -15,7 +15,7 @@ from trimaran.cost.splits.warm_up import Split
 from trimaran.layout.axes import INSIDE, Laid
 from trimaran.layout.choices import CHOICE, IN_GRID, index_of
 from trimaran.layout.layout import Layout, resolve_split
-from trimaran.layout.stages import even_split, weighted_split
+from trimaran.layout.stages import even_split, stack_split, weighted_split
 from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS, Precision
 from trimaran.nouns.recompute import RECOMPUTES
@@ -163,25 +163,28 @@ def _indexes(name: str, values: ArrayLike) -> NDArray[Any]:
 
 def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints) -> tuple[SplitTable, Ints]:
     """The stage splits of n layouts and the row of each: they depend on few distinct (TP, PP, VPP, kind of split)."""
-    usual = WEIGHTED_SPLIT if stack.head_weighted_stages else EVEN_SPLIT
-    kind = np.where(split == STACK_SPLIT, usual, split)
-    keys = (np.where(kind == WEIGHTED_SPLIT, tp, 1), pp, vpp, kind)
+    weighs_head = (split == WEIGHTED_SPLIT) | (stack.head_weighted_stages & (split == STACK_SPLIT))
+    keys = (np.where(weighs_head, tp, 1), pp, vpp, split)
     first, inverse = distinct(keys)
     layers = workload.model.layers
     head = cache(partial(head_in_layers, workload.model, workload.seq_len))
-    splits = [_split(layers, head, *column) for column in zip(*(key[first].tolist() for key in keys), strict=True)]
+    splits = [
+        _split(stack, layers, head, *column) for column in zip(*(key[first].tolist() for key in keys), strict=True)
+    ]
     table = tuple(dict.fromkeys(splits))
     row = {known: index for index, known in enumerate(table)}
     return SplitTable(table), np.array([row[known] for known in splits], dtype=np.int64)[inverse]
 
 
-def _split(layers: int, head: Callable[[int], float], tp: int, pp: int, vpp: int, kind: int) -> Split:
+def _split(stack: Stack, layers: int, head: Callable[[int], float], tp: int, pp: int, vpp: int, kind: int) -> Split:
     stages = pp * vpp
     if stages > layers:
         return 1, (layers,)  # refused by the rule on stages; any figure does
     if kind == WEIGHTED_SPLIT:
         return pp, weighted_split(layers, stages, head(tp))
-    return pp, even_split(layers, stages)
+    if kind == EVEN_SPLIT:
+        return pp, even_split(layers, stages)
+    return pp, stack_split(stack, layers, stages, lambda: head(tp))
 
 
 def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:

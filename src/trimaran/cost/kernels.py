@@ -163,8 +163,8 @@ class Kernels:
     def layer(self, operators: Sequence[Operator], times: Sequence[tuple[Floats, Floats]]) -> LayerTime:
         """One layer's forward and backward (weights and inputs), communication apart, by its operators' times."""
         forward, backward = (reduce(np.add, phase) for phase in zip(*times, strict=True))
-        wanted = recomputed(operators)
-        again = reduce(np.add, (there for there, _ in times[: wanted if self.stack.recompute_stops_early else None]))
+        wanted = recomputed(operators) if self.stack.recompute_stops_early else len(operators)
+        again = reduce(np.add, (there for there, _ in times[:wanted]))
         again_share = again / forward
         launches = reduce(np.add, (operator.launches for operator in operators))
         host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
@@ -181,7 +181,8 @@ class Kernels:
 
     def again(self, operators: Sequence[Operator], times: Sequence[tuple[Floats, Floats]], word: str) -> Floats:
         """Seconds of what a partial recompute runs again of one layer; the stack's own selection ends as full does."""
-        wanted = recomputed(operators) if word == "selective" else len(operators)
+        stops = word == "selective" and self.stack.recompute_stops_early
+        wanted = recomputed(operators) if stops else len(operators)
         seconds = np.zeros(self.rate.peak.shape)
         for share, (there, _) in zip(shares_again(word, operators, self.stack)[:wanted], times, strict=False):
             seconds = seconds + there * share

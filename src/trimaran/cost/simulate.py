@@ -65,7 +65,7 @@ def pipeline_run(case: Case, layout: Layout) -> PipelineRun:
         backward_s=tuple(many.backward_s[0].ravel().tolist()),
         weight_s=tuple(many.weight_s[0].ravel().tolist()),
         links=tuple(SendTimes(*times) for times in zip(held, arrives, strict=True)),
-        blocks=many.blocks,
+        blocks=layout.schedule in many.blocks,
     )
 
 

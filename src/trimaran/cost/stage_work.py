@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 
@@ -17,10 +16,11 @@ from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.shapes import distinct_shapes, part_of
+from trimaran.cost.tensor_sums import TensorSums
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.modules import shares_again
-from trimaran.operators.operator import Operator, Phase
+from trimaran.operators.operator import Operator, Product
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,17 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     head_forward, head_backward = shapes.head_time()
     forward, backward = layer.forward, layer.backward
     if not shapes.measured.has_layer:
-        backward = backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate)
+        made = shapes.weight_gradients() if stack.fused_accumulation else np.zeros(len(grid))
+        backward = backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate, made)
     again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
     recompute = layer.forward_again * again
     network = Network(case.cluster, case.calibration)
     tensor_group = group(grid.tp, grid.stride("tp"), grid.devices, case.cluster)
-    sums = _Sums(shapes.inverse, network, tensor_group)
+    sums = TensorSums(stack, grid, shapes.inverse, network, tensor_group, shapes.product)
+    tp_forward, tp_backward = sums.shown(shapes.layer)
     # A device that waits for its host does so while the collectives run, so only what is longer shows.
-    tp_forward = np.maximum(sums.seconds(shapes.layer, "forward") - layer.idle_forward, 0.0)
-    tp_backward = np.maximum(sums.seconds(shapes.layer, "backward") - layer.idle_backward, 0.0) + again * tp_forward
+    tp_forward = np.maximum(tp_forward - layer.idle_forward, 0.0)
+    tp_backward = np.maximum(tp_backward - layer.idle_backward, 0.0) + again * tp_forward
     for word, members in grid.partial_recomputes():
         recompute[members] = shapes.again(word)[members]
         tp_backward[members] += sums.seconds(shapes.summed_again(word), "forward")[members]
@@ -80,7 +82,7 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
         last_backward=head_backward + head_sum,
         send_held=held,
         send_arrives=arrives,
-        blocks=not stack.overlap_pp,
+        blocks=stack.blocking_schedules,
         crowding=_crowding(case, grid, rate),
     )
     slowest, layers = slowest_rank(grid, times)
@@ -124,9 +126,11 @@ class _Shapes:
         return again[self.inverse]
 
     def summed_again(self, word: str) -> list[Operator]:
-        """The operators that named modules run again; what a stack selects by itself has no collectives in it."""
-        shares = shares_again(word, self.layer, self.part.stack) if word != "selective" else []
-        return [operator for operator, share in zip(self.layer, shares, strict=False) if share]
+        """The operators that run again whole under a partial recompute, with their collectives."""
+        if self.part.stack.selective_keeps and word == "selective":
+            return []
+        shares = shares_again(word, self.layer, self.part.stack)
+        return [operator for operator, share in zip(self.layer, shares, strict=True) if share]
 
     @cached_property
     def _times(self) -> list[tuple[Floats, Floats]]:
@@ -137,21 +141,14 @@ class _Shapes:
         forward, backward = self._kernels.time(operator)
         return forward[self.inverse], backward[self.inverse]
 
+    def product(self, product: Product) -> Floats:
+        """Seconds of products."""
+        return self._kernels.product(product)[self.inverse]
 
-class _Sums:
-    """Seconds of the collectives of operators, those of one size timed once."""
-
-    def __init__(self, inverse: Ints, network: Network, tensor_group: Group) -> None:
-        self._inverse, self._network, self._group = inverse, network, tensor_group
-        self._timed: dict[int, Floats] = {}
-
-    def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
-        """What the operators' ranks sum in one phase, one after the other."""
-        sizes = [c.size for operator in operators for c in operator.collectives if c.phase == phase]
-        for size in sizes:
-            if id(size) not in self._timed:
-                self._timed[id(size)] = self._network.all_reduce(np.asarray(size)[self._inverse], self._group)
-        return reduce(np.add, (self._timed[id(size)] for size in sizes), np.zeros(len(self._inverse)))
+    def weight_gradients(self) -> Floats:
+        """Seconds of a layer's products that make the gradients of its weights."""
+        linear = [operator for operator in self.layer if operator.kernel == "linear" and operator.backward]
+        return reduce(np.add, (self.product(operator.backward[1]) for operator in linear))
 
 
 def _slots(case: Case, grid: LayoutGrid) -> Ints:

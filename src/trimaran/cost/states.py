@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimaran.cost.grid import Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Bools, Floats, LayoutGrid, by_precision
 from trimaran.nouns.stack import Stack
 
 # ZeRO stages from which each is sharded (Rajbhandari et al., arXiv 1910.02054, section 5).
@@ -23,8 +23,13 @@ def element_bytes(grid: LayoutGrid) -> Floats:
 
 def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
     """Bytes a gradient is kept in: its precision's, or those in which the stack accumulates it."""
-    wide, wider = stack.wide_gradients, float(stack.grad_bytes_16bit)
-    return by_precision(grid.precision, lambda p: wider if p.name in wide else p.gradient_bytes)
+    wider = float(stack.grad_bytes_16bit)
+    return np.where(_is_wide(grid, stack), wider, by_precision(grid.precision, lambda p: p.gradient_bytes))
+
+
+def low_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
+    """Bytes of the 16-bit gradients that stay beside the accumulated ones; 0 where there are none."""
+    return np.where(_is_wide(grid, stack), float(stack.low_gradient_bytes), 0.0)
 
 
 def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
@@ -32,6 +37,11 @@ def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
 
     DeepSpeed, runtime/engine.py, communication_data_type: bf16 where training is in bf16.
     """
-    low, wide = float(stack.low_gradient_bytes), stack.wide_gradients
-    sent = by_precision(grid.precision, lambda p: low if p.name in wide else 0.0)
-    return np.where(sent > 0, sent, gradient_bytes(grid, stack))
+    low = low_gradient_bytes(grid, stack)
+    return np.where(low > 0, low, gradient_bytes(grid, stack))
+
+
+def _is_wide(grid: LayoutGrid, stack: Stack) -> Bools:
+    """Where the stack accumulates gradients wider than the precision says: by precision and ZeRO stage."""
+    by_word = by_precision(grid.precision, lambda p: float(p.name in stack.wide_gradients)) > 0
+    return by_word & np.isin(grid.zero_stage, stack.wide_gradient_stages)

@@ -55,9 +55,32 @@ def load_cluster(name_or_path: str) -> Cluster:
 
 
 def load_stack(name_or_path: str) -> Stack:
-    """A Stack by catalogue name or TOML file."""
+    """A Stack by catalogue name or TOML file, which may say that it `extends` another."""
     table, source = _table("stacks", name_or_path)
-    return validate(Stack, table, source)
+    if not looks_like_path(name_or_path):
+        return stack_from(table, source, None, name_or_path)
+    path = Path(name_or_path).resolve()
+    return stack_from(table, source, path.parent, str(path))
+
+
+def stack_from(table: Mapping[str, Any], source: str, folder: Path | None = None, name: str = "this stack") -> Stack:
+    """The Stack of a table: what it leaves out is as in the stack that it `extends`, and in the one that this extends.
+
+    A path counts from `folder`, that of the file which says it. Raises TrimaranError, naming `source`, also where
+    stacks extend each other in a circle.
+    """
+    facts, chain = dict(table), [name]
+    while (like := facts.pop("extends", None)) is not None:
+        if not isinstance(like, str):
+            raise TrimaranError(f"{source}: extends is {like!r}, expected the catalogue name or file of one stack")
+        if looks_like_path(like):
+            like = str(Path(named_from(like, folder or Path())).resolve())
+        if like in chain:
+            raise TrimaranError(f"{source}: {' extends '.join([*chain, like])}, which is a circle: leave one out")
+        chain.append(like)
+        folder = Path(like).parent if looks_like_path(like) else None
+        facts = {**_table("stacks", like)[0], **facts}
+    return validate(Stack, facts, source)
 
 
 def dump_toml(noun: BaseModel, path: str | Path) -> None:

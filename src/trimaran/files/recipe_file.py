@@ -12,6 +12,7 @@ from trimaran.files.catalogue import (
     load_stack,
     named_from,
     read_table,
+    stack_from,
     validate,
     whole_path,
 )
@@ -67,7 +68,9 @@ def _model_of(table: Any, source: str, folder: Path) -> Model:
 def _stack_of(value: Any, source: str, folder: Path) -> Stack:
     if isinstance(value, str):
         return load_stack(named_from(value, folder))
-    return validate(Stack, value, f"{source} [stack]")
+    if not isinstance(value, dict):
+        raise TrimaranError(f"{source}: stack is {value!r}, expected a catalogue name, a file or a section [stack]")
+    return stack_from(value, f"{source} [stack]", folder)
 
 
 def _cluster_of(value: Any, source: str, folder: Path) -> Cluster | None:

@@ -201,7 +201,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(
         name="recompute_every", default=1, word=beside("recompute"), column=None, heading=None,
-        proposes=lambda workload, cluster, stack, devices: (1,), coordinates=_doublings(0.4),
+        proposes=lambda workload, cluster, stack, devices: stack.recompute_every, coordinates=_doublings(0.4),
     ),
     Choice(
         name="precision", default="fp32", words=tuple(PRECISIONS),

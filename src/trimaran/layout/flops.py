@@ -55,8 +55,8 @@ def iteration_flops(workload: Workload, tp: int, formula: FlopsFormula) -> float
 
 
 def default_formula(layout: Layout) -> FlopsFormula:
-    """The calculator that Trimaran's own tables print: Megatron's eq. (3) with the layout's passes."""
-    return "megatron_eq3_k4" if layout.recompute == "full" else "megatron_eq3_k3"
+    """The calculator that Trimaran's own tables print: Megatron's eq. (3), four passes if every layer has them."""
+    return "megatron_eq3_k4" if layout.recompute == "full" and layout.recompute_every == 1 else "megatron_eq3_k3"
 
 
 def tflops_per_device(workload: Workload, tp: int, devices: int, sec_per_it: float, formula: FlopsFormula) -> float:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from trimaran.layout.axes import DEGREES_IN_WORDS, USUAL_PLACEMENT, AxisName, Laid
 from trimaran.layout.choices import CHOICES, field, usual_schedule
-from trimaran.layout.stages import even_split, weighted_split
+from trimaran.layout.stages import stack_split
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute
@@ -82,6 +82,4 @@ def resolve_split(layout: Layout, workload: Workload, stack: Stack) -> tuple[int
         return layout.stage_split
     stages = layout.pp * layout.vpp
     model = workload.model
-    if stack.head_weighted_stages:
-        return weighted_split(model.layers, stages, head_in_layers(model, workload.seq_len, layout.tp))
-    return even_split(model.layers, stages)
+    return stack_split(stack, model.layers, stages, lambda: head_in_layers(model, workload.seq_len, layout.tp))

@@ -187,6 +187,11 @@ def _zero(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) ->
             f"ZeRO stage {layout.zero_stage} is not one of {stack.name}'s "
             f"{', '.join(map(str, stack.zero_stages))}: choose one of them"
         )
+    if layout.pp > 1 and layout.zero_stage not in stack.pipelined_zero_stages:
+        return (
+            f"ZeRO stage {layout.zero_stage} with PP {layout.pp}: in a pipeline {stack.name} has ZeRO stages "
+            f"{', '.join(map(str, stack.pipelined_zero_stages))}: choose one of them or PP 1"
+        )
     if (layout.dp_kind == "fully_sharded") != (layout.zero_stage == 3):
         return (
             f"data-parallel kind {layout.dp_kind} with ZeRO stage {layout.zero_stage}: fully sharded means ZeRO "
@@ -224,6 +229,17 @@ def _capability(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
         ),
     )
     return next((f"{sentence}: choose another layout or stack" for broken, sentence in checks if broken), None)
+
+
+def _recompute_every(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    every, stages = layout.recompute_every, layout.pp * layout.vpp
+    fewest = workload.model.layers // stages
+    if not stack.recomputes_by_stage or layout.recompute != "full" or every <= max(fewest, 1):
+        return None
+    return (
+        f"recompute of one layer in {every}, but {stack.name} counts the layers of each of PP {layout.pp} x VPP "
+        f"{layout.vpp} = {stages} stages, and some have {fewest}: recompute more of them, or lower VPP"
+    )
 
 
 def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
@@ -276,8 +292,9 @@ RULES: tuple[Rule, ...] = (
     Rule("schedule", "software", ("pp", "vpp", "schedule"), _schedule),
     Rule("chunks", "arithmetic", ("vpp", "schedule"), _chunks),
     Rule("micro_batches", "software", ("dp*mbs", "pp", "schedule"), _micro_batches),
-    Rule("zero_stage", "software", ("zero_stage", "dp_kind", "schedule"), _zero),
+    Rule("zero_stage", "software", ("zero_stage", "dp_kind", "schedule", "pp"), _zero),
     Rule("stack", "software", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
+    Rule("recompute_every", "software", ("recompute", "recompute_every", "pp", "vpp"), _recompute_every),
     Rule("sequence_parallel", "software", ("tp", "sequence_parallel"), _sequence_parallel),
     Rule("precision", "machine", ("precision",), _precision),
 )

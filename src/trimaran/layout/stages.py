@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from functools import cache
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
 
 
 @cache
@@ -41,3 +43,26 @@ def even_split(layers: int, stages: int) -> tuple[int, ...]:
     share, extra = divmod(layers, stages)
     first = (stages - extra) // 2
     return tuple(share + (1 if first <= stage < first + extra else 0) for stage in range(stages))
+
+
+@cache
+def ends_split(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage where embedding and head stand for a layer each, on the first and the last stage.
+
+    The earlier stages take the rest, every stage keeps at least one layer (torchtitan 0.2.2,
+    distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part). Equal stages where there are too few layers.
+    """
+    share, extra = divmod(layers + 2, stages)
+    split = [share + (stage < extra) for stage in range(stages)]
+    split[0] -= 1
+    split[-1] -= 1
+    return tuple(split) if min(split) > 0 else even_split(layers, stages)
+
+
+def stack_split(stack: Stack, layers: int, stages: int, head_in_layers: Callable[[], float]) -> tuple[int, ...]:
+    """The split that a stack makes of itself; `head_in_layers` says how many layers the output head weighs."""
+    if stack.head_weighted_stages:
+        return weighted_split(layers, stages, head_in_layers())
+    if stack.ends_count_as_layers and stack.uneven_stages:
+        return ends_split(layers, stages)
+    return even_split(layers, stages)

@@ -81,6 +81,10 @@ class Device(Noun):
     flash_share: float = Field(
         default=0.0, ge=0, le=1, description="rate of flash attention's kernels over peak, as published; 0: none"
     )
+    cudnn_share: float = Field(
+        default=0.0, ge=0, le=1, description="the same of cuDNN's flash attention; 0: as `flash_share`"
+    )
+    usual_stack: str = Field(default="", description="the stack that a plan assumes where nobody names one")
     context_gib: float = Field(default=0.0, ge=0, description="runtime context: CUDA, or the process itself")
     multiprocessors: int = Field(default=0, ge=0, description="SMs of a GPU, for wave quantization")
     cores: int = Field(default=0, ge=0, description="CPU cores that one slot computes with")
@@ -95,6 +99,10 @@ class Device(Noun):
         if not self.peak_tflops:
             raise ValueError("peak_tflops is empty: state at least one precision")
         return self
+
+    def attention_share(self, kernel: str) -> float:
+        """The published rate of flash attention over peak, by whose kernel it is (Stack.flash_kernel); 0: none."""
+        return (self.cudnn_share if kernel == "cudnn" else 0.0) or self.flash_share
 
     def peak(self, precision: PrecisionName) -> float | None:
         """Peak TFLOP/s of matrix products in `precision`, or None where the device has none.

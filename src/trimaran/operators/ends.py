@@ -21,9 +21,9 @@ def embedding_operator(part: Part) -> Operator:
 def head_operator(part: Part, vocab: Number) -> Operator:
     """Logits over `vocab` words and cross-entropy; a classifier has neither, and its TP ranks sum all the same.
 
-    An fp32 loss casts to fp32, takes maximum, exponential and sum, and casts its gradient back: it keeps three fp32
-    copies beside the 16-bit logits, where those are not let go before. One that takes the logits as they are keeps
-    them and their gradient. A loss made in chunks of tokens keeps one chunk.
+    An fp32 loss casts to fp32, takes maximum, exponential and sum, and casts its gradient back: it keeps so many fp32
+    copies (`loss_copies`) beside the 16-bit logits, where those are not let go before. One that takes the logits as
+    they are keeps them and their gradient. A loss made in chunks of tokens keeps one chunk.
     """
     model, stack = part.model, part.stack
     collectives = (Collective("all_reduce", "tp", "backward", part.message),)
@@ -34,7 +34,9 @@ def head_operator(part: Part, vocab: Number) -> Operator:
     element = part.moved_element
     forward, backward = (element + 16.0, element + 8.0) if stack.fp32_loss else (2.0 * element, 2.0 * element)
     narrow = np.where(np.asarray(part.element) < 4.0, part.element, 0.0)
-    copies = 12.0 + (0.0 if stack.frees_logits else narrow) if stack.fp32_loss else 2.0 * part.element
+    copies = (
+        4.0 * stack.loss_copies + (0.0 if stack.frees_logits else narrow) if stack.fp32_loss else 2.0 * part.element
+    )
     chunk = (stack.loss_chunk_cpu_tokens if part.on_cpu else stack.loss_chunk_gpu_tokens) or np.inf
     return Operator(
         "head",

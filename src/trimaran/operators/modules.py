@@ -8,7 +8,7 @@ comes next would keep (megatron/core/tensor_parallel/random.py, CheckpointWithou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,11 +37,19 @@ MODULES: Mapping[str, Module] = {
 }
 
 
+def module_of(name: str, stack: Stack) -> Module:
+    """What a module covers in the software at hand, where its layers are made of other parts."""
+    for stated in stack.recompute_modules:
+        if stated.name == name:
+            return replace(MODULES[name], operators=stated.operators)
+    return MODULES[name]
+
+
 def shares_again(word: str, operators: Sequence[Operator], stack: Stack) -> list[Number]:
     """Share of each operator's forward that runs again under a partial recompute."""
     if word == "selective":
         return [operator.made_again(stack) for operator in operators]
-    covered = {name for module in modules_of(word) for name in MODULES[module].operators}
+    covered = {name for module in modules_of(word) for name in module_of(module, stack).operators}
     return [float(operator.name in covered) for operator in operators]
 
 
@@ -50,7 +58,7 @@ def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_inp
     if word == "selective" and stack.selective_keeps:
         made = [tensor for operator in operators for tensor in operator.outputs if tensor.name in stack.selective_keeps]
         return layer_input + sum((tensor.size for tensor in made), np.float64(0.0))
-    modules = [MODULES[name] for name in modules_of(word)] or [Module(stack.selective)]
+    modules = [module_of(name, stack) for name in modules_of(word)] or [Module(stack.selective)]
     without_inputs, without_inside = set[int](), set[int]()
     for index, operator in enumerate(operators):
         for module in modules:
@@ -59,7 +67,8 @@ def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_inp
             without_inside.add(index)
             if module.discards_output:
                 without_inputs.add(index + 1)
-            elif operator.name != module.operators[0] and word != "selective":
+            elif index and operators[index - 1].name in module.operators:
+                # of a run that is made again the first one's input stays, from which the others' follow
                 without_inputs.add(index)
     kept: Number = 0.0
     for index, operator in enumerate(operators):

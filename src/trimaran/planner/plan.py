@@ -65,7 +65,7 @@ class Unfit(Noun):
 
 
 class Plan(Noun):
-    """The answer of a search.
+    """The answer of a search. `software` says in words what `stack` stands for.
 
     `evaluated` layouts broke no rule and had their memory and time predicted, `fitting` of them fit; the
     others could not enter the ranking, by a bound on memory or time, or were refused. `measure` are the
@@ -75,6 +75,7 @@ class Plan(Noun):
     model: str
     cluster: str
     stack: str
+    software: str
     devices: int
     objective: Objective
     mem_margin: float

@@ -77,6 +77,7 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
         model=case.model.name,
         cluster=cluster.name,
         stack=case.stack.name,
+        software=case.stack.software,
         devices=cap,
         objective=settings.objective,
         mem_margin=settings.mem_margin,

@@ -69,6 +69,13 @@ def _notes(entry: Entry, alike: bool) -> str:
     return ", ".join(filter(None, (standing, entry.bottleneck.split(":")[0])))
 
 
+def headline(plan: Plan, *, assumes_stack: bool = False) -> str:
+    """What stands above the table: for which software the plan is, and whether anybody said so."""
+    software = f"{plan.stack} ({plan.software})" if plan.software else plan.stack
+    assumed = ", which is assumed: --stack states another" if assumes_stack else ""
+    return f"{plan.model} on {plan.devices} devices of {plan.cluster}, for {software}{assumed}"
+
+
 def explanation(plan: Plan) -> str:
     """What stands below the table: the winner, what to measure, what fell out and why."""
     best = plan.best
@@ -128,6 +135,7 @@ def as_json(plan: Plan, schedule: RampUpSchedule | None = None) -> dict[str, Any
         "model": plan.model,
         "cluster": plan.cluster,
         "stack": plan.stack,
+        "software": plan.software,
         "devices": plan.devices,
         "objective": plan.objective.model_dump(),
         "mem_margin": plan.mem_margin,

@@ -18,6 +18,9 @@ PREDICTION_FACTS = {
     "recompute_stops_early", "selective", "rms_norm", "native_gelu", "joint_qkv", "repeats_kv", "frees_logits",
     "selective_keeps", "shards_master", "gathers_ends", "low_gradient_bytes", "copies_context", "keeps_gathered",
     "fragmentation", "sequence_parallel_default",
+    "software", "flash_kernel", "gathers_behind_forward", "sums_behind_weights", "fused_accumulation", "overlaps_sends",
+    "wide_gradient_stages", "loss_copies", "recompute_modules", "recompute_every", "pipelined_zero_stages",
+    "overlapped_zero_stages", "sums_behind_products", "recomputes_by_stage",
 }  # fmt: skip
 
 

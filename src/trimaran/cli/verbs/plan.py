@@ -67,7 +67,7 @@ def plan(
 
     from trimaran.cli.question import question_of
     from trimaran.planner.planner import on_devices, plan_with
-    from trimaran.report.planned import FIELDS, as_json, explanation, ramp_up_table, records
+    from trimaran.report.planned import FIELDS, as_json, explanation, headline, ramp_up_table, records
     from trimaran.report.tables import render
 
     question = question_of(
@@ -100,6 +100,7 @@ def plan(
     if form is OutputFormat.json:
         tell(json.dumps(as_json(planned, schedule), indent=2, allow_nan=False))
         return
+    tell(headline(planned, assumes_stack=question.assumes_stack) + "\n", err=form is OutputFormat.csv)
     tell(render(records(planned), FIELDS, printed))
     tell("\n" + explanation(planned), err=form is OutputFormat.csv)
     if schedule is not None and form is not OutputFormat.csv:

@@ -6,9 +6,9 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
-from trimaran.cost.grid import Floats, padded_vocab_of
+from trimaran.cost.grid import Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.network import Group, group
-from trimaran.cost.states import WEIGHTS, element_bytes, sent_gradient_bytes
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, element_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
 # Channels of a ring over NVLink or several network cards, each a block of threads (NVIDIA/nccl 2.23, graph/connect.cc).
@@ -20,8 +20,9 @@ def exposed_time(iteration: IterationCost) -> Floats:
 
     All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them and all-gathers the weights, the same
     volume; ZeRO-2 reduce-scatters every micro-batch (Rajbhandari et al., arXiv 1910.02054, section 7). A parameter
-    server takes in the sum of the gradients and sends out the weights. Traffic can hide behind the backward of one
-    micro-batch. Where weights are sharded, traffic is layer by layer.
+    server takes in the sum of the gradients and sends out the weights. Traffic can hide behind the last backwards, and
+    weights that ZeRO-1 and 2 gather behind the first forwards where the stack does so. Where weights are sharded,
+    traffic is layer by layer.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     replicas = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
@@ -34,8 +35,13 @@ def exposed_time(iteration: IterationCost) -> Floats:
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
         traffic = np.where(served, network.serve(gradient, replicas), traffic)
-    behind = work.layer_backward * work.layers
-    hidden = np.minimum(traffic * case.calibration.dp_overlap, behind)
+    overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
+    backward = work.layer_backward * work.layers
+    hidden = _hidden(traffic * overlap, backward, grid)
+    if case.stack.gathers_behind_forward:
+        apart = _hidden((traffic - gather) * overlap, backward, grid)
+        apart = apart + _hidden(gather * overlap, work.layer_forward * work.layers, grid)
+        hidden = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), apart, hidden)
     exposed = traffic - hidden * (1.0 - _crowded(case))
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
@@ -74,6 +80,18 @@ def _crowded(case: Case) -> float:
     """Share of a GPU's multiprocessors that a collective takes from the products beside it."""
     multiprocessors = case.cluster.device.multiprocessors
     return min(1.0, COLLECTIVE_MULTIPROCESSORS / multiprocessors) if multiprocessors else 0.0
+
+
+def _hidden(traffic: Floats, one: Floats, grid: LayoutGrid) -> Floats:
+    """Seconds of traffic that hide behind passes of which one, of one micro-batch through a rank, takes `one`.
+
+    With virtual stages a chunk's gradients are all there once the last p micro-batches have come back through it, so
+    that those of all chunks but the last travel while p micro-batches pass the chunks that remain, and weights alike
+    (Megatron-Core 0.15, pipeline_parallel/schedules.py, lines 1156 to 1168 and 1237 to 1270).
+    """
+    last = 1.0 / grid.vpp
+    passing = np.minimum(grid.pp, grid.micro_batches) * (1.0 - last)
+    return np.asarray(np.minimum(traffic * last, one * last) + np.minimum(traffic * (1.0 - last), one * passing))
 
 
 def _tied_embedding(iteration: IterationCost) -> Floats:

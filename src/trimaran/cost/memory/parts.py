@@ -9,10 +9,10 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.rank_memory import RankMemory
 from trimaran.cost.memory.stage import StageShape
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, shards
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, low_gradient_bytes, shards
 
 GIB = 2.0**30
 
@@ -42,8 +42,7 @@ def _weights(rank: RankMemory) -> Floats:
 
 def _gradients(rank: RankMemory) -> Floats:
     """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones."""
-    stack, precision = rank.case.stack, rank.grid.precision
-    low = by_precision(precision, lambda p: float(stack.low_gradient_bytes) if p.name in stack.wide_gradients else 0.0)
+    low = low_gradient_bytes(rank.grid, rank.case.stack)
     return rank.count / shards(rank.grid, GRADIENTS) * rank.gradient + rank.count * low
 
 

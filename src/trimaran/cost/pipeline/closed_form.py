@@ -111,14 +111,14 @@ def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
 def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
     """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
     longest = np.zeros(len(grid))
-    for names, formula in _FORMULAS.items():
-        members = np.flatnonzero(grid.chose("schedule", *names) & (grid.pp > 1))
+    for schedule, formula in _FORMULAS.items():
+        members = np.flatnonzero(grid.chose("schedule", schedule) & (grid.pp > 1))
         if not len(members):
             continue
         pivots = _pivot_counts(grid.splits, formula)[grid.split_row[members]]
         for many in np.unique(pivots):
             rows = members[pivots == many]
-            longest[rows] = formula(_Pipes.of(grid, times, rows, int(many)))
+            longest[rows] = formula(_Pipes.of(grid, times, rows, int(many), schedule in times.blocks))
     return longest
 
 
@@ -155,7 +155,7 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
 
 @dataclass(frozen=True)
 class _Pipes:
-    """Pipelines of one schedule that have as many pivots: arrays over layouts."""
+    """Pipelines of one schedule that have as many pivots: arrays over layouts. `blocks`: ranks wait while they send."""
 
     grid: LayoutGrid
     times: StageTimes
@@ -163,11 +163,12 @@ class _Pipes:
     v: Floats
     m: Floats
     pivots: int
+    blocks: bool
 
     @classmethod
-    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints, pivots: int) -> _Pipes:
+    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints, pivots: int, blocks: bool) -> _Pipes:
         some = grid.take(rows)
-        return cls(some, times.take(rows), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots)
+        return cls(some, times.take(rows), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots, blocks)
 
 
 def _gpipe(pipe: _Pipes) -> Floats:
@@ -176,14 +177,14 @@ def _gpipe(pipe: _Pipes) -> Floats:
     Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
     """
     t, splits, split_row = pipe.times, pipe.grid.splits, pipe.grid.split_row
-    waits = t.send_arrives if t.blocks else 0.0
+    waits = t.send_arrives if pipe.blocks else 0.0
     layers = [ranks[split_row] for ranks in (splits.first, splits.middle, splits.last)]
     forward = np.maximum(layers[0] * t.forward + t.first_forward + waits, layers[2] * t.forward + t.last_forward)
     backward = np.maximum(layers[0] * t.backward + t.first_backward, layers[2] * t.backward + t.last_backward + waits)
     between = pipe.p > 2
     forward = np.where(between, np.maximum(forward, layers[1] * t.forward + waits), forward)
     backward = np.where(between, np.maximum(backward, layers[1] * t.backward + waits), backward)
-    held = 0.0 if t.blocks else t.send_held
+    held = 0.0 if pipe.blocks else t.send_held
     pace = np.maximum(forward * t.crowding, held) + np.maximum(backward * t.crowding, held)
     return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
 
@@ -223,7 +224,7 @@ class _PacedPaths:
 
     def __init__(self, pipe: _Pipes) -> None:
         t, split_row = pipe.times, pipe.grid.split_row
-        self.t, self.m, self.p = t, pipe.m, pipe.p
+        self.t, self.m, self.p, self.blocks = t, pipe.m, pipe.p, pipe.blocks
         self.put_off = np.where(pipe.grid.chose("schedule", "zero_bubble"), t.weight, 0.0)
         table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
         self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split_row]]
@@ -231,7 +232,7 @@ class _PacedPaths:
         # Round trips lead to the last rank of a run of equal ranks: the first and the last rank, and of the three
         # pivots of each run between them the third.
         self.run_ends = [*range(0, self.last, 3), self.last]
-        self.wait: Floats | float = t.send_arrives if t.blocks else 0.0
+        self.wait: Floats | float = t.send_arrives if pipe.blocks else 0.0
         self.layer_up = t.backward - self.put_off
         self.layer = t.forward + self.layer_up
         self.last_stage = t.last_forward + t.last_backward - self.wait
@@ -255,7 +256,7 @@ class _PacedPaths:
         else:
             round_trip = behind * self.layer + self.last_stage + 2.0 * others_in_flight * send
         back = up + weights
-        work = down + back if t.blocks else np.maximum(down + back, t.send_held)
+        work = down + back if self.blocks else np.maximum(down + back, t.send_held)
         between = m - 2.0 - others_in_flight
         at_start = np.maximum(round_trip - others_in_flight * down, 0.0)
         at_end = np.maximum(round_trip - others_in_flight * back, 0.0)
@@ -299,8 +300,8 @@ def _interleaved(pipe: _Pipes) -> Floats:
     t, p, v = pipe.times, pipe.p, pipe.v
     m = np.ceil(pipe.m / p) * p
     split_row = pipe.grid.split_row
-    lag = np.zeros(len(p)) if t.blocks else t.send_arrives
-    wait = t.send_arrives if t.blocks else np.zeros(len(p))
+    lag = np.zeros(len(p)) if pipe.blocks else t.send_arrives
+    wait = t.send_arrives if pipe.blocks else np.zeros(len(p))
     layer = t.forward + t.backward
     best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
     table = pipe.grid.splits.warm_ups
@@ -368,8 +369,9 @@ def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
     return np.asarray(total)
 
 
-_FORMULAS: dict[tuple[Schedule, ...], Callable[[_Pipes], Floats]] = {
-    ("gpipe",): _gpipe,
-    ("1f1b", "zero_bubble"): _paced,
-    ("interleaved",): _interleaved,
+_FORMULAS: dict[Schedule, Callable[[_Pipes], Floats]] = {
+    "gpipe": _gpipe,
+    "1f1b": _paced,
+    "zero_bubble": _paced,
+    "interleaved": _interleaved,
 }

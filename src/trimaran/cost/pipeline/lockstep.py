@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.layout.choices import CHOICE, index_of
+from trimaran.nouns.stack import Schedule
 
 # Before any arrival. Sums with times leave it where it is.
 _NEVER = -np.inf
@@ -40,7 +41,7 @@ class PipelineRuns:
     `forward_s`, `backward_s` and `weight_s` have shape (n, chunks, ranks), 0 where a run has fewer: seconds of the
     virtual stage `chunk * ranks + rank`, the backward with its weight gradients. A send between a rank and the next
     (the last one's next is the first) holds their link for `held_s` and arrives after `arrives_s`, shape (n, ranks);
-    the two directions do not meet. Where the stack `blocks`, the sender waits until it arrives.
+    the two directions do not meet. Under the schedules of `blocks` the sender waits until it arrives.
     """
 
     schedule: Ints
@@ -52,7 +53,7 @@ class PipelineRuns:
     weight_s: Floats
     held_s: Floats
     arrives_s: Floats
-    blocks: bool
+    blocks: tuple[Schedule, ...]
 
     def take(self, index: NDArray[Any]) -> Self:
         """The runs at `index`, their padding cut to what they need."""
@@ -125,7 +126,7 @@ class _Work:
         before = np.where(rank == 0, p - 1, rank - 1)
         up_arrives = np.take_along_axis(runs.arrives_s, before, axis=1)
         up_held = np.take_along_axis(runs.held_s, before, axis=1)
-        if not runs.blocks:
+        if CHOICE["schedule"].value(runs.schedule[0]) not in runs.blocks:  # runs that are played together have one
             return cls(runs.forward_s, runs.backward_s, runs.arrives_s, runs.held_s, up_arrives, up_held)
         stage = np.arange(chunks)[:, None] * p[:, :, None] + rank
         last = (runs.chunks * runs.ranks - 1)[:, None, None]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from trimaran.cost.grid import Floats, Ints
+from trimaran.nouns.stack import Schedule
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,9 @@ class StageTimes:
 
     Arrays over layouts. Forward and backward (recomputation included) hold everything a rank is busy with, TP
     collectives too; `weight` is the part of a layer's backward that zero-bubble puts off. A send holds its link for
-    `send_held` and arrives after `send_arrives`; `blocks`: ranks wait while they send, as in Megatron-LM's
-    synchronous exchanges. `crowding` says how many times longer everything but sends takes because other stages work
-    at once on the same cores; 1 where each stage has its own.
+    `send_held` and arrives after `send_arrives`; under the schedules of `blocks` ranks wait while they send, as in
+    Megatron-LM's synchronous exchanges. `crowding` says how many times longer everything but sends takes because other
+    stages work at once on the same cores; 1 where each stage has its own.
     """
 
     forward: Floats
@@ -29,7 +30,7 @@ class StageTimes:
     last_backward: Floats
     send_held: Floats
     send_arrives: Floats
-    blocks: bool
+    blocks: tuple[Schedule, ...]
     crowding: Floats
 
     def take(self, rows: Ints) -> StageTimes:

@@ -35,6 +35,8 @@ def deepspeed_config(layout: Layout, workload: Workload) -> dict[str, Any]:
     }
     if layout.precision in ("fp16", "bf16"):
         config[layout.precision] = {"enabled": True}
+        if layout.precision == "bf16" and layout.zero_stage == 1:
+            config["data_types"] = {"grad_accum_dtype": "fp32"}  # what BF16_Optimizer does, which the stacks state
     elif layout.precision == "bf16_pure":
         refuse_first("DeepSpeed", layout, ((True, "precision bf16_pure"),))
     return config

@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM (megatron/training/arguments.py, core 0.12)."""
+"""Flags of Megatron-LM (megatron/training/arguments.py, core 0.15)."""
 
 from __future__ import annotations
 
@@ -14,32 +14,59 @@ _POSITIONS = {"learned": "learned_absolute", "rotary": "rope"}
 def megatron_lm(layout: Layout, workload: Workload, stack: Stack) -> str:
     """One flag a line, ready to be continued with data, tokenizer and learning-rate flags."""
     split = resolve_split(layout, workload, stack)
-    _refuse(layout, workload, split)
-    flags = [*model_flags(workload), *_model_kind(workload), *parallel_flags(layout)]
-    if layout.vpp > 1:
-        flags.append(f"--num-layers-per-virtual-pipeline-stage {split[0]}")
-    elif len(set(split)) > 1:
-        flags += [
-            f"--decoder-first-pipeline-num-layers {split[0]}",
-            f"--decoder-last-pipeline-num-layers {split[-1]}",
-        ]
+    _refuse(layout, workload, stack)
+    flags = [*model_flags(workload), *_model_kind(workload), *parallel_flags(layout), *_stage_flags(layout, split)]
     if layout.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.zero_stage == 1:
         flags.append("--use-distributed-optimizer")
     if layout.placement == ("tp", "pp", "dp"):
         flags.append("--use-tp-pp-dp-mapping")
-    if layout.recompute == "full":
-        flags += [
-            "--recompute-granularity full",
-            "--recompute-method uniform",
-            "--recompute-num-layers 1",
-        ]
-    elif layout.recompute == "selective":
-        flags.append("--recompute-granularity selective")
-    elif modules := modules_of(layout.recompute):
-        flags += ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
+    flags += [*_recompute_flags(layout, stack, split), *_stack_flags(layout, stack)]
     return joined([*flags, *batch_flags(layout, workload)])
+
+
+def _stage_flags(layout: Layout, split: tuple[int, ...]) -> list[str]:
+    """The stage split: nothing where it is even, first and last stage where only these differ, else every stage."""
+    if len(set(split)) == 1:
+        return [f"--num-layers-per-virtual-pipeline-stage {split[0]}"] if layout.vpp > 1 else []
+    if layout.vpp == 1 and len(set(split[1:-1])) <= 1:
+        return [f"--decoder-first-pipeline-num-layers {split[0]}", f"--decoder-last-pipeline-num-layers {split[-1]}"]
+    stages = "|".join("t" * layers for layers in split)
+    return [f"--pipeline-model-parallel-layout 'E{stages}L'"]
+
+
+def _recompute_flags(layout: Layout, stack: Stack, split: tuple[int, ...]) -> list[str]:
+    """What is made again: modules by name where the stack knows them, a share of each stage's layers, or all."""
+    if layout.recompute == "full":
+        method, layers = "uniform", 1
+        if layout.recompute_every > 1:
+            method, layers = "block", -(-max(split) // layout.recompute_every)
+        return [
+            "--recompute-granularity full",
+            f"--recompute-method {method}",
+            f"--recompute-num-layers {layers}",
+        ]
+    if layout.recompute == "selective":
+        modules = [module.name for module in stack.recompute_modules if module.operators == stack.selective]
+        return ["--recompute-granularity selective", *(f"--recompute-modules {name}" for name in modules)]
+    if modules := list(modules_of(layout.recompute)):
+        return ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
+    return []
+
+
+def _stack_flags(layout: Layout, stack: Stack) -> list[str]:
+    """Switches by which Megatron-LM does what the stack's facts say, and is off otherwise."""
+    sharded = layout.zero_stage == 1 and stack.gathers_behind_forward
+    switches = (
+        (sharded, "--overlap-grad-reduce"),
+        (sharded, "--overlap-param-gather"),
+        (layout.sequence_parallel and stack.sums_behind_products, "--tp-comm-overlap"),
+        (stack.fp32_loss and stack.loss_copies == 1, "--cross-entropy-loss-fusion"),
+        (not stack.dropout, "--attention-dropout 0"),
+        (not stack.dropout, "--hidden-dropout 0"),
+    )
+    return [flag for said, flag in switches if said]
 
 
 def model_flags(workload: Workload) -> list[str]:
@@ -106,9 +133,8 @@ def _model_kind(workload: Workload) -> list[str]:
     return flags
 
 
-def _refuse(layout: Layout, workload: Workload, split: tuple[int, ...]) -> None:
-    model = workload.model
-    middle = split[1:-1]
+def _refuse(layout: Layout, workload: Workload, stack: Stack) -> None:
+    model, every = workload.model, layout.recompute_every
     refuse_first(
         "Megatron-LM",
         layout,
@@ -116,10 +142,8 @@ def _refuse(layout: Layout, workload: Workload, split: tuple[int, ...]) -> None:
             (layout.schedule in ("gpipe", "zero_bubble"), f"the {layout.schedule} schedule"),
             (layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind != "all_reduce", f"data-parallel kind {layout.dp_kind}"),
-            (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
+            (every > 1 and not stack.recomputes_by_stage, f"recomputing every {every}th layer alone"),
             (layout.precision == "bf16_pure", "precision bf16_pure"),
-            (layout.vpp > 1 and len(set(split)) > 1, "uneven virtual stages"),
-            (len(set(middle)) > 1, "middle stages of different length"),
             (layout.placement not in (("tp", "dp", "pp"), ("tp", "pp", "dp")), f"placement {layout.placement}"),
             (model.positions == "alibi", "ALiBi positions"),
             (model.embedding_norm, "a norm after the embedding"),

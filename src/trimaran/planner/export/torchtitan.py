@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from trimaran.layout.layout import Layout, resolve_split
-from trimaran.layout.stages import even_split
+from trimaran.layout.stages import ends_split
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.refuse import refuse_first
 
+_USUAL_CHUNKS = 2
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
@@ -30,14 +31,26 @@ def torchtitan(layout: Layout, workload: Workload, stack: Stack) -> str:
             (bool(modules_of(layout.recompute)), f"recompute of {layout.recompute}"),
             (layout.precision in ("fp16", "bf16_pure"), f"precision {layout.precision}"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
-            (split != even_split(workload.model.layers, len(split)), "a head-weighted stage split"),
+            (not _splits_so(split, workload.model.layers), "a stage split that torchtitan does not make"),
+            (not _counts_out(layout, split), f"VPP {layout.vpp}, whose chunks do not follow from layers a stage"),
             (workload.ramp_up is not None, "a batch ramp-up"),
         ),
     )
-    return tomli_w.dumps(_config(layout, workload)).rstrip()
+    return tomli_w.dumps(_config(layout, workload, split)).rstrip()
 
 
-def _config(layout: Layout, workload: Workload) -> dict[str, Any]:
+def _splits_so(split: tuple[int, ...], layers: int) -> bool:
+    """Whether torchtitan splits so: ends that count as a layer each, or equal stages."""
+    return split == ends_split(layers, len(split)) or len(set(split)) == 1
+
+
+def _counts_out(layout: Layout, split: tuple[int, ...]) -> bool:
+    """Whether so many layers a stage, rounded up, make as many stages again (distributed/pipeline_parallel.py)."""
+    weight = sum(split) + 2 * int(len(set(split)) > 1)
+    return layout.vpp <= _USUAL_CHUNKS or -(-weight // -(-weight // len(split))) == len(split)
+
+
+def _config(layout: Layout, workload: Workload, split: tuple[int, ...]) -> dict[str, Any]:
     sharded = layout.zero_stage == 3
     per_replica = workload.global_batch // layout.dp
     parallelism: dict[str, Any] = {
@@ -49,7 +62,12 @@ def _config(layout: Layout, workload: Workload) -> dict[str, Any]:
     if layout.pp > 1:
         parallelism["pipeline_parallel_schedule"] = _SCHEDULES[layout.schedule]
         parallelism["pipeline_parallel_microbatch_size"] = layout.mbs
-        parallelism["pipeline_parallel_layers_per_stage"] = -(-workload.model.layers // (layout.pp * layout.vpp))
+        # What embedding and head stand for; without layers a stage torchtitan makes two chunks a rank, or one.
+        less = int(len(set(split)) > 1)
+        parallelism["pipeline_parallel_first_stage_less_layers"] = less
+        parallelism["pipeline_parallel_last_stage_less_layers"] = less
+        if layout.vpp > _USUAL_CHUNKS:
+            parallelism["pipeline_parallel_layers_per_stage"] = -(-(sum(split) + 2 * less) // len(split))
     recompute: dict[str, Any] = {"mode": layout.recompute}
     if layout.recompute == "selective":
         recompute["selective_ac_option"] = "op"

@@ -15,7 +15,7 @@ import numpy as np
 from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
 from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
 from trimaran.layout.choices import index_of
-from trimaran.layout.stages import even_split, weighted_split
+from trimaran.layout.stages import even_split, stack_split, weighted_split
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
@@ -165,15 +165,16 @@ class Proposer:
         return pairs | {"global_batch": batches[inverse]}
 
     def _same_split(self, rows: Columns) -> Bools:
-        """Where the head-weighted and the even split are the same."""
-        model, seq_len = self.workload.model, self.workload.seq_len
-        head = cache(partial(head_in_layers, model, seq_len))
+        """Where the stack's own split and the other one that is proposed are the same."""
+        layers, stack = self.workload.model.layers, self.stack
+        head = cache(partial(head_in_layers, self.workload.model, self.workload.seq_len))
         stages = rows["pp"] * rows["vpp"]
         first, inverse = distinct([rows["tp"], stages])
-        same = [
-            weighted_split(model.layers, stage_count, head(tp)) == even_split(model.layers, stage_count)
-            for tp, stage_count in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True)
-        ]
+        same = []
+        for tp, count in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True):
+            weighted = weighted_split(layers, count, head(tp))
+            other = even_split(layers, count) if stack.head_weighted_stages else weighted
+            same.append(stack_split(stack, layers, count, partial(head, tp)) == other)
         return np.array(same, dtype=np.bool_)[inverse]
 
     def _distinct_placement(self, rows: Columns) -> Bools:

@@ -1,0 +1,148 @@
+"""What the facts of a stack do to time, memory and layouts."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from trimaran.api import plan, usual_stack, workload_of
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.shapes import kept_bytes
+from trimaran.files.catalogue import catalogue_names, load_cluster, load_stack
+from trimaran.layout.flops import model_flops
+from trimaran.layout.layout import resolve_split
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import violations
+from trimaran.nouns.stack import Stack
+
+H100 = load_cluster("dgx-h100")
+CORE = load_stack("megatron-core")
+BIG = workload_of("llama3-405b", 2048)
+
+
+def seconds(label: str, **facts: object) -> dict[str, float]:
+    """Parts of the time of one layout of 405B under megatron-core but for some facts."""
+    case = Case.of(BIG, H100, CORE.model_copy(update=facts))
+    return estimate(case, parse_layout(label)).time.model_dump()
+
+
+def test_every_stack_says_for_which_software_it_is() -> None:
+    told = {name: load_stack(name).software for name in catalogue_names("stacks")}
+    assert all(told.values()) and len(set(told.values())) == len(told)
+    assert "2021" in told["megatron"] and "2025" in told["megatron-core"]
+
+
+def test_405b_on_16384_h100_is_laid_out_as_practice_does() -> None:
+    """Llama 3's paper (arXiv 2407.21783, table 4): TP 8, PP 16, 400 TFLOPs a device at this batch and length."""
+    started = time.process_time()
+    best = plan("llama3-405b", "dgx-h100", 2048, devices=16384, seq=8192, stack="megatron-core", top=5).best
+    assert time.process_time() - started < 2.0
+    assert best.layout.tp == 8 and 8 <= best.layout.pp <= 16 and best.devices == 16384
+    done = model_flops(BIG.model, 8192, 2048, best.layout.tp) / best.sec_per_it / best.devices / 1e12
+    assert 380 < done < 450
+
+
+def test_a_plan_of_today_assumes_the_software_of_today() -> None:
+    assert usual_stack(H100) == usual_stack(load_cluster("dgx-b200")) == "megatron-core"
+    assert usual_stack(load_cluster("jean-zay-a100-80gb")) == "trimaran"
+    found = plan("llama3-8b", "dgx-h100", 64, devices=8, top=1)
+    assert (found.stack, found.software) == ("megatron-core", CORE.software)
+
+
+@pytest.mark.parametrize(
+    ("fact", "without", "part"),
+    [
+        ("overlap_dp", 0.0, "dp"),
+        ("gathers_behind_forward", False, "dp"),
+        ("overlaps_sends", (), "pp"),
+        ("sums_behind_weights", False, "tp"),
+        ("sums_behind_products", False, "tp"),
+        ("fused_accumulation", False, "backward"),
+        ("flash_kernel", "flash", "forward"),
+    ],
+)
+def test_what_overlaps_is_worth_its_time(fact: str, without: object, part: str) -> None:
+    label = "dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-selective,bf16"
+    assert seconds(label)[part] < seconds(label, **{fact: without})[part]
+
+
+def test_only_the_schedules_that_overlap_sends_do() -> None:
+    one_by_one = "dp256,tp8,pp8,mbs1,zero1,sp,recompute-full,bf16"
+    assert seconds(one_by_one) == seconds(one_by_one, overlaps_sends=())
+
+
+def test_gradients_of_inner_chunks_hide_behind_the_micro_batches_that_pass() -> None:
+    even, chunks = (
+        "dp128,tp8,pp9,mbs1,zero1,sp,recompute-full,bf16",
+        "dp128,tp8,pp9,vpp7,mbs1,zero1,sp,recompute-full,bf16",
+    )
+    assert seconds(chunks)["dp"] < 0.6 * seconds(even)["dp"]
+
+
+def test_modules_that_are_made_again_keep_the_first_ones_input_alone() -> None:
+    grid = LayoutGrid.build(BIG, CORE, tp=8, mbs=1, precision="bf16", sequence_parallel=True)
+    kept = kept_bytes(Case.of(BIG, H100, CORE), grid)
+    tokens, model = 8192, BIG.model
+    # the MLP's norm's output, gate, up and their product: 16 bit, over TP
+    gone = tokens * (model.hidden + 3 * model.ffn_hidden) * 2 / 8
+    np.testing.assert_allclose(kept.layer - kept.selective, gone)
+
+
+def test_the_loss_keeps_as_many_copies_as_its_kernel_makes() -> None:
+    grid = LayoutGrid.build(BIG, CORE, tp=8, mbs=1, precision="bf16")
+    logits = kept_bytes(Case.of(BIG, H100, CORE), grid).logits / (8192 * 128256 / 8 + 8192 * (-128256 % 1024) / 8)
+    np.testing.assert_allclose(logits, 4 + 2)
+
+
+def test_deepspeed_keeps_fp32_gradients_under_zero_1_alone() -> None:
+    workload, stack = workload_of("llama3-8b", 64), load_stack("deepspeed")
+    case = Case.of(workload, H100, stack)
+    parameters = workload.model.parameters
+
+    def gradients(label: str) -> float:
+        return estimate(case, parse_layout(label)).memory[0].gradients * 2**30
+
+    assert gradients("dp8,mbs1,zero1,bf16") == pytest.approx(6 * parameters, rel=0.01)
+    assert gradients("dp8,mbs1,zero2,bf16") == pytest.approx(2 * parameters / 8, rel=0.01)
+    assert gradients("dp8,mbs1,zero1,fp16") == pytest.approx(2 * parameters, rel=0.01)
+
+
+def test_deepspeed_has_no_zero_2_in_a_pipeline() -> None:
+    workload, stack = workload_of("llama3-8b", 64), load_stack("deepspeed")
+    broken = [v.sentence for v in violations(parse_layout("dp4,pp2,mbs1,zero2,bf16"), workload, H100, stack)]
+    assert broken == [
+        "ZeRO stage 2 with PP 2: in a pipeline deepspeed has ZeRO stages 0, 1: choose one of them or PP 1"
+    ]
+    assert not list(violations(parse_layout("dp4,pp2,mbs1,zero1,bf16"), workload, H100, stack))
+
+
+def test_recompute_of_a_share_of_layers_counts_each_stage_where_the_software_does() -> None:
+    label = "dp128,tp8,pp16,vpp4,mbs1,zero1,sp,recompute-full4,bf16"
+    assert [v.rule for v in violations(parse_layout(label), BIG, H100, CORE)] == ["recompute_every"]
+    assert not list(violations(parse_layout(label.replace("full4", "full")), BIG, H100, CORE))
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "split"),
+    [(32, 4, (8, 9, 8, 7)), (126, 8, (15, 16, 16, 16, 16, 16, 16, 15)), (4, 4, (1, 1, 1, 1))],
+)
+def test_torchtitan_counts_embedding_and_head_as_layers(layers: int, stages: int, split: tuple[int, ...]) -> None:
+    model = BIG.model.model_copy(update={"layers": layers})
+    workload = BIG.model_copy(update={"model": model})
+    assert resolve_split(parse_layout(f"pp{stages},bf16"), workload, load_stack("torchtitan")) == split
+
+
+def test_what_a_stack_extends_is_said_once() -> None:
+    base, compiled = load_stack("torchtitan").model_dump(), load_stack("torchtitan-compiled").model_dump()
+    differ = {name for name, value in base.items() if compiled[name] != value}
+    assert differ == {"name", "software", "rms_norm", "lean_activation", "selective_keeps"}
+
+
+def test_a_stack_of_ones_own_is_planned_for() -> None:
+    mine = Stack(**(CORE.model_dump() | {"name": "mine", "sums_behind_products": False}))
+    ours, theirs = (plan(BIG.model, H100, 2048, devices=16384, seq=8192, stack=s, top=1).best for s in (mine, CORE))
+    assert ours.sec_per_it > theirs.sec_per_it
