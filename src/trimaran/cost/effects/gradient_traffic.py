@@ -46,7 +46,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
         exposed = np.where(sharded, _by_layer(iteration, replicas), exposed)
-    return exposed + _tied_embedding(iteration)
+    return np.asarray(exposed + _tied_embedding(iteration))
 
 
 def _by_layer(iteration: IterationCost, replicas: Group) -> Floats:
