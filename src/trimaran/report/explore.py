@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trimaran.api import plan, usual_stack
+from trimaran.api import DEFAULT_STACK, plan, usual_stack
 from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model
 from trimaran.nouns.noun import TrimaranError
@@ -130,7 +130,7 @@ def question_of(values: dict[str, Any], known: Mapping[str, str]) -> Question:
     Raises TrimaranError for another noun, and for a field that is empty or no number.
     """
     for name in ("model", "cluster", "stack"):
-        if values.get(name) not in (*catalogue_names(f"{name}s"), known.get(name)):
+        if values.get(name) not in (*catalogue_names(f"{name}s"), known.get(name, DEFAULT_STACK)):
             raise TrimaranError(
                 f"{name} {quoted(values.get(name))} is neither of the catalogue nor what explore was started with: "
                 f"choose another"
