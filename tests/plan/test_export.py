@@ -67,7 +67,7 @@ def test_megatron_lm_gets_the_kind_of_model() -> None:
 def test_megatron_core_is_told_what_its_stack_says() -> None:
     core = load_stack("megatron-core")
     big = workload_of("llama3-405b", 2048)
-    said = flags(export(parse_layout("dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-selective,bf16"), big, core,
+    said = flags(export(parse_layout("dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-mlp,bf16"), big, core,
                         "megatron-lm"))  # fmt: skip
     stages = said["--pipeline-model-parallel-layout"][0].strip("'")
     assert (stages[0], stages[-1], stages.count("t"), stages.count("|")) == ("E", "L", 126, 63)
