@@ -20,7 +20,6 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.nouns.cluster import PRECISIONS
 from trimaran.planner.planner import SIMULATED, plan, searched
 from trimaran.planner.search.settings import settings_from
 
@@ -44,7 +43,7 @@ def layouts_a_second() -> list[str]:
         workload, stack, dp=random.integers(1, 65, count), tp=random.choice([1, 2, 4, 7, 8, 14, 16], count),
         pp=random.integers(1, 71, count), mbs=random.integers(1, 33, count), zero_stage=random.integers(0, 2, count),
         recompute=random.integers(0, 3, count), placement=random.integers(0, 6, count),
-        precision=PRECISIONS.index("bf16"),
+        precision="bf16",
     )  # fmt: skip
     seconds = []
     for _ in range(REPEATS):

@@ -47,7 +47,7 @@ def test_a_healthy_trial_is_a_row_with_the_median_after_warm_up(run_fake: Run) -
     assert (row.dp, row.tp, row.pp, row.mbs, row.devices, row.schedule) == (1, 2, 2, 2, 4, "1f1b")
     assert row.tokens_per_s_per_gpu == pytest.approx(8 * 32 / 1.15 / 4)
     assert row.tflops is not None
-    assert row.flops_formula == "megatron_eq3_k3"
+    assert row.flops_formula == "model_flops"
     assert row.layout_label is not None
     assert "split" in row.layout_label
     assert row.libraries["python"]

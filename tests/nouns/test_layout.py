@@ -160,7 +160,6 @@ def test_vocabulary_is_padded_to_128_times_tp() -> None:
         "dp-1",
         "dp0",
         "mbs=0",
-        "tp2,fp8",
         "cp2",
         "split",
         "offload",

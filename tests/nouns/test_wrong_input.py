@@ -66,8 +66,8 @@ ZERO_SAYS_SOMETHING = {
     "workload": set[str](),
     "cluster": {
         "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "latency_us",
-        "matmul_share", "flash_share", "cudnn_share", "all_reduce_gb_s", "cards_per_node", "cores_per_node",
-        "host_mem_gib", "price_per_device_hour",
+        "matmul_share", "narrow_share", "flash_share", "cudnn_share", "all_reduce_gb_s", "cards_per_node",
+        "cores_per_node", "host_mem_gib", "devices_per_host", "price_per_device_hour",
     },
     "stack": {
         "overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages", "loss_chunk_cpu_tokens",

@@ -50,6 +50,24 @@ def test_table_has_the_documents_columns(trimaran: Run) -> None:
     assert "best: dp" in done.stdout
 
 
+def test_mfu_is_the_tflops_of_its_row_over_the_peak_that_is_said(trimaran: Run) -> None:
+    asked = ("plan", "--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "64", "--gbs", "256", "--stack",
+             "torchtitan", "--fix", "precision=fp8", "--fix", "recompute=full", "--top", "3")  # fmt: skip
+    layouts = json.loads(trimaran(*asked, "--format", "json").stdout)["layouts"]
+    assert {(entry["flops_formula"], round(entry["tflops"] / entry["mfu"], 1)) for entry in layouts} == {
+        ("model_flops", 1978.9)
+    }
+    assert "TFLOPs and MFU count the model's operations" in (printed := trimaran(*asked).stdout)
+    assert "of 1979 TFLOPs in fp8" in printed
+
+
+def test_a_precision_that_the_stack_lacks_is_refused_in_one_line(trimaran: Run) -> None:
+    done = trimaran("plan", *SMALL, "--fix", "precision=fp8")
+    assert done.returncode == 2
+    assert "precision fp8 is not one of" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_csv_is_a_table_and_nothing_else(trimaran: Run) -> None:
     done = trimaran("plan", *SMALL, "--format", "csv", "--top", "5")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))

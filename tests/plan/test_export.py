@@ -98,6 +98,30 @@ def test_torchtitan_splits_stages_as_it_does() -> None:
         export(parse_layout("dp8,pp4,mbs1,bf16,fsdp,split7-9-9-7"), LLAMA, titan, "torchtitan")
 
 
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("fp8", {"--bf16": [], "--fp8-format": ["hybrid"], "--fp8-recipe": ["tensorwise"]}),
+        ("mxfp8", {"--bf16": [], "--fp8-format": ["e4m3"], "--fp8-recipe": ["mxfp8"]}),
+        ("nvfp4", {"--bf16": [], "--fp4-format": ["e2m1"], "--fp4-recipe": ["nvfp4"]}),
+    ],
+)
+def test_narrow_precisions_are_said_where_a_trainer_has_them(precision: str, said: dict[str, list[str]]) -> None:
+    layout = parse_layout(f"dp8,mbs2,{precision}")
+    assert said.items() <= flags(export(layout, PLAIN, MEGATRON, "megatron-lm")).items()
+    for trainer in ("deepspeed", "megatron-deepspeed"):
+        with pytest.raises(TrimaranError, match=f"precision {precision}"):
+            export(layout, PLAIN, MEGATRON, trainer)
+
+
+def test_torchtitan_gathers_in_8_bit_where_its_stack_does() -> None:
+    layout = parse_layout("dp8,mbs2,zero3,fsdp,fp8")
+    config = tomllib.loads(export(layout, LLAMA, load_stack("torchtitan"), "torchtitan"))
+    assert config["model"]["converters"] == ["quantize.linear.float8"]
+    assert config["quantize"]["linear"]["float8"]["enable_fsdp_float8_all_gather"] is True
+    assert config["training"]["mixed_precision_param"] == "bfloat16"
+
+
 def test_deepspeed_batches_multiply_out() -> None:
     config = json.loads(export(parse_layout("dp16,mbs4,zero3,fsdp,fp16"), PLAIN, MEGATRON, "deepspeed"))
     product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 16

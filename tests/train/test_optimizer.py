@@ -13,7 +13,6 @@ from test_gpt import make_trainer
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.nouns.cluster import PRECISIONS
 from trimaran.nouns.workload import Optimizer
 from trimaran.protocol.job import TrainJob
 from trimaran.train.engine.loss_scale import GROWTH_INTERVAL, LossScale, initial_scale
@@ -111,7 +110,7 @@ def test_a_trainer_goes_on_with_the_scale_that_it_had(make_job: Callable[..., Tr
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", load_stack("trimaran").precisions)
 def test_a_parameter_takes_the_bytes_that_the_cost_model_says(
     make_job: Callable[..., TrainJob], precision: str, optimizer: Optimizer
 ) -> None:

@@ -227,6 +227,11 @@ def by_precision(precision: Ints, value: Callable[[Precision], float]) -> Floats
     return np.array([value(entry) for entry in PRECISIONS.values()], dtype=np.float64)[precision]
 
 
+def any_narrow(precision: Ints) -> bool:
+    """Whether a layout's precision, an index into PRECISIONS, has products narrower than 16 bit."""
+    return bool(np.array([entry.narrow is not None for entry in PRECISIONS.values()])[precision].any())
+
+
 def padded_vocab_of(model: Model, stack: Stack, tp: Ints) -> Floats:
     """Vocabulary that each layout computes with: padded to 128 x TP where the stack pads, shape (n,)."""
     if not stack.pads_vocab:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Bools, Floats, Ints, by_precision
+from trimaran.cost.grid import Bools, Floats, Ints, any_narrow, by_precision
 from trimaran.cost.measured import AttentionTable, MatmulTable
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.precision import PRECISIONS, Precision
+from trimaran.operators.casts import casts_of
 from trimaran.operators.modules import shares_again
 from trimaran.operators.operator import Operator, Product
 
@@ -49,17 +50,33 @@ class LayerTime:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What one rank computes and moves: arrays over layouts.
+class ProductRates:
+    """What one rank multiplies in one format: arrays over layouts.
 
-    `peak` operations/s, `bandwidth` bytes/s, `element` bytes of an activation. The slowdowns are how much
-    longer a rank takes because of the others of its node: 1 on a GPU, more where slots share cores.
+    `peak` operations/s, `operand` and `result` bytes of an element that is read and written, `fill_k` the elements of
+    K that prologue and epilogue of a tile take as long as.
     """
 
     peak: Floats
+    operand: Floats
+    result: Floats
+    fill_k: Floats
+    tensor_cores: Bools
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank computes and moves: arrays over layouts.
+
+    `products` are those of attention and head, `narrow` those of the layers' linear products; `bandwidth` bytes/s,
+    `element` bytes of an activation. The slowdowns are how much longer a rank takes because of the others of its
+    node: 1 on a GPU, more where slots share cores.
+    """
+
+    products: ProductRates
+    narrow: ProductRates
     bandwidth: float
     element: Floats
-    tensor_cores: Bools
     half: Bools
     matmul_slowdown: Floats
     memory_slowdown: Floats
@@ -69,23 +86,49 @@ class Rates:
 def rates(case: Case, precision: Ints, devices: Ints) -> Rates:
     """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count."""
     device, calibration = case.cluster.device, case.calibration
-    peaks = [(device.peak(word) or 0.0) * 1e12 for word in PRECISIONS]
+    peaks = [(device.peak(known.wide) or 0.0) * 1e12 for known in PRECISIONS.values()]
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
     on_cpu = device.kind == "cpu"
     element = by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes)
     matmul, memory, overhead = slowdowns(case.cluster, devices)
     tensor_cores = (element < 4) & (device.kind == "gpu")
     plain = (element == 4) & (device.kind == "gpu")
+    fill = np.where(tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
+    reached = peak * np.where(plain, calibration.gemm_plain, calibration.gemm)
+    products = ProductRates(reached, element, element, fill, tensor_cores)
     return Rates(
-        peak=peak * np.where(plain, calibration.gemm_plain, calibration.gemm),
+        products=products,
+        narrow=_narrow(case, products, precision),
         bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
         element=element,
-        tensor_cores=tensor_cores,
         half=by_precision(precision, lambda p: p.name == "fp16") > 0,
         matmul_slowdown=matmul,
         memory_slowdown=memory,
         overhead_slowdown=overhead,
     )
+
+
+def _narrow(case: Case, products: ProductRates, precision: Ints) -> ProductRates:
+    """Rates of the layers' linear products: those of all others, or of the precision's narrow format.
+
+    A device that reaches less of its narrow peak than of its 16-bit one does so here too. What a tile's prologue and
+    epilogue take is time, so more elements of K at a higher rate.
+    """
+    device = case.cluster.device
+    if not any_narrow(precision):
+        return products
+    share = device.narrow_share / device.matmul_share if device.narrow_share and device.matmul_share else 1.0
+
+    def faster(known: Precision) -> float:
+        narrow, wide = device.peak(known.name), device.peak(known.wide)
+        return narrow / wide * share if known.narrow is not None and narrow and wide else 1.0
+
+    def read(known: Precision) -> float:
+        return float(casts_of(known, case.stack, device).element)
+
+    times, cast = by_precision(precision, faster), by_precision(precision, read)
+    operand = np.where(cast > 0, cast, products.operand)
+    return replace(products, peak=products.peak * times, operand=operand, fill_k=products.fill_k * times)
 
 
 def slowdowns(cluster: Cluster, devices: Ints) -> tuple[Floats, Floats, Floats]:
@@ -110,7 +153,8 @@ def gemm_time(
     n: Floats | float,
     k: Floats | float,
     batch: Floats | float,
-    rate: Rates,
+    rate: ProductRates,
+    bandwidth: float,
     cluster: Cluster,
     unaligned: float,
 ) -> Floats:
@@ -121,24 +165,23 @@ def gemm_time(
     of the peak. Never faster than the operands and the result pass through memory.
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
-    moved = batch * (m * k + k * n + m * n) * rate.element
+    moved = batch * ((m * k + k * n) * rate.operand + m * n * rate.result)
     sms = cluster.device.multiprocessors
     operations = 2.0 * batch * m * n * k
     if not sms:
-        return np.maximum(operations / rate.peak, moved / rate.bandwidth)
+        return np.maximum(operations / rate.peak, moved / bandwidth)
     per_sm = rate.peak / sms
-    fill = np.where(rate.tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
     rows, columns, relative = np.array(TILES).T[:, :, None]
     tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
     # A product with fewer tiles than multiprocessors is split along K as far as that pays.
     split = np.maximum(np.minimum(np.floor(sms / tiles), np.maximum(1.0, k / 512.0)), 1.0)
     waves = np.ceil(tiles * split / sms)
-    tile = 2.0 * rows * columns * (k / split + fill) / (per_sm * relative)
+    tile = 2.0 * rows * columns * (k / split + rate.fill_k) / (per_sm * relative)
     best = (waves * tile).min(axis=0)
     aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
     slow = operations / (rate.peak * unaligned)
     best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)
-    return np.asarray(np.maximum(best, moved / rate.bandwidth))
+    return np.asarray(np.maximum(best, moved / bandwidth))
 
 
 def recomputed(operators: Sequence[Operator]) -> int:
@@ -170,7 +213,7 @@ class Kernels:
         host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
         host_backward = BACKWARD_LAUNCHES * host_forward
         if self.cluster.device.kind != "gpu":
-            zero = np.zeros(self.rate.peak.shape)
+            zero = np.zeros(self.rate.element.shape)
             forward, backward = forward + host_forward, backward + host_backward
             return LayerTime(forward, backward, forward * again_share, zero, zero)
         # The host launches ahead of the device: the slower of the two is what counts.
@@ -183,7 +226,7 @@ class Kernels:
         """Seconds of what a partial recompute runs again of one layer; the stack's own selection ends as full does."""
         stops = word == "selective" and self.stack.recompute_stops_early
         wanted = recomputed(operators) if stops else len(operators)
-        seconds = np.zeros(self.rate.peak.shape)
+        seconds = np.zeros(self.rate.element.shape)
         for share, (there, _) in zip(shares_again(word, operators, self.stack)[:wanted], times, strict=False):
             seconds = seconds + there * share
         return seconds
@@ -195,20 +238,23 @@ class Kernels:
         forward = forward + operator.moved_forward * self._per_byte + self._drawing(operator.drawn)
         return forward, backward + operator.moved_backward * self._per_byte
 
-    def product(self, product: Product) -> Floats:
+    def product(self, product: Product, rate: ProductRates) -> Floats:
         """Seconds of products: from the probe's measured rates where the cluster has them."""
-        m, n, k, batch, rate = product.m, product.n, product.k, product.batch, self.rate
+        m, n, k, batch, slower = product.m, product.n, product.k, product.batch, self.rate.matmul_slowdown
         if self.matmul is not None:
-            measured = self.matmul.rate(m, n, k, rate.element)
-            return np.asarray(product.operations / (measured * self.calibration.gemm) * rate.matmul_slowdown)
-        return gemm_time(m, n, k, batch, rate, self.cluster, self.calibration.unaligned) * rate.matmul_slowdown
+            measured = self.matmul.rate(m, n, k, self.rate.element)
+            return np.asarray(product.operations / (measured * self.calibration.gemm) * slower)
+        unaligned = self.calibration.unaligned
+        return gemm_time(m, n, k, batch, rate, self.rate.bandwidth, self.cluster, unaligned) * slower
 
     def _linear(self, operator: Operator) -> tuple[Floats, Floats]:
-        return self._sum(operator.forward), self._sum(operator.backward)
+        rate = self.rate.narrow if operator.narrow else self.rate.products
+        return self._sum(operator.forward, rate), self._sum(operator.backward, rate)
 
     def _batched(self, operator: Operator) -> tuple[Floats, Floats]:
         share = self._batched_share(float(operator.forward[0].k))
-        return self._sum(operator.forward) / share, self._sum(operator.backward) / share
+        products = self.rate.products
+        return self._sum(operator.forward, products) / share, self._sum(operator.backward, products) / share
 
     def _flash(self, operator: Operator) -> tuple[Floats, Floats]:
         """Measured times where the cluster has them, else a rate; causal kernels skip the masked half."""
@@ -218,19 +264,19 @@ class Kernels:
                 np.asarray(scores.batch), float(scores.m), float(scores.k), rate.element
             )
             return forward * rate.matmul_slowdown, backward * rate.matmul_slowdown
-        slower = 0.5 * rate.matmul_slowdown / (rate.peak * self.calibration.attention)
+        slower = 0.5 * rate.matmul_slowdown / (rate.products.peak * self.calibration.attention)
         forward, backward = (
             np.asarray(reduce(np.add, (product.operations for product in products)) * slower)
             for products in (operator.forward, operator.backward)
         )
         return forward, backward
 
-    def _sum(self, products: Sequence[Product]) -> Floats:
+    def _sum(self, products: Sequence[Product], rate: ProductRates) -> Floats:
         """Seconds of products one after the other; those of one shape are timed once."""
-        seconds = np.zeros(self.rate.peak.shape)
+        seconds = np.zeros(rate.peak.shape)
         shapes = {id(product): product for product in products}
         for shape, times in Counter(map(id, products)).items():
-            seconds = seconds + times * self.product(shapes[shape])
+            seconds = seconds + times * self.product(shapes[shape], rate)
         return seconds
 
     def _batched_share(self, head_dim: float) -> Floats | float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trimaran.cost.grid import Floats
 from trimaran.nouns.cluster import AttentionTime, CollectiveTime, MatmulRate
-from trimaran.nouns.precision import PRECISIONS, RATES
+from trimaran.nouns.precision import PRECISIONS, PROBED_RATES
 
 # Squared distance within which points of a table blur into each other: what noise a reading carries is shared, or not.
 BLURRED, EXACT = 0.01, 1e-6
@@ -35,7 +35,7 @@ class ByElement:
 
     def __init__(self, rows: Sequence[tuple[str, tuple[float, ...], tuple[float, ...]]], blur: float = BLURRED) -> None:
         self._tables: dict[float, _Nearby] = {}
-        for rate in RATES:  # fp16 stands in for bf16 where only it is known
+        for rate in PROBED_RATES:  # fp16 stands in for bf16 where only it is known
             element = PRECISIONS[rate].activation_bytes
             chosen = [(point, value) for name, point, value in rows if name == rate]
             if chosen and element not in self._tables:

@@ -10,6 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
+from trimaran.cost.states import casts_on
 from trimaran.operators.ends import head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.modules import kept_under
@@ -34,6 +35,7 @@ def part_at(case: Case, seq_len: int, tp: Ints, mbs: Ints, precision: Ints, sequ
         sequence_parallel=sequence_parallel,
         element=by_precision(precision, lambda p: p.activation_bytes),
         moved_element=by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes),
+        casts=casts_on(case, precision),
     )
 
 

@@ -142,8 +142,8 @@ class _Shapes:
         return forward[self.inverse], backward[self.inverse]
 
     def product(self, product: Product) -> Floats:
-        """Seconds of products."""
-        return self._kernels.product(product)[self.inverse]
+        """Seconds of one of a layer's linear products."""
+        return self._kernels.product(product, self._kernels.rate.narrow)[self.inverse]
 
     def weight_gradients(self) -> Floats:
         """Seconds of a layer's products that make the gradients of its weights."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
-from trimaran.cost.grid import Bools, Floats, LayoutGrid, by_precision
+from trimaran.cost.case import Case
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, any_narrow, by_precision
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
+from trimaran.operators.casts import UNCAST, Casts, casts_of
 
 # ZeRO stages from which each is sharded (Rajbhandari et al., arXiv 1910.02054, section 5).
 OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
@@ -13,12 +18,31 @@ OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 
 def shards(grid: LayoutGrid, stage: int) -> Floats:
     """Over how many ranks a replica's state is cut that ZeRO shards from `stage` on; 1 where it is whole."""
-    return np.where(grid.zero_stage >= stage, grid.shard, 1).astype(np.float64)
+    sharded = (grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded")
+    return np.where(sharded, grid.shard, 1).astype(np.float64)
 
 
 def element_bytes(grid: LayoutGrid) -> Floats:
     """Bytes of an activation or of a working weight."""
     return by_precision(grid.precision, lambda p: p.activation_bytes)
+
+
+def casts_on(case: Case, precision: Ints) -> Casts:
+    """How operands are cast under each precision (index into PRECISIONS); plain numbers where none are: quicker."""
+    if not any_narrow(precision):
+        return UNCAST
+    known = [casts_of(precision, case.stack, case.cluster.device) for precision in PRECISIONS.values()]
+    each = {field.name: np.array([getattr(one, field.name) for one in known]) for field in fields(Casts)}
+    return Casts(**{name: values[precision] for name, values in each.items()})
+
+
+def gathered_bytes(case: Case, grid: LayoutGrid) -> Floats:
+    """Bytes a sharded weight is gathered in: a working weight's, or those of its cast where the stack casts first."""
+    working = element_bytes(grid)
+    if not case.stack.gathers_casts:
+        return working
+    casts = casts_on(case, grid.precision)
+    return np.asarray(working * np.where(np.asarray(casts.gathered) > 0, casts.share, 1.0))
 
 
 def gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
@@ -43,5 +67,5 @@ def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
 
 def _is_wide(grid: LayoutGrid, stack: Stack) -> Bools:
     """Where the stack accumulates gradients wider than the precision says: by precision and ZeRO stage."""
-    by_word = by_precision(grid.precision, lambda p: float(p.name in stack.wide_gradients)) > 0
+    by_word = by_precision(grid.precision, lambda p: float(p.wide in stack.wide_gradients)) > 0
     return by_word & np.isin(grid.zero_stage, stack.wide_gradient_stages)

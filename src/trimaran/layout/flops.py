@@ -1,7 +1,7 @@
 """TFLOPs, MFU and days: the calculators that the field's tables use, each by name.
 
 B is the global batch, s the sequence, L layers, h hidden, V the vocabulary padded to 128 x TP,
-N parameters. The first five count recomputed work as useful work; `model_flops` does not, so
+N parameters. Trimaran's own figures are of `model_flops`. The other five count recomputed work as useful work, so
 figures of the two kinds must never be compared.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trimaran.layout.layout import Layout
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_forward_operations, layer_forward_operations
 
 FlopsFormula = Literal["megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"]
+# What Trimaran's own figures count, MFU among them: so MFU is TFLOPs over the peak of the precision.
+OWN_FORMULA: FlopsFormula = "model_flops"
 
 # BigScience's table of a 1.3B model computes with a round N, whatever the model's exact count is.
 BIGSCIENCE_1B3_PARAMETERS = 1.3e9
@@ -54,11 +55,6 @@ def iteration_flops(workload: Workload, tp: int, formula: FlopsFormula) -> float
     return model_flops(model, s, batch, tp)
 
 
-def default_formula(layout: Layout) -> FlopsFormula:
-    """The calculator that Trimaran's own tables print: Megatron's eq. (3), four passes if every layer has them."""
-    return "megatron_eq3_k4" if layout.recompute == "full" and layout.recompute_every == 1 else "megatron_eq3_k3"
-
-
 def tflops_per_device(workload: Workload, tp: int, devices: int, sec_per_it: float, formula: FlopsFormula) -> float:
     """TFLOP/s of one device by `formula`."""
     return iteration_flops(workload, tp, formula) / sec_per_it / devices / 1e12
@@ -66,7 +62,7 @@ def tflops_per_device(workload: Workload, tp: int, devices: int, sec_per_it: flo
 
 def mfu(workload: Workload, tp: int, devices: int, sec_per_it: float, peak_tflops: float) -> float:
     """Model-FLOPs utilisation: model operations a second over the devices' peak (0 to 1)."""
-    return tflops_per_device(workload, tp, devices, sec_per_it, "model_flops") / peak_tflops
+    return tflops_per_device(workload, tp, devices, sec_per_it, OWN_FORMULA) / peak_tflops
 
 
 def aggregate_pflops(tflops: float, devices: int) -> float:

@@ -11,7 +11,7 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.text import quoted
 
-_LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding", "fp8": "fp8"}
+_LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding"}
 _LATER |= {"offload": "offload to the host"}
 
 

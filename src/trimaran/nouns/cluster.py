@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun, TrimaranError
-from trimaran.nouns.precision import PRECISIONS, PrecisionName, Rate
+from trimaran.nouns.precision import PRECISIONS, PrecisionName, ProbedRate, Rate
 from trimaran.nouns.probed_model import PartName, PartTime, ProbedModel
 from trimaran.nouns.shaped_network import ShapedNetwork
 
@@ -16,7 +16,7 @@ from trimaran.nouns.shaped_network import ShapedNetwork
 class MatmulRate(Noun):
     """One measured matrix product: M x K times K x N in `precision` ran at `tflops`."""
 
-    precision: Rate
+    precision: ProbedRate
     m: int = Field(gt=0)
     n: int = Field(gt=0)
     k: int = Field(gt=0)
@@ -38,7 +38,7 @@ class AttentionTime(Noun):
     The fused kernel that PyTorch chooses; `backward_us` is the backward alone.
     """
 
-    precision: Rate
+    precision: ProbedRate
     batch_heads: int = Field(gt=0)
     seq_len: int = Field(gt=0)
     head_dim: int = Field(gt=0)
@@ -74,6 +74,12 @@ class Device(Noun):
     mem_bandwidth_gb_s: float = Field(gt=0, le=1e9)
     matmul_share: float = Field(
         default=0.0, ge=0, le=1, description="best 16-bit matmul rate measured over peak; 0: none"
+    )
+    narrow_share: float = Field(
+        default=0.0, ge=0, le=1, description="best 8-bit matmul rate measured over its peak; 0: as `matmul_share`"
+    )
+    transposes_fp8: bool = Field(
+        default=False, description="fp8 products take their operands in one order alone, so some are kept in both"
     )
     sustained_share: float = Field(
         default=0.95, gt=0, le=1, description="what hours of training keep up of that rate: power and clocks"
@@ -133,6 +139,12 @@ class Cluster(Noun):
     device: Device
     nodes: int = Field(gt=0, le=10_000_000)
     devices_per_node: int = Field(gt=0, le=1024)
+    devices_per_host: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="devices of one host where a node, on one fast link, is several; 0: is one",
+    )
     intra: Link = Field(description="per device, inside a node")
     inter: Link = Field(description="per node, shared by its devices")
     cards_per_node: int = Field(

@@ -14,6 +14,7 @@ DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
 RmsNorm = Literal["fused", "eager", "composite", "torch"]
 FlashKernel = Literal["flash", "cudnn"]
+Fp8Scaling = Literal["delayed", "current", "blockwise"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -142,6 +143,20 @@ class Stack(Noun):
     )
     low_gradient_bytes: int = Field(
         default=0, ge=0, le=4, description="16-bit gradients that stay beside those of wide_gradients"
+    )
+    fp8_scaling: Fp8Scaling = Field(
+        default="current",
+        description="precision fp8 scales a tensor by its largest value of the steps before or of now, or its blocks",
+    )
+    keeps_casts: bool = Field(
+        default=False,
+        description="linear layers keep their operands as cast for their products; else they keep 16 bit and cast anew",
+    )
+    casts_weights_once: bool = Field(
+        default=False, description="weights are cast for their products once an iteration, not every micro-batch"
+    )
+    gathers_casts: bool = Field(
+        default=False, description="sharded weights are cast for their products before they are gathered"
     )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")

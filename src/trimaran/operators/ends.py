@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimaran.operators.operator import Collective, Number, Operator, Part, Product, Tensor
+from trimaran.operators.casts import Number
+from trimaran.operators.operator import Collective, Operator, Part, Product, Tensor
 
 
 def embedding_operator(part: Part) -> Operator:

@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from trimaran.operators.operator import Collective, Number, Operator, Part, Phase, Product, Tensor
+from trimaran.operators.casts import UNCAST, Number, Operands, cast_bytes
+from trimaran.operators.operator import Collective, Operator, Part, Phase, Product, Tensor
 
 # Bytes an element beyond a fused kernel's of an RMS norm, forward and backward, and of rotary angles, in PyTorch's
 # eager operators: casts to fp32 and back, square, mean, scale; complex products.
@@ -37,10 +38,10 @@ def attention_block(part: Part) -> tuple[Operator, ...]:
     rotary = (_rotary(part),) if model.positions == "rotary" else ()
     return (
         _norm(part, "attention norm"),
-        _linear(part, "qkv", qkv, model.hidden, _normed(part), made, sums="backward", launches=2.0),
+        _linear(part, "qkv", qkv, model.hidden, (_cast(part, _normed(part)),), made, sums="backward", launches=2.0),
         *rotary,
         _flash_attention(part) if part.stack.flash_attention else _attention(part),
-        _linear(part, "projection", model.hidden, context, _split(part, "context", context), whole, sums="forward"),
+        _linear(part, "projection", model.hidden, context, _context(part, context), whole, sums="forward"),
         _residual(part, "attention residual"),
     )
 
@@ -53,14 +54,14 @@ def mlp_block(part: Part) -> tuple[Operator, ...]:
     made = _outputs(part, **dict.fromkeys(names, float(model.ffn_hidden)))
     return (
         _norm(part, "MLP norm"),
-        _linear(part, "up", up, model.hidden, _normed(part), made, sums="backward"),
+        _linear(part, "up", up, model.hidden, (_cast(part, _normed(part)),), made, sums="backward"),
         _activation(part),
         _linear(
             part,
             "down",
             model.hidden,
             width,
-            _split(part, "activated", width),
+            (_cast(part, _split(part, "activated", width)),),
             (_hidden(part, "down"),),
             sums="forward",
         ),
@@ -78,13 +79,28 @@ def _normed(part: Part) -> Tensor:
     return Tensor(normed.name, normed.size * (part.repeated if part.stack.keeps_gathered else 1.0))
 
 
+def _cast(part: Part, kept: Tensor) -> Tensor:
+    """What a product keeps of its input, narrower where the stack keeps what it cast."""
+    is_kept = part.casts is not UNCAST and part.stack.keeps_casts
+    return Tensor(kept.name, kept.size * part.casts.share) if is_kept else kept
+
+
+def _context(part: Part, width: Number) -> tuple[Tensor, ...]:
+    """What attention leaves, which its own backward reads too, and the copy that is cast for the projection."""
+    context = _split(part, "context", width)
+    if part.casts is UNCAST or not part.stack.keeps_casts:
+        return (context,)
+    cast = np.where(np.asarray(part.casts.element) > 0, _cast(part, context).size, 0.0)
+    return (context, Tensor("context as cast", cast))
+
+
 def _split(part: Part, name: str, width: Number) -> Tensor:
     """A tensor of `width` features a token on each TP rank."""
     return Tensor(name, part.tokens * width * part.element)
 
 
 def _linear(
-    part: Part, name: str, n: Number, k: Number, kept: Tensor, made: tuple[Tensor, ...], *, sums: Phase,
+    part: Part, name: str, n: Number, k: Number, kept: tuple[Tensor, ...], made: tuple[Tensor, ...], *, sums: Phase,
     launches: float = 1.0,
 ) -> Operator:  # fmt: skip
     """Tokens x k times k x n; backward once for the input's gradient and once for the weight's.
@@ -93,14 +109,21 @@ def _linear(
     (Shoeybi et al., arXiv 1909.08053); under sequence parallelism a reduce-scatter and an all-gather move the same.
     """
     tokens = part.tokens
+    inputs, gradients = tokens * k, tokens * n
+    slices = (part.repeated, 1.0) if sums == "backward" else (1.0, part.repeated)
+    operands = Operands(n * k, inputs, gradients, inputs / slices[0], gradients / slices[1])
+    cast_forward, cast_backward = cast_bytes(part.casts, part.stack, operands, eager=_is_eager(part))
     return Operator(
         name,
         forward=(Product(tokens, n, k),),
         backward=(Product(tokens, k, n), Product(k, n, tokens)),
-        inputs=(kept,),
+        narrow=True,
+        moved_forward=cast_forward,
+        moved_backward=cast_backward,
+        inputs=kept,
         outputs=made,
         launches=launches + np.where((np.asarray(part.tp) > 1) & (sums == "forward"), 1.0, 0.0),
-        collectives=(Collective("all_reduce", "tp", sums, part.message),),
+        collectives=(Collective("all_reduce", "tp", sums, part.layer_message),),
     )
 
 

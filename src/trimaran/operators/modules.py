@@ -14,7 +14,8 @@ import numpy as np
 
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
-from trimaran.operators.operator import Number, Operator
+from trimaran.operators.casts import Number
+from trimaran.operators.operator import Operator
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
+from trimaran.operators.casts import UNCAST, Casts, Number
 
-Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
-Number = Floats | float
 # linear: by weights; batched: one product a head; flash: scores are never written, and the masked half is skipped.
 Kernel = Literal["linear", "batched", "flash"]
 CollectiveKind = Literal["all_reduce"]
@@ -62,13 +61,14 @@ class Operator:
     `moved_forward` and `moved_backward` are bytes that memory-bound kernels read and write. `inputs` are kept for the
     backward even where the operator itself is computed again; `inside` is what it then makes anew. `outputs` are what
     its products leave, which a recompute by operator may keep. `launches` counts the operators that the host launches
-    forward, `drawn` the random numbers.
+    forward, `drawn` the random numbers. Products of a `narrow` one are in the precision's narrow format, if it has one.
     """
 
     name: str
     forward: tuple[Product, ...] = ()
     backward: tuple[Product, ...] = ()
     kernel: Kernel = "linear"
+    narrow: bool = False
     moved_forward: Number = 0.0
     moved_backward: Number = 0.0
     inputs: tuple[Tensor, ...] = ()
@@ -107,6 +107,7 @@ class Part:
     sequence_parallel: Bools | bool
     element: Number
     moved_element: Number
+    casts: Casts = UNCAST
 
     @property
     def tokens(self) -> Number:
@@ -117,6 +118,16 @@ class Part:
     def message(self) -> Number:
         """Bytes of the micro-batch's hidden state, which TP's ranks sum and stages send."""
         return self.tokens * self.model.hidden * self.element
+
+    @cached_property
+    def layer_message(self) -> Number:
+        """Bytes that stand for the hidden state in a layer's sums over TP.
+
+        Sequence parallelism gathers what a product reads, as it is cast, and reduces what it leaves, in 16 bit.
+        """
+        if self.casts is UNCAST:
+            return self.message
+        return self.message * np.where(self.sequence_parallel, 0.5 + 0.5 * self.casts.share, 1.0)
 
     @property
     def repeated(self) -> Number:

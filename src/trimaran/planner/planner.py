@@ -14,9 +14,9 @@ from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
 from trimaran.layout.choices import COUNTS
-from trimaran.layout.flops import days_to_train, default_formula, mfu, tflops_per_device
+from trimaran.layout.flops import OWN_FORMULA, days_to_train, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
-from trimaran.layout.rules import RULES
+from trimaran.layout.rules import RULES, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
@@ -150,7 +150,6 @@ def _entry(
 ) -> Entry:
     workload, cluster, error = case.workload, case.cluster, case.calibration.time_error
     seconds, devices = predicted.sec_per_it, layout.devices
-    formula = default_formula(layout)
     iterations, price = workload.iterations, cluster.price_per_device_hour
     days = None if iterations is None else days_to_train(seconds, iterations)
     return Entry(
@@ -163,8 +162,8 @@ def _entry(
         sec_per_it_low=seconds * math.exp(-error),
         sec_per_it_high=seconds * math.exp(error),
         tokens_per_s=workload.tokens_per_step / seconds,
-        tflops=tflops_per_device(workload, layout.tp, devices, seconds, formula),
-        flops_formula=formula,
+        tflops=tflops_per_device(workload, layout.tp, devices, seconds, OWN_FORMULA),
+        flops_formula=OWN_FORMULA,
         mfu=mfu(workload, layout.tp, devices, seconds, cluster.device.peak(layout.precision) or math.inf),
         days=days,
         cost=None if price is None or days is None else days * 24.0 * devices * price,
@@ -245,6 +244,11 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
         )
     unfit = _nearest_unfit(ranking, search)
     if unfit is not None:
+        # What is fixed may be nothing that stack or device has, of which memory knows nothing.
+        case = search.case
+        for violation in violations(unfit.layout, case.workload, case.cluster, case.stack):
+            if violation.rule in ("stack", "precision"):
+                return f"no layout is valid; for example, {unfit.layout}: {violation.sentence}"
         return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}"
     sieve, counts = search.proposer.sieve, search.proposer.settings.device_counts
     if sieve.emptied is None and counts:

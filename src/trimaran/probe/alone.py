@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.cluster import AttentionTime, MatmulRate
-from trimaran.nouns.precision import PRECISIONS, RATES, Rate
+from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct
 from trimaran.probe.timing import undisturbed_seconds
 
-DTYPES: dict[Rate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in RATES}
+DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
 _CHAIN = 32
 
 
@@ -53,7 +53,7 @@ class Operands:
 
 def matmul_rates(
     products: Sequence[ProbedProduct],
-    precisions: Sequence[Rate],
+    precisions: Sequence[ProbedRate],
     rounds: int,
     device: torch.device,
     limit_s: float = math.inf,
@@ -68,7 +68,7 @@ def matmul_rates(
     seconds = undisturbed_seconds(
         cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device, limit_s
     )  # fmt: skip
-    by_shape: dict[tuple[Rate, int, int, int], list[float]] = defaultdict(list)
+    by_shape: dict[tuple[ProbedRate, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
         if case.orientation == "weight_gradient" and case.m != case.n:
@@ -81,7 +81,7 @@ def matmul_rates(
 
 def attention_times(
     shapes: Sequence[AttentionShape],
-    precisions: Sequence[Rate],
+    precisions: Sequence[ProbedRate],
     rounds: int,
     device: torch.device,
     limit_s: float = math.inf,
@@ -91,7 +91,7 @@ def attention_times(
     Shapes that `limit_s` did not reach are left out.
     """
 
-    def prepare(case: tuple[Rate, AttentionShape, bool]) -> Callable[[], object]:
+    def prepare(case: tuple[ProbedRate, AttentionShape, bool]) -> Callable[[], object]:
         precision, shape, backward = case
         size = (1, shape.batch_heads, shape.seq_len, shape.head_dim)
         q, k, v = (torch.randn(size, device=device, dtype=DTYPES[precision], requires_grad=backward) for _ in range(3))

@@ -10,7 +10,7 @@ from pydantic import Field
 from trimaran.files.catalogue import load_stack
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import Noun, TrimaranError
-from trimaran.nouns.precision import RATES, Rate
+from trimaran.nouns.precision import PROBED_RATES, ProbedRate
 from trimaran.nouns.probed_model import PartName
 from trimaran.nouns.stack import Stack
 
@@ -67,7 +67,7 @@ class ProbeSettings(Noun):
     ranks: int = Field(gt=0)
     threads_per_rank: int = Field(gt=0)
     groups: tuple[int, ...]
-    precisions: tuple[Rate, ...]
+    precisions: tuple[ProbedRate, ...]
     products: tuple[ProbedProduct, ...]
     attention: tuple[AttentionShape, ...]
     model: Model | None = None
@@ -126,7 +126,7 @@ def probe_settings(
         ranks=slots,
         threads_per_rank=threads_per_rank,
         groups=tuple(sorted({*degrees[1:], slots} - {1})),
-        precisions=("fp32", "bf16") if on_cpu else RATES,
+        precisions=("fp32", "bf16") if on_cpu else PROBED_RATES,
         products=tuple(dict.fromkeys(products)),
         attention=tuple(dict.fromkeys(attention)),
         model=model if parts else None,

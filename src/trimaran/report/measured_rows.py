@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from trimaran.layout.flops import OWN_FORMULA
 from trimaran.nouns.measurement import Measurement
 from trimaran.report.layouts import MEASURED, layout_cells, layout_fields, unused
 from trimaran.report.tables import Field
@@ -21,13 +22,17 @@ FIELDS: tuple[Field, ...] = (
     Field("sec_per_it", "Sec/it", ".3f"),
     Field("spread", "+/-", ".3f"),
     Field("tflops", "TFLOPs", ".3g"),
+    Field("tflops_by", "TFLOPs by", left=True),
     Field("status", "Status", left=True),
     Field("notes", "Notes", left=True),
 )
 
 
 def records(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """One record a measurement; fields that say the same default everywhere are left blank."""
+    """One record a measurement; fields that say the same default everywhere are left blank.
+
+    TFLOPs count the model's operations, nothing computed again, unless `tflops_by` names another calculator.
+    """
     rows = list(measurements)
     left_out = unused(MEASURED, rows)
     return [record(row, left_out) for row in rows]
@@ -48,6 +53,7 @@ def record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
         "sec_per_it": row.sec_per_it,
         "spread": spread / 2 if spread is not None else None,
         "tflops": row.tflops,
+        "tflops_by": None if row.flops_formula == OWN_FORMULA else row.flops_formula,
         "status": row.status,
         "notes": row.notes or row.date,
         "layout": row.layout_label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from trimaran.layout.flops import aggregate_pflops
@@ -84,6 +85,7 @@ def explanation(plan: Plan) -> str:
         f"{best.sec_per_it_high:.3g}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
         f"bottleneck: {best.bottleneck}",
     ]
+    lines.append(counted((entry.layout.precision, entry.tflops, entry.mfu) for entry in plan.entries))
     if plan.cannot_tell_apart > 1:
         names = "; ".join(map(str, plan.measure))
         more = "or more " if plan.cannot_tell_apart == len(plan.entries) else ""
@@ -102,6 +104,15 @@ def explanation(plan: Plan) -> str:
         )
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(lines)
+
+
+def counted(rows: Iterable[tuple[str, float, float]]) -> str:
+    """What the columns TFLOPs and MFU count, and the peaks that MFU is of; rows are (precision, TFLOPs, MFU)."""
+    peaks = {precision: f"{tflops / mfu:.4g} TFLOPs in {precision}" for precision, tflops, mfu in rows if mfu}
+    return (
+        f"TFLOPs and MFU count the model's operations: 3 x forward, scores in full, nothing computed again; "
+        f"MFU is TFLOPs over the device's peak{', of ' if peaks else ''}{' and '.join(peaks.values())}"
+    )
 
 
 def ramp_up_table(schedule: RampUpSchedule, form: Format) -> str:

@@ -32,7 +32,7 @@ def summary(row: Measurement, recipe: Recipe, cluster: Cluster, layout: Layout, 
         (
             f"{len(row.step_times_s)} steps with {row.layout_label}:",
             f"  loss   {loss}",
-            f"  speed  {seconds:.3f} s/it, {tokens_per_s:.0f} tokens/s, {tflops:.3g} TFLOPs a rank",
+            f"  speed  {seconds:.3f} s/it, {tokens_per_s:.0f} tokens/s, {tflops:.3g} model TFLOPs a rank",
             f"  memory {row.mem_gib or 0.0:.2f} GiB on the largest rank",
             *memory_lines(recipe, cluster, layout, out_dir),
         )

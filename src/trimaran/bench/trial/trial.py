@@ -21,7 +21,7 @@ from trimaran.bench.watch.verdict import Verdict, verdict
 from trimaran.bench.watch.watch import watch
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
-from trimaran.layout.flops import default_formula, tflops_per_device
+from trimaran.layout.flops import OWN_FORMULA, tflops_per_device
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
@@ -212,7 +212,7 @@ def _stated(trial: Trial) -> dict[str, object]:
         "devices_per_node": min(layout.devices, cluster.devices_per_node),
         "devices": layout.devices,
         **run_cells(workload, layout),
-        "flops_formula": default_formula(layout),
+        "flops_formula": OWN_FORMULA,
         "network_delay_ms": cluster.inter.latency_us * 1e-3 if cluster.shaped else None,
         "network_gbps": cluster.inter.bandwidth_gbps if cluster.shaped else None,
         "variant": trial.variant_text or None,
@@ -233,7 +233,7 @@ def _measured(trial: Trial, result: RunResult | str) -> dict[str, object]:
     return {
         "sec_per_it": seconds,
         "sec_per_it_spread": spread,
-        "tflops": tflops_per_device(workload, layout.tp, layout.devices, seconds, default_formula(layout)),
+        "tflops": tflops_per_device(workload, layout.tp, layout.devices, seconds, OWN_FORMULA),
         "tokens_per_s_per_gpu": workload.tokens_per_step / seconds / layout.devices,
         "mem_gib": max(result.mem_gib_per_rank),
         "mem_gib_per_rank": result.mem_gib_per_rank,

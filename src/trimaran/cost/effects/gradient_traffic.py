@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.network import Group, group
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, element_bytes, sent_gradient_bytes
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
 # Channels of a ring over NVLink or several network cards, each a block of threads (NVIDIA/nccl 2.23, graph/connect.cc).
@@ -29,7 +29,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
     gradient = sent_gradient_bytes(grid, case.stack) * iteration.parameters
     m, zero = iteration.micro_batches, grid.zero_stage
     scatter = network.all_gather(gradient, replicas)
-    gather = network.all_gather(element_bytes(grid) * iteration.parameters, replicas)
+    gather = network.all_gather(gathered_bytes(case, grid) * iteration.parameters, replicas)
     traffic = np.where(zero == 0, network.all_reduce(gradient, replicas), scatter + gather)
     traffic = np.where(zero == 2, m * scatter + gather, traffic)
     served = grid.chose("dp_kind", "parameter_server")
@@ -60,7 +60,7 @@ def _by_layer(iteration: IterationCost, replicas: Group) -> Floats:
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     layer = case.model.layer_parameters / grid.tp
     ends = np.maximum(iteration.parameters - work.layers * layer, 0.0)
-    element, sent = element_bytes(grid), sent_gradient_bytes(grid, case.stack)
+    element, sent = gathered_bytes(case, grid), sent_gradient_bytes(grid, case.stack)
     gather, gather_ends = (network.all_gather(element * each, replicas) for each in (layer, ends))
     scatter, scatter_ends = (network.all_gather(sent * each, replicas) for each in (layer, ends))
     again = np.where(grid.zero_stage == 2, 0.0, gather)

@@ -8,8 +8,9 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.kernels import Rates
-from trimaran.cost.states import OPTIMIZER, gradient_bytes, shards
+from trimaran.cost.states import OPTIMIZER, WEIGHTS, casts_on, gradient_bytes, shards
 from trimaran.layout.layout import Layout
+from trimaran.operators.casts import weight_cast_bytes
 
 # Passes over the states that an optimizer made of separate kernels needs, against one that fuses them.
 UNFUSED = 3.5
@@ -20,7 +21,7 @@ def step_time(case: Case, grid: LayoutGrid, parameters: Floats, rate: Rates) -> 
 
     Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes
     in fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches
-    weights and gradient only. ZeRO divides it by DP.
+    weights and gradient only. ZeRO divides it by DP. Weights that are cast once an iteration are cast here.
     """
     gradient = gradient_bytes(grid, case.stack)
     moments = 4.0 if case.workload.optimizer == "adam" else 0.0
@@ -33,7 +34,11 @@ def step_time(case: Case, grid: LayoutGrid, parameters: Floats, rate: Rates) -> 
     stepped = parameters / shards(grid, OPTIMIZER)
     # The norm reads all gradients that the rank holds; clipping (and the fp16 scaler) reads and writes them.
     norm_bytes = np.where(grid.zero_stage >= 2, stepped, parameters) * gradient * 3.0
-    return (stepped * state_bytes + norm_bytes) / rate.bandwidth * rate.memory_slowdown
+    cast_bytes = parameters * weight_cast_bytes(casts_on(case, grid.precision), case.stack)
+    if case.stack.gathers_casts:
+        cast_bytes = cast_bytes / shards(grid, WEIGHTS)
+    moved: Floats = stepped * state_bytes + norm_bytes + cast_bytes
+    return moved / rate.bandwidth * rate.memory_slowdown
 
 
 def _cause(layout: Layout, case: Case, micro_batches: int) -> str:

@@ -12,7 +12,16 @@ from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.rank_memory import RankMemory
 from trimaran.cost.memory.stage import StageShape
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, low_gradient_bytes, shards
+from trimaran.cost.states import (
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    casts_on,
+    gathered_bytes,
+    low_gradient_bytes,
+    shards,
+)
+from trimaran.operators.casts import kept_weight_bytes
 
 GIB = 2.0**30
 
@@ -30,14 +39,16 @@ class MemoryPart:
 def _weights(rank: RankMemory) -> Floats:
     """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where it does so.
 
-    Where it shards the master copy alone, working weights are what is gathered.
+    Where it shards the master copy alone, working weights are what is gathered. Copies that were cast for products stay
+    beside them where the stack keeps those.
     """
     share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
     layer = rank.case.model.layer_parameters / rank.grid.tp
     ends = rank.count - rank.shape.layers * layer if stack.gathers_ends else 0.0
-    gathered = (2.0 * layer + ends) * rank.element
+    gathered = 2.0 * layer * gathered_bytes(rank.case, rank.grid) + ends * rank.element
+    casts = rank.shape.layers * layer * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
-    return np.where(master_alone, 0.0, rank.count / share * rank.element) + np.where(share > 1, gathered, 0.0)
+    return np.where(master_alone, 0.0, rank.count / share * rank.element) + np.where(share > 1, gathered, 0.0) + casts
 
 
 def _gradients(rank: RankMemory) -> Floats:

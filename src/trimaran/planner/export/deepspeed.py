@@ -37,6 +37,6 @@ def deepspeed_config(layout: Layout, workload: Workload) -> dict[str, Any]:
         config[layout.precision] = {"enabled": True}
         if layout.precision == "bf16" and layout.zero_stage == 1:
             config["data_types"] = {"grad_accum_dtype": "fp32"}  # what BF16_Optimizer does, which the stacks state
-    elif layout.precision == "bf16_pure":
-        refuse_first("DeepSpeed", layout, ((True, "precision bf16_pure"),))
+    elif layout.precision != "fp32":
+        refuse_first("DeepSpeed", layout, ((True, f"precision {layout.precision}"),))
     return config

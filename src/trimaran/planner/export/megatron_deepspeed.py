@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from trimaran.layout.layout import Layout
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.deepspeed import deepspeed_config
@@ -27,6 +28,7 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
             (layout.sequence_parallel, "sequence parallelism"),
             (layout.recompute not in ("none", "full"), f"{layout.recompute} recompute"),
+            (PRECISIONS[layout.precision].narrow is not None, f"precision {layout.precision}"),
             (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),

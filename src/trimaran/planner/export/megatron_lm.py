@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from trimaran.layout.layout import Layout, resolve_split
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.refuse import refuse_first
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope"}
+_WIDE = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": list[str]()}
+_FP8_RECIPES = {"current": "tensorwise", "delayed": "delayed", "blockwise": "blockwise"}
 
 
 def megatron_lm(layout: Layout, workload: Workload, stack: Stack) -> str:
@@ -23,7 +26,7 @@ def megatron_lm(layout: Layout, workload: Workload, stack: Stack) -> str:
     if layout.placement == ("tp", "pp", "dp"):
         flags.append("--use-tp-pp-dp-mapping")
     flags += [*_recompute_flags(layout, stack, split), *_stack_flags(layout, stack)]
-    return joined([*flags, *batch_flags(layout, workload)])
+    return joined([*flags, *batch_flags(layout, workload), *_narrow_flags(layout, stack)])
 
 
 def _stage_flags(layout: Layout, split: tuple[int, ...]) -> list[str]:
@@ -94,7 +97,7 @@ def parallel_flags(layout: Layout) -> list[str]:
 def batch_flags(layout: Layout, workload: Workload) -> list[str]:
     """Micro-batch, global batch and its ramp-up, optimizer and precision."""
     ramp = workload.ramp_up
-    precision = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": []}[layout.precision]
+    precision = _WIDE[PRECISIONS[layout.precision].wide]
     return [
         f"--micro-batch-size {layout.mbs}",
         f"--global-batch-size {workload.global_batch}",
@@ -102,6 +105,18 @@ def batch_flags(layout: Layout, workload: Workload) -> list[str]:
         f"--optimizer {workload.optimizer}",
         *precision,
     ]
+
+
+def _narrow_flags(layout: Layout, stack: Stack) -> list[str]:
+    """The format of the layers' linear products and how it is scaled, in flags of core 0.15."""
+    narrow = PRECISIONS[layout.precision].narrow
+    if narrow is None:
+        return []
+    flags = {
+        "fp8": ["--fp8-format hybrid", f"--fp8-recipe {_FP8_RECIPES[stack.fp8_scaling]}"],
+        "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8"],
+    }.get(layout.precision, ["--fp4-format e2m1", "--fp4-recipe nvfp4"])
+    return [*flags, *(["--fp8-param-gather"] if stack.gathers_casts and narrow.gathers else [])]
 
 
 def joined(flags: list[str]) -> str:

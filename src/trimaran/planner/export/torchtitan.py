@@ -29,14 +29,14 @@ def torchtitan(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.dp_kind == "parameter_server", "a parameter server"),
             (layout.tp > 1 and not layout.sequence_parallel, "TP without sequence parallelism"),
             (bool(modules_of(layout.recompute)), f"recompute of {layout.recompute}"),
-            (layout.precision in ("fp16", "bf16_pure"), f"precision {layout.precision}"),
+            (layout.precision in ("fp16", "bf16_pure", "nvfp4"), f"precision {layout.precision}"),
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (not _splits_so(split, workload.model.layers), "a stage split that torchtitan does not make"),
             (not _counts_out(layout, split), f"VPP {layout.vpp}, whose chunks do not follow from layers a stage"),
             (workload.ramp_up is not None, "a batch ramp-up"),
         ),
     )
-    return tomli_w.dumps(_config(layout, workload, split)).rstrip()
+    return tomli_w.dumps(_config(layout, workload, stack, split)).rstrip()
 
 
 def _splits_so(split: tuple[int, ...], layers: int) -> bool:
@@ -50,7 +50,7 @@ def _counts_out(layout: Layout, split: tuple[int, ...]) -> bool:
     return layout.vpp <= _USUAL_CHUNKS or -(-weight // -(-weight // len(split))) == len(split)
 
 
-def _config(layout: Layout, workload: Workload, split: tuple[int, ...]) -> dict[str, Any]:
+def _config(layout: Layout, workload: Workload, stack: Stack, split: tuple[int, ...]) -> dict[str, Any]:
     sharded = layout.zero_stage == 3
     per_replica = workload.global_batch // layout.dp
     parallelism: dict[str, Any] = {
@@ -79,8 +79,30 @@ def _config(layout: Layout, workload: Workload, split: tuple[int, ...]) -> dict[
             "local_batch_size": per_replica if layout.pp > 1 else layout.mbs,
             "global_batch_size": workload.global_batch,
             "seq_len": workload.seq_len,
-            "mixed_precision_param": "bfloat16" if layout.precision == "bf16" else "float32",
+            "mixed_precision_param": "float32" if layout.precision == "fp32" else "bfloat16",
         },
         "parallelism": parallelism,
         "activation_checkpoint": recompute,
+        **_narrow(layout, stack),
+    }
+
+
+def _narrow(layout: Layout, stack: Stack) -> dict[str, Any]:
+    """The converter that makes linear layers compute in fp8 or mxfp8, and what is gathered in it."""
+    if layout.precision == "mxfp8":
+        return {"model": {"converters": ["quantize.linear.mx"]}}
+    if layout.precision != "fp8":
+        return {}
+    gathers = stack.gathers_casts and layout.zero_stage == 3
+    return {
+        "model": {"converters": ["quantize.linear.float8"]},
+        "quantize": {
+            "linear": {
+                "float8": {
+                    "enable_fsdp_float8_all_gather": gathers,
+                    "precompute_float8_dynamic_scale_for_fsdp": gathers,
+                    "filter_fqns": ["output"],
+                }
+            }
+        },
     }

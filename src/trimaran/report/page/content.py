@@ -22,6 +22,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.report.layouts import MEASURED
 from trimaran.report.measured_rows import size_label
+from trimaran.report.planned import counted
 
 
 def _columns() -> Iterator[tuple[str, str, str, bool]]:
@@ -125,6 +126,7 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
         f"({best['sec_per_it_low']:.3g} to {best['sec_per_it_high']:.3g}, {plan['calibrated_by']}) "
         f"and {best['mem_gib']:.1f} GiB.",
         f"Bottleneck: {best['bottleneck']}.",
+        f"{counted((entry['precision'], entry['tflops'], entry['mfu']) for entry in entries)}.",
     ]
     if len(plan["measure"]) > 1:
         sentences.append(f"Cannot be told apart; measure these {len(plan['measure'])}: {'; '.join(plan['measure'])}.")

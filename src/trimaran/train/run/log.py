@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from trimaran.layout.flops import default_formula, mfu, tflops_per_device
+from trimaran.layout.flops import OWN_FORMULA, mfu, tflops_per_device
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.train.engine.trainer import StepResult, Trainer
@@ -145,7 +145,7 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
         skipped_iterations=history.skipped,
         nan_iterations=history.not_finite,
         samples_per_s=last.global_batch / sec_per_it,
-        tflops=tflops_per_device(seen, layout.tp, layout.devices, sec_per_it, default_formula(layout)),
+        tflops=tflops_per_device(seen, layout.tp, layout.devices, sec_per_it, OWN_FORMULA),
         tokens_per_s=seen.tokens_per_step / sec_per_it,
         mfu=None if peak is None else mfu(seen, layout.tp, layout.devices, sec_per_it, peak),
         peak_mem_gib=peak_mem_gib,
@@ -189,7 +189,7 @@ class Log:
         self._text.write(iteration.line() + "\n")
         fields = asdict(iteration) | {"validation_perplexity": iteration.validation_perplexity}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-        self._json.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._json.write(json.dumps(finite | {"flops_formula": OWN_FORMULA}, allow_nan=False) + "\n")
         self._track(finite)
 
     def _track(self, record: dict[str, Any]) -> None:

@@ -32,6 +32,8 @@ def read(text: str, given: Mapping[str, Cell], path: Path) -> list[Draft]:
         fields = json_object(line)
         if not isinstance(number := fields.get("iteration"), int):
             continue
+        if isinstance(formula := fields.get("flops_formula"), str):
+            reading.cells["flops_formula"] = formula
         gbs, memory = fields.get("global_batch"), number_in(fields, "peak_mem_gib")
         if memory is not None:
             reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
@@ -55,5 +57,6 @@ def _job_cells(path: Path) -> dict[str, Cell]:
         job = TrainJob.model_validate_json(read_text(path))
     except ValidationError as error:
         raise TrimaranError(f"{path}: {first_error(error)}; move it away to import the log without it") from None
+    # Logs say themselves what their TFLOPs count; those that do not counted so.
     formula = "megatron_eq3_k4" if job.layout.recompute == "full" else "megatron_eq3_k3"
     return {**run_cells(job.workload, job.layout), "devices": job.layout.devices, "flops_formula": formula}
