@@ -120,8 +120,8 @@ def test_sharded_weights_are_gathered_in_8_bit() -> None:
     hidden = TORCHAO.model_copy(update={"overlap_dp": 0.0})
     plain = hidden.model_copy(update={"gathers_casts": False})
     in_16, in_8 = (answer("dp64,mbs1,zero3,fsdp,fp8", stack).time.dp for stack in (plain, hidden))
-    # two gathers of 2 bytes and one reduce-scatter of 4: 8 bytes, of which 2 fall away
-    assert in_8 / in_16 == pytest.approx(6 / 8, rel=0.02)
+    # two gathers of 2 bytes and one reduce-scatter of 4: 8 bytes, of which 2 fall away; hops take as long as before
+    assert 6 / 8 < in_8 / in_16 < 6 / 8 + 0.05
     # nothing gathers weights in 4 bit
     assert casts_of(PRECISIONS["nvfp4"], hidden, BLACKWELL.device).gathered == 0.0
 
@@ -166,7 +166,7 @@ def test_rows_of_fp8_are_answered_as_their_stack_runs_them() -> None:
     stack = load_stack("torchtitan-compiled")
     workload = workload_of("llama3-8b", 96, seq=8192)
     assert first.estimate.sec_per_it == estimate(Case.of(workload, HOPPER, stack), said).sec_per_it
-    assert second.error is not None and "precision fp8 is not one of megatron's" in second.error
+    assert second.error is None and "precision fp8 is not one of megatron's" in second.notes[0]
 
 
 def test_a_row_that_counts_hosts_has_the_fast_link_of_its_rack() -> None:

@@ -270,7 +270,9 @@ def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...
 def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
     """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled."""
     inter = cluster.inter
-    per_node = row.devices_per_node or cluster.devices_per_node
+    # A table may count a rack's hosts, whose devices the rack's fast link joins all the same.
+    is_host = row.devices_per_node is not None and row.devices_per_node == cluster.devices_per_host
+    per_node = (None if is_host else row.devices_per_node) or cluster.devices_per_node
     if not cluster.device.cores:
         # Processes may share a node's cores, but not its GPUs.
         per_node = min(per_node, cluster.devices_per_node)
