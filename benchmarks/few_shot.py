@@ -5,9 +5,8 @@
 Each line is a table under a start. "elsewhere": nothing of the cluster is known but what other clusters taught of the
 software. "earlier", "others": a calibration made from the table's earlier days or other groups, of which no row is
 drawn or scored. Medians over random draws, on the rows not drawn; repeats of one configuration are averaged before.
-`start` is the error of the unfitted start on the same rows; `plain` is that of a fit of all efficiencies from the bare
-prior, which `trimaran fit` was before, in the first 3 draws; it is the same under every start. Of tables of more than
-120 rows, 120 stand for all.
+The error of the unfitted start on the same rows stands in brackets. Of tables of more than 80 rows, 80 stand for all;
+a start from other days or groups is a fit to 60 of their rows at most.
 Writes benchmarks/results/few_shot.md.
 """
 
@@ -21,11 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate import calibrated
 from trimaran.cost.calibration import Calibration, learned_elsewhere, shipped
 from trimaran.cost.fit.fit_rows import fit_observations, observation
 from trimaran.cost.fit.learn import averaged
-from trimaran.cost.fit.solve import Observation, batches, calibrate, predict_memory, predict_times
+from trimaran.cost.fit.solve import Observation, batches, predict_memory, predict_times
 from trimaran.cost.grid import Floats
 from trimaran.cost.score import kendall_tau, mape
 from trimaran.files.catalogue import write_atomically
@@ -38,10 +36,8 @@ RESULTS = Path(__file__).parent / "results" / "few_shot.md"
 # Tables that are not packaged: read where the folder lies beside the repository.
 MODERN = Path(__file__).parent.parent.parent / "shared" / "tables" / "modern"
 SHOTS = (1, 3, 8)
-# A plain fit takes long: it is shown for the first draws.
-PLAIN_DRAWS = 3
 # Of a larger table so many rows stand for all, the same in every run.
-MOST_ROWS = 120
+MOST_ROWS, MOST_KNOWN = 80, 60
 FEWEST_SCORED = 4
 DEEPSPEED = "megatron-deepspeed"
 BIGSCIENCE = ("jean-zay-v100-16gb", "jean-zay-v100-32gb")
@@ -103,14 +99,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Shot:
-    """Medians over draws: error and tau after the fit, of the start, and of the plain fit; and rows inside 1 sigma."""
+    """Medians over draws: error and tau after the fit and of the start; and rows inside 1 sigma."""
 
     error: float | None
     tau: float | None
     start: float | None
     start_tau: float | None
-    plain: float | None
-    plain_tau: float | None
     covered: float | None
 
     @property
@@ -142,20 +136,21 @@ def problem_of(rows: Rows, modern: Path) -> Problem | None:
         (known if before else drawn).append((observed, group))
     case = drawn[0][0].case
     if known:
-        known = [known[i] for i in some(len(known))]
-        start = calibrated([o for o, _ in known], [group for _, group in known])
+        known = [known[i] for i in some(len(known), MOST_KNOWN)]
+        elsewhere = learned_elsewhere(case.cluster, case.stack, rows.clusters)
+        start = fit_observations([o for o, _ in known], [group for _, group in known], start=elsewhere).calibration
     elif rows.start == "shipped":
         start = shipped(case.cluster.name, case.stack.name) or case.calibration
     else:
         start = learned_elsewhere(case.cluster, case.stack, rows.clusters)
     distinct, groups = averaged([o for o, _ in drawn], [group for _, group in drawn])
-    kept = some(len(distinct))
+    kept = some(len(distinct), MOST_ROWS)
     return Problem(rows, [distinct[i] for i in kept], [groups[i] for i in kept], start)
 
 
-def some(count: int) -> list[int]:
+def some(count: int, most: int) -> list[int]:
     """Indices of the rows that stand for all."""
-    return sorted(map(int, np.random.default_rng(0).permutation(count)[:MOST_ROWS]))
+    return sorted(map(int, np.random.default_rng(0).permutation(count)[:most]))
 
 
 def predicted(seen: Sequence[Observation], what: str, calibration: Calibration) -> Floats:
@@ -203,13 +198,9 @@ def shots(problem: Problem, what: str, draws: int) -> Iterator[tuple[int, Shot]]
             if count:
                 fitted = fit_observations(chosen, [o.layout.label() for o in chosen], start=problem.start).calibration
             after = predicted(others, what, fitted)
-            values = [after, unfitted[rest]]
-            if count and draw < PLAIN_DRAWS and problem.rows.start == "elsewhere":
-                values.append(predicted(others, what, calibrate(chosen)))
             cells: list[float | None] = []
-            for value in values:
+            for value in (after, unfitted[rest]):
                 cells += [mape(value.tolist(), measured.tolist()), grouped_tau(others, names, what, value)]
-            cells += [None] * (6 - len(cells))
             cells.append(float(np.mean(np.abs(np.log(after / measured)) <= getattr(fitted, error_field))))
             found.append(cells)
         yield count, Shot(*(_median(column) for column in zip(*found, strict=True)))
@@ -231,7 +222,7 @@ def means(shot: Sequence[Shot], name: str) -> float:
 
 def section(title: str, what: str, problems: Sequence[Problem], draws: int) -> Iterator[str]:
     """The page's table of time or of memory, line by line."""
-    heads = [f"{n} rows: fit (start; plain)" if n > 1 else "1 row: fit (start; plain)" for n in SHOTS]
+    heads = [f"{n} rows: fit (start)" if n > 1 else "1 row: fit (start)" for n in SHOTS]
     yield f"## {title}\n"
     yield f"| table | start | rows | unfitted | {' | '.join(heads)} | tau: unfitted, 1, 3, 8 (start) | inside 1 sigma |"
     yield f"| --- | --- | --: | --: | {'--: | ' * len(SHOTS)} --- | --- |"
@@ -242,12 +233,7 @@ def section(title: str, what: str, problems: Sequence[Problem], draws: int) -> I
             continue
         found = dict(shots(problem, what, draws))
         medians.append(found)
-        cells = [
-            f"**{percent(found[n].error)}** ({percent(found[n].start)}; {percent(found[n].plain)})"
-            if n in found
-            else "-"
-            for n in SHOTS
-        ]
+        cells = [f"**{percent(found[n].error)}** ({percent(found[n].start)})" if n in found else "-" for n in SHOTS]
         taus = ", ".join(
             "-" if shot.tau is None else f"{shot.tau:.2f}" + (f" ({shot.start_tau:.2f})" if n else "")
             for n, shot in found.items()
@@ -261,9 +247,9 @@ def section(title: str, what: str, problems: Sequence[Problem], draws: int) -> I
         each = [found[n] for found in medians if n in found]
         yield (
             f"\n{n} row{'s' * (n > 1)}: mean of the tables {means(each, 'error'):.1%}, of their starts "
-            f"{means(each, 'start'):.1%}, of plain fits {means(each, 'plain'):.1%}; median of the tables "
+            f"{means(each, 'start'):.1%}; median of the tables "
             f"{np.median([shot.error or 0.0 for shot in each]):.1%}; tau {means(each, 'tau'):.2f}, of the starts "
-            f"{means(each, 'start_tau'):.2f}, of plain fits {means(each, 'plain_tau'):.2f}; worse than the start in "
+            f"{means(each, 'start_tau'):.2f}; worse than the start in "
             f"{sum(shot.worse for shot in each)} of {len(each)}; inside 1 sigma {means(each, 'covered'):.0%}."
         )
 

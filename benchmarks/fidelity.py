@@ -25,6 +25,7 @@ from typing import TextIO
 
 import numpy as np
 
+import side_by_side
 from trimaran.cost.calibration import Calibration, learned_elsewhere, prior
 from trimaran.cost.case import Case
 from trimaran.cost.effects.time_effects import TIME_PARTS
@@ -402,6 +403,8 @@ def report(count: int) -> None:
         for result in part():
             print(result, flush=True)
             shown.append(result)
+    for line in side_by_side.lines():
+        print(line, flush=True)
     for result in shown:
         if result.runs:
             print(f"\nFurthest off, {result.what}:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from trimaran.cost.calibration import (
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.learn import averaged, learn
-from trimaran.cost.fit.solve import Observation, calibrate, leave_out
+from trimaran.cost.fit.solve import TIME_WIDTHS, Observation, calibrate, leave_out
+from trimaran.cost.likeness import fewer
 from trimaran.cost.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
@@ -167,27 +169,59 @@ def errors(known: Calibration, rows: list[Observation]) -> tuple[float, float]:
     return float(np.mean(np.abs(times))), float(np.mean(np.abs(memory)))
 
 
-def moved(before: Calibration, after: Calibration) -> set[str]:
-    """Parameters that differ."""
-    told = {"time_error", "mem_error", "rows", "origin"}
-    return {name for name in Calibration.model_fields if getattr(before, name) != getattr(after, name)} - told
-
-
-def test_one_row_moves_one_scale_of_time_and_one_of_memory() -> None:
+@pytest.mark.parametrize(("count", "left"), [(1, 0.9), (3, 0.5), (8, 0.25)])
+def test_rows_of_a_machine_that_is_slower_throughout_say_so_of_all_others(count: int, left: float) -> None:
     machine = START.model_copy(update={"time_scale": 1.4, "memory_scale": 1.3})
     rows = measured(machine, LABELS)
-    learnt, lessons = learn(rows[:1])
-    assert moved(START, learnt) == {"time_scale", "memory_scale"}
-    assert [lesson.belief for lesson in lessons] == ["scale", "scale"]
-    for after, before in zip(errors(learnt, rows[1:]), errors(START, rows[1:]), strict=True):
-        assert after < 0.4 * before
+    learnt, _ = learn(rows[:count])
+    for after, before in zip(errors(learnt, rows[count:]), errors(START, rows[count:]), strict=True):
+        assert after < left * before
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_rows_that_the_start_explains_move_nothing(count: int) -> None:
-    learnt, lessons = learn(measured(START, LABELS, noise=0.02)[:count])
-    assert moved(START, learnt) == set()
-    assert {lesson.belief for lesson in lessons} == {"nothing"}
+def test_rows_that_the_start_explains_move_others_by_less_than_they_scatter(count: int) -> None:
+    learnt, _ = learn(measured(START, LABELS, noise=0.02)[:count])
+    assert max(errors(learnt, measured(START, LABELS))) < 0.015
+
+
+def test_a_measured_run_moves_its_likes_and_none_further_than_itself() -> None:
+    rows = measured(START, LABELS)
+    odd = replace(rows[0], sec_per_it=1.3 * (rows[0].sec_per_it or 0.0))
+    learnt, _ = learn([odd, *rows[1:6]])
+    before = [estimate(row.case, row.layout).sec_per_it for row in rows]
+    after = [estimate(row.case.calibrated(learnt), row.layout).sec_per_it for row in rows]
+    moves = [np.log(late / early) for early, late in zip(before, after, strict=True)]
+    assert moves[0] > 0.03
+    assert max(moves) == moves[0]
+    assert max(abs(move) for move in moves[1:]) < 0.7 * moves[0]
+
+
+def test_what_similar_runs_add_is_the_same_of_few_and_of_many_and_after_a_file(tmp_path: Path) -> None:
+    rows = measured(START.model_copy(update={"gemm": 0.6}), LABELS, noise=0.05)
+    learnt, _ = learn(rows)
+    kept = learnt.model_copy(update={"similar": fewer(learnt.similar, len(learnt.similar) - 3)})
+    save_calibration(learnt, tmp_path / "c.toml")
+    read = load_calibration(tmp_path / "c.toml")
+    assert read == learnt and 0 < len(kept.similar) < len(learnt.similar) <= len(LABELS)
+    for row in rows:
+        whole = estimate(row.case.calibrated(learnt), row.layout).sec_per_it
+        assert estimate(row.case.calibrated(kept), row.layout).sec_per_it == pytest.approx(whole, rel=0.03)
+
+
+def test_two_of_three_unseen_runs_lie_within_the_error_that_a_fit_states() -> None:
+    """Machines drawn from the priors, each run off by a noise of its own, the start's error stated as it is."""
+    inside = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        names = ("gemm", "memory", "intra_bandwidth", "inter_bandwidth", "send_bandwidth")
+        off = {name: getattr(START, name) * float(np.exp(TIME_WIDTHS[name] * rng.standard_normal())) for name in names}
+        rows = measured(START.model_copy(update=off), LABELS, noise=0.08, seed=seed)
+        order = rng.permutation(len(rows)).tolist()
+        learnt, _ = learn([rows[i] for i in order[:6]])
+        for i in order[6:]:
+            found = estimate(rows[i].case.calibrated(learnt), rows[i].layout).sec_per_it
+            inside.append(abs(np.log(found / (rows[i].sec_per_it or 1.0))) <= learnt.time_error)
+    assert 0.55 < np.mean(inside) < 0.85
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
@@ -218,13 +252,13 @@ def test_a_fit_is_never_worse_on_rows_unseen_than_its_start(count: int) -> None:
 
 
 def test_many_rows_teach_single_efficiencies_and_say_which() -> None:
-    machine = START.model_copy(update={"gemm": 0.6, "intra_bandwidth": 0.3})
+    machine = START.model_copy(update={"gemm": 0.7, "intra_bandwidth": 0.45})
     rows = measured(machine, LABELS, noise=0.01)
     learnt, (time, _) = learn(rows)
-    assert time.belief == "efficiencies"
-    assert errors(learnt, measured(machine, LABELS))[0] < 0.02
-    assert {"intra_bandwidth", "gemm"} & {move.name for move in time.moves}
+    assert errors(learnt, measured(machine, LABELS))[0] < 0.25 * errors(START, measured(machine, LABELS))[0]
+    assert {"time_scale", "gemm"} <= {move.name for move in time.moves}
     assert "unaligned" in time.unseen
+    assert sum(time.kinds.values()) == pytest.approx(1.0)
     assert time.error < 0.1
 
 
@@ -232,7 +266,7 @@ def test_a_day_on_which_the_machine_was_slower_has_a_scale_of_its_own() -> None:
     slower = START.model_copy(update={"time_scale": 1.1})
     rows = [*measured(START, LABELS[::2], 0.005, day="1"), *measured(slower, LABELS[1::2], 0.005, day="2")]
     learnt, _ = learn(rows)
-    assert learnt.on_day("2").time_scale / learnt.on_day("1").time_scale == pytest.approx(1.1, rel=0.02)
+    assert learnt.on_day("2").time_scale / learnt.on_day("1").time_scale == pytest.approx(1.1, rel=0.03)
     assert learnt.on_day("never seen") == learnt == learnt.on_day(None)
 
 
@@ -251,7 +285,8 @@ def test_a_fit_begins_at_what_is_shipped_of_the_cluster_and_stack() -> None:
     layout = parse_layout(LABELS[0])
     found = estimate(case, layout)
     learnt, _ = learn([Observation(case, layout, found.sec_per_it * 1.01, found.reported_mem_gib)])
-    assert moved(own, learnt) == set()
+    assert learnt.gemm == pytest.approx(own.gemm, rel=0.01)
+    assert estimate(case.calibrated(learnt), layout).sec_per_it == pytest.approx(found.sec_per_it, rel=0.01)
 
 
 def test_a_file_of_before_memory_had_a_scale_still_loads(tmp_path: Path) -> None:
@@ -285,11 +320,14 @@ def test_a_fit_says_what_the_rows_taught_and_what_they_could_not_tell(tmp_path: 
     rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.status == "ok"][:8]
     nouns = [nouns_of(row) for row in rows]
     usual = [estimate(Case.of(n.workload, n.cluster, n.stack), n.layout).sec_per_it for n in nouns]
-    # one scale explains rows that are slower than predicted by one factor
+    # one factor on all rows is a scale as well as slower products, which rows of one kind cannot tell apart
     slower = [row.model_copy(update={"sec_per_it": 1.5 * seconds}) for row, seconds in zip(rows, usual, strict=True)]
-    assert "time: time_scale 1 -> 1.4" in told_of_a_fit(tmp_path, slower)
-    assert load_calibration(tmp_path / "c.toml").time_scale > 1.4
-    # and does not explain those of which the large alone are slower: products are, and small ones show no more of links
+    told = told_of_a_fit(tmp_path, slower)
+    assert "time: time_scale 1 -> 1." in told
+    learnt = load_calibration(tmp_path / "c.toml")
+    found = [estimate(Case.of(n.workload, n.cluster, n.stack, learnt), n.layout).sec_per_it for n in nouns]
+    assert np.mean(np.log(np.array(found) / usual)) > 0.8 * np.log(1.5)
+    # it does not explain those of which the large alone are slower: products are, and small ones show no more of links
     start = learned_elsewhere(nouns[0].cluster, nouns[0].stack)
     slow = start.model_copy(update={"gemm": 0.6 * start.gemm, "attention": 1.6 * start.attention})
     uneven = [

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.likeness import Similar
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.axes import PLACEMENTS
 from trimaran.layout.choices import CHOICE, usual_precision
@@ -131,6 +133,29 @@ def test_search_finds_exactly_what_brute_force_through_the_rules_finds(
     # Asked for a few, the search leaves out what the closed form puts far behind them.
     few = [entry.sec_per_it for entry in plan(workload, cluster, stack, top=3).entries]
     assert few == pytest.approx(sorted(expected.values())[:3])
+
+
+def test_what_measured_runs_add_to_their_likes_ranks_them_and_bounds_hold() -> None:
+    model = Model(name="m", layers=4, hidden=256, heads=4, vocab=50_000, max_positions=256)
+    workload, stack = Workload(model=model, seq_len=256, global_batch=8), STACKS["trimaran"]
+    cluster = small_cluster(2, 2, 4.0)
+    usual = plan(workload, cluster, stack, top=ALL)
+    first, last = usual.entries[0], usual.entries[-1]
+    # the best is said to be slower, and the last much faster, than the model has them
+    similar = tuple(
+        Similar(layout=str(entry.layout), hidden=256, layers=4, heads=4, seq_len=256, global_batch=8, time=weight)
+        for entry, weight in ((first, 0.5), (last, -1.5))
+    )
+    known = prior(cluster, stack).model_copy(update={"similar": similar})
+    ranked = plan(workload, cluster, stack, calibration=known, top=ALL).entries
+    assert {key(entry.layout) for entry in ranked} == {key(entry.layout) for entry in usual.entries}
+    assert str(ranked[0].layout) != str(first.layout)
+    grid = LayoutGrid.from_layouts([entry.layout for entry in ranked], workload, stack)
+    case = Case.of(workload, cluster, stack, known)
+    played = simulated_many(case, grid, estimate_many(case, grid)).sec_per_it
+    assert played.tolist() == pytest.approx([entry.sec_per_it for entry in ranked])
+    few = [entry.sec_per_it for entry in plan(workload, cluster, stack, calibration=known, top=3).entries]
+    assert few == pytest.approx(sorted(played.tolist())[:3])
 
 
 @st.composite

@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from trimaran.cost.likeness import Similar
 from trimaran.files.catalogue import CATALOG, dump_toml, load_cluster, validate
 from trimaran.files.user_file import read_toml
 from trimaran.nouns.cluster import Cluster
@@ -62,6 +63,9 @@ class Calibration(Noun):
     memory_scale: float = Field(default=1.0, gt=0, description="what the software holds over what is counted")
     days: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict, description="time on a day over `time_scale`, where the machine changed between days"
+    )
+    similar: tuple[Similar, ...] = Field(
+        default=(), description="measured runs, and what they add to the time and memory of runs that resemble them"
     )
 
     def on_day(self, day: str | None) -> Calibration:

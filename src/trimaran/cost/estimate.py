@@ -22,6 +22,7 @@ from trimaran.cost.memory.parts import GIB, MEMORY_PARTS, stage_memory
 from trimaran.cost.memory.stage import StageShape, end_shapes, in_flight
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
+from trimaran.cost.similar import time_scales
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout.layout import Layout
 
@@ -73,7 +74,7 @@ def estimate_many(case: Case, grid: LayoutGrid) -> Estimates:
 def simulated_many(case: Case, grid: LayoutGrid, closed: Estimates) -> Estimates:
     """The closed form's predictions of the grid with what waits in the pipeline (sends and bubble) simulated."""
     times = stage_work(case, grid).times
-    played = play(pipeline_runs(grid, times)) * case.calibration.time_scale
+    played = play(pipeline_runs(grid, times)) * time_scales(case, grid)
     busy = reduce(np.add, (closed.parts[name] for name in ("forward", "backward", "recompute", "head", "tp")))
     waits = np.where(grid.pp > 1, np.maximum(played - busy, 0.0), 0.0)
     # Stages that share cores take longer while all of them work, of which the closed form knows and a player does not.
@@ -110,7 +111,7 @@ def busy_many(case: Case, grid: LayoutGrid) -> Floats:
     """Seconds in which the slowest stage computes and reduces over TP, recomputation apart, shape (n,)."""
     work = stage_work(case, grid)
     once = work.layers * (work.layer_forward + work.layer_backward) + work.ends + work.tp_time
-    return np.asarray(grid.micro_batches * once * case.calibration.time_scale)
+    return np.asarray(grid.micro_batches * once * time_scales(case, grid))
 
 
 def stages_many(case: Case, grid: LayoutGrid) -> Floats:
@@ -119,7 +120,7 @@ def stages_many(case: Case, grid: LayoutGrid) -> Floats:
     Less than the whole by sends, data parallelism and the optimizer's step.
     """
     silent = silent_time(grid, stage_work(case, grid).times) + overhead_time(case, grid)
-    return np.asarray(silent * case.calibration.time_scale)
+    return np.asarray(silent * time_scales(case, grid))
 
 
 def memory_many(case: Case, grid: LayoutGrid) -> tuple[Floats, Floats]:

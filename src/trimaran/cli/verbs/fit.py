@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from trimaran.nouns.measurement import Measurement
 
 
+# What runs that resemble measured ones are moved by is told from here on (log).
+LEAST_SHOWN = 0.001
+
+
 def fit(
     table: Annotated[str, typer.Argument(help="CSV of the table contract, a store, or a packaged table's name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Calibration file to write.")],
@@ -54,10 +58,13 @@ def fit(
 def _told(lesson: Lesson) -> list[str]:
     """What the rows taught of time or memory, and what they could not tell, in words."""
     name = lesson.quantity.name
-    if not lesson.moves:
-        return [f"{name}: what was known before stands, {lesson.error:.1%} off (1 sigma); the rows move nothing"]
-    moves = ", ".join(f"{m.name} {m.before:.4g} -> {m.after:.4g} (x/ {math.exp(m.sigma):.2f})" for m in lesson.moves)
-    lines = [f"{name}: {moves}"]
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in sorted(lesson.kinds.items(), key=lambda kind: -kind[1]))
+    lines = [f"{name}: unseen runs err by {lesson.error:.1%} (1 sigma); errors are of {kinds}"]
+    if lesson.moves:
+        moves = (f"{m.name} {m.before:.4g} -> {m.after:.4g} (x/ {math.exp(m.sigma):.2f})" for m in lesson.moves)
+        lines.append(f"{name}: {', '.join(moves)}")
+    if lesson.similar >= LEAST_SHOWN:
+        lines.append(f"{name}: runs like the measured ones are moved by {lesson.similar:.1%} at most beside that")
     if lesson.unseen:
         lines.append(f"{name}: not shown by these rows: {', '.join(lesson.unseen)}")
     if lesson.tangled:

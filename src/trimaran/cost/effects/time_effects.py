@@ -10,6 +10,7 @@ from trimaran.cost.effects.overhead import OVERHEAD
 from trimaran.cost.effects.pipelines import PIPELINE
 from trimaran.cost.effects.tensor import TENSOR
 from trimaran.cost.grid import Floats
+from trimaran.cost.similar import time_scales
 
 EFFECTS: tuple[Effect, ...] = (COMPUTE, TENSOR, PIPELINE, DATA, STEP, OVERHEAD)
 PARTS: tuple[TimePart, ...] = tuple(part for effect in EFFECTS for part in effect.parts)
@@ -18,6 +19,6 @@ TIME_PARTS: tuple[str, ...] = tuple(part.name for part in PARTS)
 
 def time_parts(iteration: IterationCost) -> dict[str, Floats]:
     """Seconds of every part, in the order of TIME_PARTS."""
-    scale = iteration.case.calibration.time_scale
+    scale = time_scales(iteration.case, iteration.grid)
     seconds = {name: value for effect in EFFECTS for name, value in effect.seconds(iteration).items()}
     return {name: seconds[name] * scale for name in TIME_PARTS}

@@ -1,21 +1,21 @@
 """Learning from a few rows: from what is known of a cluster and stack, and no further than the rows can tell.
 
-Three beliefs compete to explain the log residuals r of the rows under the start: it stands as it is; one scale and a
-state of each day were off; or single efficiencies were off as well. Each is a Gaussian prior on parameters x (in
-widths) with derivatives J, so that r ~ N(0, J J^T + sigma^2 I), with sigma unknown as well (Rasmussen and Williams,
-Gaussian Processes for Machine Learning, section 5.4). Few rows are believed by their marginal likelihood, many by how
-well each of them is predicted by the others (eq. 5.12), the start among them. The parameters of the winner are then
-solved for as in `trimaran.cost.fit.solve`, without linearisation.
+What the rows' residuals under the start have in common is told by `trimaran.cost.fit.posterior`: one scale and the
+state of each day, single efficiencies, and what runs that resemble each other share. The last is kept as the measured
+runs themselves (`Calibration.similar`), so that a prediction is moved where the rows speak of it, and the start
+stands elsewhere. Efficiencies are not linear in a prediction: residuals are taken anew where they have moved to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimaran.cost.calibration import Calibration
+from trimaran.cost.fit.posterior import Posterior, Rows, posterior
 from trimaran.cost.fit.solve import (
     CPU_MEMORY_WIDTHS,
     CPU_WIDTHS,
@@ -24,56 +24,56 @@ from trimaran.cost.fit.solve import (
     TIME_WIDTHS,
     Observation,
     Problem,
-    Solution,
     memory_problem,
     time_problem,
 )
 from trimaran.cost.grid import Floats
+from trimaran.cost.likeness import Places, Similar, fewer, likeness
 from trimaran.nouns.noun import TrimaranError
 
-# What a fit to this machine's earlier rows leaves open, of what is open where nothing was measured.
-NARROWED = 0.5
-# Width (log) of the prior on the residuals' own standard deviation.
-NOISE_WIDTH = 0.5
-NOISES = np.geomspace(0.01, 0.5, 14)
-# Log odds against a belief before any row: that a scale is off, that efficiencies are off as well.
-ODDS_AGAINST = (0.0, 0.5, 1.5)
-# From so many rows on, each predicted by the others, rows left out say more than the marginal likelihood does: the
-# model errs alike on alike layouts, which a likelihood of independent errors does not know.
-MANY_ROWS = 6
-# A belief of more parameters must predict rows left out better by this share: of a few rows' errors, less is chance.
-WORTH_A_PARAMETER = 0.1
-# Rows show a parameter when they take a tenth off its width, and cannot tell two apart that share a correlation of 0.7.
-SHOWN, TANGLED = 0.9, 0.7
+# Residuals are taken so often at most, until no efficiency moves by a twentieth of its width.
+ITERATIONS, SETTLED = 4, 0.05
+# Measured runs that a calibration keeps at most.
+MOST_SIMILAR = 64
+# A run that would move its likes by less is not kept.
+LEAST_WEIGHT = 0.0005
+# Rows show a parameter when they take a fifth off its variance, and cannot tell two apart that share a correlation of
+# 0.7.
+SHOWN, TANGLED = 0.8, 0.7
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Time or memory: its scale, its efficiencies and their widths, on GPUs and on CPUs, and how it is predicted.
+    """Time or memory: its scale and error in a calibration, its efficiencies on GPUs and CPUs, how it is predicted.
 
-    `noise` is what rows differ by from a start that was fitted to nothing of theirs, once its scale is right;
-    `least_noise` what they differ by from one fitted to other models and days of the same machine.
+    `odds` are those of what a start's errors have in common, before any row, where it was fitted to nothing and where
+    it was fitted to this machine's other rows. `error` of a start of the first kind is `usual_error`.
     """
 
     name: str
     scale: str
     error: str
-    scale_width: tuple[float, float]
+    usual_error: float
     widths: tuple[dict[str, float], dict[str, float]]
-    noise: tuple[float, float]
-    least_noise: float
+    odds: tuple[dict[str, float], dict[str, float]]
+    skewed: bool
     problem: Callable[[Sequence[Observation], Calibration], Problem | None]
 
 
-# A machine holds its datasheet to a fifth (time_error of a prior), and the rest of the model is off by half of that;
-# what a CPU's libraries reach and keep is known less well.
+def _odds(alone: float) -> dict[str, float]:
+    """So many to one that rows far from the measured ones share nothing with them."""
+    return {"similar runs": alone * 2 / 3, "each run": alone / 3, "one scale": 1.0, "efficiencies": 1.0}
+
+
+# Most starts are right on the whole, and wrong of some runs: of tables' errors under their starts, what all rows share
+# is a tenth (of a start from a datasheet) to nothing (of one that was fitted), what similar ones share a third.
 TIME = Quantity(
-    "time", "time_scale", "time_error", (0.2, 0.2), (TIME_WIDTHS, CPU_WIDTHS), (0.10, 0.15), 0.05, time_problem
+    "time", "time_scale", "time_error", 0.2, (TIME_WIDTHS, CPU_WIDTHS), (_odds(3.0), _odds(6.0)), True, time_problem
 )
-# Allocators, fragmentation and what a tool counts: a fifth of all memory; a CPU's node shows its system as well.
+# Allocators and what a tool counts are alike in all rows of a table.
 MEMORY = Quantity(
-    "memory", "memory_scale", "mem_error", (0.2, 0.4), ({**MEMORY_WIDTHS, "activation_scale": 0.2}, CPU_MEMORY_WIDTHS),
-    (0.08, 0.12), 0.04, memory_problem,
+    "memory", "memory_scale", "mem_error", 0.2, ({**MEMORY_WIDTHS, "activation_scale": 0.2}, CPU_MEMORY_WIDTHS),
+    (_odds(1.0), _odds(1.0)), False, memory_problem,
 )  # fmt: skip
 
 
@@ -91,30 +91,21 @@ class Move:
 class Lesson:
     """What rows taught of time or memory.
 
-    `belief` is `nothing`, `scale` or `efficiencies`; `unseen` are the parameters that the rows do not show, `tangled`
-    the pairs that they cannot tell apart. `error` is what unseen rows differ by (1 sigma, log), `left_out` the log
-    residuals of the rows, each group of them predicted by the others.
+    `kinds` says how likely it is that the errors of the start are of each kind: each run's own, shared by similar
+    runs, one scale, or single efficiencies. `unseen` are the parameters that the rows do not show, `tangled` the pairs
+    that they cannot tell apart; `similar` by how much (log) a measured run itself is moved at most for its likes.
+    `error` is what unseen rows differ by (1 sigma, log), `left_out` the log residuals of the rows, each group of them
+    predicted by the others.
     """
 
     quantity: Quantity
-    belief: str
+    kinds: Mapping[str, float]
     moves: tuple[Move, ...]
     unseen: tuple[str, ...]
     tangled: tuple[tuple[str, str], ...]
+    similar: float
     error: float
     left_out: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class _Belief:
-    """One explanation of the residuals: its columns, log evidence, noise, and the rows as the others predict them."""
-
-    columns: list[int]
-    evidence: float
-    noise: float
-    mean: Floats
-    variance: Floats
-    left_out: Floats
 
 
 def learn(
@@ -128,16 +119,32 @@ def learn(
     """
     if not any(seen.sec_per_it or seen.mem_gib for seen in observations):
         raise TrimaranError(f"fit: none of {len(observations)} rows has sec_per_it or mem_gib: nothing to fit to")
-    found = start or observations[0].case.calibration
+    known = start or observations[0].case.calibration
     distinct, names = averaged(observations, groups or [str(i) for i in range(len(observations))])
-    lessons = []
+    runs = [_similar(seen) for seen in distinct]
+    found, lessons = known, []
     for quantity in (TIME, MEMORY):
-        problem = quantity.problem(distinct, found)
-        if problem is not None:
-            update, lesson = _learn(quantity, problem, found, np.array([names[i] for i in problem.rows]))
-            found = found.model_copy(update={**update, quantity.error: float(f"{lesson.error:.4g}")})
-            lessons.append(lesson)
-    return found.model_copy(update={"rows": len(observations), "origin": "fit"}), tuple(lessons)
+        problem = quantity.problem(distinct, known)
+        if problem is None:
+            continue
+        update, weights, lesson = _learn(
+            quantity, problem, known, [runs[i] for i in problem.rows], np.array([names[i] for i in problem.rows])
+        )
+        found = found.model_copy(update={**update, quantity.error: float(f"{lesson.error:.4g}")})
+        for i, weight in zip(problem.rows, weights.tolist(), strict=True):
+            runs[i] = runs[i].model_copy(update={quantity.name: float(f"{weight:.4g}")})
+        lessons.append(lesson)
+    weighty = [run for run in runs if max(abs(run.time), abs(run.memory)) >= LEAST_WEIGHT]
+    similar = fewer((*known.similar, *weighty), MOST_SIMILAR)
+    return found.model_copy(update={"rows": len(observations), "origin": "fit", "similar": similar}), tuple(lessons)
+
+
+def _similar(seen: Observation) -> Similar:
+    workload, model = seen.case.workload, seen.case.model
+    return Similar(
+        layout=seen.layout.label(), hidden=model.hidden, layers=model.layers, heads=model.heads,
+        seq_len=workload.seq_len, global_batch=workload.global_batch,
+    )  # fmt: skip
 
 
 def averaged(observations: Sequence[Observation], groups: Sequence[str]) -> tuple[list[Observation], list[str]]:
@@ -160,111 +167,55 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _learn(
-    quantity: Quantity, problem: Problem, start: Calibration, groups: np.ndarray[tuple[int], np.dtype[np.str_]]
-) -> tuple[dict[str, object], Lesson]:
-    on_cpu = problem.on_cpu
-    fitted = getattr(start, quantity.error) != Calibration.model_fields[quantity.error].default
-    share = NARROWED if fitted else 1.0
-    efficiencies = {name: share * width for name, width in quantity.widths[on_cpu].items()}
-    widths = {quantity.scale: share * quantity.scale_width[on_cpu], **efficiencies}
-    noise = max(getattr(start, quantity.error), quantity.least_noise) if fitted else quantity.noise[on_cpu]
-    whole = replace(problem, base=start, widths=widths)
-    at = whole.linearise(np.zeros(whole.free))
-    days = list(range(len(widths), whole.free))
-    beliefs = [
-        _weigh(-at.residuals, at.jacobian, columns, noise)
-        for columns in ([], [0, *days], list(range(whole.free)))
-    ]  # fmt: skip
-    best = _best(beliefs, at.residuals)
-    chosen = beliefs[best]
-    evidence = np.array([belief.evidence - odds for belief, odds in zip(beliefs, ODDS_AGAINST, strict=True)])
-    weights = np.exp(evidence - evidence.max())
-    spread = [np.mean(belief.variance + (belief.mean - chosen.mean) ** 2) for belief in beliefs]
-    error = float(np.sqrt(np.average(spread, weights=weights)))
-    kept = dict(list(widths.items())[: (0, 1, len(widths))[best]])
-    solved = replace(whole, widths=kept, noise=chosen.noise)
-    if not kept:
-        return {}, Lesson(quantity, "nothing", (), (), (), error, tuple(at.residuals.tolist()))
-    linear = Solution(solved, np.zeros(solved.free), at.residuals, at.jacobian[:, chosen.columns])
-    near = solved.step(linear, np.ones(len(at.residuals), dtype=np.bool_)).x
-    solution = solved.descend(near if np.abs(near).max() <= MAX_STEP else linear.x)
-    lesson = _told(quantity, ("nothing", "scale", "efficiencies")[best], solution, error, groups)
-    update: dict[str, object] = dict(solved.values(solution.x))
-    if solved.free > len(kept):
-        update["days"] = solved.day_scales(solution.x)
-    return update, lesson
-
-
-def _weigh(target: Floats, jacobian: Floats, columns: list[int], usual: float) -> _Belief:
-    """How well parameters of the `columns` explain the target, over all noises that it may have.
-
-    With J = U s V^T the covariance is U (s^2 + sigma^2) U^T + sigma^2 (I - U U^T).
-    """
-    rows = len(target)
-    u, s, _ = (
-        np.linalg.svd(jacobian[:, columns], full_matrices=False)
-        if columns
-        else (np.zeros((rows, 0)), *[np.zeros(0)] * 2)
+    quantity: Quantity, problem: Problem, start: Calibration, runs: Sequence[Similar], groups: NDArray[np.str_]
+) -> tuple[dict[str, object], Floats, Lesson]:
+    """The parameters of a calibration that change, the weight of each run, and the lesson."""
+    stated = getattr(start, quantity.error)
+    fitted = stated != Calibration.model_fields[quantity.error].default
+    at = Places(tuple(runs)).at
+    alike, days = likeness(at, at), problem.days
+    whole = replace(problem, base=start, widths=quantity.widths[problem.on_cpu], days=np.zeros_like(days))
+    error = stated if fitted else quantity.usual_error
+    here = whole.linearise(np.zeros(len(whole.widths)))
+    x, residuals = here.x, here.residuals
+    for _ in range(ITERATIONS):
+        rows = Rows(here.jacobian @ x - residuals, here.jacobian, alike, days[:, None] == days[None, :])
+        taught = posterior(rows, error, quantity.odds[fitted], groups, skewed=quantity.skewed)
+        last, x = x, np.clip(taught.moves, -MAX_STEP, MAX_STEP)
+        if np.abs(x - last).max() < SETTLED:
+            break
+        residuals = whole.residuals(x)
+    before = {quantity.scale: getattr(start, quantity.scale), **{name: getattr(start, name) for name in whole.widths}}
+    after = {quantity.scale: before[quantity.scale] * float(np.exp(taught.scale)), **whole.values(x)}
+    update: dict[str, object] = dict(after)
+    if rows.days_differ:
+        update["days"] = {
+            name: start.days.get(name, 1.0) * float(np.exp(taught.day[days == day][0]))
+            for day, name in enumerate(problem.day_names)
+            if name
+        }
+    return (
+        update,
+        taught.similar,
+        _told(quantity, whole, taught, before, after, float(np.abs(alike @ taught.similar).max())),
     )
-    along = u.T @ target
-    evidence, means, variances, left_out = [], [], [], []
-    for sigma in NOISES:
-        both = s**2 + sigma**2
-        fitted = u @ (s**2 / both * along)
-        leverage = np.einsum("ij,j,ij->i", u, s**2 / both, u)
-        squares = float(np.sum(along**2 / both) + (target @ target - along @ along) / sigma**2)
-        volume = float(np.sum(np.log(both)) + (rows - len(s)) * np.log(sigma**2))
-        evidence.append(-0.5 * (squares + volume) - 0.5 * (np.log(sigma / usual) / NOISE_WIDTH) ** 2)
-        means.append(fitted)
-        variances.append(sigma**2 * (1.0 + leverage))
-        left_out.append((target - fitted) / np.maximum(1.0 - leverage, 1e-9))
-    logs = np.array(evidence)
-    weights = np.exp(logs - logs.max())
-    mean = np.average(means, axis=0, weights=weights)
-    variance = np.average(np.array(variances) + (np.array(means) - mean) ** 2, axis=0, weights=weights)
-    return _Belief(
-        columns,
-        float(logs.max() + np.log(weights.sum())),
-        float(np.average(NOISES, weights=weights)),
-        mean,
-        variance,
-        np.average(np.abs(left_out), axis=0, weights=weights),
-    )
-
-
-def _best(beliefs: Sequence[_Belief], residuals: Floats) -> int:
-    """The belief to act on."""
-    if len(residuals) < MANY_ROWS:
-        return int(np.argmax([belief.evidence - odds for belief, odds in zip(beliefs, ODDS_AGAINST, strict=True)]))
-    missed = [float(np.mean(np.abs(residuals))), *(float(np.mean(belief.left_out)) for belief in beliefs[1:])]
-    return int(np.argmin([error * (1.0 + WORTH_A_PARAMETER * i) for i, error in enumerate(missed)]))
 
 
 def _told(
     quantity: Quantity,
-    belief: str,
-    solution: Solution,
-    error: float,
-    groups: np.ndarray[tuple[int], np.dtype[np.str_]],
+    problem: Problem,
+    taught: Posterior,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    similar: float,
 ) -> Lesson:
-    """What a solution says of each of its parameters, and its rows as their other groups predict them."""
-    problem = solution.problem
-    jacobian = solution.jacobian / problem.noise
-    covariance = np.linalg.inv(jacobian.T @ jacobian + np.eye(len(solution.x)))
-    sigmas = np.sqrt(np.diagonal(covariance))
-    after = problem.values(solution.x)
-    names = list(problem.widths)
-    seen = [i for i in range(len(names)) if sigmas[i] < SHOWN]
-    moves = [
-        Move(names[i], getattr(problem.base, names[i]), after[names[i]], float(sigmas[i]) * problem.widths[names[i]])
-        for i in seen
-    ]
-    correlation = covariance / np.outer(sigmas, sigmas)
+    """What the rows say of each parameter, in the calibration's units."""
+    names, widths = list(before), [1.0, *problem.widths.values()]
+    sigmas = np.sqrt(np.maximum(np.diagonal(taught.covariance), 0.0))
+    seen = [i for i in range(len(names)) if taught.kept[i] < SHOWN]
+    moves = [Move(names[i], before[names[i]], after[names[i]], float(sigmas[i]) * widths[i]) for i in seen]
+    correlation = taught.covariance / np.maximum(np.outer(sigmas, sigmas), 1e-300)
     tangled = [(names[i], names[j]) for i in seen for j in seen if i < j and abs(correlation[i, j]) > TANGLED]
-    left_out = np.empty(len(groups))
-    for group in set(groups.tolist()):
-        without = problem.step(solution, groups != group).x
-        inside = groups == group
-        left_out[inside] = (solution.residuals + solution.jacobian @ (without - solution.x))[inside]
     unseen = tuple(names[i] for i in range(len(names)) if i not in seen)
-    return Lesson(quantity, belief, tuple(moves), unseen, tuple(tangled), error, tuple(left_out.tolist()))
+    left_out = tuple(taught.left_out.tolist())
+    return Lesson(quantity, taught.kinds, tuple(moves), unseen, tuple(tangled), similar, taught.error, left_out)

@@ -12,6 +12,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.rank_memory import RankMemory
 from trimaran.cost.memory.stage import StageShape
+from trimaran.cost.similar import memory_scales
 from trimaran.cost.states import (
     GRADIENTS,
     OPTIMIZER,
@@ -119,5 +120,5 @@ class StageMemory:
 def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape) -> StageMemory:
     """Memory of a rank of the stage described by `shape` under each layout of the grid."""
     rank = RankMemory(case, grid, shape)
-    scale = np.full(len(grid), case.calibration.memory_scale)
+    scale = np.full(len(grid), memory_scales(case, grid))
     return StageMemory({part.name: part.size(rank) * scale for part in PARTS})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simula
 from trimaran.cost.estimates import Estimates
 from trimaran.cost.grid import Bools, Floats, Ints, distinct
 from trimaran.cost.memory.limit import memory_limit_gib
+from trimaran.cost.similar import at_least
 from trimaran.layout.axes import PLACEMENTS, devices_of
 from trimaran.layout.choices import CHOICES, index_of
 from trimaran.planner.search.candidates import Parts, Proposer
@@ -87,6 +89,11 @@ class Search:
     top: int
     shown: int
 
+    @cached_property
+    def bounding(self) -> Case:
+        """The case under which a partial layout takes and holds no more than any that it may become."""
+        return self.case.calibrated(at_least(self.case.calibration))
+
     def search(self) -> Ranking:
         """Best-first search over (TP, PP, DP, MBS), each expanded into all that goes with it."""
         ranking = Ranking()
@@ -157,14 +164,14 @@ class Search:
         common = self._leanest(rows, parts)
         lean, fast = (common | {"recompute": np.full(count(rows), choose(self.proposer.space["recompute"]))}
                       for choose in (max, min))  # fmt: skip
-        excess = self._memory(lean) / self._limit(rows)
+        excess = self._least_memory(lean) / self._limit(rows)
         fits = excess <= 1.0
         # Nothing is ranked yet, so that of those that do not fit the nearest to it are worth their time's prediction.
         nearest = np.flatnonzero(~fits)[np.argsort(excess[~fits], kind="stable")[:KEPT_UNFIT]]
         if len(nearest):
             unfit = take(lean, nearest)
             self._note_unfit(unfit, self._seconds(unfit), excess[nearest], ranking)
-        return fits, busy_many(self.case, self.proposer.grid(fast))
+        return fits, busy_many(self.bounding, self.proposer.grid(fast))
 
     def _leanest(self, rows: Columns, parts: Parts) -> Columns:
         space, size = self.proposer.space, count(rows)
@@ -219,13 +226,13 @@ class Search:
         space = self.proposer.space
         least, most = min(space["recompute_every"]), max(space["recompute_every"])
         lean = {"recompute": max(space["recompute"]), "recompute_every": least}
-        rows = take(rows, self._memory(self._leanest(_with_defaults(rows, lean), parts)) <= self._limit(rows))
+        rows = take(rows, self._least_memory(self._leanest(_with_defaults(rows, lean), parts)) <= self._limit(rows))
         if not count(rows):
             return rows
         fast = {"recompute": min(space["recompute"]), "recompute_every": most}
         grid = self.proposer.grid(self._leanest(_with_defaults(rows, fast), parts))
         # How replicas agree, and over which links, is not chosen yet.
-        quiet = stages_many(self.case, grid)
+        quiet = stages_many(self.bounding, grid)
         value = self.objective.value(quiet * CHOICE_SLACK, grid.devices, rows["global_batch"])
         return take(rows, value <= self._threshold(ranking))
 
@@ -280,8 +287,10 @@ class Search:
         return time_many(self.case, self.proposer.grid(rows))
 
     def _memory(self, rows: Columns) -> Floats:
-        grid = self.proposer.grid(rows)
-        return memory_many(self.case, grid)[0]
+        return memory_many(self.case, self.proposer.grid(rows))[0]
+
+    def _least_memory(self, rows: Columns) -> Floats:
+        return memory_many(self.bounding, self.proposer.grid(rows))[0]
 
     def _estimate(self, rows: Columns) -> Estimates:
         return estimate_many(self.case, self.proposer.grid(rows))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.cost.likeness import likeness
 from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 
@@ -95,8 +96,7 @@ def believe(
 
 
 def _kernel(a: Floats, b: Floats, variance: float) -> Floats:
-    squared = np.sum((a[:, None, :] - b[None, :, :]) ** 2, axis=-1)
-    return np.asarray(variance * (_SHARED + (1 - _SHARED) * np.exp(-0.5 * squared)))
+    return np.asarray(variance * (_SHARED + (1 - _SHARED) * likeness(a, b)))
 
 
 def _normal_cdf(z: Floats) -> Floats:
