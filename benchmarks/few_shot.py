@@ -3,7 +3,7 @@
     python benchmarks/few_shot.py [--draws 10] [--tables NAME ...]
 
 Each line is a table under a start. "elsewhere": nothing of the cluster is known but what other clusters taught of the
-software. "earlier", "others": a calibration made from the table's earlier days or other groups, of which no row is
+software. "earlier", "others": what a fit learns of the table's earlier days or other groups, of which no row is
 drawn or scored. Medians over random draws, on the rows not drawn; repeats of one configuration are averaged before.
 The error of the unfitted start on the same rows stands in brackets. Of tables of more than 80 rows, 80 stand for all;
 a start from other days or groups is a fit to 60 of their rows at most.

@@ -51,3 +51,8 @@ def _line(problem: Problem, name: str, what: str, draws: int) -> str:
         percent(mape(calibrated.tolist(), measured) if len(set(groups)) > 1 else None),
     ]
     return f"| {problem.rows.name} | {name} | {len(seen)} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    for line in lines():
+        print(line, flush=True)

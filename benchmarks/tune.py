@@ -4,15 +4,15 @@
 
 Each search picks rows of a table one by one and is told the seconds per iteration of that row, off by 1% (1 sigma)
 anew with every seed, or that it ran out of memory, until it has picked one within 1.2% of the best. Trimaran's cost
-model stands on its prior and on what the search has measured, nothing else of that table. Optuna's TPE chooses
-tp, then pp, mbs, global batch and recompute among what the table holds. Writes benchmarks/results/tune.md.
+model stands on its prior and on what the search has measured, nothing else of that table; it learns after every trial.
+Optuna's TPE chooses tp, then pp, mbs, global batch and recompute among what the table holds. Writes
+benchmarks/results/tune.md.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,25 +22,26 @@ import optuna
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
+from trimaran.cost.fit.fit_rows import fit_observations
+from trimaran.cost.fit.solve import Observation
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import Nouns, nouns_of
-from trimaran.files.row_table import packaged_table
+from trimaran.files.row_table import packaged_table, packaged_tables
 from trimaran.nouns.measurement import Measurement
-from trimaran.report.tables import Field, render
-from trimaran.study.tune.choose import Candidate
+from trimaran.nouns.noun import TrimaranError
+from trimaran.study.tune.choose import Candidate, decide
+from trimaran.study.tune.learn import LEAST_ERROR
 from trimaran.study.tune.surrogate import NOISE_STD
-from trimaran.study.tune.tuning_search import search
 
 RESULTS = Path(__file__).parent / "results" / "tune.md"
-GROUPS = {
-    "prequel-0225-L72-H14336": "BLOOM prequel, 02-25, 384 A100",
-    "tr3m-1B3-v100-32GB-2n": "BigScience 1.3B, 8 V100 of 32 GB",
-    "tr3m-1B3-v100-16GB-2n": "BigScience 1.3B, 8 V100 of 16 GB",
-}
-SEEDS = 50
+# Fewer layouts are no sweep.
+LEAST_LAYOUTS = 6
+SEEDS = 10
 GOOD_ENOUGH = 1.012
 AXES = ("tp", "pp", "mbs", "gbs", "recompute")
 ASKED_AT_MOST = 100
+# What `trimaran tune` minds unless it is told otherwise.
+MARGIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,26 @@ class Oracle:
         return [None if s is None else s * float(by) for s, by in zip(self.seconds_per_sequence, off, strict=True)]
 
 
-def oracle(group: str) -> Oracle:
-    """The group's rows fit for ranking; repeats averaged."""
-    rows = [
-        m
-        for m in packaged_table().measurements
-        if m.comparable_group == group and m.quality in ("ok", "corrected") and m.status in ("ok", "oom")
-    ]
+def sweeps() -> dict[str, Oracle]:
+    """Every comparable group, of one stack, of the packaged tables that has enough layouts, by its name."""
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for table in packaged_tables():
+        for row in packaged_table(table).measurements:
+            if row.comparable_group and row.quality in ("ok", "corrected") and row.status in ("ok", "oom"):
+                groups.setdefault((row.comparable_group, row.stack or ""), []).append(row)
+    found = {group: oracle(rows) for (group, _), rows in groups.items() if len(rows) >= LEAST_LAYOUTS}
+    return {group: known for group, known in found.items() if len(known.nouns) >= LEAST_LAYOUTS}
+
+
+def oracle(rows: Sequence[Measurement]) -> Oracle:
+    """Rows fit for ranking; repeats averaged."""
     by_layout: dict[tuple[str, int], list[float | None]] = {}
     by_key: dict[tuple[str, int], tuple[Measurement, Nouns]] = {}
     for row in rows:
-        nouns = nouns_of(row)
+        try:
+            nouns = nouns_of(row)
+        except TrimaranError:
+            continue
         key = (nouns.layout.label(), row.gbs)
         by_key[key] = row, nouns
         by_layout.setdefault(key, []).append(row.sec_per_it / row.gbs if row.sec_per_it else None)
@@ -90,25 +100,24 @@ def trials_until_good(order: Sequence[int], known: Oracle) -> int:
 
 
 def trimaran(known: Oracle, seed: int) -> int:
-    """Trimaran's own search, on the cost model's prior. The seed shuffles the rows, which breaks ties."""
+    """Trimaran's own search, from the cost model's prior; the seed shuffles the rows, which breaks ties."""
     shuffled = np.random.default_rng(seed).permutation(len(known.nouns)).tolist()
     seconds = known.measured(seed)
-    calibration = prior(known.nouns[0].cluster, known.nouns[0].stack)
-    indexes = {_candidate(known.nouns[index], calibration): index for index in shuffled}
-
-    def measure(candidate: Candidate) -> None:
-        measured = seconds[indexes[candidate]]
+    start = prior(known.nouns[0].cluster, known.nouns[0].stack)
+    indexes = {_candidate(known.nouns[index], start): index for index in shuffled}
+    tried: list[Candidate] = []
+    error = start.time_error
+    while True:
+        candidate = decide(list(indexes), error, MARGIN).next
+        assert candidate is not None, "a good layout is among those not tried"
+        index = indexes[candidate]
+        measured = seconds[index]
         status = "oom" if measured is None else "ok"
-        candidate.row = known.rows[indexes[candidate]].model_copy(update={"sec_per_it": measured, "status": status})
-
-    result = search(
-        list(indexes),
-        measure,
-        prior_error=calibration.time_error,
-        min_trials=len(shuffled),
-        max_trials=len(shuffled),
-    )
-    return trials_until_good([indexes[candidate] for candidate in result.tried], known)
+        candidate.row = known.rows[index].model_copy(update={"sec_per_it": measured, "status": status})
+        tried.append(candidate)
+        if index in known.good:
+            return len(tried)
+        error = _learn(known, indexes, tried, start)
 
 
 def _candidate(nouns: Nouns, calibration: Calibration) -> Candidate:
@@ -116,6 +125,22 @@ def _candidate(nouns: Nouns, calibration: Calibration) -> Candidate:
     predicted = estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack, calibration), nouns.layout)
     per_sequence = predicted.sec_per_it / nouns.workload.global_batch
     return Candidate(nouns.layout, per_sequence if predicted.fits else 10 * per_sequence, predicted.mem_gib)
+
+
+def _learn(known: Oracle, indexes: Mapping[Candidate, int], tried: Sequence[Candidate], start: Calibration) -> float:
+    """Predict all candidates anew by what was measured, as `trimaran tune` does; the error of the predictions."""
+    seen = [
+        Observation(Case.of(nouns.workload, nouns.cluster, nouns.stack, start), nouns.layout,
+                    candidate.seconds * nouns.workload.global_batch)
+        for candidate in tried
+        if candidate.seconds is not None and (nouns := known.nouns[indexes[candidate]])
+    ]  # fmt: skip
+    if not seen:
+        return start.time_error
+    learnt = fit_observations(seen, [observed.layout.label() for observed in seen], start=start).calibration
+    for candidate, index in indexes.items():
+        candidate.predicted_sec_per_it = _candidate(known.nouns[index], learnt).predicted_sec_per_it
+    return max(learnt.time_error, LEAST_ERROR)
 
 
 def tpe(known: Oracle, seed: int, start_up: int) -> int:
@@ -174,36 +199,35 @@ SEARCHES: dict[str, Callable[[Oracle, int], int]] = {
     "random": random,
     "grid order": grid,
 }
-FIELDS = (
-    Field("search", "Search", left=True), Field("mean", "Trials, mean", ".1f"), Field("median", "median", ".0f"),
-    Field("worst", "worst"),
-)  # fmt: skip
+SHOWN = tuple(SEARCHES)
 
 
-def replayed(group: str, title: str) -> str:
-    """One table's section of the report."""
-    known = oracle(group)
-    records = []
-    for name, run in SEARCHES.items():
-        trials = [run(known, seed) for seed in range(SEEDS)]
-        record = {"search": name, "mean": statistics.mean(trials), "median": statistics.median(trials)}
-        records.append({**record, "worst": max(trials)})
-    heading = f"## {title}\n\n`{group}`: {len(known.nouns)} layouts, {len(known.good)} within 1.2% of the best.\n"
-    return "\n".join(itertools.chain([heading], [render(records, FIELDS, "markdown")]))
+def replayed() -> Iterator[str]:
+    """The report's table, line by line: mean trials of every search on every sweep, and over all sweeps."""
+    yield f"| sweep | layouts | good | {' | '.join(SHOWN)} |"
+    yield f"| --- | --: | --: | {' | '.join('--:' for _ in SHOWN)} |"
+    found: list[list[float]] = []
+    for group, known in sweeps().items():
+        means = [statistics.mean(SEARCHES[name](known, seed) for seed in range(SEEDS)) for name in SHOWN]
+        found.append(means)
+        yield f"| {group} | {len(known.nouns)} | {len(known.good)} | {' | '.join(f'{mean:.1f}' for mean in means)} |"
+    every = " | ".join(f"**{statistics.mean(column):.1f}**" for column in zip(*found, strict=True))
+    yield f"| mean of {len(found)} sweeps | | | {every} |"
+    every = " | ".join(f"{statistics.median(column):.1f}" for column in zip(*found, strict=True))
+    yield f"| median | | | {every} |"
 
 
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    report = "\n".join(
-        [
-            "# Trials until a layout within 1.2% of the best was measured\n",
-            f"`python benchmarks/tune.py`: published tables replayed, {SEEDS} seeds, each measurement off by "
-            f"{NOISE_STD:.0%} (1 sigma). Optuna {optuna.__version__}.\n",
-            "\n\n".join(replayed(group, title) for group, title in GROUPS.items()),
-        ]
-    )
-    write_atomically(RESULTS, report + "\n")
-    print(report)
+    lines = [
+        "# Trials until a layout within 1.2% of the best was measured\n",
+        f"`python benchmarks/tune.py`: sweeps of {LEAST_LAYOUTS} layouts or more of the published tables replayed, "
+        f"means of {SEEDS} seeds, each measurement off by {NOISE_STD:.0%} (1 sigma). Optuna {optuna.__version__}.\n",
+    ]
+    for line in replayed():
+        print(line, flush=True)
+        lines.append(line)
+    write_atomically(RESULTS, "\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 What the rows' residuals under the start have in common is told by `trimaran.cost.fit.posterior`: one scale and the
 state of each day, single efficiencies, and what runs that resemble each other share. The last is kept as the measured
 runs themselves (`Calibration.similar`), so that a prediction is moved where the rows speak of it, and the start
-stands elsewhere. Efficiencies are not linear in a prediction: residuals are taken anew where they have moved to.
+stands elsewhere. Efficiencies are not linear in a prediction: residuals, and derivatives where
+they no longer hold, are taken anew where they have moved to.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from trimaran.cost.fit.posterior import Posterior, Rows, posterior
 from trimaran.cost.fit.solve import (
     CPU_MEMORY_WIDTHS,
     CPU_WIDTHS,
-    MAX_STEP,
     MEMORY_WIDTHS,
     TIME_WIDTHS,
     Observation,
     Problem,
+    Solution,
     memory_problem,
     time_problem,
 )
@@ -31,8 +32,12 @@ from trimaran.cost.grid import Floats
 from trimaran.cost.likeness import Places, Similar, fewer, likeness
 from trimaran.nouns.noun import TrimaranError
 
-# Residuals are taken so often at most, until no efficiency moves by a twentieth of its width.
-ITERATIONS, SETTLED = 4, 0.05
+# Steps at most until no efficiency moves by a twentieth of its width; a step is cut to this share of itself at least.
+ITERATIONS, SETTLED, LEAST_SHARE = 10, 0.05, 0.1
+# Widths that an efficiency can be moved by.
+FURTHEST = 4.0
+# Derivatives stay where they predict all residuals to this (log).
+LINEAR = 0.01
 # Measured runs that a calibration keeps at most.
 MOST_SIMILAR = 64
 # A run that would move its likes by less is not kept.
@@ -176,15 +181,16 @@ def _learn(
     alike, days = likeness(at, at), problem.days
     whole = replace(problem, base=start, widths=quantity.widths[problem.on_cpu], days=np.zeros_like(days))
     error = stated if fitted else quantity.usual_error
+    together = days[:, None] == days[None, :]
     here = whole.linearise(np.zeros(len(whole.widths)))
-    x, residuals = here.x, here.residuals
     for _ in range(ITERATIONS):
-        rows = Rows(here.jacobian @ x - residuals, here.jacobian, alike, days[:, None] == days[None, :])
+        rows = Rows(here.jacobian @ here.x - here.residuals, here.jacobian, alike, together)
         taught = posterior(rows, error, quantity.odds[fitted], groups, skewed=quantity.skewed)
-        last, x = x, np.clip(taught.moves, -MAX_STEP, MAX_STEP)
-        if np.abs(x - last).max() < SETTLED:
+        x = np.clip(taught.moves, -FURTHEST, FURTHEST)
+        move = x - here.x
+        if np.abs(move).max() < SETTLED:
             break
-        residuals = whole.residuals(x)
+        here = _moved(here, move)
     before = {quantity.scale: getattr(start, quantity.scale), **{name: getattr(start, name) for name in whole.widths}}
     after = {quantity.scale: before[quantity.scale] * float(np.exp(taught.scale)), **whole.values(x)}
     update: dict[str, object] = dict(after)
@@ -199,6 +205,24 @@ def _learn(
         taught.similar,
         _told(quantity, whole, taught, before, after, float(np.abs(alike @ taught.similar).max())),
     )
+
+
+def _moved(at: Solution, move: Floats) -> Solution:
+    """Residuals and derivatives where the parameters have moved to, or as much of the way as the derivatives hold for.
+
+    They hold where what they leave out is less than half of what they say.
+    """
+    share = 1.0
+    while True:
+        x = at.x + share * move
+        expected = share * (at.jacobian @ move)
+        missed = at.problem.residuals(x) - at.residuals - expected
+        if share < LEAST_SHARE or np.abs(missed).sum() <= 0.5 * np.abs(expected).sum():
+            break
+        share *= 0.5
+    if np.abs(missed).max() < LINEAR:
+        return replace(at, x=x, residuals=at.residuals + expected + missed)
+    return at.problem.linearise(x)
 
 
 def _told(

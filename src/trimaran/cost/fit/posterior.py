@@ -7,9 +7,9 @@ The log residuals r of the rows (measured over predicted) are r ~ N(m, v K), wit
 S the likeness of the runs (`trimaran.cost.likeness`), J the derivatives by efficiencies in widths of their priors,
 which hold where a start errs by a fifth; v = (t e)^2, e the error that the start states of itself. How much of it is of
 which kind (`Belief`), and t, are averaged over by their marginal likelihood (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, sections 2.7 and 5.2). A run has more ways to be slow than to be fast: the start is
-taken to be the prediction of least relative error, which lies below the mean log of a time by its variance, so that
-m = v diag(K) where errors are `skewed`, and 0 elsewhere.
+Processes for Machine Learning, sections 2.7 and 5.2). A run has more ways to be slow than to be fast: a prediction of
+least relative error lies below the mean log of a time by the variance of what is each run's own, so that m = v own
+where errors are `skewed`, and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _Part:
         )
         total = within + belief.own * np.eye(count)
         inverse = np.linalg.inv(total)
-        expected = np.diagonal(total) * (1.0 if skewed else 0.0)
+        expected = np.full(count, belief.own if skewed else 0.0)
         # (factors, n): what is to be explained, and K^-1 of it
         target = rows.residuals[None, :] - self.variances[:, None] * expected
         self.pulls = target @ inverse
