@@ -107,9 +107,12 @@ def coordinates(
 
 def _of_choice(choice: Any, indexes: NDArray[Any]) -> Floats:
     """Coordinates of one choice, looked up for each of the values that occur; shape (n, its coordinates)."""
-    values, place = np.unique(indexes, return_inverse=True)
-    table = np.array([choice.coordinates(choice.value(value)) for value in values.tolist()], dtype=np.float64)
-    return np.asarray(table[place.reshape(-1)])
+    numbers = indexes.astype(np.int64)
+    occurs = np.flatnonzero(np.bincount(numbers))
+    table = np.array([choice.coordinates(choice.value(value)) for value in occurs.tolist()], dtype=np.float64)
+    place = np.zeros(int(occurs[-1]) + 1, dtype=np.int64)
+    place[occurs] = np.arange(len(occurs))
+    return np.asarray(table[place[numbers]])
 
 
 def likeness(a: Floats, b: Floats) -> Floats:

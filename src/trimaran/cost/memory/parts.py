@@ -12,7 +12,6 @@ from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.rank_memory import RankMemory
 from trimaran.cost.memory.stage import StageShape
-from trimaran.cost.similar import memory_scales
 from trimaran.cost.states import (
     GRADIENTS,
     OPTIMIZER,
@@ -117,8 +116,8 @@ class StageMemory:
         return self.total - reduce(np.add, (self.parts[part.name] for part in reversed(PARTS) if not part.allocated))
 
 
-def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape) -> StageMemory:
-    """Memory of a rank of the stage described by `shape` under each layout of the grid."""
+def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape, scale: Floats | float) -> StageMemory:
+    """Memory of a rank of the stage described by `shape` under each layout, times `scale`, shape (n,) or one for all."""
     rank = RankMemory(case, grid, shape)
-    scale = np.full(len(grid), memory_scales(case, grid))
-    return StageMemory({part.name: part.size(rank) * scale for part in PARTS})
+    factor = np.full(len(grid), scale)
+    return StageMemory({part.name: part.size(rank) * factor for part in PARTS})
