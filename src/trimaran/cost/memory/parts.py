@@ -117,7 +117,7 @@ class StageMemory:
 
 
 def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape, scale: Floats | float) -> StageMemory:
-    """Memory of a rank of the stage described by `shape` under each layout, times `scale`, shape (n,) or one for all."""
+    """Memory of a rank of the stage described by `shape` under each layout, times `scale`, one or of shape (n,)."""
     rank = RankMemory(case, grid, shape)
     factor = np.full(len(grid), scale)
     return StageMemory({part.name: part.size(rank) * factor for part in PARTS})
