@@ -52,7 +52,8 @@ class Quantity:
     """Time or memory: its scale and error in a calibration, its efficiencies on GPUs and CPUs, how it is predicted.
 
     `odds` are those of what a start's errors have in common, before any row, where it was fitted to nothing and where
-    it was fitted to this machine's other rows. `error` of a start of the first kind is `usual_error`.
+    it was fitted to this machine's other rows. `error` of a start of the first kind is `usual_error`. `alike` says
+    whether runs that resemble each other err alike.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Quantity:
     widths: tuple[dict[str, float], dict[str, float]]
     odds: tuple[dict[str, float], dict[str, float]]
     skewed: bool
+    alike: bool
     problem: Callable[[Sequence[Observation], Calibration], Problem | None]
 
 
@@ -73,12 +75,21 @@ def _odds(alone: float) -> dict[str, float]:
 # Most starts are right on the whole, and wrong of some runs: of tables' errors under their starts, what all rows share
 # is a tenth (of a start from a datasheet) to nothing (of one that was fitted), what similar ones share a third.
 TIME = Quantity(
-    "time", "time_scale", "time_error", 0.2, (TIME_WIDTHS, CPU_WIDTHS), (_odds(3.0), _odds(6.0)), True, time_problem
+    "time",
+    "time_scale",
+    "time_error",
+    0.2,
+    (TIME_WIDTHS, CPU_WIDTHS),
+    (_odds(3.0), _odds(6.0)),
+    True,
+    True,
+    time_problem,
 )
-# Allocators and what a tool counts are alike in all rows of a table.
+# Allocators and what a tool counts are alike in all rows of a table. Memory is counted: what errors of similar runs
+# share would move neighbours past each other that differ by less.
 MEMORY = Quantity(
     "memory", "memory_scale", "mem_error", 0.2, ({**MEMORY_WIDTHS, "activation_scale": 0.2}, CPU_MEMORY_WIDTHS),
-    (_odds(1.0), _odds(1.0)), False, memory_problem,
+    (_odds(1.0), _odds(1.0)), False, False, memory_problem,
 )  # fmt: skip
 
 
@@ -178,7 +189,7 @@ def _learn(
     stated = getattr(start, quantity.error)
     fitted = stated != Calibration.model_fields[quantity.error].default
     at = Places(tuple(runs)).at
-    alike, days = likeness(at, at), problem.days
+    alike, days = likeness(at, at) if quantity.alike else np.eye(len(runs)), problem.days
     whole = replace(problem, base=start, widths=quantity.widths[problem.on_cpu], days=np.zeros_like(days))
     error = stated if fitted else quantity.usual_error
     together = days[:, None] == days[None, :]
@@ -186,6 +197,8 @@ def _learn(
     for _ in range(ITERATIONS):
         rows = Rows(here.jacobian @ here.x - here.residuals, here.jacobian, alike, together)
         taught = posterior(rows, error, quantity.odds[fitted], groups, skewed=quantity.skewed)
+        if not quantity.alike:
+            taught = replace(taught, similar=np.zeros(len(runs)))
         x = np.clip(taught.moves, -FURTHEST, FURTHEST)
         move = x - here.x
         if np.abs(move).max() < SETTLED:
