@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,7 +25,7 @@ from trimaran.store import Store
 LAYOUTS = ["dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1", "pp2,mbs1", "dp2,pp2,mbs1"]
 
 SWEEP = """
-import json, sys
+import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from trial_helpers import LIMITS, fake_worker
@@ -42,7 +42,7 @@ rows = run_sweep(
     [parse_layout(text) for text in json.loads(sys.argv[3])],
     Store(folder / "store.sqlite"),
     data_dir=folder, work_dir=folder / "runs", limits=LIMITS, worker=fake_worker(sys.argv[4]),
-    on_progress=lambda p: print(p.happening, p.layout, flush=True),
+    on_progress=lambda p: print(p.happening, p.layout, time.monotonic(), flush=True),
 )
 print("rows", len(rows), *(row.status for row in rows))
 """
@@ -55,9 +55,15 @@ def folder(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start_sweep(folder: Path, behaviour: str = "ok", layouts: list[str] = LAYOUTS) -> subprocess.Popen[str]:
+def start_sweep(
+    folder: Path, behaviour: str = "ok", layouts: list[str] = LAYOUTS, *, contained: bool = False
+) -> subprocess.Popen[str]:
+    """A sweep in a process of its own; `contained`: with processes numbered as in a container of their own."""
     command = [sys.executable, "-c", SWEEP, str(Path(__file__).parent), str(folder), json.dumps(layouts), behaviour]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if contained:
+        command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
+    environment = {**os.environ, "TRIMARAN_LOST_AFTER_S": "4"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def stored(folder: Path) -> list[Measurement]:
@@ -104,18 +110,43 @@ def test_ctrl_c_leaves_finished_rows_no_claim_and_no_process(folder: Path) -> No
     sweep.communicate(timeout=20)
     assert_no_process_is_left(folder)
     assert stored(folder) == []
-    with sqlite3.connect(folder / "store.sqlite") as connection:
-        assert connection.execute("SELECT COUNT(*) FROM claim").fetchone() == (0,)
+    assert not (folder / "store.sqlite.claims").exists()
 
 
-def test_two_sweeps_at_once_share_the_trials(folder: Path) -> None:
-    first, second = start_sweep(folder), start_sweep(folder)
-    outputs = [sweep.communicate(timeout=60)[0].splitlines() for sweep in (first, second)]
-    assert [lines[-1].split()[:2] for lines in outputs] == [["rows", "6"], ["rows", "6"]]
+@pytest.mark.parametrize("contained", [False, True], ids=["of one machine", "in two containers"])
+def test_two_sweeps_at_once_share_the_trials_and_never_disturb_each_other(folder: Path, contained: bool) -> None:
+    if contained and os.geteuid() != 0:
+        pytest.skip("only root may make namespaces of processes")
+    sweeps = [start_sweep(folder, "ok-slowly", LAYOUTS[:3], contained=contained) for _ in range(2)]
+    outputs = [sweep.communicate(timeout=60)[0].splitlines() for sweep in sweeps]
+    assert [lines[-1] for lines in outputs] == ["rows 3 ok ok ok"] * 2
     rows = stored(folder)
-    assert len(rows) == len({row.trial_key for row in rows}) == len(LAYOUTS)
-    run = [sum(line.startswith("finished") for line in lines) for lines in outputs]
-    assert sum(run) == len(LAYOUTS)
+    assert len(rows) == len({row.trial_key for row in rows}) == 3
+    events = sorted(
+        (float(line.split()[-1]), line.split()[0]) for lines in outputs for line in lines[:-1]
+        if line.startswith(("started", "finished"))
+    )  # fmt: skip
+    assert [happening for _, happening in events] == ["started", "finished"] * 3, "one trial at a time"
+
+
+def test_a_sweep_that_lost_its_claim_meanwhile_stores_no_row_of_that_run(
+    folder: Path, recipe: Recipe, cluster: Cluster
+) -> None:
+    runs: list[str] = []
+
+    def lose(progress: Progress) -> None:
+        if progress.happening == "started":
+            runs.append(progress.happening)
+            if len(runs) == 1:  # another host took this process for dead, and gave the claim back
+                for claim in (folder / "store.sqlite.claims").glob("[0-9a-f]*"):
+                    claim.unlink()
+
+    with Store(folder / "store.sqlite") as store:
+        run_sweep(
+            recipe, cluster, [parse_layout("dp1,mbs1")], store, data_dir=folder, work_dir=folder / "runs",
+            limits=LIMITS, worker=fake_worker("ok"), on_progress=lose,
+        )  # fmt: skip
+    assert len(runs) == 2 and len(stored(folder)) == 1
 
 
 def sweep_here(

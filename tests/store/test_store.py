@@ -26,7 +26,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
-from trimaran.store import Store, export_csv, trial_key
+from trimaran.store import Store, claims, export_csv, trial_key
 from trimaran.store.schema import MIGRATIONS, VERSION
 
 
@@ -97,13 +97,53 @@ def test_a_claim_keeps_other_processes_out_until_it_ends(tmp_path: Path) -> None
         assert store.claim("k", attempts_seen=1), "a retry says how many runs it has seen"
 
 
-def test_a_claim_made_on_another_host_lapses_with_its_lease(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.sqlite") as store:
-        for key, expires_in in (("held", 60), ("lapsed", -1)):
-            with sqlite3.connect(store.path) as other:
-                other.execute("INSERT INTO claim VALUES (?, 'far-away', 1, '', ?)", (key, time.time() + expires_in))
-        assert not store.claim("held")
-        assert store.claim("lapsed")
+def test_a_claim_lasts_as_long_as_its_heartbeat_whatever_its_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "LOST_AFTER_S", 1.0)
+    a_day_ago = time.time() - 86400
+    with Store(tmp_path / "s.sqlite") as far_away, Store(tmp_path / "s.sqlite") as store:
+        assert far_away.claim("k")
+        (claim,) = (tmp_path / "s.sqlite.claims").iterdir()
+        claim.write_text(re.sub('"namespace":"[^"]*"', '"namespace":"another boot"', claim.read_text()))
+        for beat in range(8):
+            os.utime(claim, (a_day_ago + beat, a_day_ago + beat))
+            assert not store.claim("k")
+            time.sleep(0.25)
+        assert far_away.holds("k")
+        time.sleep(1.1)
+        assert store.claim("k"), "its heartbeat has stopped"
+        assert not far_away.holds("k"), "who was taken for dead learns that it lost its claim"
+
+
+HOLD = """
+import sys; from trimaran.store import Store
+store = Store(sys.argv[1]); print(store.claim("k"), flush=True); input()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="makes a namespace of processes")
+def test_another_container_under_the_same_host_name_does_not_steal_a_living_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "LOST_AFTER_S", 1.2)
+    path = tmp_path / "s.sqlite"
+    holder = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "TRIMARAN_LOST_AFTER_S": "1.2"},
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "True\n"
+    with Store(path) as store:
+        began = time.monotonic()
+        while time.monotonic() - began < 2.5:
+            assert not store.claim("k")
+            time.sleep(0.1)
+        holder.kill()
+        holder.communicate()
+        while not store.claim("k"):
+            assert time.monotonic() - began < 30
+            time.sleep(0.1)
 
 
 def _claim_and_add(path: Path, worker: int, ready: multiprocessing.Barrier, won: multiprocessing.Queue) -> None:

@@ -24,17 +24,18 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.protocol.programs import WORKER
 from trimaran.recipe.recipe import Recipe
-from trimaran.store import Store
+from trimaran.store import Store, this_boot
 
 Happening = Literal["kept", "started", "step", "finished", "waiting"]
-_ASK_AGAIN_S, _RENEW_S = 0.5, 60.0
+_ASK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
 class Progress:
     """What just happened in a sweep, and what remains.
 
-    `kept` is a trial that the store holds finished; `waiting`, one that another sweep is running.
+    `kept` is a trial that the store holds finished; `waiting`, one that another sweep is running, or keeps this
+    machine busy with others.
     `remaining_s` is None until a trial's duration is known.
     """
 
@@ -119,7 +120,7 @@ class _Sweep:
         self._rows: dict[str, Measurement] = {}
         self._walls: list[float] = []
         self._claimed: set[str] = set()
-        self._renewed = time.monotonic()
+        self._machine = f"machine-{this_boot()}" if launcher.on_this_machine else None
         self._crew = Crew(launcher.at_once)
 
     def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
@@ -129,13 +130,11 @@ class _Sweep:
         except BaseException:
             if self._claimed and self._launcher.at_once > 1:
                 self._launcher.close()  # trials in other threads end with what they stand on
-            for key in self._claimed:
-                # a claim that cannot be given back lapses with this process
-                with contextlib.suppress(TrimaranError):
-                    self._store.release(key)
             raise
         finally:
             self._crew.close()
+            for key in [*self._claimed, *filter(None, [self._machine])]:
+                self._store.release(key)
         return [self._rows[key] for key in self._order]
 
     def _run_all(self, predicted: Mapping[str, Prediction | None], wanted: Mapping[str, int]) -> None:
@@ -148,7 +147,7 @@ class _Sweep:
                 elif not self._crew.full and self._claim(key, wanted[key]):
                     self._tell("started", self._trials[key])
                     self._crew.begin(key, partial(self._measured, self._trials[key], predicted[key]))
-                    self._store_finished()
+                    left += self._store_finished()
                 else:
                     left.append(key)
             if left == open_keys:
@@ -157,30 +156,38 @@ class _Sweep:
                     time.sleep(_ASK_AGAIN_S)
                 else:
                     self._crew.wait(_ASK_AGAIN_S)
-                    self._renew_claims(wanted)
-                    self._store_finished()
+                    left += self._store_finished()
             open_keys = left
 
     def _claim(self, key: str, wanted: int) -> bool:
-        lease_s = self._limits.timeout_s + self._limits.start_s
-        claimed = self._store.claim(key, attempts_seen=wanted - 1, lease_s=lease_s)
+        """Claim a trial; where it would run on this machine, the machine too: two at once would disturb each other."""
+        if self._machine and not self._store.claim(self._machine):
+            return False
+        claimed = self._store.claim(key, attempts_seen=wanted - 1)
         if claimed:
             self._claimed.add(key)
+        elif self._machine:
+            self._store.release(self._machine)
         return claimed
 
-    def _renew_claims(self, wanted: Mapping[str, int]) -> None:
-        """Trials may wait in a queue for longer than a claim lasts."""
-        if time.monotonic() - self._renewed > _RENEW_S:
-            for key in self._claimed:
-                self._claim(key, wanted[key])
-            self._renewed = time.monotonic()
+    def _store_finished(self) -> list[str]:
+        """Store what is finished; the keys of trials to run again.
 
-    def _store_finished(self) -> None:
+        Of a trial whose claim was lost, as by a sweep that was stopped for minutes, another sweep has the folder now:
+        its figures are no one's.
+        """
+        lost = []
         for key, row in self._crew.finished():
-            self._store.add(row)
-            stored(self._trials[key])
             self._claimed.discard(key)
-            self._finish(self._trials[key], row, "finished")
+            if self._store.holds(key):
+                self._store.add(row)
+                stored(self._trials[key])
+                self._finish(self._trials[key], row, "finished")
+            else:
+                lost.append(key)
+            if self._machine:
+                self._store.release(self._machine)
+        return lost
 
     def _attempts_wanted(self, key: str, retry: frozenset[Status]) -> int:
         stored = self._store.trial(key)

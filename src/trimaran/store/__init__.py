@@ -1,7 +1,8 @@
-"""The results store: one SQLite file of measurements, claims of running trials, CSV export."""
+"""The results store: one SQLite file of measurements, claims of running trials beside it, CSV export."""
 
 from trimaran.store.database import Run, Store
 from trimaran.store.key import trial_key
+from trimaran.store.owner import this_boot
 from trimaran.store.table_export import export_csv, export_table
 
-__all__ = ["Run", "Store", "export_csv", "export_table", "trial_key"]
+__all__ = ["Run", "Store", "export_csv", "export_table", "this_boot", "trial_key"]

@@ -17,8 +17,8 @@ from trimaran.files.user_file import regular_file
 from trimaran.nouns.columns import FURTHER_COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.store.claims import Claims
 from trimaran.store.filter import Condition
-from trimaran.store.owner import Owner
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
@@ -53,6 +53,7 @@ class Store:
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         """Open the file at `path`, making it (and its folder) unless `create` is false."""
         self.path = Path(path)
+        self._claims = Claims(self.path.with_name(f"{self.path.name}.claims"))
         if not create and not self.path.exists():
             raise TrimaranError(f"store {self.path} does not exist: name the file that bench or tune wrote")
         if not create and self.path.is_file() and self.path.stat().st_size == 0:
@@ -98,13 +99,16 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file; claims of this process stay until released or until it ends."""
+        """Close the file and give claims back."""
+        self._claims.close()
         self._connection.close()
 
     def add(self, measurement: Measurement) -> None:
         """Store one run. A trial that was run before gets a further attempt; its claim ends."""
         with self._writing():
             self._insert(measurement)
+        if measurement.trial_key:
+            self._claims.release(measurement.trial_key)
 
     def add_new(self, measurements: Iterable[Measurement]) -> int:
         """Store the runs that are not there yet, all or none; how many they were. A claim stays.
@@ -127,7 +131,7 @@ class Store:
                     if digest in known or (_KEPT_SINCE and _digest(_as_before(cells)) in known):
                         continue
                     known.add(digest)
-                    self._insert(measurement, keep_claim=True, cells=cells)
+                    self._insert(measurement, cells)
                 added.append(len(known) - before)
         return added
 
@@ -187,45 +191,32 @@ class Store:
         with self._explained():
             return self._attempts(key)
 
-    def claim(self, key: str, *, attempts_seen: int = 0, lease_s: float = 3600.0) -> bool:
+    def claim(self, key: str, *, attempts_seen: int = 0) -> bool:
         """Claim a trial before running it, so that no other sweep runs it meanwhile.
 
-        False where a living process holds it, or where a run beyond `attempts_seen` was stored
-        since the caller looked. The claim of a dead process is taken over; one made on another host,
-        whose life cannot be checked from here, lapses after `lease_s`. `add` ends a claim.
+        False where a living process holds it, or where a run beyond `attempts_seen` was stored since the caller
+        looked. The claim of a dead process is taken over. Where the holder cannot be looked up (another machine,
+        another container), it has lapsed once its heartbeat has not changed for `LOST_AFTER_S`; that takes as many
+        seconds of asking. `add` ends a claim.
         """
-        this_process, now = Owner.current(), time.time()
-        with self._writing():
-            if self._attempts(key) > attempts_seen:
-                return False
-            row = self._connection.execute("SELECT * FROM claim WHERE trial_key = ?", (key,)).fetchone()
-            if row is not None:
-                holder = Owner(row["host"], row["pid"], row["started"])
-                alive = holder.is_alive()
-                if holder != this_process and (alive or (alive is None and row["expires_at"] > now)):
-                    return False
-            self._connection.execute(
-                "INSERT OR REPLACE INTO claim (trial_key, host, pid, started, expires_at) VALUES (?, ?, ?, ?, ?)",
-                (key, this_process.host, this_process.pid, this_process.started, now + lease_s),
-            )
+        if not self._claims.take(key):
+            return False
+        if self.attempts(key) > attempts_seen:
+            self._claims.release(key)
+            return False
         return True
+
+    def holds(self, key: str) -> bool:
+        """Whether this process still holds its claim: one that was stopped for long may have lost it."""
+        return self._claims.holds(key)
 
     def release(self, key: str) -> None:
         """Give a claim of this process back without a row, as after Ctrl-C."""
-        this_process = Owner.current()
-        with self._writing():
-            self._connection.execute(
-                "DELETE FROM claim WHERE trial_key = ? AND host = ? AND pid = ? AND started = ?",
-                (key, this_process.host, this_process.pid, this_process.started),
-            )
+        self._claims.release(key)
 
-    def _insert(
-        self, measurement: Measurement, *, keep_claim: bool = False, cells: Sequence[object] | None = None
-    ) -> None:
+    def _insert(self, measurement: Measurement, cells: Sequence[object] | None = None) -> None:
         attempt = self._attempts(measurement.trial_key) + 1 if measurement.trial_key else 1
         self._connection.execute(_INSERT, [attempt, *(cells or to_cells(measurement))])
-        if measurement.trial_key and not keep_claim:
-            self._connection.execute("DELETE FROM claim WHERE trial_key = ?", (measurement.trial_key,))
 
     def _attempts(self, key: str) -> int:
         row = self._connection.execute("SELECT MAX(attempt) FROM measurement WHERE trial_key = ?", (key,)).fetchone()

@@ -4,38 +4,58 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel
 
 
-@dataclass(frozen=True)
-class Owner:
-    """A process on a host; `started` is the kernel's start stamp of that process, with the boot's id."""
+class Owner(BaseModel):
+    """A process on a host. `started` is the kernel's start stamp of that process, with the boot's id.
+
+    `namespace` is that of its process number: containers of one machine, which may well share a host name, number
+    their processes each by itself.
+    """
 
     host: str
+    namespace: str
     pid: int
     started: str
 
     @classmethod
-    def current(cls) -> Owner:
+    def current(cls) -> Self:
         """This process."""
-        return cls(platform.node(), os.getpid(), _started(os.getpid()))
+        return cls(host=platform.node(), namespace=_namespace(), pid=os.getpid(), started=_started(os.getpid()))
 
     def is_alive(self) -> bool | None:
-        """Whether the process still runs; None where it cannot be known (another host)."""
-        if self.host != platform.node():
+        """Whether the process still runs; None where its number says nothing here (another machine or namespace)."""
+        if self.namespace != _namespace():
             return None
         return _started(self.pid) == self.started
+
+
+def this_boot() -> str:
+    """The id of this machine's boot, the same in all its containers; its host name where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def _namespace() -> str:
+    try:
+        return f"{this_boot()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return this_boot()
 
 
 def _started(pid: int) -> str:
     """Boot id and start time of `pid` in clock ticks since boot; empty where there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
     # the command name may hold spaces and brackets; the fields after its last bracket are numbers
     fields = stat[stat.rindex(")") + 2 :].split()
     state, start_ticks = fields[0], fields[19]
-    return "" if state in "ZX" else f"{boot}/{start_ticks}"
+    return "" if state in "ZX" else f"{this_boot()}/{start_ticks}"

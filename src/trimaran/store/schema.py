@@ -93,7 +93,10 @@ _TRAITS = (
     "ALTER TABLE measurement ADD COLUMN mlp TEXT",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS)
+# Claims are files beside the store, which need no lock.
+_NO_CLAIMS = ("DROP TABLE claim",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS, _NO_CLAIMS)
 VERSION = len(MIGRATIONS)
 
 

@@ -137,6 +137,7 @@ class StoppableLauncher:
 
     at_once = 1
     restarts = 0
+    on_this_machine = True
 
     def __init__(self, inner: Launcher) -> None:
         self._inner = inner

@@ -76,11 +76,12 @@ class Launcher(Protocol):
     """A way to start ranks.
 
     `at_once` is how many trials may run side by side, `restarts` how often one is run again whose ranks were
-    taken away.
+    taken away. `on_this_machine`: the ranks compute here, where those of another trial would disturb them.
     """
 
     at_once: int
     restarts: int
+    on_this_machine: bool
 
     def start(self, launch: Launch) -> Ranks:
         """Start all ranks and return once they run.

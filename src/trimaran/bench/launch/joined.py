@@ -88,6 +88,7 @@ class JoinedLauncher:
 
     at_once = 1
     restarts = 0
+    on_this_machine = True
 
     def __init__(self, place: Joined) -> None:
         self._place = place

@@ -40,6 +40,7 @@ class LocalLauncher:
 
     at_once = 1  # trials side by side would disturb each other's times
     restarts = 0
+    on_this_machine = True
 
     def __init__(self) -> None:
         self._nursery: Nursery | None = None

@@ -34,6 +34,7 @@ class ShapedLauncher:
 
     at_once = 1
     restarts = 0
+    on_this_machine = True
 
     def __init__(self, network: ShapedNetwork) -> None:
         self.network = network

@@ -45,6 +45,8 @@ _NOT_THE_TRIALS_FAULT = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")
 class SlurmLauncher:
     """Starts trials through Slurm; `close` gives back what it holds of the cluster."""
 
+    on_this_machine = False  # Slurm gives its nodes to one trial at a time
+
     def __init__(self, settings: SlurmSettings, say: Say = lambda text: None) -> None:
         if missing := [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]:
             raise TrimaranError(

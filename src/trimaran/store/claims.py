@@ -1,0 +1,161 @@
+"""Claims of trials under way: files whose making is atomic, kept alive by heartbeats.
+
+A claim is a file KEY.N in a folder beside the store; that of the largest N holds. Making a file that must not be
+there yet is atomic on network file systems too, and needs no lock: a claim that has lapsed is taken over by making
+KEY.N+1, which one process alone can do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.store.owner import Owner
+
+# A claim whose heartbeat was not seen to change for so long has lapsed, where its process cannot be looked up.
+LOST_AFTER_S = float(os.environ.get("TRIMARAN_LOST_AFTER_S", "120"))
+_BEAT_EVERY_S = LOST_AFTER_S / 12
+_TRIES = 10
+
+
+class _Content(BaseModel):
+    """What a claim's file holds. The token tells two claims of one process apart."""
+
+    owner: Owner
+    token: str
+
+
+class Claims:
+    """What this process holds, and whether others hold what it asks for.
+
+    Heartbeats are changes of a file's time, and ages run on this process's monotonic clock from the moment a change
+    was seen: the clocks of two hosts are never compared.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, tuple[Path, str]] = {}
+        self._seen: dict[Path, tuple[tuple[int, str], float]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def take(self, key: str) -> bool:
+        """Claim `key`; False where another holds it. Raises TrimaranError where no file can be made."""
+        newest = self._newest(key)
+        if newest is None:
+            generation = 0
+        elif self.holds(key):
+            return True
+        elif not self._lapsed(newest):
+            return False
+        else:
+            generation = _generation(newest) + 1
+        claim, token = self._folder / f"{key}.{generation}", secrets.token_hex(8)
+        if not self._make(claim, _Content(owner=Owner.current(), token=token).model_dump_json()):
+            return False
+        with self._lock:
+            self._held[key] = claim, token
+            if self._beating is None:
+                self._beating = threading.Thread(target=self._beat, name="claims", daemon=True)
+                self._beating.start()
+        for number in range(generation):
+            (self._folder / f"{key}.{number}").unlink(missing_ok=True)
+        return True
+
+    def holds(self, key: str) -> bool:
+        """Whether this process holds `key`: one that was stopped for long may have lost it."""
+        with self._lock:
+            held = self._held.get(key)
+        return held is not None and self._newest(key) == held[0] and _is_ours(*held)
+
+    def release(self, key: str) -> None:
+        """Give `key` back, if this process holds it."""
+        with self._lock:
+            held = self._held.pop(key, None)
+        if held is not None and _is_ours(*held):
+            held[0].unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # where it was the last
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._closed.set()
+        for key in list(self._held):
+            self.release(key)
+
+    def _newest(self, key: str) -> Path | None:
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208 - makes a network file system look anew
+        except OSError:
+            return None
+        claims = [self._folder / name for name in names if name.rpartition(".")[0] == key]
+        return max(claims, key=_generation, default=None)
+
+    def _lapsed(self, claim: Path) -> bool:
+        look = _look(claim)
+        if look is None:
+            return True  # given back meanwhile
+        with contextlib.suppress(ValidationError):
+            alive = _Content.model_validate_json(look[1]).owner.is_alive()
+            if alive is not None:
+                return not alive
+        now = time.monotonic()
+        before = self._seen.get(claim)
+        if before is None or before[0] != look:
+            self._seen[claim] = look, now
+            return False
+        return now - before[1] > LOST_AFTER_S
+
+    def _make(self, claim: Path, content: str) -> bool:
+        for _ in range(_TRIES):
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with claim.open("x") as file:
+                    file.write(content)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                continue  # who gave back the last claim removed the folder meanwhile
+            except OSError as error:
+                claim.unlink(missing_ok=True)
+                raise TrimaranError(
+                    f"claim {claim} cannot be written ({error.strerror}): free space, or check its permissions"
+                ) from None
+            return True
+        raise TrimaranError(f"claims folder {self._folder} is removed again and again: see who does that")
+
+    def _beat(self) -> None:
+        while not self._closed.wait(_BEAT_EVERY_S):
+            with self._lock:
+                held = list(self._held.values())
+            for claim, token in held:
+                if _is_ours(claim, token):
+                    with contextlib.suppress(OSError):
+                        os.utime(claim)
+
+
+def _generation(claim: Path) -> int:
+    number = claim.suffix.removeprefix(".")
+    return int(number) if number.isdecimal() else -1
+
+
+def _look(claim: Path) -> tuple[int, str] | None:
+    """When the file last changed, ns, and what it holds; opening makes a network file system ask its server."""
+    try:
+        with claim.open() as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(1 << 16)
+    except (OSError, ValueError):
+        return None
+
+
+def _is_ours(claim: Path, token: str) -> bool:
+    look = _look(claim)
+    return look is not None and token in look[1]
