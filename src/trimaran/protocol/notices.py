@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+
+from trimaran.protocol.line_file import LineFile
 
 
 class Notice(StrEnum):
@@ -31,11 +32,9 @@ class Notices:
     """Appends notices to a file, a line of JSON each; rank 0 writes it, other ranks tell nothing (None)."""
 
     def __init__(self, file: Path | None) -> None:
-        self._file = None if file is None else file.open("w", buffering=1)
-        self._lock = threading.Lock()
+        self._file = None if file is None else LineFile(file)
 
     def tell(self, kind: Notice, /, **fields: object) -> None:
         """Append a notice."""
         if self._file is not None:
-            with self._lock:
-                self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
+            self._file.write(json.dumps({"kind": kind, **fields}) + "\n")

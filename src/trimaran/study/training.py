@@ -16,14 +16,16 @@ from typing import Any
 from trimaran.bench.launch.contract import Launch, Launcher, Ranks
 from trimaran.bench.launch.joined import Joined, JoinedLauncher
 from trimaran.bench.launchers import launcher_of
-from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.trial.trial import Trial, finished_row, prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
+from trimaran.bench.watch.verdict import is_consequence
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import STOPPED
 from trimaran.protocol.files import CHECKPOINT, CHECKPOINTS, RunFile
+from trimaran.protocol.job import TrainJob, read_job
 from trimaran.protocol.notices import Notice
 from trimaran.recipe.recipe import Recipe
 
@@ -66,6 +68,9 @@ def run_training(
     whole = recipe.model_copy(update={"sweep": sweep})
     trial = prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent, variant=recipe.variant)
     checkpoints = out_dir.with_name(CHECKPOINTS)
+    if resume and among is None and (row := _finished(trial, out_dir)):
+        on_notice(f"all {recipe.train.steps} steps were made before; raise train.steps to go on")
+        return row
     kept = _set_aside([out_dir] if resume else [out_dir, checkpoints])
     if checkpoints in kept:
         on_notice(f"checkpoints of an earlier training are kept in {kept[checkpoints]}; --resume would have gone on")
@@ -90,11 +95,24 @@ def run_training(
     if teller.stopped_at is not None:
         raise TrainingStoppedError(f"stopped at step {teller.stopped_at} and saved; {_GO_ON}")
     if row.status != "ok":
-        if stoppable.stopping:
-            raise TrainingStoppedError(f"stopped before it could save; {_GO_ON} from what was saved")
         first = (row.evidence or "no evidence").strip().splitlines()[0]
+        # whoever starts ranks stops all of them when one has failed, which is then the reason to give
+        if stoppable.stopping and is_consequence(first):
+            raise TrainingStoppedError(f"stopped before it could save; {_GO_ON} from what was saved")
         raise TrimaranError(f"training on {layout} ended as {row.status}: {first}; see {out_dir}")
     return row
+
+
+def _finished(trial: Trial, out_dir: Path) -> Measurement | None:
+    """The row of the training that `out_dir` holds, where it is this one, on whatever layout, and was finished."""
+    try:
+        job = read_job(TrainJob, RunFile.JOB.of(out_dir))
+    except TrimaranError:
+        return None
+    asked = trial.job
+    if (job.workload, job.train, job.data_dir) != (asked.workload, asked.train, asked.data_dir):
+        return None
+    return finished_row(replace(trial, job=job))
 
 
 def _set_aside(folders: Sequence[Path]) -> dict[Path, Path]:
@@ -136,7 +154,7 @@ class StoppableLauncher:
     """A launcher whose ranks are asked to leave when this process is; what goes on, goes on from a checkpoint."""
 
     at_once = 1
-    restarts = 0
+    restarts = 0  # a start anew would begin at step 1
     on_this_machine = True
 
     def __init__(self, inner: Launcher) -> None:

@@ -56,10 +56,10 @@ class Course:
             self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
         if job.resume and resume(trainer, folder, tell, alive):
             self._saved_at = trainer.step_number
-            if trainer.step_number >= job.steps:
+            # at the last step only the result is left to write: a kill may have come between the two
+            if trainer.step_number > job.steps:
                 raise TrimaranError(
-                    f"train.steps {job.steps} is done: the checkpoint is of step {trainer.step_number}; "
-                    f"raise steps to go on"
+                    f"train.steps is {job.steps}, and the checkpoint is of step {trainer.step_number}: raise steps"
                 )
 
     def before(self) -> None:

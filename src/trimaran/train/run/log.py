@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, Self
 from trimaran.layout.flops import OWN_FORMULA, mfu, tflops_per_device
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
+from trimaran.protocol.line_file import LineFile
 from trimaran.train.engine.trainer import StepResult, Trainer
 from trimaran.train.run.trackers import figures_of, open_trackers
 
@@ -164,8 +166,8 @@ class Log:
         folder, earlier = Path(job.out_dir), job.earlier_log
         config = {"layout": job.layout.label(), **job.workload.model.model_dump(), **job.train.model_dump()}
         self._trackers = open_trackers(job.train.track, folder, config) if job.track else ()
-        self._text = RunFile.LOG_TEXT.of(folder).open("w", buffering=1)
-        self._json = RunFile.LOG.of(folder).open("w", buffering=1)
+        self._text = LineFile(RunFile.LOG_TEXT.of(folder))
+        self._json = LineFile(RunFile.LOG.of(folder))
         self.earlier: list[dict[str, Any]] = []
         if earlier is not None and step:
             self._begin_with(Path(earlier), step)
@@ -179,8 +181,8 @@ class Log:
             return
         if [record.get("iteration") for record in records] == list(range(1, step + 1)):
             self.earlier = records
-            self._json.writelines(f"{line}\n" for line in lines)
-            self._text.writelines(f"{line}\n" for line in text)
+            self._json.write("".join(f"{line}\n" for line in lines))
+            self._text.write("".join(f"{line}\n" for line in text))
             for record in records:
                 self._track(record)
 
@@ -194,4 +196,5 @@ class Log:
 
     def _track(self, record: dict[str, Any]) -> None:
         for tracker in self._trackers:
-            tracker.write(record["iteration"], figures_of(record))
+            with contextlib.suppress(OSError):  # where its disk is full, it lacks this step
+                tracker.write(record["iteration"], figures_of(record))

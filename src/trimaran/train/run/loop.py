@@ -7,6 +7,7 @@ import time
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import STOPPED
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
@@ -71,6 +72,10 @@ def run_steps(
             return STOPPED
     course.finish()
 
+    if log is not None and not history.sec_per_it:
+        raise TrimaranError(
+            f"all {job.steps} steps were made before, and their log is lost: raise train.steps to go on"
+        )
     memory = memory_parts(trainer.flat, trainer.optimizer.state, memory_record(device, baseline_gib))
     write_result(trainer, history, heartbeat.seconds, memory)
     if world_size > 1:

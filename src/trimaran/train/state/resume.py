@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.notices import Notice, Tell
+from trimaran.recipe.train_settings import TrainSettings
+from trimaran.train.engine.learning_rate import Position, learning_rate
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.state.checkpoint_reader import load_pieces
 from trimaran.train.state.manifest import (
@@ -60,6 +64,27 @@ def differences(manifest: Manifest, job: TrainJob) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def _another_rate(manifest: Manifest, job: TrainJob) -> Iterator[str]:
+    """A sentence where the next step's learning rate is not what the checkpoint's recipe would have made it.
+
+    A schedule whose decay is not stated runs over all steps: a recipe with more of them raises the rate at once.
+    """
+    try:
+        before = TrainSettings.model_validate(manifest.train)
+    except ValidationError:
+        return  # of another version, whose schedule may have been another too
+    at = Position(manifest.step, manifest.consumed_samples, job.workload.global_batch, job.workload.seq_len)
+    was, now = learning_rate(before, at), learning_rate(job.train, at)
+    if not math.isclose(was, now):
+        way_out = ""
+        if before.steps != job.train.steps and not any((before.decay_steps, before.decay_samples, before.decay_tokens)):
+            way_out = (
+                f": it falls over train.steps, now {job.train.steps} and then {before.steps}; "
+                f"train.decay_steps = {before.steps} keeps it"
+            )
+        yield f"the next step's learning rate is {now:.4g} instead of {was:.4g}{way_out}"
+
+
 def _differing(path: str, before: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     """Each field under `path` that differs, with its values before and now."""
     if isinstance(before, dict) and isinstance(now, dict):
@@ -99,7 +124,7 @@ def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None]
         return False
     manifest = read_manifest(checkpoint)
     _require_state(manifest, checkpoint)
-    changed = differences(manifest, trainer.job)
+    changed = (*differences(manifest, trainer.job), *_another_rate(manifest, trainer.job))
     load_pieces(checkpoint, owned_pieces(trainer, trainer.flat.places), alive)
     trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
     if world.index == 0:

@@ -155,7 +155,7 @@ class Saver:
         except CheckpointException as error:
             self._failure = f"checkpoint of step {head.step} could not be written: {first_reason(error)}"
             if self._rank == 0:
-                # what was written of it holds the room that the next one needs
+                # all ranks are done with it, and what they wrote takes the room that the log needs
                 shutil.rmtree(partial_folder(checkpoint), ignore_errors=True)
                 self._tell(Notice.NOT_SAVED, step=head.step, text=f"{self._failure}; the training goes on")
             return
