@@ -63,6 +63,16 @@ def flood() -> None:
         time.sleep(0.01)
 
 
+def meet(step: int) -> None:
+    """Wait for all ranks, as a collective does; one that does not come has died."""
+    (out_dir / f"met.{rank}.{step}").touch()
+    deadline = time.monotonic() + 3
+    while not all((out_dir / f"met.{other}.{step}").exists() for other in range(world)):
+        if time.monotonic() > deadline:
+            raise ConnectionResetError("PeerDiedError: a process of the same group has ended")
+        time.sleep(0.02)
+
+
 def fill_disk() -> None:
     with (out_dir / "junk").open("wb", buffering=0) as junk:
         while junk.write(bytes(1 << 20)):
@@ -102,8 +112,10 @@ if behaviour == "leave-children":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(out_dir)])
 
 for step in range(steps):
-    time.sleep(0.5 if behaviour == "ok-slowly" else float(os.environ.get("FAKE_STEP_S", "0.02")))
+    time.sleep(0.5 if behaviour in ("ok-slowly", "meet") else float(os.environ.get("FAKE_STEP_S", "0.02")))
     beat()
+    if behaviour == "meet":
+        meet(step)
     if step == 1 and behaviour in LAST:
         (LAST[behaviour] if last else sleep_for_ever)()
     if step == 1 and behaviour in ALL:

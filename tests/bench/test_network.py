@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import fake_worker, processes_that_name
+from trimaran.bench.launch.contract import RESTARTS
 from trimaran.bench.launch.network.measure import TOLERANCE, LinkCheck, Way, measure_links
 from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
 from trimaran.bench.launch.network.switched import SwitchedNetwork
@@ -160,8 +161,10 @@ def test_a_switch_that_dies_is_told_and_takes_its_ranks_along(
         switches.append(self.process_id)
 
     monkeypatch.setattr(SwitchedNetwork, "__init__", noted)
-    with pytest.raises(TrimaranError, match=r"the switch of network 'near' ended with status -9"):
-        run_fake_on(cluster.on(NEAR), recipe, tmp_path, "hang", lambda step: os.kill(switches[0], signal.SIGKILL))
+    row = run_fake_on(cluster.on(NEAR), recipe, tmp_path, "hang", lambda step: os.kill(switches[-1], signal.SIGKILL))
+    assert row.status == "lost"
+    assert "the switch of network 'near' ended with status -9" in (row.evidence or "")
+    assert len(switches) == 1 + RESTARTS, "it was run again, in a network of its own each time"
     assert not processes_that_name(str(tmp_path))
 
 

@@ -164,19 +164,26 @@ def test_forked_ranks_end_with_the_process_they_were_forked_from(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     trial = trial_in(tmp_path, real, cluster, "dp2,mbs2")
-    long = replace(trial, job=trial.job.model_copy(update={"steps": 100_000}))
+    long = replace(trial, job=trial.job.model_copy(update={"steps": 300}))
+    killed: list[int] = []
 
     def kill_the_parent(_step: int) -> None:
         ranks = processes_in(tmp_path)
-        if ranks:
+        if ranks and not killed:
             parent = int((ranks[0] / "stat").read_text().rpartition(")")[2].split()[1])
             assert parent != os.getpid(), "the ranks were started, not forked"
             os.kill(parent, signal.SIGKILL)
+            killed.append(parent)
 
+    launcher.restarts = 0
     row = run_trial(long, launcher, Limits(timeout_s=250), on_step=kill_the_parent)
-    assert row.status == "crash", row.evidence
+    assert row.status == "lost", row.evidence
+    assert (row.evidence or "").startswith("the process that the ranks were forked from was ended")
     assert processes_in(tmp_path) == []
-    assert run_trial(trial, launcher, Limits(timeout_s=250)).status == "ok", "another process takes its place"
+    launcher.restarts = 1
+    killed.clear()
+    row = run_trial(long, launcher, Limits(timeout_s=250), on_step=kill_the_parent)
+    assert row.status == "ok" and len(killed) == 1, "another process takes its place, and the trial is run again"
 
 
 def test_an_interpreter_without_pytorch_is_told_by_its_ranks(

@@ -38,23 +38,57 @@ def test_torchrun_s_processes_are_the_ranks(tmp_path: Path) -> None:
     assert refused.stderr.count("layout dp1,tp1,pp1,mbs4 needs 1 ranks, but 2 were started") == 1
 
 
-def test_srun_s_processes_are_the_ranks(tmp_path: Path) -> None:
-    """The variables are those that srun sets; the port follows from the job's number."""
-    command = [*PYTHON, "trimaran", "train", str(tiny_recipe(tmp_path)), "--layout", "tp2,mbs4"]
+def started_by_srun(
+    command: list[str], cwd: Path, step: str = "0", **of_rank_1: str
+) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    """Ranks 0 and 1 with the variables that srun sets; the port follows from the job's and the step's number."""
     slurm = {
-        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "node1",
     }  # fmt: skip
-    ranks = [
+    one, zero = (
         subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), **extra},
         )
-        for rank in (1, 0)
-    ]  # fmt: skip
-    (silent, _), (told, errors) = (rank.communicate(timeout=200) for rank in ranks)
+        for rank, extra in ((1, of_rank_1), (0, {}))
+    )  # fmt: skip
+    return zero, one
+
+
+def test_srun_s_processes_are_the_ranks(tmp_path: Path) -> None:
+    command = [*PYTHON, "trimaran", "train", str(tiny_recipe(tmp_path)), "--layout", "tp2,mbs4"]
+    ranks = started_by_srun(command, tmp_path)
+    (told, errors), (silent, _) = (rank.communicate(timeout=200) for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     assert silent == "" and told.startswith("12 steps with dp1,tp2")
+
+
+# Raises ValueError in the main thread of a process that imports it once a training has made three steps.
+FAILS = """
+import ctypes, pathlib, threading, time
+log, main = pathlib.Path("runs/tiny/train/log.jsonl").resolve(), threading.main_thread().ident
+def fail():
+    while not (log.exists() and log.read_text().count("\\n") >= 3):
+        time.sleep(0.02)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(ValueError))
+threading.Thread(target=fail, daemon=True).start()
+"""
+
+
+def test_a_rank_that_fails_elsewhere_is_named_with_its_reason_in_one_line(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 20000"))
+    (tmp_path / "fails").mkdir()
+    (tmp_path / "fails/sitecustomize.py").write_text(FAILS)
+    python_path = os.pathsep.join(filter(None, [str(tmp_path / "fails"), os.environ.get("PYTHONPATH")]))
+    command = [*PYTHON, "trimaran", "train", str(recipe), "--layout", "dp2,mbs2"]
+    leader, failing = started_by_srun(command, tmp_path, step="1", PYTHONPATH=python_path)
+    failing.communicate(timeout=200)
+    _, errors = leader.communicate(timeout=60)
+    assert leader.returncode == 2, errors
+    assert "Traceback" not in errors
+    assert "ended as fail: rank 1 failed: ValueError" in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

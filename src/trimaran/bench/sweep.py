@@ -19,7 +19,7 @@ from trimaran.bench.watch.evidence import drop_large_files
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement, Status
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.protocol.programs import WORKER
@@ -80,8 +80,8 @@ def run_sweep(
 
     A trial is claimed, run, and stored in one transaction with the end of its claim, so that
     after a kill -9 at any moment every trial is either stored or open. Trials whose stored
-    status is in `retry` are run once more. Raises TrimaranError for an invalid layout before
-    anything runs.
+    status is in `retry`, or says nothing of the layout, are run once more. Raises TrimaranError for an
+    invalid layout before anything runs.
     """
     asked = [(layout, variant) for layout in layouts for variant in variants]
     trials = [
@@ -124,7 +124,8 @@ class _Sweep:
         self._crew = Crew(launcher.at_once)
 
     def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
-        wanted = {key: self._attempts_wanted(key, retry) for key in self._trials}
+        again = retry | NOT_OF_THE_LAYOUT
+        wanted = {key: self._attempts_wanted(key, again) for key in self._trials}
         try:
             self._run_all(predicted, wanted)
         except BaseException:

@@ -112,7 +112,7 @@ COLUMNS: tuple[Column, ...] = (
         "status",
         "text",
         default="ok",
-        choices=("ok", "oom", "hang", "fail", "crash", "timeout", "not_run"),
+        choices=("ok", "oom", "hang", "fail", "crash", "timeout", "lost", "not_run"),
         says="how the run ended",
     ),
     Column(

@@ -10,7 +10,9 @@ from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.recompute import recompute_cell
 
-Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "not_run"]
+Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "lost", "not_run"]
+# Ends that say nothing of the layout: a node, or a process that serves the ranks, had gone.
+NOT_OF_THE_LAYOUT: frozenset[Status] = frozenset({"lost"})
 _WORDS = {column.name: column.choices for column in BY_NAME.values() if column.choices and column.name != "status"}
 
 

@@ -17,8 +17,8 @@ class SlurmSettings(Noun):
 
     `submit` says what is asked of a login node's queue: `allocation`, nodes that are held while trial after trial
     runs on them, or `job`, a job for each trial. With `at_once` above one, so many trials run side by side, on as
-    many allocations (a job array) or jobs. Inside a Slurm job, trials are steps of that job. `requeue` runs a
-    trial again whose nodes Slurm took away (failure, preemption).
+    many allocations (a job array) or jobs. Inside a Slurm job, trials are steps of that job. Trials whose
+    nodes fail are run again; with `requeue` also those whose job was preempted, cancelled or out of time.
     """
 
     submit: Literal["allocation", "job"] = "allocation"

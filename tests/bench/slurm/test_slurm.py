@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from virtual_cluster import killed_node
 
 from trial_helpers import fake_worker, processes_that_name
+from trimaran.bench.launch.slurm import slurm_launcher
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
@@ -216,12 +218,12 @@ def test_a_job_that_is_taken_away_is_run_again_where_asked(
             (number,) = {line.split()[0] for line in squeue() if "RUNNING" in line}
             subprocess.run(["scancel", number], check=True)
 
-    for requeue, status in ((False, "fail"), (True, "ok")):
+    for requeue, status in ((False, "lost"), (True, "ok")):
         starts.write_text("")
         with closing(SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue))) as launcher:
             row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=cancel_the_first)
         assert row.status == status, row.evidence
-        if status == "fail":
+        if status == "lost":
             assert "Slurm ended job" in (row.evidence or "")
 
 
@@ -238,7 +240,7 @@ def processes_of_node(name: str, folder: Path) -> list[int]:
 
 @pytest.mark.proof
 @SUBMITS
-def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again_where_asked(
+def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
 ) -> None:
     trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
@@ -250,14 +252,76 @@ def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again_where_a
             for process in frozen:
                 os.kill(process, signal.SIGSTOP)
 
-    for requeue, status in ((False, "fail"), (True, "ok")):
+    for restarts, status in ((0, "lost"), (1, "ok")):
         frozen.clear()
-        with closing(SlurmLauncher(SlurmSettings(submit=submit, requeue=requeue))) as launcher:
+        with closing(SlurmLauncher(SlurmSettings(submit=submit))) as launcher:
+            launcher.restarts = restarts
             row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=freeze)
         assert len(frozen) >= 4
         assert row.status == status, row.evidence
-        if status == "fail":
-            assert (row.evidence or "").startswith("the node of rank 2, 3 does not answer (Slurm job ")
+        if status == "lost":
+            assert (row.evidence or "").startswith("node n2 of rank 2, 3 does not answer (Slurm job ")
+
+
+@pytest.mark.proof
+def test_a_node_that_dies_is_named_and_left_out_of_the_next_allocation(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks leave no status, and those of the other node fail for want of them long before Slurm knows."""
+    monkeypatch.setattr(slurm_launcher, "_SEEN_WITHIN_S", 4.0)
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    limits = Limits(timeout_s=60, start_s=30, hang_s=20, peers_s=1)
+    with contextlib.ExitStack() as stack:
+        launcher = stack.enter_context(closing(SlurmLauncher(SlurmSettings(partition="wide"))))
+        dead: list[str] = []
+
+        def power_off(step: int) -> None:
+            if not dead:
+                dead.append("n2")
+                stack.enter_context(killed_node(slurm_conf, "n2"))
+
+        launcher.restarts = 0
+        row = run_trial(trial, launcher, limits, worker=fake_worker("meet"), on_step=power_off)
+        assert row.status == "lost", row.evidence
+        evidence = row.evidence or ""
+        assert evidence.startswith("node n2 of rank 2, 3 does not answer (Slurm job ")
+        assert "rank 3: was on node n2, and nothing answers for it" in evidence
+        row = run_trial(trial, launcher, limits, worker=fake_worker("meet"))
+        assert row.status == "ok", row.evidence
+        nodes = {(Path(trial.job.out_dir) / f"node.{rank}").read_text() for rank in range(4)}
+        assert nodes == {"n1", "n3"}
+
+
+@pytest.mark.parametrize(
+    ("victim", "says"),
+    [
+        ("node.py rank", "what watches rank 3 on node n2 was ended"),
+        pytest.param("srun", "srun, which stands for the ranks, was ended by signal 9", marks=pytest.mark.proof),
+    ],
+)
+def test_what_serves_the_ranks_is_no_part_of_the_layout(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, says: str
+) -> None:
+    monkeypatch.setattr(slurm_launcher, "_SEEN_WITHIN_S", 4.0)
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    killed: list[int] = []
+
+    def kill(step: int) -> None:
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                command = (file.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                at_rank_3 = victim == "srun" or b"SLURM_PROCID=3\0" in file.read_bytes()
+                if not killed and at_rank_3 and victim in command and str(tmp_path) in command:
+                    killed.append(int(file.parent.name))
+                    os.kill(killed[0], signal.SIGKILL)
+
+    with closing(SlurmLauncher(SlurmSettings())) as launcher:
+        launcher.restarts = 0
+        row = run_trial(trial, launcher, LIMITS, worker=fake_worker("meet"), on_step=kill)
+        assert row.status == "lost" and says in (row.evidence or ""), row.evidence
+        launcher.restarts = 1
+        killed.clear()
+        assert run_trial(trial, launcher, LIMITS, worker=fake_worker("meet"), on_step=kill).status == "ok"
 
 
 @pytest.mark.proof

@@ -1,9 +1,14 @@
-"""A real Slurm of one controller and two nodes on this machine, in a folder of its own, on the loopback alone."""
+"""A real Slurm of one controller and three nodes on this machine, in a folder of its own, on the loopback alone.
+
+The default partition has two of the nodes, `wide` all three.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -13,6 +18,9 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 CORES_PER_NODE = 8
+NODES = ("n1", "n2", "n3")
+# In the environment of a node's daemon and of what watches its steps; ranks have Slurm's own variable.
+_MARK = "VIRTUAL_NODE"
 _READY_WITHIN_S = 60.0
 
 _CONF = """
@@ -38,12 +46,15 @@ SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 ReturnToService=2
+SlurmdTimeout=15
 JobRequeue=0
 KillWait=2
 MinJobAge=30
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} RealMemory=4000 Features=fast
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} RealMemory=4000 Features=slow
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs={cores} RealMemory=4000 Features=slow
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PartitionName=wide Nodes=n1,n2,n3 MaxTime=60 State=UP
 PartitionName=other Nodes=n2 MaxTime=60 State=UP
 """
 
@@ -64,7 +75,7 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
         (folder / name).mkdir(parents=True)
     conf = folder / "slurm.conf"
     host = socket.gethostname().split(".")[0]
-    conf.write_text(_CONF.format(host=host, folder=folder, ports=_free_ports(3), cores=CORES_PER_NODE))
+    conf.write_text(_CONF.format(host=host, folder=folder, ports=_free_ports(1 + len(NODES)), cores=CORES_PER_NODE))
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
@@ -73,8 +84,6 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
         ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge['socket']}",
          f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"],
         ["slurmctld", "-D", "-c", "-f", str(conf)],
-        ["slurmd", "-D", "-N", "n1", "-f", str(conf)],
-        ["slurmd", "-D", "-N", "n2", "-f", str(conf)],
     ]  # fmt: skip
     environment = {**os.environ, "SLURM_CONF": str(conf), "PATH": _search_path()}
     daemons: list[subprocess.Popen[bytes]] = []
@@ -84,9 +93,11 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
                 daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
             if number == 0:
                 _wait_for(Path(munge["socket"]).exists, "munged's socket", folder)
-        _wait_for(lambda: _idle_nodes(environment) == 2, "two idle nodes", folder)
+        daemons += [start_node(conf, name) for name in NODES]
+        _wait_for(lambda: _idle_nodes(environment) == set(NODES), "idle nodes", folder)
         yield conf
     finally:
+        daemons += _RESTARTED
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in reversed(daemons):
@@ -97,10 +108,39 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
                 daemon.wait()
 
 
-def _idle_nodes(environment: dict[str, str]) -> int:
-    command = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"]
+def start_node(conf: Path, name: str) -> subprocess.Popen[bytes]:
+    """Start a node's daemon."""
+    environment = {**os.environ, "SLURM_CONF": str(conf), "PATH": _search_path(), _MARK: name}
+    with (conf.parent / f"daemon-{name}.log").open("ab") as log:
+        return subprocess.Popen(["slurmd", "-D", "-N", name, "-f", str(conf)], env=environment, stdout=log, stderr=log)
+
+
+@contextmanager
+def killed_node(conf: Path, name: str) -> Iterator[None]:
+    """Kill everything that is the node, as when its power goes; start it again at the end of the block."""
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            variables = file.read_bytes().split(b"\0")
+            marked = {f"{mark}={name}".encode() for mark in (_MARK, "SLURMD_NODENAME")}
+            if not marked.isdisjoint(variables) and f"SLURM_CONF={conf}".encode() in variables:
+                os.kill(int(file.parent.name), signal.SIGKILL)
+    try:
+        yield
+    finally:
+        daemon = start_node(conf, name)
+        environment = {**os.environ, "SLURM_CONF": str(conf)}
+        _wait_for(lambda: name in _idle_nodes(environment), "idle nodes", conf.parent)
+        _RESTARTED.append(daemon)
+
+
+# Daemons that tests have started again.
+_RESTARTED: list[subprocess.Popen[bytes]] = []
+
+
+def _idle_nodes(environment: dict[str, str]) -> set[str]:
+    command = ["sinfo", "--noheader", "--Node", "--partition=wide", "--states=idle", "--format=%N"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return done.stdout.split().count("idle")
+    return set(done.stdout.split())
 
 
 def _wait_for(ready: Callable[[], bool], what: str, folder: Path) -> None:

@@ -19,6 +19,18 @@ class TrialRefusedError(TrimaranError):
     """A launcher will not start this trial, though it may start others: the trial's row says why."""
 
 
+# How often a trial is run again whose ranks were lost.
+RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why ranks are gone by no fault of theirs or of the trial's limits; `again`: another start is wanted."""
+
+    sentence: str
+    again: bool = True
+
+
 @dataclass(frozen=True)
 class Launch:
     """What to start: `command` once per rank, its output in `out_dir`.
@@ -55,12 +67,20 @@ class Ranks(Protocol):
         """Whether the kernel has ended a process of the trial for holding more than `Launch.memory_gib`."""
         ...
 
-    def taken_away(self) -> str | None:
-        """A sentence where the ranks were ended from outside, by no fault of theirs or of the trial's limits."""
+    def taken_away(self) -> Loss | None:
+        """Why the ranks were ended from outside, where they were: a node, or what serves them, has gone."""
+        ...
+
+    def remarks(self) -> dict[int, str]:
+        """What is to be said of ranks beyond their exit statuses, such as `is stopped`."""
+        ...
+
+    def find_lost(self) -> None:
+        """Find out whether the ranks without an exit status still can have one; if not, they are `taken_away`."""
         ...
 
     def ask_for_stacks(self) -> None:
-        """Have every living rank write its Python stacks to its stderr; who cannot be asked is `taken_away` then."""
+        """Have every living rank write its Python stacks to its stderr; implies `find_lost`."""
         ...
 
     def ask_to_leave(self) -> None:
@@ -76,7 +96,7 @@ class Launcher(Protocol):
     """A way to start ranks.
 
     `at_once` is how many trials may run side by side, `restarts` how often one is run again whose ranks were
-    taken away. `on_this_machine`: the ranks compute here, where those of another trial would disturb them.
+    lost. `on_this_machine`: the ranks compute here, where those of another trial would disturb them.
     """
 
     at_once: int

@@ -83,21 +83,39 @@ def _number(environment: Mapping[str, str], name: str, default: str) -> int:
         raise TrimaranError(f"{name} is {text!r}, expected a number: start the ranks with torchrun or srun") from None
 
 
+class JoinedRanks(LocalRanks):
+    """Rank 0 as a process of this one, and the ranks that something else has started and will see end."""
+
+    def __init__(self, port: HeldPort, ranks: int) -> None:
+        super().__init__(port)
+        self._ranks = ranks
+
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit status by rank. Rank 0 leaves with 0 when all do; how others end otherwise is not known here."""
+        (first,) = super().exit_codes()
+        return (first, *((0 if first == 0 else None,) * (self._ranks - 1)))
+
+    def remarks(self) -> dict[int, str]:
+        """Who knows of the other ranks."""
+        others = dict.fromkeys(range(1, self._ranks), "was started by another program, which knows how it ended")
+        return {**super().remarks(), **others}
+
+
 class JoinedLauncher:
     """Starts the trainer of rank 0 alone; the other ranks are started already."""
 
     at_once = 1
-    restarts = 0
+    restarts = 0  # the other ranks are not this process's to start
     on_this_machine = True
 
     def __init__(self, place: Joined) -> None:
         self._place = place
 
-    def start(self, launch: Launch) -> LocalRanks:
+    def start(self, launch: Launch) -> JoinedRanks:
         """Start rank 0's trainer, which hands the job to the others."""
         place = self._place.environment
         environment = {**shared_environment(launch), **place}
-        ranks = LocalRanks(HeldPort())
+        ranks = JoinedRanks(HeldPort(), launch.ranks)
         with contextlib.ExitStack() as stack:
             handed_over: dict[str, int] = {}
             if place[env.MASTER_ADDR] == env.LOOPBACK and env.TORCHRUN_ID not in environment:

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from trimaran.bench.launch.cgroup import MemoryGroup, memory_group
 from trimaran.bench.launch.clock import capped_clock
-from trimaran.bench.launch.contract import Launch, Say, TrialRefusedError
+from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Say, TrialRefusedError
 from trimaran.bench.launch.held_memory import kernel_oom_kills
 from trimaran.bench.launch.nursery import Nursery, NurseryLostError
 from trimaran.bench.launch.port import HeldPort
@@ -39,7 +39,7 @@ class LocalLauncher:
     """
 
     at_once = 1  # trials side by side would disturb each other's times
-    restarts = 0
+    restarts = RESTARTS
     on_this_machine = True
 
     def __init__(self) -> None:
@@ -86,6 +86,7 @@ class LocalLauncher:
 
 def _start(launch: Launch, nursery: Nursery | None) -> LocalRanks:
     ranks = LocalRanks(HeldPort())
+    ranks.nursery = nursery
     try:
         ranks.hold(capped_clock(launch.clock_ghz))
         ranks.memory = memory_group(launch.memory_gib)
@@ -182,6 +183,7 @@ class LocalRanks:
         self.port = port
         self.processes: list[Process] = []
         self.memory: MemoryGroup | None = None
+        self.nursery: Nursery | None = None
         self._held = contextlib.ExitStack()
         self._over_memory = self._ended = False
         self._kills_before = kernel_oom_kills()
@@ -212,9 +214,18 @@ class LocalRanks:
         self._over_memory = self._over_memory or over
         return self._over_memory
 
-    def taken_away(self) -> str | None:
-        """Nobody but the trial itself and its watch ends processes here."""
-        return None
+    def taken_away(self) -> Loss | None:
+        """Where the process that the ranks were forked from was ended: they end with it."""
+        if self.nursery is None or self.nursery.lives() or self.over_memory():
+            return None
+        return Loss("the process that the ranks were forked from was ended, and they with it")
+
+    def remarks(self) -> dict[int, str]:
+        """Which ranks are stopped: they are silent, and so are those that wait for them."""
+        return {rank: "is stopped (SIGSTOP)" for rank, process in enumerate(self.processes) if is_stopped(process.pid)}
+
+    def find_lost(self) -> None:
+        """Processes of this machine have an exit status as soon as they have ended."""
 
     def ask_for_stacks(self) -> None:
         """SIGUSR1 to every rank; a rank that has no handler for it ends, as it is about to anyway."""
@@ -251,6 +262,15 @@ def cores_of(rank: int, launch: Launch) -> list[int]:
     usable = sorted(os.sched_getaffinity(0))
     threads = launch.threads_per_rank
     return sorted({usable[(rank * threads + thread) % len(usable)] for thread in range(threads)})
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still until it is told to go on, by a signal or by a debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] in "Tt"
 
 
 def _kill_group(leader: int) -> None:

@@ -46,7 +46,11 @@ class Nursery:
 
     def serves(self, python: str, environment: Mapping[str, str]) -> bool:
         """Whether it lives, and its ranks are what this interpreter would start in this environment."""
-        return self._under == (python, dict(environment)) and self._process.poll() is None
+        return self._under == (python, dict(environment)) and self.lives()
+
+    def lives(self) -> bool:
+        """Whether the process is there to fork ranks, and the ranks that it has forked with it."""
+        return self._process.poll() is None
 
     def fork(
         self,

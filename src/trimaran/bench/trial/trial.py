@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.bench.launch.contract import Launch, Launcher, TrialRefusedError
+from trimaran.bench.launch.contract import Launch, Launcher, Loss, TrialRefusedError
 from trimaran.bench.launch.network.shaped_launcher import network_note, network_variant
 from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
 from trimaran.bench.trial.trial_figures import median_and_spread, read_result
@@ -116,12 +116,13 @@ def run_trial(
     """Run the trial's ranks to whatever end and return the row; failures are rows too.
 
     `worker` is the command of a rank, to which the job file's name is added; a variant may put another
-    interpreter in its first place. A trial whose ranks were taken away is run again as often as the launcher
-    allows. Raises TrimaranError where nothing could be started (no room for its files, no such interpreter).
+    interpreter in its first place. A trial whose ranks were lost, by no fault of its own, is run again as often as
+    the launcher allows. Raises TrimaranError where nothing could be started (no room for its files, no such
+    interpreter).
     """
     for _ in range(launcher.restarts):
-        lost, row = _run_once(trial, launcher, limits, on_step, worker)
-        if not lost:
+        loss, row = _run_once(trial, launcher, limits, on_step, worker)
+        if loss is None or not loss.again:
             return row
     return _run_once(trial, launcher, limits, on_step, worker)[1]
 
@@ -137,11 +138,12 @@ def finished_before(trial: Trial) -> Measurement | None:
         same = (out_dir / UNSTORED).exists() and RunFile.JOB.of(out_dir).read_text() == stated
     except OSError:
         return None
-    result = (
-        read_result(RunFile.RESULT.of(out_dir), trial.job.steps)
-        if same and not out_dir.is_symlink()
-        else "another trial"
-    )
+    return finished_row(trial) if same and not out_dir.is_symlink() else None
+
+
+def finished_row(trial: Trial) -> Measurement | None:
+    """The row of what the trial's folder holds the result of; None where that is not of all its steps."""
+    result = read_result(RunFile.RESULT.of(trial.job.out_dir), trial.job.steps)
     return None if isinstance(result, str) else _row(trial, "ok", result, None, None)
 
 
@@ -152,8 +154,8 @@ def stored(trial: Trial) -> None:
 
 def _run_once(
     trial: Trial, launcher: Launcher, limits: Limits, on_step: Callable[[int], None], worker: tuple[str, ...]
-) -> tuple[bool, Measurement]:
-    """Whether the ranks were taken away, and the row."""
+) -> tuple[Loss | None, Measurement]:
+    """Why the ranks were lost, where they were, and the row."""
     out_dir = Path(trial.job.out_dir)
     _fresh_folder(out_dir)
     job_file = RunFile.JOB.of(out_dir)
@@ -173,7 +175,7 @@ def _run_once(
     try:
         ranks = launcher.start(launch)
     except TrialRefusedError as refusal:
-        return False, _row(trial, "not_run", str(refusal), str(refusal), 0.0)
+        return None, _row(trial, "not_run", str(refusal), str(refusal), 0.0)
     started = time.monotonic()
     ending = watch(ranks, launch, limits, on_step)
     wall_s = time.monotonic() - started
@@ -185,8 +187,8 @@ def _run_once(
             judged = Verdict("fail", result)
     evidence = None
     if judged.status != "ok":
-        evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s)
-    return ending.cause == "lost", _row(trial, judged.status, result, evidence, wall_s)
+        evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s, ending.remarks)
+    return ending.loss, _row(trial, judged.status, result, evidence, wall_s)
 
 
 def _row(

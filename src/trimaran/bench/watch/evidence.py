@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from trimaran.bench.watch.flight import waited_in
@@ -41,11 +42,12 @@ def collect(
     out_dir: Path,
     exit_codes: tuple[int | None, ...],
     silence_s: tuple[float, ...],
+    remarks: Mapping[int, str],
 ) -> str:
-    """The sentence, each rank's exit status and silence, the collectives it waited in, the ends of logs."""
+    """The sentence, each rank's exit status (or what else is known of it) and silence, what it waited in, its logs."""
     parts = [sentence]
     for rank, (code, silent) in enumerate(zip(exit_codes, silence_s, strict=True)):
-        ended = "was still running" if code is None else f"left with {code}"
+        ended = remarks.get(rank, "was still running") if code is None else f"left with {code}"
         parts.append(f"rank {rank}: {ended}, last sign {silent:.1f} s before the end")
     ranks = range(len(exit_codes))
     parts += [printable(line) for rank in ranks if (line := waited_in(out_dir, rank))]

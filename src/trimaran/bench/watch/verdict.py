@@ -28,6 +28,13 @@ _SAYS_NOT_LOADED = re.compile(
 )
 _HEAD_BYTES = 8 * 1024
 
+# What a rank says that failed because another had.
+_LOST_A_PEER = re.compile(
+    r"PeerDiedError|Connection (closed|reset) by peer|Connection refused|Broken pipe|Dist(Network|Backend|Store)Error"
+)
+# The line in which a Python process says why it ends; PyTorch puts the rank before it.
+_SAYS_WHY = re.compile(r"(?:\[rank\d+\]: )?((?:trimaran: |Fatal Python error: |[\w.]+(?:Error|Exception)(?::|$)).*)")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -46,7 +53,9 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
         return Verdict("hang" if ending.cause == "hang" else "timeout", ending.sentence)
     if ending.cause == "memory":
         return Verdict("oom", ending.sentence)
-    if ending.cause in ("flood", "lost"):
+    if ending.cause == "lost":
+        return Verdict("lost", ending.sentence)
+    if ending.cause == "flood":
         return Verdict("fail", ending.sentence)
     if not ending.first_failed:
         not_loaded = _preload_not_loaded(launch)
@@ -86,11 +95,28 @@ def _by_exit_code(ending: Ending, launch: Launch) -> Verdict:
     # of ranks that ended between two looks, a signal or a refusal is the cause and a plain failure its consequence
     rank = min(ending.first_failed, key=lambda rank: (code_of(rank) != USER_ERROR, code_of(rank) >= 0, rank))
     code = code_of(rank)
+    if code > 0 and _LOST_A_PEER.search(_last_words(launch, rank)):
+        # how the other ended is not known where something else had started it, but it may have said why
+        for other in range(launch.ranks):
+            if reason := _reason(launch, other):
+                return Verdict("fail", f"rank {other} failed: {reason}")
     if code < 0:
         return Verdict("crash", f"rank {rank} was killed by {_signal_name(-code)}")
     if code == USER_ERROR:
         return Verdict("fail", f"rank {rank} refused: {_last_words(launch, rank)}")
     return Verdict("fail", f"rank {rank} left with status {code}: {_last_words(launch, rank)}")
+
+
+def is_consequence(sentence: str) -> bool:
+    """Whether a verdict's sentence tells of no more than ranks that were told to end, or lost others that were."""
+    return "SIGTERM" in sentence or _LOST_A_PEER.search(sentence) is not None
+
+
+def _reason(launch: Launch, rank: int) -> str | None:
+    """Why a rank says that it ends, unless that is for want of another."""
+    lines = last_lines(RunFile.STDERR.of(launch.out_dir, rank)).splitlines()
+    reasons = (_SAYS_WHY.match(line) for line in reversed(lines) if not _LOST_A_PEER.search(line))
+    return next((reason[1][:300] for reason in reasons if reason), None)
 
 
 def _last_words(launch: Launch, rank: int) -> str:

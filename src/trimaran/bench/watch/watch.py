@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from trimaran.bench.launch.contract import Launch, Ranks
+from trimaran.bench.launch.contract import Launch, Loss, Ranks
 from trimaran.bench.launch.held_memory import memory_exceeded, resident_gib
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.pulse import Pulse
@@ -36,6 +36,8 @@ class Ending:
     steps: int
     silence_s: tuple[float, ...]
     over_memory: bool
+    loss: Loss | None = None
+    remarks: Mapping[int, str] = field(default_factory=dict)
 
 
 def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int], None]) -> Ending:
@@ -46,12 +48,18 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
     watcher = _Watch(ranks, launch, limits, on_step)
     try:
         cause, sentence = watcher.until_the_end()
-        codes = ranks.exit_codes()
+        codes, remarks = ranks.exit_codes(), ranks.remarks()
         if cause == "hang":
+            sentence = "; ".join([sentence, *(f"rank {rank} {remark}" for rank, remark in remarks.items())])
             ranks.ask_for_stacks()
             time.sleep(_STACKS_WITHIN_S)
-            if taken_away := ranks.taken_away():
-                cause, sentence = "lost", f"{taken_away}; {sentence}"
+        elif watcher.first_failed and None in codes:
+            ranks.find_lost()  # ranks fail when they lose others, long before anybody tells of a node
+        loss = ranks.taken_away() if cause in ("hang", "lost") or watcher.first_failed else None
+        if loss:
+            sentence = f"{loss.sentence}; {sentence}" if cause == "hang" else loss.sentence
+            cause = "lost"
+            remarks = {**remarks, **ranks.remarks()}
     finally:
         ranks.kill()
     return Ending(
@@ -62,6 +70,8 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         steps=watcher.pulse.steps,
         silence_s=watcher.pulse.ages_s(),
         over_memory=ranks.over_memory(),
+        loss=loss,
+        remarks=remarks,
     )
 
 
@@ -80,8 +90,7 @@ class _Watch:
             codes = self._ranks.exit_codes()
             self._note_failures(codes)
             if None not in codes:
-                taken_away = self._ranks.taken_away() if self.first_failed else None
-                return ("lost", taken_away) if taken_away else ("exited", "all ranks ended")
+                return "exited", "all ranks ended"
             self._observe()
             now = time.monotonic()
             if self.first_failed:
@@ -120,8 +129,8 @@ class _Watch:
         return None
 
     def _broken_resource(self) -> tuple[Cause, str] | None:
-        if taken_away := self._ranks.taken_away():
-            return "lost", taken_away
+        if loss := self._ranks.taken_away():
+            return "lost", loss.sentence
         if exceeded := memory_exceeded(self._ranks.process_ids(), self._limits.memory_gib):
             return "memory", exceeded
         for rank in range(self._launch.ranks):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.layout.layout import Layout
-from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement
 from trimaran.study.tune.surrogate import NOISE_STD, Floats, believe, features
 
 # The winner is certain when no other candidate is faster by the margin with more than this chance.
@@ -37,8 +37,8 @@ class Candidate:
 
     @property
     def failed(self) -> bool:
-        """Whether the layout was tried and did not run."""
-        return self.row is not None and self.seconds is None
+        """Whether the layout was tried and did not run, for a reason of its own."""
+        return self.row is not None and self.seconds is None and self.row.status not in NOT_OF_THE_LAYOUT
 
 
 @dataclass(frozen=True)

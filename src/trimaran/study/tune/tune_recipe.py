@@ -13,7 +13,7 @@ from trimaran.bench.trial.trial import prepare_trial
 from trimaran.cost.calibration import save_calibration
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement, Status
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
@@ -75,7 +75,7 @@ def tune_recipe(
         known = 0
         for candidate in candidates:
             row = None if candidate.stated else _stored_row(recipe, cluster, candidate, store)
-            if row is not None and row.status not in retry:
+            if row is not None and row.status not in retry | NOT_OF_THE_LAYOUT:
                 note(candidate, row)
                 known += 1
         if known:

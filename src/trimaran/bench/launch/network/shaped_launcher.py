@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from trimaran.bench.launch.contract import Launch, Ranks, Say, TrialRefusedError
+from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Ranks, Say, TrialRefusedError
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.network.measure import LinkCheck, measure_links
 from trimaran.bench.launch.network.switch import DEVICE
@@ -33,7 +33,7 @@ class ShapedLauncher:
     """Starts a trial's ranks on the nodes of a virtual switch, once its links are measured to be as asked."""
 
     at_once = 1
-    restarts = 0
+    restarts = RESTARTS
     on_this_machine = True
 
     def __init__(self, network: ShapedNetwork) -> None:
@@ -98,11 +98,8 @@ class ShapedRanks:
         self._closed = False
 
     def exit_codes(self) -> tuple[int | None, ...]:
-        """Exit status by rank. Raises TrimaranError where the switch has ended before them."""
-        codes = self._ranks.exit_codes()
-        if None in codes and not self._closed:
-            self._switched.check_alive()
-        return codes
+        """Exit status by rank."""
+        return self._ranks.exit_codes()
 
     def process_ids(self) -> tuple[int, ...]:
         """Ids of the ranks that still run."""
@@ -112,9 +109,19 @@ class ShapedRanks:
         """Whether the kernel ended the ranks for what they held."""
         return self._ranks.over_memory()
 
-    def taken_away(self) -> str | None:
-        """Nobody but the trial itself and its watch ends processes here."""
-        return None
+    def taken_away(self) -> Loss | None:
+        """Where the switch has ended before the ranks."""
+        if not self._closed and (ended := self._switched.ended()):
+            return Loss(ended)
+        return self._ranks.taken_away()
+
+    def remarks(self) -> dict[int, str]:
+        """What is to be said of the ranks beyond their exit statuses."""
+        return self._ranks.remarks()
+
+    def find_lost(self) -> None:
+        """Processes of this machine have an exit status as soon as they have ended."""
+        self._ranks.find_lost()
 
     def ask_for_stacks(self) -> None:
         """Have every living rank write its stacks."""
@@ -138,7 +145,7 @@ class ShapedRanks:
         try:
             carried = self._switched.carried()
         except TrimaranError:
-            return  # the switch ended first, which exit_codes raises
+            return  # the switch ended first, which `taken_away` tells
         note = (
             f"{self._check}; switch carried {carried.carried_bytes / 2**20:.1f} MiB, "
             f"dropped {carried.dropped} packets, was {carried.worst_late_s * 1e3:.2f} ms late at worst"

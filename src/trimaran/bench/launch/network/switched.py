@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import socket
@@ -110,10 +111,9 @@ class SwitchedNetwork:
             raise TrimaranError(f"node {node} of network {self.network.name!r} cannot be entered: {failed[0]}")
         return opened[0]
 
-    def check_alive(self) -> None:
-        """Raise TrimaranError where the switch has ended by itself."""
-        if self._process.poll() is not None:
-            raise TrimaranError(self._ended())
+    def ended(self) -> str | None:
+        """A sentence where the switch has ended by itself."""
+        return None if self._process.poll() is None else self._ended
 
     def close(self) -> None:
         """End the switch; with it go its devices, and the namespaces once no process is in them."""
@@ -137,11 +137,13 @@ class SwitchedNetwork:
         except BrokenPipeError:
             line = b""
         if not line:
-            raise TrimaranError(self._ended())
+            raise TrimaranError(self._ended)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    @functools.cached_property
     def _ended(self) -> str:
+        """How the switch ended. Read once: what it said last is in a pipe."""
         assert self._process.stderr is not None
         self._process.kill()
         lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()

@@ -33,6 +33,11 @@ def exit_file(folder: Path, rank: int) -> Path:
     return folder / f"exit.{rank}"
 
 
+def node_file(folder: Path, rank: int) -> Path:
+    """The name of the node that the rank runs on."""
+    return folder / f"node.{rank}"
+
+
 def answer_file(folder: Path, rank: int) -> Path:
     """There once the rank's parent was asked, by SIGUSR1, whether it lives."""
     return folder / f"answer.{rank}"
@@ -93,6 +98,7 @@ def run_rank(launch_file: str) -> int:
     asked_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: _answer(folder, rank))
     signal.signal(signal.SIGTERM, lambda number, frame: asked_to_end.append(number))
+    node_file(folder, rank).write_text(os.environ.get("SLURMD_NODENAME", ""))
     line = Lifeline(launch["lifeline"])
     meeting = _meet(rank, folder, line)
     held = meeting.held

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch, Say
@@ -104,10 +105,18 @@ class Job:
 class Allocations:
     """One or more equal allocations, a job array where they are more, each held until `close`."""
 
-    def __init__(self, settings: SlurmSettings, nodes: int, launch: Launch, hold: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        nodes: int,
+        launch: Launch,
+        hold: Sequence[str],
+        folder: Path,
+        dead_nodes: Collection[str],
+    ) -> None:
         self._nodes = nodes
         array = settings.at_once if settings.at_once > 1 else None
-        self._job = submit(settings, nodes, launch, hold, folder / "allocation.log", array=array)
+        self._job = submit(settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, array=array)
         self._busy: set[str] = set()
         self._lost: set[str] = set()
         self._lock = threading.Lock()
@@ -169,9 +178,20 @@ class Allocations:
 
 
 def submit(
-    settings: SlurmSettings, nodes: int, launch: Launch, command: Sequence[str], log: Path, *, array: int | None = None
+    settings: SlurmSettings,
+    nodes: int,
+    launch: Launch,
+    command: Sequence[str],
+    log: Path,
+    dead_nodes: Collection[str],
+    *,
+    array: int | None = None,
 ) -> Job:
-    """Submit a batch job that runs `command` on the first of `nodes` whole nodes."""
+    """Submit a batch job that runs `command` on the first of `nodes` whole nodes.
+
+    None of `dead_nodes` is among them, unless Slurm has not enough others: it notices after minutes that a node has
+    died, and its nodes may be back by then.
+    """
     stated = {
         "partition": settings.partition,
         "account": settings.account,
@@ -180,7 +200,7 @@ def submit(
         "array": f"0-{array - 1}" if array else None,
         "gpus-per-node": launch.ranks_per_node if launch.gpus else None,
     }
-    number = run(
+    asked = (
         "sbatch",
         "--parsable",
         "--job-name=trimaran",
@@ -192,7 +212,14 @@ def submit(
         f"--output={str(log).replace('%', '%%')}",
         "--open-mode=append",
         *(f"--{name}={value}" for name, value in stated.items() if value is not None),
-        str(_SCRIPT),
-        *command,
     )
+    do = (str(_SCRIPT), *command)
+    if dead_nodes:
+        with contextlib.suppress(TrimaranError):
+            return _submitted(*asked, f"--exclude={','.join(sorted(dead_nodes))}", *do)
+    return _submitted(*asked, *do)
+
+
+def _submitted(*command: str) -> Job:
+    number = run(*command)
     return Job(number.strip().split(";")[0])

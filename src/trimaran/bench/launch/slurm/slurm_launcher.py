@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from trimaran.bench.launch.contract import Launch, Say
-from trimaran.bench.launch.slurm.node import LOST_AFTER_S, answer_file, exit_file, meeting_file
+from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Say
+from trimaran.bench.launch.slurm.node import LOST_AFTER_S, answer_file, exit_file, meeting_file, node_file
 from trimaran.bench.launch.slurm.queue import Allocations, Job, run, submit
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
@@ -38,8 +38,9 @@ _LOOK_EVERY_S = 0.25
 # A file that another node wrote may be seen a while after the job has ended.
 _SEEN_WITHIN_S = 15.0
 _GONE_WITHIN_S = 60.0
-_RESTARTS = 3
-_NOT_THE_TRIALS_FAULT = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")
+# Of nodes that do not answer Slurm waits for minutes.
+_DEAD_NODES_GONE_WITHIN_S = 5.0
+_NODE_FAULTS, _TAKEN = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED")
 
 
 class SlurmLauncher:
@@ -53,13 +54,14 @@ class SlurmLauncher:
                 f"[sweep.slurm]: {missing[0]} is not found here: run on a Slurm node or drop the section"
             )
         self.at_once = settings.at_once
-        self.restarts = _RESTARTS if settings.requeue else 0
+        self.restarts = RESTARTS
         self._settings, self._say = settings, say
         self._surrounding_job = os.environ.get("SLURM_JOB_ID")
         if self._surrounding_job:
             self.at_once = 1
         self._allocations: Allocations | None = None
         self._jobs: list[Job] = []
+        self._dead_nodes: set[str] = set()
         self._lifeline: Path | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -84,11 +86,13 @@ class SlurmLauncher:
                     f"{launch.ranks} ranks need {nodes} nodes, this Slurm job has {have}: "
                     f"ask sbatch for --nodes={nodes}"
                 )
-            return SlurmRanks(launch, Job(self._surrounding_job), step=_step(launch, nodes, self._surrounding_job))
+            step = _step(launch, nodes, self._surrounding_job)
+            return SlurmRanks(launch, Job(self._surrounding_job), step=step, requeue=self._settings.requeue)
         if self._settings.submit == "job":
             return self._as_job(launch, nodes)
         job = self._allocated(launch, nodes, lifeline)
-        return SlurmRanks(launch, job, step=_step(launch, nodes, job.number), give_back=self._give_back)
+        step = _step(launch, nodes, job.number)
+        return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
 
     def close(self) -> None:
         """Give nodes back and end what still runs on them."""
@@ -102,10 +106,10 @@ class SlurmLauncher:
 
     def _as_job(self, launch: Launch, nodes: int) -> SlurmRanks:
         step = _step(launch, nodes, None)
-        job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log")
+        job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log", self._dead_nodes)
         self._jobs.append(job)
         job.wait_until_running(self._say, self._closing)
-        return SlurmRanks(launch, job, step=None, give_back=lambda job, lost: self._jobs.remove(job))
+        return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
 
     def _allocated(self, launch: Launch, nodes: int, lifeline: Path) -> Job:
         with self._lock:
@@ -114,12 +118,18 @@ class SlurmLauncher:
                     self._allocations.close()
                 hold = _python("hold", str(lifeline))
                 asked = max(nodes, self._settings.nodes or 0)
-                self._allocations = Allocations(self._settings, asked, launch, hold, lifeline.parent)
+                self._allocations = Allocations(
+                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes
+                )  # fmt: skip
             allocations = self._allocations
         return allocations.take(self._say, self._closing)
 
-    def _give_back(self, job: Job, lost: bool) -> None:
-        if self._allocations:
+    def _give_back(self, job: Job, lost: bool, dead_nodes: Sequence[str]) -> None:
+        with self._lock:
+            self._dead_nodes.update(dead_nodes)
+        if job in self._jobs:
+            self._jobs.remove(job)
+        elif self._allocations:
             self._allocations.give_back(job, lost)
 
     def _hold_lifeline(self, folder: Path) -> Path:
@@ -147,12 +157,14 @@ class SlurmRanks:
         job: Job,
         *,
         step: Sequence[str] | None,
-        give_back: Callable[[Job, bool], None] = lambda job, lost: None,
+        requeue: bool = False,
+        give_back: Callable[[Job, bool, Sequence[str]], None] = lambda job, lost, dead_nodes: None,
     ) -> None:
-        self._launch, self._job, self._give_back = launch, job, give_back
+        """`give_back` is told of the job, whether it was lost, and which of its nodes do not answer."""
+        self._launch, self._job, self._requeue, self._give_back = launch, job, requeue, give_back
         self._codes: list[int | None] = [None] * launch.ranks
         self._oom = self._asked_to_end = False
-        self._unheard: list[int] = []
+        self._unheard: list[int] = []  # ranks without an exit status whose parents do not answer
         self._looked_at = -math.inf
         self._ended_at: float | None = None
         self._killed = self._asked_to_leave = False
@@ -171,6 +183,7 @@ class SlurmRanks:
             self._read_codes()
             if None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
                 # whoever could have written it down was ended too
+                self._unheard = [rank for rank, code in enumerate(self._codes) if code is None]
                 self._codes = [-9 if code is None else code for code in self._codes]
         return tuple(self._codes)
 
@@ -183,33 +196,52 @@ class SlurmRanks:
         log = self._log_text()
         return self._oom or "oom_kill" in log or "Out Of Memory" in log
 
-    def taken_away(self) -> str | None:
-        """What Slurm did to the job, where that is not of the ranks' doing."""
-        if self._unheard and not self._killed:
-            ranks = ", ".join(map(str, self._unheard))
-            return f"the node of rank {ranks} does not answer (Slurm job {self._job.number}): see whether it is down"
-        if self._killed or self._asked_to_leave or not (self._asked_to_end or self._has_ended()):
+    def taken_away(self) -> Loss | None:
+        """What ended the job, a node or what watches the ranks, where that is not of the ranks' doing."""
+        if self._killed or self.over_memory():
             return None
+        if self._unheard:
+            return Loss(self._of_the_unheard())
+        if self._asked_to_leave or not (self._asked_to_end or self._has_ended()):
+            return None
+        if self._srun is not None and (self._srun.poll() or 0) < 0:
+            return Loss(f"srun, which stands for the ranks, was ended by signal {-(self._srun.poll() or 0)}")
         state, log = self._job.state(), self._log_text()
-        if state in _NOT_THE_TRIALS_FAULT or "NODE FAILURE" in log or "DUE TO PREEMPTION" in log:
-            return f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})"
+        if state in _NODE_FAULTS or "NODE FAILURE" in log:
+            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})")
+        if state in _TAKEN or "DUE TO PREEMPTION" in log:
+            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'PREEMPTED'})", self._requeue)
         if (
             self._asked_to_end
             or state in ("TIMEOUT", "CANCELLED")
             or "DUE TO TIME LIMIT" in log
             or "CANCELLED AT" in log
         ):
-            return f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did"
+            return Loss(
+                f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did",
+                self._requeue,
+            )
         return None
 
-    def ask_for_stacks(self) -> None:
-        """SIGUSR1 to all ranks and their parents. A parent that lives answers at once: else its node is gone."""
-        with contextlib.suppress(TrimaranError):  # a step that has just ended has no stacks
+    def remarks(self) -> dict[int, str]:
+        """Where the ranks ran that do not answer."""
+        return {rank: f"was on node {self._node_of(rank)}, and nothing answers for it" for rank in self._unheard}
+
+    def find_lost(self) -> None:
+        """Ask the parents of all ranks without an exit status, by SIGUSR1: one that lives answers at once."""
+        self._read_codes()
+        if None not in self._codes:
+            return
+        with contextlib.suppress(TrimaranError):  # a step that has just ended has nobody to ask
             run("scancel", "--signal=USR1", self._step_name())
         deadline = time.monotonic() + _SEEN_WITHIN_S
         while (silent := self._without_answer()) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
         self._unheard = silent
+
+    def ask_for_stacks(self) -> None:
+        """SIGUSR1 to all ranks and their parents."""
+        self.find_lost()
 
     def ask_to_leave(self) -> None:
         """SIGTERM to all ranks, which is then not of Slurm's doing."""
@@ -222,11 +254,12 @@ class SlurmRanks:
         if self._killed:
             return
         finished, lost = None not in self._codes, self.taken_away() is not None
+        dead_nodes = self._dead_nodes()
         self._killed = True
         if self._srun is None:
             if not finished or self._job.is_queued():
                 self._job.cancel()
-            self._job.wait_until_gone(_GONE_WITHIN_S)
+            self._job.wait_until_gone(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
         else:
             try:
                 self._srun.wait(2.0 if finished else 0.0)
@@ -234,11 +267,30 @@ class SlurmRanks:
                 with contextlib.suppress(TrimaranError):
                     run("scancel", "--signal=KILL", self._step_name())
             try:
-                self._srun.wait(_GONE_WITHIN_S)
+                self._srun.wait(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
             except subprocess.TimeoutExpired:
                 self._srun.kill()
                 self._srun.wait()
-        self._give_back(self._job, lost)
+        self._give_back(self._job, lost, dead_nodes)
+
+    def _node_of(self, rank: int) -> str:
+        with contextlib.suppress(OSError):
+            if name := node_file(self._launch.out_dir, rank).read_text().strip():
+                return name
+        return "unknown"
+
+    def _dead_nodes(self) -> list[str]:
+        """Nodes on which nothing answers for any rank; where one still does, only what watched a rank was ended."""
+        nodes = {rank: self._node_of(rank) for rank in range(self._launch.ranks)}
+        answering = {node for rank, node in nodes.items() if rank not in self._unheard}
+        return sorted({nodes[rank] for rank in self._unheard} - answering - {"unknown"})
+
+    def _of_the_unheard(self) -> str:
+        ranks, job = ", ".join(map(str, self._unheard)), f"Slurm job {self._job.number}"
+        if nodes := ", ".join(self._dead_nodes()):
+            return f"node {nodes} of rank {ranks} does not answer ({job}): see whether it is down"
+        node = self._node_of(self._unheard[0])
+        return f"what watches rank {ranks} on node {node} was ended ({job}): see who did"
 
     def _without_answer(self) -> list[int]:
         self._read_codes()
