@@ -245,3 +245,15 @@ def test_a_stack_that_extends_what_it_cannot_is_told_in_one_line(tmp_path: Path,
     with pytest.raises(TrimaranError) as told:
         load_stack(str(tmp_path / "wrong.toml"))
     assert said in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_cluster_file_with_a_shaped_network_is_refused(tmp_path: Path) -> None:
+    """Its delays were not counted, and a plan on it was faster than without it."""
+    file = tmp_path / "cluster.toml"
+    dump_toml(load_cluster("dgx-h100"), file)
+    text = file.read_text()
+    assert load_cluster(str(file)).nodes
+    pair = "{nodes = [0, 1], latency_ms = 60, bandwidth_gbps = 1}"
+    file.write_text(f'{text}\n[shaped]\nname = "far"\nlatency_ms = 1\nbandwidth_gbps = 10\npairs = [{pair}]\n')
+    with pytest.raises(TrimaranError, match=r"shaped is no section of a cluster.*\[\[sweep.networks\]\]"):
+        load_cluster(str(file))

@@ -28,6 +28,7 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.store import Store, claims, export_csv, trial_key
 from trimaran.store.schema import MIGRATIONS, VERSION
+from trimaran.store.shared_rows import is_shared
 
 
 def row(key: str | None = "k", **fields: object) -> Measurement:
@@ -169,6 +170,72 @@ def test_two_sweeps_at_once_run_each_trial_once(tmp_path: Path) -> None:
         rows = store.measurements(every_attempt=True)
     assert sorted(trial for trial, _ in winners) == list(range(20))
     assert sorted(m.trial_key or "" for m in rows) == sorted(f"t{n}" for n in range(20))
+
+
+def _claim_and_add_without_locks(
+    path: Path, worker: int, ready: multiprocessing.Barrier, won: multiprocessing.Queue
+) -> None:
+    connect = sqlite3.connect
+
+    def without_locks(name: str, **options: Any) -> sqlite3.Connection:
+        """SQLite's own way to do without any lock, as on a file system whose locks do not work."""
+        if name != ":memory:":
+            name, options["uri"] = f"file:{name}?vfs=unix-none", True
+        return connect(name, **options)
+
+    sqlite3.connect = without_locks  # in this process alone
+    _claim_and_add(path, worker, ready, won)
+
+
+def test_hosts_that_share_a_file_system_whose_locks_do_not_work_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    (tmp_path / "s.rows").mkdir()  # as on a file system that is known to be shared
+    context = multiprocessing.get_context("fork")
+    ready, won = context.Barrier(4), context.Queue()
+    workers = [
+        context.Process(target=_claim_and_add_without_locks, args=(tmp_path / "s", number, ready, won))
+        for number in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    winners = [won.get(timeout=60) for _ in range(20)]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert sorted(trial for trial, _ in winners) == list(range(20))
+    with Store(tmp_path / "s", create=False) as store:
+        rows = store.measurements(every_attempt=True)
+        assert sorted(m.trial_key or "" for m in rows) == sorted(f"t{n}" for n in range(20))
+        assert {(m.trial_key, m.seed) for m in rows} == {(f"t{trial}", worker) for trial, worker in winners}
+        # what another process adds is seen by one that has the store open
+        with Store(tmp_path / "s") as other:
+            assert other.add_new([row("t0", seed=9), *rows]) == 1
+        assert store.attempts("t0") == 2
+    # a process that is killed in the middle of a row leaves a line that is not finished
+    (tmp_path / "s.rows/killed-1-x.jsonl").write_text(rows[0].model_dump_json()[:50])
+    with Store(tmp_path / "s") as store:
+        assert len(store.measurements(every_attempt=True)) == 21
+
+
+def test_rows_of_a_store_that_was_alone_stay_when_its_file_system_is_shared(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        store.add(row("a", sec_per_it=1.5))
+        (tmp_path / "s.rows").mkdir()
+        with Store(path) as shared:  # while the other still has its write-ahead log
+            shared.add(row("b", sec_per_it=2.5))
+            assert [m.sec_per_it for m in shared.measurements()] == [1.5, 2.5]
+
+
+def test_shared_file_systems_are_known_by_the_table_of_mounts(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        f"36 22 0:31 / {tmp_path}/home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2\n"
+        f"37 36 0:32 / {tmp_path}/home/my\\040disk rw - xfs /dev/sdb1 rw\n"
+    )
+    assert [is_shared(tmp_path / name, mounts) for name in ("", "home", "home/runs", "home/my disk/runs", "homes")] == [
+        False, True, True, False, False
+    ]  # fmt: skip
 
 
 def test_kill_9_loses_no_row_that_add_returned_for(tmp_path: Path) -> None:

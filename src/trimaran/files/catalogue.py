@@ -124,8 +124,15 @@ def _without_none(value: Any) -> Any:
 def cluster_from(table: Mapping[str, Any], source: str, folder: Path) -> Cluster:
     """The Cluster of a table; its device may be a name, a file's path from `folder`, or a table.
 
-    Raises TrimaranError, naming `source`.
+    A network that is shaped inside one machine is stated by a recipe, which makes the machine's devices its nodes: on
+    top of a cluster of any other form, its delays would not be those of the cluster's links. Raises TrimaranError,
+    naming `source`.
     """
+    if "shaped" in table:
+        raise TrimaranError(
+            f"{source}: shaped is no section of a cluster, whose links are intra and inter: state the network as "
+            f"[[sweep.networks]] of a recipe"
+        )
     device = table.get("device")
     resolved = {**table, "device": load_device(named_from(device, folder))} if isinstance(device, str) else table
     return validate(Cluster, resolved, source)

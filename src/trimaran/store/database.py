@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.store.claims import Claims
 from trimaran.store.filter import Condition
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
+from trimaran.store.shared_rows import SharedRows, is_shared
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
@@ -48,7 +51,12 @@ class Store:
 
     Every write is one transaction, durable when the call returns. Errors of the file or the
     disk are TrimaranErrors of one line that name the file; what was stored before stays.
+
+    On a file system that hosts share, the database is this process's alone, in memory: rows lie in files beside, each
+    of one process (`shared_rows`), and are merged as they come.
     """
+
+    _connection: sqlite3.Connection
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         """Open the file at `path`, making it (and its folder) unless `create` is false."""
@@ -68,6 +76,11 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TrimaranError(f"store {self.path}: its folder cannot be made ({error.strerror})") from None
+        rows = self.path.with_name(f"{self.path.name}.rows")
+        self._shared = SharedRows(rows) if rows.is_dir() or is_shared(self.path.parent) else None
+        if self._shared:
+            self._open_shared()
+            return
         try:
             self._open(str(self.path))
         except TrimaranError:
@@ -77,6 +90,37 @@ class Store:
                 raise
             # a store in its write-ahead mode opens only where it may be written, unless it is declared never to change
             self._open(f"{self.path.resolve().as_uri()}?mode=ro&immutable=1")
+
+    def _open_shared(self) -> None:
+        """A database in memory, of what the file holds, which nobody writes any more, and of all files of rows."""
+        try:
+            if not self.path.exists():
+                self._open(":memory:")
+                partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+                partial.write_bytes(self._connection.serialize())
+                partial.replace(self.path)
+                self._connection.close()
+            with tempfile.TemporaryDirectory() as folder:
+                # a copy, and what a killed process left in a write-ahead log with it
+                for name in (self.path.name, f"{self.path.name}-wal"):
+                    if self.path.with_name(name).exists():
+                        shutil.copyfile(self.path.with_name(name), Path(folder) / name)
+                self._open(str(Path(folder) / self.path.name))
+                memory = sqlite3.connect(":memory:", isolation_level=None)
+                self._connection.backup(memory)
+                self._connection.close()
+        except OSError as error:
+            raise TrimaranError(f"store {self.path} cannot be opened ({error.strerror}): check its folder") from None
+        self._connection = memory
+        self._connection.row_factory = sqlite3.Row
+        self._merge()
+
+    def _merge(self) -> None:
+        """Take in what other processes have stored since."""
+        if self._shared and (rows := self._shared.new()):
+            with self._writing():
+                for row in rows:
+                    self._insert(row)
 
     def _open(self, name: str) -> None:
         read_only = name.startswith("file:///")
@@ -101,12 +145,18 @@ class Store:
     def close(self) -> None:
         """Close the file and give claims back."""
         self._claims.close()
+        if self._shared:
+            self._shared.close()
         self._connection.close()
 
     def add(self, measurement: Measurement) -> None:
         """Store one run. A trial that was run before gets a further attempt; its claim ends."""
-        with self._writing():
-            self._insert(measurement)
+        if self._shared:
+            self._shared.add([measurement])
+            self._merge()
+        else:
+            with self._writing():
+                self._insert(measurement)
         if measurement.trial_key:
             self._claims.release(measurement.trial_key)
 
@@ -119,7 +169,8 @@ class Store:
 
     def add_new_of(self, sources: Iterable[Iterable[Measurement]]) -> list[int]:
         """As `add_new`, from several sources that may be read while rows are stored: all or none, how many of each."""
-        added = []
+        added, rows = [], []
+        self._merge()
         with self._writing():
             stored = self._connection.execute(f"SELECT {', '.join(map(quoted, FIELDS))} FROM measurement")
             known = {_digest(tuple(row)) for row in stored}
@@ -131,8 +182,14 @@ class Store:
                     if digest in known or (_KEPT_SINCE and _digest(_as_before(cells)) in known):
                         continue
                     known.add(digest)
-                    self._insert(measurement, cells)
+                    if self._shared:
+                        rows.append(measurement)
+                    else:
+                        self._insert(measurement, cells)
                 added.append(len(known) - before)
+        if self._shared:
+            self._shared.add(rows)
+            self._merge()
         return added
 
     def each(self, *, recipe: str | None = None, every_attempt: bool = False) -> Iterator[Run]:
@@ -146,6 +203,7 @@ class Store:
                 "NOT EXISTS (SELECT 1 FROM measurement later WHERE later.trial_key = measurement.trial_key "
                 "AND later.attempt > measurement.attempt)"
             )
+        self._merge()
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         with self._explained():
             for row in self._connection.execute(f"SELECT * FROM measurement {where} ORDER BY id", values):
@@ -157,6 +215,7 @@ class Store:
 
     def count(self) -> int:
         """How many runs are stored, every attempt counted."""
+        self._merge()
         with self._explained():
             return int(self._connection.execute("SELECT COUNT(*) FROM measurement").fetchone()[0])
 
@@ -170,6 +229,7 @@ class Store:
 
     def run(self, number: int) -> Run:
         """One run by its number. Raises TrimaranError where there is none."""
+        self._merge()
         with self._explained():
             row = self._connection.execute("SELECT * FROM measurement WHERE id = ?", (number,)).fetchone()
         if row is None:
@@ -180,6 +240,7 @@ class Store:
 
     def trial(self, key: str) -> Measurement | None:
         """The last run of a trial, or None where it was never finished."""
+        self._merge()
         with self._explained():
             row = self._connection.execute(
                 "SELECT * FROM measurement WHERE trial_key = ? ORDER BY attempt DESC LIMIT 1", (key,)
@@ -188,6 +249,7 @@ class Store:
 
     def attempts(self, key: str) -> int:
         """How many runs of a trial are stored."""
+        self._merge()
         with self._explained():
             return self._attempts(key)
 

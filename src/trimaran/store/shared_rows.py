@@ -1,0 +1,113 @@
+"""Rows of a store on a file system that several hosts share: every process appends to a file of its own.
+
+SQLite's write-ahead log needs memory that all its processes share, and its other journals need locks; a network file
+system has not the one, and often not the other (https://www.sqlite.org/wal.html, https://www.sqlite.org/lockingv3.html).
+Nothing here is ever written by two: readers merge all files, and take no notice of a last line that is not finished.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from pydantic import ValidationError
+
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError, first_error
+
+# Types of file systems, as Linux names them, that several hosts may write at once.
+_SHARED = frozenset(
+    {"afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "wekafs",
+     "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.mfs", "fuse.sshfs"}
+)  # fmt: skip
+
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the table of mounts writes a space
+
+
+class SharedRows:
+    """The folder of a store's files of rows: what others append is read on, what this process adds goes to its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[str, int] = {}
+        self._own: IO[bytes] | None = None
+
+    def new(self) -> list[Measurement]:
+        """Rows since the last call, of every process, by when they were made.
+
+        Raises TrimaranError for one that is damaged.
+        """
+        rows: list[tuple[str, str, int, Measurement]] = []
+        try:
+            names = sorted(os.listdir(self._folder))  # noqa: PTH208 - makes a network file system look anew
+        except OSError:
+            return []
+        for name in (name for name in names if name.endswith(".jsonl")):
+            try:
+                with (self._folder / name).open("rb") as file:
+                    file.seek(self._offsets.get(name, 0))
+                    block = file.read()
+            except OSError as error:
+                raise TrimaranError(f"store file {self._folder / name} cannot be read: {error.strerror}") from None
+            whole = block[: block.rfind(b"\n") + 1]
+            self._offsets[name] = self._offsets.get(name, 0) + len(whole)
+            for number, line in enumerate(whole.splitlines(), 1):
+                row = _row(line, self._folder / name, number)
+                rows.append((row.created_at or "", name, number, row))
+        return [row for *_, row in sorted(rows, key=lambda entry: entry[:3])]
+
+    def add(self, rows: Iterable[Measurement]) -> None:
+        """Append rows, all or none, until they are on the disk. Raises TrimaranError where they cannot be."""
+        lines = b"".join(row.model_dump_json().encode() + b"\n" for row in rows)
+        try:
+            if self._own is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                name = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+                self._own = (self._folder / name).open("xb", buffering=0)
+            before = self._own.tell()
+            try:
+                while lines:
+                    lines = lines[self._own.write(lines) :]
+                os.fsync(self._own.fileno())
+            except OSError:
+                self._own.seek(before)
+                self._own.truncate()
+                raise
+        except OSError as error:
+            raise TrimaranError(
+                f"store {self._folder}: a row cannot be written ({error.strerror}); rows stored before are kept: "
+                f"free space, or check its permissions, and run again"
+            ) from None
+
+    def close(self) -> None:
+        """Close the file of this process."""
+        if self._own is not None:
+            self._own.close()
+
+
+def _row(line: bytes, path: Path, number: int) -> Measurement:
+    try:
+        return Measurement.model_validate_json(line)
+    except ValidationError as error:
+        raise TrimaranError(f"store file {path}, line {number}: {first_error(error)}") from None
+
+
+def is_shared(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether a folder lies on a file system that several hosts may write at once, by the table of mounts."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return False
+    resolved, kind, deepest = folder.resolve(), "", -1
+    for line in lines:
+        # proc(5): the mount point is the fifth field, the type the first behind a lone hyphen
+        before, _, behind = line.partition(" - ")
+        point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split()[4]))
+        if resolved.is_relative_to(point) and len(point.parts) >= deepest:
+            kind, deepest = behind.split()[0], len(point.parts)
+    return kind in _SHARED
