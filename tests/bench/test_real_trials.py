@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,14 @@ from trimaran.bench.trial.trial import Trial, prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.programs import TRAINER
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study import training
+from trimaran.study.training import run_training
 from trimaran.study.workspace import Workspace
 
 
@@ -184,6 +188,36 @@ def test_forked_ranks_end_with_the_process_they_were_forked_from(
     killed.clear()
     row = run_trial(long, launcher, Limits(timeout_s=250), on_step=kill_the_parent)
     assert row.status == "ok" and len(killed) == 1, "another process takes its place, and the trial is run again"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_of_a_training_is_named_soon(
+    real: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """The others wait for it, and any of them may have been silent first."""
+    monkeypatch.setattr(training, "HANG_FLOOR_S", 3.0)
+    workspace, stopped = Workspace(tmp_path), []
+    long = real.model_copy(update={"train": real.train.model_copy(update={"steps": 100_000, "checkpoint_every": 0})})
+
+    def stop_one(line: dict[str, object]) -> None:
+        if line["iteration"] >= 5 and not stopped:
+            ranks = {rank_of(process): int(process.name) for process in processes_in(workspace.training)}
+            os.kill(ranks[victim], signal.SIGSTOP)
+            stopped.append(time.monotonic())
+
+    with pytest.raises(TrimaranError, match=f"ended as hang: rank {victim} is stopped; rank . gave no sign for"):
+        run_training(
+            long, cluster, parse_layout("dp2,mbs2"), data_dir=workspace.data(long), out_dir=workspace.training,
+            on_step=stop_one,
+        )  # fmt: skip
+    assert time.monotonic() - stopped[0] < 30
+
+
+def rank_of(process: Path) -> int:
+    """A rank's number, by the file that its stderr goes to."""
+    opened = {link.readlink().name for link in (process / "fd").iterdir()}
+    (stderr,) = (name for name in opened if name.startswith("stderr."))
+    return int(stderr.removeprefix("stderr."))
 
 
 def test_an_interpreter_without_pytorch_is_told_by_its_ranks(

@@ -65,6 +65,35 @@ def test_a_stopped_training_saves_leaves_with_75_and_goes_on_on_another_layout(
     assert resumed[:alike] == pytest.approx(losses(tmp_path / "whole/tiny/train")[:alike], rel=1e-5)
 
 
+def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    log = tmp_path / "runs/tiny/train/log.jsonl"
+    wait_for(lambda: log.exists() and log.read_text().count("\n") >= 3, running)
+    running.send_signal(signal.SIGINT)
+    told = running.communicate(timeout=60)[1].strip().splitlines()
+    assert running.returncode == STOPPED, told
+    stopped_at = len(losses(log.parent))
+    assert told[-1] == f"trimaran: stopped at step {stopped_at} and saved; the same command with --resume goes on"
+    assert (tmp_path / f"runs/tiny/checkpoints/step-{stopped_at:08d}/manifest.json").exists()
+
+
+def test_a_loss_that_is_no_number_ends_a_training_and_keeps_the_good_checkpoints(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    good = recipe.read_text().replace("steps = 12\n", "steps = 6\ncheckpoint_every = 2\nkeep_checkpoints = 2\n")
+    recipe.write_text(good)
+    train = ["train", str(recipe), "--layout", "dp2,mbs2", "--resume"]
+    assert run(*train, cwd=tmp_path).returncode == 0
+    recipe.write_text(good.replace("steps = 6", "steps = 60").replace("1e-2", "9e18\nweight_decay = 9e18"))
+    diverged = run(*train, cwd=tmp_path)
+    assert diverged.returncode == 2, diverged.stderr
+    told = diverged.stderr.strip().splitlines()[-1]
+    assert "not finite from step 8 on, 10 steps in a row; the checkpoint of step 6 is kept" in told
+    kept = sorted(folder.name for folder in (tmp_path / "runs/tiny/checkpoints").iterdir())
+    assert kept == ["step-00000004", "step-00000006"]
+
+
 def test_a_new_training_keeps_the_checkpoints_of_the_one_before(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     train = ["train", str(recipe), "--layout", "dp1,mbs4"]

@@ -14,7 +14,7 @@ from typing import Literal
 from trimaran.bench.crew import Crew
 from trimaran.bench.launch.contract import Launcher
 from trimaran.bench.launchers import launcher_of
-from trimaran.bench.trial.trial import Trial, finished_before, prepare_trial, run_trial, stored
+from trimaran.bench.trial.trial import Trial, finished_before, nodes_of, prepare_trial, run_trial, stored
 from trimaran.bench.watch.evidence import drop_large_files
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout
@@ -91,6 +91,7 @@ def run_sweep(
     predicted = {trial.key: (predictions or {}).get(layout) for trial, (layout, _) in zip(trials, asked, strict=True)}
     limits = limits or Limits(timeout_s=recipe.sweep.timeout_s, memory_gib=_memory_limit_gib(cluster))
     with launcher_of(recipe.sweep, cluster) if launcher is None else contextlib.nullcontext(launcher) as starts:
+        starts.expect(max((nodes_of(layout, cluster) for layout in layouts), default=1))
         sweep = _Sweep(
             trials, store=store, launcher=starts, limits=limits, on_progress=on_progress, worker=worker
         )  # fmt: skip

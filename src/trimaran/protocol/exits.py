@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 from trimaran.nouns.noun import TrimaranError
@@ -13,6 +14,8 @@ USER_ERROR = TrimaranError.exit_status
 OUT_OF_MEMORY = 41
 # sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
 STOPPED = 75
+# What asks a training to save and leave so: schedulers send the first two, Ctrl-C the third.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Of processes whose starter has ended: nobody reads them but a batch system's log.
 LAUNCHER_GONE, SWEEP_GONE = 75, 76
 

@@ -23,7 +23,7 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.exits import STOPPED
+from trimaran.protocol.exits import STOP_SIGNALS, STOPPED
 from trimaran.protocol.files import CHECKPOINT, CHECKPOINTS, RunFile
 from trimaran.protocol.job import TrainJob, read_job
 from trimaran.protocol.notices import Notice
@@ -31,8 +31,9 @@ from trimaran.recipe.recipe import Recipe
 
 # A training has no time limit; what stops it early is silence.
 NO_TIMEOUT_S = 10 * 365 * 86400.0
-# A training is worth more patience than a trial: a file system may stall for a while.
-PATIENCE_S = 120.0
+# Silence of 3 of the longest gaps between signs of life is a hang; of less than this it never is, since a file system
+# may stall for a while, and a training is worth more patience than a trial.
+HANG_FLOOR_S = 30.0
 _GO_ON = "the same command with --resume goes on"
 
 
@@ -61,8 +62,8 @@ def run_training(
     one. `on_step` gets each new line of the trainer's log.jsonl, `on_notice` sentences for the user. The log of an
     earlier training, and its checkpoints unless they are gone on from, are kept in folders beside these. `among`
     says that other ranks are started already, and that this process leads them. `trace_steps` are profiled. Raises
-    TrimaranError, naming the evidence, when the training does not end well, and TrainingStoppedError where SIGTERM
-    or SIGUSR1 ended it.
+    TrimaranError, naming the evidence, when the training does not end well, and TrainingStoppedError where SIGTERM,
+    SIGUSR1 or Ctrl-C ended it.
     """
     sweep = recipe.sweep.model_copy(update={"steps": recipe.train.steps})
     whole = recipe.model_copy(update={"sweep": sweep})
@@ -84,16 +85,20 @@ def run_training(
             JoinedLauncher(among) if among else stack.enter_context(launcher_of(recipe.sweep, cluster, on_notice))
         )
         stoppable = StoppableLauncher(launcher)
-        with stoppable.passing_on_signals():
-            row = run_trial(
-                replace(trial, recipe=whole, job=trial.job.model_copy(update=update)),
-                stoppable,
-                Limits(timeout_s=NO_TIMEOUT_S, hang_s=PATIENCE_S, memory_gib=cluster.host_mem_gib or None),
-                on_step=lambda step: teller.tell(),
-            )
+        try:
+            with stoppable.passing_on_signals():
+                row = run_trial(
+                    replace(trial, recipe=whole, job=trial.job.model_copy(update=update)),
+                    stoppable,
+                    Limits(timeout_s=NO_TIMEOUT_S, hang_s=HANG_FLOOR_S, memory_gib=cluster.host_mem_gib or None),
+                    on_step=lambda step: teller.tell(),
+                )
+        except _StoppedEarly:
+            raise TrainingStoppedError(f"stopped before its ranks were started; {_GO_ON}") from None
     teller.tell()
     if teller.stopped_at is not None:
-        raise TrainingStoppedError(f"stopped at step {teller.stopped_at} and saved; {_GO_ON}")
+        saved = "and saved" if teller.saved_at == teller.stopped_at else "and could not save"
+        raise TrainingStoppedError(f"stopped at step {teller.stopped_at} {saved}; {_GO_ON}")
     if row.status != "ok":
         first = (row.evidence or "no evidence").strip().splitlines()[0]
         # whoever starts ranks stops all of them when one has failed, which is then the reason to give
@@ -150,6 +155,10 @@ def _newest_log(out_dir: Path) -> Path | None:
     return log if log.exists() else None
 
 
+class _StoppedEarly(BaseException):
+    """A signal to leave, before there are ranks to pass it on to, as while they wait in a queue."""
+
+
 class StoppableLauncher:
     """A launcher whose ranks are asked to leave when this process is; what goes on, goes on from a checkpoint."""
 
@@ -162,6 +171,10 @@ class StoppableLauncher:
         self._ranks: Ranks | None = None
         self.stopping = False
 
+    def expect(self, nodes: int) -> None:
+        """Tell the launcher."""
+        self._inner.expect(nodes)
+
     def start(self, launch: Launch) -> Ranks:
         """Start the ranks, and remember them."""
         self._ranks = self._inner.start(launch)
@@ -173,7 +186,10 @@ class StoppableLauncher:
 
     @contextlib.contextmanager
     def passing_on_signals(self) -> Iterator[None]:
-        """Send the ranks SIGTERM on SIGTERM or SIGUSR1; a second one does here what it did before."""
+        """Send the ranks SIGTERM on SIGTERM, SIGUSR1 or Ctrl-C; a second one does here what it did before.
+
+        Raises _StoppedEarly where no ranks have been started yet.
+        """
         before: dict[int, Any] = {}
 
         def restore() -> None:
@@ -183,11 +199,12 @@ class StoppableLauncher:
         def pass_on(_number: int, _frame: FrameType | None) -> None:
             restore()
             self.stopping = True
-            if self._ranks:
-                self._ranks.ask_to_leave()
+            if self._ranks is None:
+                raise _StoppedEarly
+            self._ranks.ask_to_leave()
 
         if threading.current_thread() is threading.main_thread():
-            before.update({number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGUSR1)})
+            before.update({number: signal.signal(number, pass_on) for number in STOP_SIGNALS})
         try:
             yield
         finally:
@@ -204,6 +221,7 @@ class Teller:
         self._on_step, self._on_notice = on_step, on_notice
         self._known_steps = 0
         self.stopped_at: int | None = None
+        self.saved_at: int | None = None
 
     def tell(self) -> None:
         """Pass on what is new."""
@@ -218,11 +236,12 @@ class Teller:
     def _notice(self, notice: dict[str, Any]) -> None:
         kind, step = notice["kind"], notice.get("step")
         if kind == Notice.RESUMED:
-            self._known_steps = notice["step"]
+            self._known_steps = self.saved_at = notice["step"]
             self._on_notice(f"going on from step {step} of {notice['path']}, written on {notice['layout']}")
             for sentence in notice["changed"]:
                 self._on_notice(f"  from here on {sentence}")
         elif kind == Notice.SAVED:
+            self.saved_at = step
             self._on_notice(
                 f"checkpoint of step {step} is written: the step waited {notice['blocked_s']:.3f} s, "
                 f"writing took {notice['write_s']:.2f} s"

@@ -19,8 +19,9 @@ import pytest
 from pydantic import ValidationError
 from virtual_cluster import killed_node
 
+from command import tiny_recipe
 from trial_helpers import fake_worker, processes_that_name
-from trimaran.bench.launch.slurm import slurm_launcher
+from trimaran.bench.launch.slurm import slurm_ranks
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
@@ -182,8 +183,68 @@ def test_a_sweep_inside_a_job_uses_that_job(recipe: Recipe, two_nodes: Cluster, 
 def test_a_job_that_is_too_small_is_told_so(run_on_slurm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    with pytest.raises(TrimaranError, match="4 ranks need 2 nodes, this Slurm job has 1: ask sbatch for --nodes=2"):
+    with pytest.raises(TrimaranError, match="a layout needs 2 nodes, this Slurm job has 1: ask sbatch for --nodes=2"):
         run_on_slurm("ok")
+
+
+def test_a_layout_larger_than_the_partition_is_refused_before_the_first_trial(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path
+) -> None:
+    larger = two_nodes.model_copy(update={"nodes": 4})
+    with Store(tmp_path / "store.sqlite") as store, closing(SlurmLauncher(SlurmSettings())) as launcher:
+        with pytest.raises(TrimaranError, match="a layout needs 4 nodes, Slurm's partition main gives 2 at most"):
+            run_sweep(
+                recipe, larger, [parse_layout("dp1,mbs1"), parse_layout("dp8,mbs1")], store, data_dir=tmp_path,
+                work_dir=tmp_path / "runs", launcher=launcher, limits=LIMITS, worker=fake_worker("ok"),
+            )  # fmt: skip
+        assert store.measurements() == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_asks_for_its_largest_size_and_keeps_that_allocation(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path
+) -> None:
+    seen: set[str] = set()
+    with Store(tmp_path / "store.sqlite") as store, closing(SlurmLauncher(SlurmSettings())) as launcher:
+        rows = run_sweep(
+            recipe, two_nodes, [parse_layout("dp1,mbs1"), parse_layout("dp4,mbs1")], store, data_dir=tmp_path,
+            work_dir=tmp_path / "runs", launcher=launcher, limits=LIMITS, worker=fake_worker("ok"),
+            on_progress=lambda progress: seen.update(line.split()[0] for line in squeue() if "RUNNING" in line),
+        )  # fmt: skip
+    assert [row.status for row in rows] == ["ok", "ok"], [row.evidence for row in rows]
+    assert len(seen) == 1
+
+
+def test_ranks_of_srun_meet_where_slurm_reaches_their_nodes_without_a_name_service(tmp_path: Path) -> None:
+    look = "import os; from trimaran.bench.launch.joined import joined; print(dict(joined(os.environ).environment))"
+    done = subprocess.run(
+        ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c", look], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("'MASTER_ADDR': '127.0.0.1'") == done.stdout.count("'GLOO_SOCKET_IFNAME': 'lo'") == 2
+
+
+def test_sigterm_ends_a_training_that_waits_in_the_queue(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("[train]", "[sweep.slurm]\n[train]"))
+    blocker = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 300"]
+    number = subprocess.run(blocker, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.strip()
+    waiting = subprocess.Popen(
+        [str(Path(sys.executable).with_name("trimaran")), "train", str(recipe), "--layout", "dp1,mbs4"],
+        cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert waiting.stderr is not None
+        while "waits (" not in (line := waiting.stderr.readline()):
+            assert line, "it ended before it waited"
+        waiting.send_signal(signal.SIGTERM)
+        told = waiting.communicate(timeout=30)[1]
+        assert waiting.returncode == 75, told
+        assert "stopped before its ranks were started" in told
+        assert [line.split()[0] for line in squeue() if "COMPLETING" not in line] == [number]
+    finally:
+        waiting.kill()
+        subprocess.run(["scancel", number], check=True)
 
 
 @SUBMITS
@@ -268,7 +329,7 @@ def test_a_node_that_dies_is_named_and_left_out_of_the_next_allocation(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ranks leave no status, and those of the other node fail for want of them long before Slurm knows."""
-    monkeypatch.setattr(slurm_launcher, "_SEEN_WITHIN_S", 4.0)
+    monkeypatch.setattr(slurm_ranks, "_SEEN_WITHIN_S", 4.0)
     trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     limits = Limits(timeout_s=60, start_s=30, hang_s=20, peers_s=1)
     with contextlib.ExitStack() as stack:
@@ -302,7 +363,7 @@ def test_a_node_that_dies_is_named_and_left_out_of_the_next_allocation(
 def test_what_serves_the_ranks_is_no_part_of_the_layout(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, says: str
 ) -> None:
-    monkeypatch.setattr(slurm_launcher, "_SEEN_WITHIN_S", 4.0)
+    monkeypatch.setattr(slurm_ranks, "_SEEN_WITHIN_S", 4.0)
     trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     killed: list[int] = []
 

@@ -71,8 +71,12 @@ class Ranks(Protocol):
         """Why the ranks were ended from outside, where they were: a node, or what serves them, has gone."""
         ...
 
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks that stand still until they are told to go on, by a signal or a debugger."""
+        ...
+
     def remarks(self) -> dict[int, str]:
-        """What is to be said of ranks beyond their exit statuses, such as `is stopped`."""
+        """What is to be said of ranks beyond their exit statuses, such as `was stopped`."""
         ...
 
     def find_lost(self) -> None:
@@ -102,6 +106,13 @@ class Launcher(Protocol):
     at_once: int
     restarts: int
     on_this_machine: bool
+
+    def expect(self, nodes: int) -> None:
+        """Be told of the most nodes that a trial will ask for, before the first one starts.
+
+        Raises TrimaranError where so many can never be had.
+        """
+        ...
 
     def start(self, launch: Launch) -> Ranks:
         """Start all ranks and return once they run.

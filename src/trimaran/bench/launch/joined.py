@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.local import LocalRanks, shared_environment, start_process
 from trimaran.bench.launch.port import HeldPort
+from trimaran.bench.launch.slurm.node import address_towards, interface_of, node_address
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import environment as env
 from trimaran.protocol.programs import JOINED, WORKER
@@ -57,14 +58,29 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
             env.RANK: environment["SLURM_PROCID"],
             env.WORLD_SIZE: environment["SLURM_STEP_NUM_TASKS"],
             env.LOCAL_RANK: environment.get("SLURM_LOCALID", "0"),
-            env.MASTER_ADDR: env.LOOPBACK if one_node else first_host(environment.get("SLURM_STEP_NODELIST", "")),
             env.MASTER_PORT: str(_FIRST_PORT + step % _PORTS),
+            **_meeting_node(environment, one_node=one_node),
         }
     else:
         return None
     if one_node and sys.platform == "linux":
         stated[env.GLOO_INTERFACE] = env.LOOPBACK_INTERFACE
     return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated)
+
+
+def _meeting_node(environment: Mapping[str, str], *, one_node: bool) -> dict[str, str]:
+    """Where rank 0's node is reached, and by which interface this node does so.
+
+    Both as Slurm reaches its nodes: their names need not be known to any name service.
+    """
+    if one_node:
+        return {env.MASTER_ADDR: env.LOOPBACK}
+    first = first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    address = node_address(first)
+    if not address:
+        return {env.MASTER_ADDR: first}
+    interface = environment.get(env.GLOO_INTERFACE) or interface_of(address_towards(address, _FIRST_PORT))
+    return {env.MASTER_ADDR: address, **({env.GLOO_INTERFACE: interface} if interface else {})}
 
 
 def first_host(nodes: str) -> str:
@@ -110,6 +126,9 @@ class JoinedLauncher:
 
     def __init__(self, place: Joined) -> None:
         self._place = place
+
+    def expect(self, nodes: int) -> None:
+        """The ranks are started already."""
 
     def start(self, launch: Launch) -> JoinedRanks:
         """Start rank 0's trainer, which hands the job to the others."""

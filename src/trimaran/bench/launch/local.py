@@ -56,6 +56,9 @@ class LocalLauncher:
             self._nursery.close()
             self._nursery = None
 
+    def expect(self, nodes: int) -> None:
+        """This machine is one node, to which the rules of layouts hold a trial."""
+
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
         if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:
@@ -221,8 +224,12 @@ class LocalRanks:
         return Loss("the process that the ranks were forked from was ended, and they with it")
 
     def remarks(self) -> dict[int, str]:
-        """Which ranks are stopped: they are silent, and so are those that wait for them."""
-        return {rank: "is stopped (SIGSTOP)" for rank, process in enumerate(self.processes) if is_stopped(process.pid)}
+        """Which ranks are stopped."""
+        return dict.fromkeys(self.stopped(), "was stopped (by SIGSTOP or a debugger)")
+
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks that stand still: they are silent, and so are those that wait for them."""
+        return tuple(rank for rank, process in enumerate(self.processes) if is_stopped(process.pid))
 
     def find_lost(self) -> None:
         """Processes of this machine have an exit status as soon as they have ended."""

@@ -101,6 +101,11 @@ def prepare_trial(
     return Trial(key=key, recipe=recipe, cluster=cluster, job=job, variant=variant)
 
 
+def nodes_of(layout: Layout, cluster: Cluster) -> int:
+    """How many nodes a layout's ranks fill."""
+    return -(-layout.devices // cluster.devices_per_node)
+
+
 def _cores_per_rank(cluster: Cluster) -> int:
     return max(1, cluster.device.cores)
 
@@ -210,7 +215,7 @@ def _stated(trial: Trial) -> dict[str, object]:
         "cluster": cluster.name or None,
         "stack": trial.recipe.stack.name or None,
         "hardware": cluster.device.name or None,
-        "nodes": -(-layout.devices // cluster.devices_per_node),
+        "nodes": nodes_of(layout, cluster),
         "devices_per_node": min(layout.devices, cluster.devices_per_node),
         "devices": layout.devices,
         **run_cells(workload, layout),

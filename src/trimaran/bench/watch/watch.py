@@ -48,18 +48,19 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
     watcher = _Watch(ranks, launch, limits, on_step)
     try:
         cause, sentence = watcher.until_the_end()
-        codes, remarks = ranks.exit_codes(), ranks.remarks()
+        codes = ranks.exit_codes()
         if cause == "hang":
-            sentence = "; ".join([sentence, *(f"rank {rank} {remark}" for rank, remark in remarks.items())])
             ranks.ask_for_stacks()
             time.sleep(_STACKS_WITHIN_S)
+            # of ranks that wait for one that is stopped, any may have been silent first
+            sentence = "; ".join([*(f"rank {rank} is stopped" for rank in ranks.stopped()), sentence])
         elif watcher.first_failed and None in codes:
             ranks.find_lost()  # ranks fail when they lose others, long before anybody tells of a node
         loss = ranks.taken_away() if cause in ("hang", "lost") or watcher.first_failed else None
         if loss:
             sentence = f"{loss.sentence}; {sentence}" if cause == "hang" else loss.sentence
             cause = "lost"
-            remarks = {**remarks, **ranks.remarks()}
+        remarks = ranks.remarks()
     finally:
         ranks.kill()
     return Ending(

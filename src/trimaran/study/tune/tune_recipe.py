@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
-from trimaran.bench.trial.trial import prepare_trial
+from trimaran.bench.trial.trial import nodes_of, prepare_trial
 from trimaran.cost.calibration import save_calibration
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
@@ -59,6 +59,7 @@ def tune_recipe(
         for candidate in candidates
     }
     with Store(workspace.store) as store, launcher_of(recipe.sweep, cluster, say) as launcher:
+        launcher.expect(max(nodes_of(candidate.layout, cluster) for candidate in candidates))
         repeat_noise = trial_noise(store.measurements(recipe=recipe.name, every_attempt=True))
 
         def note(candidate: Candidate, row: Measurement) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.exits import STOP_SIGNALS
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.notices import Notice, Tell
 from trimaran.train.engine.trainer import StepResult, Trainer
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
     from trimaran.train.state.saver import Saver
 
 
+# So many steps in a row whose loss or gradient is not finite end a training.
+BAD_STEPS = 10
+
+
 class StopSignals:
-    """Notes SIGTERM and SIGUSR1, which schedulers send before they take the machine away."""
+    """Notes the signals that ask to save and leave; Ctrl-C comes to ranks that torchrun has started in a terminal."""
 
     def __init__(self) -> None:
         self.seen = False
-        signal.signal(signal.SIGTERM, self._note)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
         stacks_before(self._note)  # the watch of a training asks for stacks by the scheduler's SIGUSR1
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
@@ -44,6 +51,7 @@ class Course:
         self._every = job.train.checkpoint_every
         self._saver: Saver | None = None
         self._saved_at = -1
+        self._bad_steps = 0
         if job.checkpoint_dir is None or not (job.saves or job.resume):
             return
         # torch.distributed.checkpoint, a second of start-up that trials do not need
@@ -69,22 +77,31 @@ class Course:
         self._trainer.stop_wanted = self._stop is not None and self._stop.seen
 
     def after(self, result: StepResult) -> bool:
-        """Save where a checkpoint is due; True where the training is to leave now."""
+        """Save where a checkpoint is due; True where the training is to leave now.
+
+        Raises TrimaranError once BAD_STEPS steps in a row were not finite.
+        """
         if self._trace is not None:
             self._trace.after()
         step = self._trainer.step_number
+        self._count_bad(result)
         if self._saver is not None and self._every and step % self._every == 0:
             self._save(self._saver, step)
         if not result.stop or step >= self._trainer.job.steps:
             return False
-        self.finish()
+        self._finish_saving()
         self._tell(Notice.STOPPED, step=step)
         return True
 
     def finish(self) -> None:
-        """Save the last step and wait until all is written."""
+        """Save the last step and wait until all is written. Raises TrimaranError where that step was not finite."""
         if self._trace is not None:
             self._trace.finish()
+        self._finish_saving()
+        if self._bad_steps:
+            raise self._diverged()
+
+    def _finish_saving(self) -> None:
         if self._saver is None:
             return
         if self._saved_at < self._trainer.step_number:
@@ -92,5 +109,27 @@ class Course:
         self._saver.finish()
 
     def _save(self, saver: Saver, step: int) -> None:
-        saver.save()
-        self._saved_at = step
+        """Save, unless that would put a state that has gone wrong in the place of one that has not."""
+        if self._bad_steps == 0 and saver.save():
+            self._saved_at = step
+            return
+        text = f"step {step} is not saved: it holds, or comes of, numbers that are not finite"
+        self._tell(Notice.NOT_SAVED, step=step, text=text)
+
+    def _count_bad(self, result: StepResult) -> None:
+        job = self._trainer.job
+        # under fp16 a gradient that is too large is in order: it lowers the loss scale
+        finite = math.isfinite(result.loss) and (job.layout.precision == "fp16" or math.isfinite(result.grad_norm))
+        self._bad_steps = 0 if finite or job.checkpoint_dir is None else self._bad_steps + 1
+        if self._bad_steps >= BAD_STEPS:
+            if self._saver is not None:
+                self._saver.finish()
+            raise self._diverged()
+
+    def _diverged(self) -> TrimaranError:
+        first = self._trainer.step_number - self._bad_steps + 1
+        kept = f"the checkpoint of step {self._saved_at} is kept" if self._saved_at >= 0 else "nothing was saved before"
+        return TrimaranError(
+            f"the loss or its gradient is not finite from step {first} on, {self._bad_steps} steps in a row; {kept}: "
+            f"lower train.learning_rate, or clip, and go on with --resume"
+        )

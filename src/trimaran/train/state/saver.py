@@ -102,15 +102,19 @@ class Saver:
         if self._rank == 0:
             remove_left_overs(folder)
 
-    def save(self) -> None:
-        """Copy the state as it is now; it is written later."""
+    def save(self) -> bool:
+        """Copy the state as it is now; it is written later. False where it holds numbers that are not finite."""
+        pieces = saved_pieces(self._trainer)
+        if not self._all_finite(pieces):
+            return False
         begin = time.perf_counter()
         self._wait()
         waited = time.perf_counter() - begin
-        staged = self._stage()
+        staged = self._stage(pieces)
         blocked = time.perf_counter() - begin
         head = manifest_head(self._trainer)
         self._writing = self._thread.submit(self._write, head, staged, blocked, waited)
+        return True
 
     def finish(self) -> None:
         """Wait until all is written. Raises TrimaranError where the last checkpoint could not be written."""
@@ -126,9 +130,19 @@ class Saver:
                 self._writing.result()
                 self._writing = None
 
-    def _stage(self) -> list[Piece]:
+    def _all_finite(self, pieces: list[Piece]) -> bool:
+        """Whether all that any rank would save is a number; all ranks ask at once."""
+        world = self._trainer.mesh.world
+        bad = torch.zeros(1, dtype=torch.float64, device=self._trainer.device)
+        for piece in pieces:
+            self._alive()
+            if piece.tensor.numel():
+                bad += (~torch.isfinite(piece.tensor.abs().amax())).to(bad.dtype)
+        world.all_reduce(bad)
+        return bad.item() == 0
+
+    def _stage(self, pieces: list[Piece]) -> list[Piece]:
         """Copies of all pieces in host memory, which is allocated once for all checkpoints."""
-        pieces = saved_pieces(self._trainer)
         pinned = self._trainer.device.type == "cuda"
         if self._staged is None:
             self._staged = [

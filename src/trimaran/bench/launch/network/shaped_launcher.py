@@ -51,6 +51,9 @@ class ShapedLauncher:
     def close(self) -> None:
         """A network ends with its trial."""
 
+    def expect(self, nodes: int) -> None:
+        """A virtual switch has as many nodes as it is asked for."""
+
     def start(self, launch: Launch) -> ShapedRanks:
         """Make the network, check it, start the ranks in it.
 
@@ -114,6 +117,10 @@ class ShapedRanks:
         if not self._closed and (ended := self._switched.ended()):
             return Loss(ended)
         return self._ranks.taken_away()
+
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks that stand still until they are told to go on."""
+        return self._ranks.stopped()
 
     def remarks(self) -> dict[int, str]:
         """What is to be said of the ranks beyond their exit statuses."""

@@ -39,7 +39,10 @@ def node_file(folder: Path, rank: int) -> Path:
 
 
 def answer_file(folder: Path, rank: int) -> Path:
-    """There once the rank's parent was asked, by SIGUSR1, whether it lives."""
+    """There once the rank's parent was asked, by SIGUSR1, whether it lives: the state of the rank's process.
+
+    That is the kernel's letter (`T`: stopped), or nothing where there is no such process yet.
+    """
     return folder / f"answer.{rank}"
 
 
@@ -96,7 +99,8 @@ def run_rank(launch_file: str) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks and dies of SIGTERM by itself
     asked_to_end: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: _answer(folder, rank))
+    started: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: _answer(folder, rank, started))
     signal.signal(signal.SIGTERM, lambda number, frame: asked_to_end.append(number))
     node_file(folder, rank).write_text(os.environ.get("SLURMD_NODENAME", ""))
     line = Lifeline(launch["lifeline"])
@@ -104,7 +108,7 @@ def run_rank(launch_file: str) -> int:
     held = meeting.held
     environment = {
         **os.environ,
-        "GLOO_SOCKET_IFNAME": _interface(meeting.node_address),
+        "GLOO_SOCKET_IFNAME": interface_of(meeting.node_address),
         **launch["environment"],
         "RANK": str(rank),
         "LOCAL_RANK": os.environ["SLURM_LOCALID"],
@@ -129,6 +133,7 @@ def run_rank(launch_file: str) -> int:
             pass_fds=() if held is None else (held.fileno(),),
             cwd=folder,
         )
+    started.append(process.pid)
     if asked_to_end:
         process.terminate()  # it came before the rank was there to be asked
     while process.poll() is None:
@@ -147,7 +152,7 @@ def _meet(rank: int, folder: Path, line: Lifeline) -> Meeting:
     """Rank 0 takes a port and writes down where; the others wait for that."""
     file = meeting_file(folder)
     if rank == 0:
-        address = _node_address()
+        address = node_address(os.environ.get("SLURMD_NODENAME", "")) or socket.gethostbyname(socket.gethostname())
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((address, 0))
@@ -162,23 +167,31 @@ def _meet(rank: int, folder: Path, line: Lifeline) -> Meeting:
         except (OSError, ValueError):
             time.sleep(_POLL_S)
             continue
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((place["address"], place["port"]))
-            return Meeting(place["address"], place["port"], way.getsockname()[0])
+        return Meeting(place["address"], place["port"], address_towards(place["address"], place["port"]))
     sys.exit(f"rank {rank} found no {file} within {_MEET_WITHIN_S:.0f} s: is the folder shared by all nodes?")
 
 
-def _node_address() -> str:
-    """This node's address as Slurm itself reaches it."""
-    name = os.environ.get("SLURMD_NODENAME", "")
-    done = subprocess.run(
-        ["scontrol", "show", "node", name, "--oneliner"], capture_output=True, text=True, check=False
-    )  # fmt: skip
-    words = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-    return socket.gethostbyname(words.get("NodeAddr") or socket.gethostname())
+def node_address(name: str) -> str:
+    """A node's address as Slurm itself reaches it, which needs no name service; empty where Slurm has none."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "node", name, "--oneliner"], capture_output=True, text=True, check=False
+        )  # fmt: skip
+        words = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+        return socket.gethostbyname(words["NodeAddr"])
+    except (OSError, KeyError):
+        return ""
 
 
-def _interface(address: str) -> str:
+def address_towards(address: str, port: int) -> str:
+    """The address of this node by which it reaches `address`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((address, port))
+        name: str = way.getsockname()[0]
+        return name
+
+
+def interface_of(address: str) -> str:
     """Name of the network interface that has `address`; empty where none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _index, name in socket.if_nameindex():
@@ -229,10 +242,15 @@ def _kernel_oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _answer(folder: Path, rank: int) -> None:
-    """Tell the watch, which finds a rank silent, that its node lives."""
+def _answer(folder: Path, rank: int, started: list[int]) -> None:
+    """Tell the watch, which finds a rank silent, that its node lives, and how the rank's process stands."""
+    state = ""
+    for process in started:
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{process}/stat").read_text()
+            state = stat[stat.rindex(")") + 2]
     with contextlib.suppress(OSError):
-        answer_file(folder, rank).touch()
+        answer_file(folder, rank).write_text(state)
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

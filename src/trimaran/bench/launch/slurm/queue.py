@@ -45,6 +45,22 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+def largest_partition(names: str | None) -> tuple[int | None, str]:
+    """The most nodes that a job can have, and the partition that gives them, of those named or of the default one.
+
+    None where Slurm states no number.
+    """
+    largest: tuple[int | None, str] = (None, names or "")
+    for line in run("scontrol", "show", "partition", "--oneliner").splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        name = words.get("PartitionName", "")
+        asked = name in names.split(",") if names else words.get("Default") == "YES"
+        limits = [int(words[key]) for key in ("TotalNodes", "MaxNodes") if words.get(key, "").isdecimal()]
+        if asked and limits and min(limits) > (largest[0] or 0):
+            largest = min(limits), name
+    return largest
+
+
 class Job:
     """A job of Slurm's, by its number."""
 

@@ -13,17 +13,16 @@ import math
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
-from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Say
-from trimaran.bench.launch.slurm.node import LOST_AFTER_S, answer_file, exit_file, meeting_file, node_file
-from trimaran.bench.launch.slurm.queue import Allocations, Job, run, submit
+from trimaran.bench.launch.contract import RESTARTS, Launch, Say
+from trimaran.bench.launch.slurm.node import LOST_AFTER_S
+from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, submit
+from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
@@ -34,13 +33,6 @@ from trimaran.protocol.files import RunFile
 from trimaran.recipe.sweep_settings import SweepSettings
 
 _NODE_PROGRAM = Path(__file__).with_name("node.py")
-_LOOK_EVERY_S = 0.25
-# A file that another node wrote may be seen a while after the job has ended.
-_SEEN_WITHIN_S = 15.0
-_GONE_WITHIN_S = 60.0
-# Of nodes that do not answer Slurm waits for minutes.
-_DEAD_NODES_GONE_WITHIN_S = 5.0
-_NODE_FAULTS, _TAKEN = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED")
 
 
 class SlurmLauncher:
@@ -62,6 +54,7 @@ class SlurmLauncher:
         self._allocations: Allocations | None = None
         self._jobs: list[Job] = []
         self._dead_nodes: set[str] = set()
+        self._largest = 0
         self._lifeline: Path | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -70,6 +63,19 @@ class SlurmLauncher:
     def asked_for(cls, sweep: SweepSettings, cluster: Cluster, say: Say) -> Self | None:
         """One where the sweep has a section `slurm`."""
         return cls(sweep.slurm, say) if sweep.slurm else None
+
+    def expect(self, nodes: int) -> None:
+        """Ask for no fewer nodes from here on, so that one allocation serves all trials."""
+        if self._surrounding_job:
+            self._require_in_job(nodes)
+            return
+        most, partition = largest_partition(self._settings.partition)
+        if most is not None and nodes > most:
+            raise TrimaranError(
+                f"a layout needs {nodes} nodes, Slurm's partition {partition} gives {most} at most: "
+                f"name another in [sweep.slurm], or leave out the layouts that need more"
+            )
+        self._largest = max(self._largest, nodes)
 
     def start(self, launch: Launch) -> SlurmRanks:
         """Start the ranks; returns when Slurm has given them their nodes.
@@ -80,12 +86,7 @@ class SlurmLauncher:
         _write_launch(launch, lifeline)
         nodes = math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks))
         if self._surrounding_job:
-            have = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-            if nodes > have:
-                raise TrimaranError(
-                    f"{launch.ranks} ranks need {nodes} nodes, this Slurm job has {have}: "
-                    f"ask sbatch for --nodes={nodes}"
-                )
+            self._require_in_job(nodes)
             step = _step(launch, nodes, self._surrounding_job)
             return SlurmRanks(launch, Job(self._surrounding_job), step=step, requeue=self._settings.requeue)
         if self._settings.submit == "job":
@@ -104,6 +105,13 @@ class SlurmLauncher:
         if self._lifeline:
             shutil.rmtree(self._lifeline.parent, ignore_errors=True)
 
+    def _require_in_job(self, nodes: int) -> None:
+        have = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        if nodes > have:
+            raise TrimaranError(
+                f"a layout needs {nodes} nodes, this Slurm job has {have}: ask sbatch for --nodes={nodes}"
+            )
+
     def _as_job(self, launch: Launch, nodes: int) -> SlurmRanks:
         step = _step(launch, nodes, None)
         job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log", self._dead_nodes)
@@ -117,7 +125,7 @@ class SlurmLauncher:
                 if self._allocations:
                     self._allocations.close()
                 hold = _python("hold", str(lifeline))
-                asked = max(nodes, self._settings.nodes or 0)
+                asked = max(nodes, self._largest, self._settings.nodes or 0)
                 self._allocations = Allocations(
                     self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes
                 )  # fmt: skip
@@ -148,195 +156,6 @@ class SlurmLauncher:
                 os.utime(lifeline)
 
 
-class SlurmRanks:
-    """The ranks of one trial: a step that a local srun stands for, or a batch job."""
-
-    def __init__(
-        self,
-        launch: Launch,
-        job: Job,
-        *,
-        step: Sequence[str] | None,
-        requeue: bool = False,
-        give_back: Callable[[Job, bool, Sequence[str]], None] = lambda job, lost, dead_nodes: None,
-    ) -> None:
-        """`give_back` is told of the job, whether it was lost, and which of its nodes do not answer."""
-        self._launch, self._job, self._requeue, self._give_back = launch, job, requeue, give_back
-        self._codes: list[int | None] = [None] * launch.ranks
-        self._oom = self._asked_to_end = False
-        self._unheard: list[int] = []  # ranks without an exit status whose parents do not answer
-        self._looked_at = -math.inf
-        self._ended_at: float | None = None
-        self._killed = self._asked_to_leave = False
-        self._srun: subprocess.Popen[bytes] | None = None
-        if step is not None:
-            with self._log("wb") as log:
-                self._srun = subprocess.Popen(
-                    step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-
-    def exit_codes(self) -> tuple[int | None, ...]:
-        """Exit status by rank, as the parent of each wrote it down on its node; None while unknown."""
-        now = time.monotonic()
-        if now - self._looked_at >= _LOOK_EVERY_S and None in self._codes:
-            self._looked_at = now
-            self._read_codes()
-            if None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
-                # whoever could have written it down was ended too
-                self._unheard = [rank for rank, code in enumerate(self._codes) if code is None]
-                self._codes = [-9 if code is None else code for code in self._codes]
-        return tuple(self._codes)
-
-    def process_ids(self) -> tuple[int, ...]:
-        """None: they run on other machines."""
-        return ()
-
-    def over_memory(self) -> bool:
-        """Whether a node's kernel, or Slurm's memory limit, ended a rank."""
-        log = self._log_text()
-        return self._oom or "oom_kill" in log or "Out Of Memory" in log
-
-    def taken_away(self) -> Loss | None:
-        """What ended the job, a node or what watches the ranks, where that is not of the ranks' doing."""
-        if self._killed or self.over_memory():
-            return None
-        if self._unheard:
-            return Loss(self._of_the_unheard())
-        if self._asked_to_leave or not (self._asked_to_end or self._has_ended()):
-            return None
-        if self._srun is not None and (self._srun.poll() or 0) < 0:
-            return Loss(f"srun, which stands for the ranks, was ended by signal {-(self._srun.poll() or 0)}")
-        state, log = self._job.state(), self._log_text()
-        if state in _NODE_FAULTS or "NODE FAILURE" in log:
-            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})")
-        if state in _TAKEN or "DUE TO PREEMPTION" in log:
-            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'PREEMPTED'})", self._requeue)
-        if (
-            self._asked_to_end
-            or state in ("TIMEOUT", "CANCELLED")
-            or "DUE TO TIME LIMIT" in log
-            or "CANCELLED AT" in log
-        ):
-            return Loss(
-                f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did",
-                self._requeue,
-            )
-        return None
-
-    def remarks(self) -> dict[int, str]:
-        """Where the ranks ran that do not answer."""
-        return {rank: f"was on node {self._node_of(rank)}, and nothing answers for it" for rank in self._unheard}
-
-    def find_lost(self) -> None:
-        """Ask the parents of all ranks without an exit status, by SIGUSR1: one that lives answers at once."""
-        self._read_codes()
-        if None not in self._codes:
-            return
-        with contextlib.suppress(TrimaranError):  # a step that has just ended has nobody to ask
-            run("scancel", "--signal=USR1", self._step_name())
-        deadline = time.monotonic() + _SEEN_WITHIN_S
-        while (silent := self._without_answer()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
-        self._unheard = silent
-
-    def ask_for_stacks(self) -> None:
-        """SIGUSR1 to all ranks and their parents."""
-        self.find_lost()
-
-    def ask_to_leave(self) -> None:
-        """SIGTERM to all ranks, which is then not of Slurm's doing."""
-        self._asked_to_leave = True
-        with contextlib.suppress(TrimaranError):
-            run("scancel", "--signal=TERM", self._step_name())
-
-    def kill(self) -> None:
-        """Cancel the step or the job, and wait until Slurm has ended all its processes."""
-        if self._killed:
-            return
-        finished, lost = None not in self._codes, self.taken_away() is not None
-        dead_nodes = self._dead_nodes()
-        self._killed = True
-        if self._srun is None:
-            if not finished or self._job.is_queued():
-                self._job.cancel()
-            self._job.wait_until_gone(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
-        else:
-            try:
-                self._srun.wait(2.0 if finished else 0.0)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(TrimaranError):
-                    run("scancel", "--signal=KILL", self._step_name())
-            try:
-                self._srun.wait(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._srun.kill()
-                self._srun.wait()
-        self._give_back(self._job, lost, dead_nodes)
-
-    def _node_of(self, rank: int) -> str:
-        with contextlib.suppress(OSError):
-            if name := node_file(self._launch.out_dir, rank).read_text().strip():
-                return name
-        return "unknown"
-
-    def _dead_nodes(self) -> list[str]:
-        """Nodes on which nothing answers for any rank; where one still does, only what watched a rank was ended."""
-        nodes = {rank: self._node_of(rank) for rank in range(self._launch.ranks)}
-        answering = {node for rank, node in nodes.items() if rank not in self._unheard}
-        return sorted({nodes[rank] for rank in self._unheard} - answering - {"unknown"})
-
-    def _of_the_unheard(self) -> str:
-        ranks, job = ", ".join(map(str, self._unheard)), f"Slurm job {self._job.number}"
-        if nodes := ", ".join(self._dead_nodes()):
-            return f"node {nodes} of rank {ranks} does not answer ({job}): see whether it is down"
-        node = self._node_of(self._unheard[0])
-        return f"what watches rank {ranks} on node {node} was ended ({job}): see who did"
-
-    def _without_answer(self) -> list[int]:
-        self._read_codes()
-        folder = self._launch.out_dir
-        os.listdir(folder)  # noqa: PTH208 - makes a network file system look anew
-        return [
-            rank for rank, code in enumerate(self._codes) if code is None and not answer_file(folder, rank).exists()
-        ]
-
-    def _read_codes(self) -> None:
-        for rank, code in enumerate(self._codes):
-            if code is None:
-                with contextlib.suppress(OSError, ValueError, KeyError):
-                    ending = json.loads(exit_file(self._launch.out_dir, rank).read_text())
-                    self._codes[rank], self._oom = int(ending["code"]), self._oom or bool(ending["oom"])
-                    self._asked_to_end = self._asked_to_end or bool(ending["asked_to_end"])
-
-    def _has_ended(self) -> bool:
-        if self._ended_at is None:
-            ended = self._srun.poll() is not None if self._srun else not self._job.is_queued()
-            self._ended_at = time.monotonic() if ended else None
-        return self._ended_at is not None
-
-    def _step_name(self) -> str:
-        """The job, or the trial's step of it, as scancel takes it."""
-        if self._srun is None:
-            return self._job.number
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            step = int(json.loads(meeting_file(self._launch.out_dir).read_text())["step"])
-            return f"{self._job.number}.{step}"
-        name = _token(self._launch)
-        for line in run("squeue", "--noheader", "--steps", f"--jobs={self._job.number}", "--format=%i %j").splitlines():
-            number, _, step_name = line.partition(" ")
-            if step_name.strip() == name:
-                return number
-        return f"{self._job.number}.-1"  # no step yet: nothing to signal
-
-    def _log(self, mode: str) -> IO[bytes]:
-        return (self._launch.out_dir / "launcher.log").open(mode)
-
-    def _log_text(self) -> str:
-        with contextlib.suppress(OSError), self._log("rb") as log:
-            return log.read(1 << 20).decode(errors="replace")
-        return ""
-
-
 def _write_launch(launch: Launch, lifeline: Path) -> None:
     content = {
         "command": list(launch.command),
@@ -359,7 +178,7 @@ def _step(launch: Launch, nodes: int, job: str | None) -> list[str]:
     command = [
         "srun",
         *([f"--jobid={job}"] if job else []),
-        f"--job-name={_token(launch)}",
+        f"--job-name={token(launch)}",
         f"--nodes={nodes}",
         f"--ntasks={launch.ranks}",
         f"--ntasks-per-node={min(per_node, launch.ranks)}",
@@ -380,8 +199,3 @@ def _step(launch: Launch, nodes: int, job: str | None) -> list[str]:
 
 def _python(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(_NODE_PROGRAM), *arguments]
-
-
-def _token(launch: Launch) -> str:
-    """A name for the step that squeue shows whole: the key at the end of the trial's folder."""
-    return f"trimaran-{launch.out_dir.name[-8:]}"

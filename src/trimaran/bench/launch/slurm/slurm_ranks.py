@@ -1,0 +1,231 @@
+"""The ranks of a trial that Slurm has started: how they end, and what is known of those that leave no word."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from trimaran.bench.launch.contract import Launch, Loss
+from trimaran.bench.launch.slurm.node import answer_file, exit_file, meeting_file, node_file
+from trimaran.bench.launch.slurm.queue import Job, run
+from trimaran.nouns.noun import TrimaranError
+
+_LOOK_EVERY_S = 0.25
+# A file that another node wrote may be seen a while after the job has ended.
+_SEEN_WITHIN_S = 15.0
+_GONE_WITHIN_S = 60.0
+# Of nodes that do not answer Slurm waits for minutes.
+_DEAD_NODES_GONE_WITHIN_S = 5.0
+_NODE_FAULTS, _TAKEN = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED")
+
+
+class SlurmRanks:
+    """The ranks of one trial: a step that a local srun stands for, or a batch job."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        job: Job,
+        *,
+        step: Sequence[str] | None,
+        requeue: bool = False,
+        give_back: Callable[[Job, bool, Sequence[str]], None] = lambda job, lost, dead_nodes: None,
+    ) -> None:
+        """`give_back` is told of the job, whether it was lost, and which of its nodes do not answer."""
+        self._launch, self._job, self._requeue, self._give_back = launch, job, requeue, give_back
+        self._codes: list[int | None] = [None] * launch.ranks
+        self._oom = self._asked_to_end = False
+        self._unheard: list[int] = []  # ranks without an exit status whose parents do not answer
+        self._looked_at = -math.inf
+        self._ended_at: float | None = None
+        self._killed = self._asked_to_leave = False
+        self._srun: subprocess.Popen[bytes] | None = None
+        if step is not None:
+            with self._log("wb") as log:
+                self._srun = subprocess.Popen(
+                    step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+
+    def exit_codes(self) -> tuple[int | None, ...]:
+        """Exit status by rank, as the parent of each wrote it down on its node; None while unknown."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S and None in self._codes:
+            self._looked_at = now
+            self._read_codes()
+            if None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
+                # whoever could have written it down was ended too
+                self._unheard = [rank for rank, code in enumerate(self._codes) if code is None]
+                self._codes = [-9 if code is None else code for code in self._codes]
+        return tuple(self._codes)
+
+    def process_ids(self) -> tuple[int, ...]:
+        """None: they run on other machines."""
+        return ()
+
+    def over_memory(self) -> bool:
+        """Whether a node's kernel, or Slurm's memory limit, ended a rank."""
+        log = self._log_text()
+        return self._oom or "oom_kill" in log or "Out Of Memory" in log
+
+    def taken_away(self) -> Loss | None:
+        """What ended the job, a node or what watches the ranks, where that is not of the ranks' doing."""
+        if self._killed or self.over_memory():
+            return None
+        if self._unheard:
+            return Loss(self._of_the_unheard())
+        if self._asked_to_leave or not (self._asked_to_end or self._has_ended()):
+            return None
+        if self._srun is not None and (self._srun.poll() or 0) < 0:
+            return Loss(f"srun, which stands for the ranks, was ended by signal {-(self._srun.poll() or 0)}")
+        state, log = self._job.state(), self._log_text()
+        if state in _NODE_FAULTS or "NODE FAILURE" in log:
+            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})")
+        if state in _TAKEN or "DUE TO PREEMPTION" in log:
+            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'PREEMPTED'})", self._requeue)
+        if (
+            self._asked_to_end
+            or state in ("TIMEOUT", "CANCELLED")
+            or "DUE TO TIME LIMIT" in log
+            or "CANCELLED AT" in log
+        ):
+            return Loss(
+                f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did",
+                self._requeue,
+            )
+        return None
+
+    def remarks(self) -> dict[int, str]:
+        """Which ranks are stopped, and where those ran that do not answer."""
+        stopped = dict.fromkeys(self.stopped(), "was stopped (by SIGSTOP or a debugger)")
+        unheard = {rank: f"was on node {self._node_of(rank)}, and nothing answers for it" for rank in self._unheard}
+        return {**stopped, **unheard}
+
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks whose parents answered that they stand still."""
+        return tuple(rank for rank in range(self._launch.ranks) if self._answer_of(rank) in ("T", "t"))
+
+    def find_lost(self) -> None:
+        """Ask the parents of all ranks without an exit status, by SIGUSR1: one that lives answers at once."""
+        self._read_codes()
+        if None not in self._codes:
+            return
+        with contextlib.suppress(TrimaranError):  # a step that has just ended has nobody to ask
+            run("scancel", "--signal=USR1", self._step_name())
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while (silent := self._without_answer()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+        self._unheard = silent
+
+    def ask_for_stacks(self) -> None:
+        """SIGUSR1 to all ranks and their parents."""
+        self.find_lost()
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to all ranks, which is then not of Slurm's doing."""
+        self._asked_to_leave = True
+        with contextlib.suppress(TrimaranError):
+            run("scancel", "--signal=TERM", self._step_name())
+
+    def kill(self) -> None:
+        """Cancel the step or the job, and wait until Slurm has ended all its processes."""
+        if self._killed:
+            return
+        finished, lost = None not in self._codes, self.taken_away() is not None
+        dead_nodes = self._dead_nodes()
+        self._killed = True
+        if self._srun is None:
+            if not finished or self._job.is_queued():
+                self._job.cancel()
+            self._job.wait_until_gone(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
+        else:
+            try:
+                self._srun.wait(2.0 if finished else 0.0)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(TrimaranError):
+                    run("scancel", "--signal=KILL", self._step_name())
+            try:
+                self._srun.wait(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._srun.kill()
+                self._srun.wait()
+        self._give_back(self._job, lost, dead_nodes)
+
+    def _node_of(self, rank: int) -> str:
+        with contextlib.suppress(OSError):
+            if name := node_file(self._launch.out_dir, rank).read_text().strip():
+                return name
+        return "unknown"
+
+    def _dead_nodes(self) -> list[str]:
+        """Nodes on which nothing answers for any rank; where one still does, only what watched a rank was ended."""
+        nodes = {rank: self._node_of(rank) for rank in range(self._launch.ranks)}
+        answering = {node for rank, node in nodes.items() if rank not in self._unheard}
+        return sorted({nodes[rank] for rank in self._unheard} - answering - {"unknown"})
+
+    def _answer_of(self, rank: int) -> str | None:
+        """The state of the rank's process when its parent was asked; None where that has not answered."""
+        with contextlib.suppress(OSError):
+            return answer_file(self._launch.out_dir, rank).read_text()
+        return None
+
+    def _of_the_unheard(self) -> str:
+        ranks, job = ", ".join(map(str, self._unheard)), f"Slurm job {self._job.number}"
+        if nodes := ", ".join(self._dead_nodes()):
+            return f"node {nodes} of rank {ranks} does not answer ({job}): see whether it is down"
+        node = self._node_of(self._unheard[0])
+        return f"what watches rank {ranks} on node {node} was ended ({job}): see who did"
+
+    def _without_answer(self) -> list[int]:
+        self._read_codes()
+        folder = self._launch.out_dir
+        os.listdir(folder)  # noqa: PTH208 - makes a network file system look anew
+        return [
+            rank for rank, code in enumerate(self._codes) if code is None and not answer_file(folder, rank).exists()
+        ]
+
+    def _read_codes(self) -> None:
+        for rank, code in enumerate(self._codes):
+            if code is None:
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    ending = json.loads(exit_file(self._launch.out_dir, rank).read_text())
+                    self._codes[rank], self._oom = int(ending["code"]), self._oom or bool(ending["oom"])
+                    self._asked_to_end = self._asked_to_end or bool(ending["asked_to_end"])
+
+    def _has_ended(self) -> bool:
+        if self._ended_at is None:
+            ended = self._srun.poll() is not None if self._srun else not self._job.is_queued()
+            self._ended_at = time.monotonic() if ended else None
+        return self._ended_at is not None
+
+    def _step_name(self) -> str:
+        """The job, or the trial's step of it, as scancel takes it."""
+        if self._srun is None:
+            return self._job.number
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            step = int(json.loads(meeting_file(self._launch.out_dir).read_text())["step"])
+            return f"{self._job.number}.{step}"
+        name = token(self._launch)
+        for line in run("squeue", "--noheader", "--steps", f"--jobs={self._job.number}", "--format=%i %j").splitlines():
+            number, _, step_name = line.partition(" ")
+            if step_name.strip() == name:
+                return number
+        return f"{self._job.number}.-1"  # no step yet: nothing to signal
+
+    def _log(self, mode: str) -> IO[bytes]:
+        return (self._launch.out_dir / "launcher.log").open(mode)
+
+    def _log_text(self) -> str:
+        with contextlib.suppress(OSError), self._log("rb") as log:
+            return log.read(1 << 20).decode(errors="replace")
+        return ""
+
+
+def token(launch: Launch) -> str:
+    """A name for the step that squeue shows whole: the key at the end of the trial's folder."""
+    return f"trimaran-{launch.out_dir.name[-8:]}"
