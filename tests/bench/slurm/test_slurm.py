@@ -353,6 +353,24 @@ def test_a_node_that_dies_is_named_and_left_out_of_the_next_allocation(
         assert nodes == {"n1", "n3"}
 
 
+@pytest.mark.proof
+def test_a_stopped_rank_on_another_node_is_named(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> None:
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+
+    def stop_rank_3(step: int) -> None:
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                at_rank_3 = b"\0RANK=3\0" in file.read_bytes()
+                if at_rank_3 and str(tmp_path).encode() in (file.parent / "cmdline").read_bytes():
+                    os.kill(int(file.parent.name), signal.SIGSTOP)
+
+    with closing(SlurmLauncher(SlurmSettings())) as launcher:
+        limits = Limits(timeout_s=60, start_s=30, hang_s=1, peers_s=1)
+        row = run_trial(trial, launcher, limits, worker=fake_worker("ok-slowly"), on_step=stop_rank_3)
+    assert row.status == "hang", row.evidence
+    assert (row.evidence or "").startswith("rank 3 is stopped; rank 3 gave no sign for")
+
+
 @pytest.mark.parametrize(
     ("victim", "says"),
     [

@@ -56,7 +56,8 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
             sentence = "; ".join([*(f"rank {rank} is stopped" for rank in ranks.stopped()), sentence])
         elif watcher.first_failed and None in codes:
             ranks.find_lost()  # ranks fail when they lose others, long before anybody tells of a node
-        loss = ranks.taken_away() if cause in ("hang", "lost") or watcher.first_failed else None
+        suspect = cause in ("hang", "lost") or (cause == "exited" and watcher.first_failed)
+        loss = ranks.taken_away() if suspect else None
         if loss:
             sentence = f"{loss.sentence}; {sentence}" if cause == "hang" else loss.sentence
             cause = "lost"

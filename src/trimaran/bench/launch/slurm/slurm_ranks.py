@@ -22,7 +22,8 @@ _SEEN_WITHIN_S = 15.0
 _GONE_WITHIN_S = 60.0
 # Of nodes that do not answer Slurm waits for minutes.
 _DEAD_NODES_GONE_WITHIN_S = 5.0
-_NODE_FAULTS, _TAKEN = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED")
+_NODE_FAULTS, _TAKEN, _CANCELLED = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED"), ("TIMEOUT", "CANCELLED")
+_SAY_SO = ("DUE TO TIME LIMIT", "CANCELLED AT")
 
 
 class SlurmRanks:
@@ -75,29 +76,22 @@ class SlurmRanks:
 
     def taken_away(self) -> Loss | None:
         """What ended the job, a node or what watches the ranks, where that is not of the ranks' doing."""
-        if self._killed or self.over_memory():
+        ended = self._asked_to_end or self._has_ended()
+        if self._killed or not (self._unheard or (ended and not self._asked_to_leave)) or self.over_memory():
             return None
+        job, state, log = self._job.number, self._job.state(), self._log_text()
+        node_failed = state in _NODE_FAULTS or "NODE FAILURE" in log
+        if not node_failed and (state in _TAKEN or "DUE TO PREEMPTION" in log):
+            return Loss(f"Slurm took the nodes of job {job} away ({state or 'PREEMPTED'})", self._requeue)
+        if not node_failed and (self._asked_to_end or state in _CANCELLED or any(words in log for words in _SAY_SO)):
+            why = state or "cancelled"
+            return Loss(f"Slurm ended job {job} ({why}): raise time_limit_min or look who did", self._requeue)
+        if (number := self._srun_ended_by()) is not None:
+            return Loss(f"srun, which stands for the ranks, was ended by signal {number}")
         if self._unheard:
             return Loss(self._of_the_unheard())
-        if self._asked_to_leave or not (self._asked_to_end or self._has_ended()):
-            return None
-        if self._srun is not None and (self._srun.poll() or 0) < 0:
-            return Loss(f"srun, which stands for the ranks, was ended by signal {-(self._srun.poll() or 0)}")
-        state, log = self._job.state(), self._log_text()
-        if state in _NODE_FAULTS or "NODE FAILURE" in log:
-            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'node failure'})")
-        if state in _TAKEN or "DUE TO PREEMPTION" in log:
-            return Loss(f"Slurm took the nodes of job {self._job.number} away ({state or 'PREEMPTED'})", self._requeue)
-        if (
-            self._asked_to_end
-            or state in ("TIMEOUT", "CANCELLED")
-            or "DUE TO TIME LIMIT" in log
-            or "CANCELLED AT" in log
-        ):
-            return Loss(
-                f"Slurm ended job {self._job.number} ({state or 'cancelled'}): raise time_limit_min or look who did",
-                self._requeue,
-            )
+        if node_failed:
+            return Loss(f"Slurm took the nodes of job {job} away ({state or 'node failure'})")
         return None
 
     def remarks(self) -> dict[int, str]:
@@ -163,10 +157,20 @@ class SlurmRanks:
         return "unknown"
 
     def _dead_nodes(self) -> list[str]:
-        """Nodes on which nothing answers for any rank; where one still does, only what watched a rank was ended."""
+        """Nodes on which nothing answers for any rank; where one still does, only what watched a rank was ended.
+
+        None where srun was ended, as all that it stands for is ended with it.
+        """
+        if self._srun_ended_by() is not None:
+            return []
         nodes = {rank: self._node_of(rank) for rank in range(self._launch.ranks)}
         answering = {node for rank, node in nodes.items() if rank not in self._unheard}
         return sorted({nodes[rank] for rank in self._unheard} - answering - {"unknown"})
+
+    def _srun_ended_by(self) -> int | None:
+        """The signal that ended srun, if one did."""
+        status = self._srun.poll() if self._srun else None
+        return None if status is None or status >= 0 else -status
 
     def _answer_of(self, rank: int) -> str | None:
         """The state of the rank's process when its parent was asked; None where that has not answered."""
