@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from trimaran.files.user_file import open_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.owner import Owner
 
@@ -23,6 +24,7 @@ from trimaran.store.owner import Owner
 LOST_AFTER_S = float(os.environ.get("TRIMARAN_LOST_AFTER_S", "120"))
 _BEAT_EVERY_S = LOST_AFTER_S / 12
 _TRIES = 10
+_LIMIT_BYTES = 1 << 16
 
 
 class _Content(BaseModel):
@@ -150,9 +152,9 @@ def _generation(claim: Path) -> int:
 def _look(claim: Path) -> tuple[int, str] | None:
     """When the file last changed, ns, and what it holds; opening makes a network file system ask its server."""
     try:
-        with claim.open() as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read(1 << 16)
-    except (OSError, ValueError):
+        with open_file(claim, f"claim {claim}", _LIMIT_BYTES) as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(_LIMIT_BYTES).decode(errors="replace")
+    except (TrimaranError, OSError):
         return None
 
 

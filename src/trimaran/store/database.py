@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sqlite3
 import tempfile
 import time
@@ -22,7 +21,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.store.claims import Claims
 from trimaran.store.filter import Condition
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
-from trimaran.store.shared_rows import SharedRows, is_shared
+from trimaran.store.shared_rows import SharedRows, copied, is_shared, place
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
@@ -96,16 +95,10 @@ class Store:
         try:
             if not self.path.exists():
                 self._open(":memory:")
-                partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-                partial.write_bytes(self._connection.serialize())
-                partial.replace(self.path)
+                place(self.path, self._connection.serialize())
                 self._connection.close()
             with tempfile.TemporaryDirectory() as folder:
-                # a copy, and what a killed process left in a write-ahead log with it
-                for name in (self.path.name, f"{self.path.name}-wal"):
-                    if self.path.with_name(name).exists():
-                        shutil.copyfile(self.path.with_name(name), Path(folder) / name)
-                self._open(str(Path(folder) / self.path.name))
+                self._open(str(copied(self.path, Path(folder))))
                 memory = sqlite3.connect(":memory:", isolation_level=None)
                 self._connection.backup(memory)
                 self._connection.close()

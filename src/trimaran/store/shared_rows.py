@@ -11,12 +11,14 @@ import os
 import platform
 import re
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
 
+from trimaran.files.user_file import MIB, open_file, read_text
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
 
@@ -26,6 +28,7 @@ _SHARED = frozenset(
      "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.mfs", "fuse.sshfs"}
 )  # fmt: skip
 
+_LIMIT_BYTES = 64 * MIB
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the table of mounts writes a space
 
 
@@ -48,16 +51,17 @@ class SharedRows:
         except OSError:
             return []
         for name in (name for name in names if name.endswith(".jsonl")):
+            path = self._folder / name
             try:
-                with (self._folder / name).open("rb") as file:
+                with open_file(path, f"store file {path}", None) as file:
                     file.seek(self._offsets.get(name, 0))
                     block = file.read()
             except OSError as error:
-                raise TrimaranError(f"store file {self._folder / name} cannot be read: {error.strerror}") from None
+                raise TrimaranError(f"store file {path} cannot be read: {error.strerror}") from None
             whole = block[: block.rfind(b"\n") + 1]
             self._offsets[name] = self._offsets.get(name, 0) + len(whole)
             for number, line in enumerate(whole.splitlines(), 1):
-                row = _row(line, self._folder / name, number)
+                row = _row(line, path, number)
                 rows.append((row.created_at or "", name, number, row))
         return [row for *_, row in sorted(rows, key=lambda entry: entry[:3])]
 
@@ -97,11 +101,26 @@ def _row(line: bytes, path: Path, number: int) -> Measurement:
         raise TrimaranError(f"store file {path}, line {number}: {first_error(error)}") from None
 
 
+def place(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; of two hosts that do so at once, either's will do."""
+    partial = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def copied(path: Path, folder: Path) -> Path:
+    """A copy of a store's file in `folder`, and of what a killed process left in a write-ahead log beside it."""
+    for name in (path.name, f"{path.name}-wal"):
+        if path.with_name(name).exists():
+            shutil.copyfile(path.with_name(name), folder / name)
+    return folder / path.name
+
+
 def is_shared(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
     """Whether a folder lies on a file system that several hosts may write at once, by the table of mounts."""
     try:
-        lines = mounts.read_text().splitlines()
-    except OSError:
+        lines = read_text(mounts, "the table of mounts", _LIMIT_BYTES, "see proc(5)").splitlines()
+    except TrimaranError:
         return False
     resolved, kind, deepest = folder.resolve(), "", -1
     for line in lines:
