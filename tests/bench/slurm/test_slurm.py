@@ -371,11 +371,12 @@ def test_a_stopped_rank_on_another_node_is_named(recipe: Recipe, two_nodes: Clus
     assert (row.evidence or "").startswith("rank 3 is stopped; rank 3 gave no sign for")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("victim", "says"),
     [
         ("node.py rank", "what watches rank 3 on node n2 was ended"),
-        pytest.param("srun", "srun, which stands for the ranks, was ended by signal 9", marks=pytest.mark.proof),
+        ("srun", "srun, which stands for the ranks, was ended by signal 9"),
     ],
 )
 def test_what_serves_the_ranks_is_no_part_of_the_layout(
