@@ -21,8 +21,8 @@ def test_an_earlier_training_is_kept_and_a_diverged_one_is_told(tmp_path: Path) 
 
     recipe.write_text(recipe.read_text().replace("1e-2", "1e12"))
     done = run(*train, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "loss not finite" in done.stderr and "lower learning_rate" in done.stdout
+    assert done.returncode == 2, done.stderr
+    assert "loss not finite" in done.stderr and "lower train.learning_rate" in done.stderr
     assert (tmp_path / "runs/tiny/train-1/log.jsonl").read_text() == first
     last = (tmp_path / "runs/tiny/train/log.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["lm_loss"] is None

@@ -135,7 +135,7 @@ def test_validation_is_in_log_and_result(make_job: Callable[..., TrainJob]) -> N
     ("layout", "world_size", "changes", "message"),
     [
         ("dp2,mbs12", 1, {}, "needs 2 ranks, but WORLD_SIZE is 1"),
-        ("dp1,mbs24", 1, {"data_dir": "/nowhere"}, "prepare it first"),
+        ("dp1,mbs24", 1, {"data_dir": "/nowhere"}, "data_dir /nowhere: index.json cannot be read"),
         ("dp1,mbs24", 1, {"workload": DROPPING}, "model.dropout is 0.1, and trimaran trains without: set it to 0"),
         (
             "dp1,mbs24",
