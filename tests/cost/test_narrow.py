@@ -156,7 +156,7 @@ def test_the_narrower_the_faster_on_a_device_that_has_all() -> None:
 def test_rows_of_fp8_are_answered_as_their_stack_runs_them() -> None:
     table = parse_table(
         "cluster,stack,model,dp,tp,mbs,gbs,seq_len,zero_stage,dp_kind,recompute,precision,sec_per_it,status\n"
-        "dgx-h100,torchtitan-compiled,llama3-8b,8,8,12,96,8192,3,fully_sharded,selective,fp8,2.4,ok\n"
+        "dgx-h100,torchtitan,llama3-8b,8,8,12,96,8192,3,fully_sharded,selective,fp8,2.4,ok\n"
         "dgx-h100,megatron,llama3-8b,8,8,12,96,8192,0,all_reduce,full,fp8,2.4,ok\n",
         "rows",
     )

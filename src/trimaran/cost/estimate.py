@@ -22,7 +22,7 @@ from trimaran.cost.memory.parts import GIB, MEMORY_PARTS, stage_memory
 from trimaran.cost.memory.stage import StageShape, end_shapes, in_flight
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
-from trimaran.cost.similar import memory_scales, time_scales
+from trimaran.cost.similar import time_scales
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout.layout import Layout
 
@@ -91,7 +91,7 @@ def memory_per_stage(case: Case, grid: LayoutGrid) -> list[tuple[MemoryParts, ..
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[rows, stages]
     each = grid.take(rows)
     shape = StageShape(layers * 1.0, in_flight(each, stages * 1.0), stages == 0, stages == each.pp - 1)
-    memory = stage_memory(case, each, shape, memory_scales(case, each))
+    memory = stage_memory(case, each, shape)
     columns = zip(*((memory.parts[name] / GIB).tolist() for name in MEMORY_PARTS), strict=True)
     # Made unchecked: hundreds of stages, and figures of the model's own.
     all_stages = [
@@ -125,8 +125,7 @@ def stages_many(case: Case, grid: LayoutGrid) -> Floats:
 
 def memory_many(case: Case, grid: LayoutGrid) -> tuple[Floats, Floats]:
     """GiB of the fullest rank: all of it, and as the stack's own tool reports it; shape (n,) each."""
-    scale = memory_scales(case, grid)
-    stages = [stage_memory(case, grid, shape, scale) for shape in end_shapes(grid)]
+    stages = [stage_memory(case, grid, shape) for shape in end_shapes(grid)]
     totals = [stage.total / GIB for stage in stages]
     fullest = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
     report = case.stack.memory_report

@@ -31,7 +31,7 @@ HIDDEN, LAYERS, SEQUENCE, HEAD, MICRO_BATCHES, TOKENS = 1.0, 0.5, 0.5, 0.5, 0.3,
 
 
 class Similar(Noun):
-    """A measured run, and what it adds to the log time and log memory of runs that resemble it."""
+    """A measured run, and what it adds to the log time of runs that resemble it."""
 
     layout: str
     hidden: int = Field(gt=0)
@@ -39,8 +39,7 @@ class Similar(Noun):
     heads: int = Field(gt=0)
     seq_len: int = Field(gt=0)
     global_batch: int = Field(gt=0)
-    time: float = 0.0
-    memory: float = 0.0
+    time: float
 
     @field_validator("layout")
     @classmethod
@@ -54,7 +53,7 @@ class Similar(Noun):
 
 @dataclass(frozen=True)
 class Places:
-    """Measured runs as coordinates, shape (m, coordinates), and what they add to others, by `time` and `memory`."""
+    """Measured runs as coordinates, shape (m, coordinates), and what they add to others."""
 
     runs: tuple[Similar, ...]
 
@@ -69,18 +68,22 @@ class Places:
         names = ("hidden", "layers", "heads", "seq_len", "global_batch")
         return coordinates(columns, *(np.array([getattr(run, name) for run in self.runs]) for name in names))
 
-    def added(self, to: Floats, what: str) -> Floats:
-        """Log time or memory that the runs add at the coordinates `to`, shape (n,).
+    def added(self, to: Floats) -> Floats:
+        """Log time that the runs add at the coordinates `to`, shape (n,).
 
         No run is moved further than a measured one was.
         """
-        weights = np.array([getattr(run, what) for run in self.runs])
-        low, high = self.reach(what)
-        return np.asarray(np.clip(likeness(to, self.at) @ weights, low, high))
+        low, high = self.reach
+        return np.asarray(np.clip(likeness(to, self.at) @ self._weights, low, high))
 
-    def reach(self, what: str) -> tuple[float, float]:
+    @cached_property
+    def _weights(self) -> Floats:
+        return np.array([run.time for run in self.runs])
+
+    @cached_property
+    def reach(self) -> tuple[float, float]:
         """The least and the most that any run can be moved, as logs; 0 lies between them."""
-        there = likeness(self.at, self.at) @ np.array([getattr(run, what) for run in self.runs])
+        there = likeness(self.at, self.at) @ self._weights
         return min(0.0, float(there.min())), max(0.0, float(there.max()))
 
 
@@ -138,9 +141,7 @@ def fewer(runs: Sequence[Similar], most: int) -> tuple[Similar, ...]:
         rows, left = np.vstack([rows, row]), left - row**2
         left[pivot] = -np.inf
         pivots.append(pivot)
-    weights = np.array([(run.time, run.memory) for run in runs])
-    kept = np.linalg.lstsq(alike[:, pivots], alike @ weights, rcond=1e-6)[0]
+    kept = np.linalg.lstsq(alike[:, pivots], alike @ np.array([run.time for run in runs]), rcond=1e-6)[0]
     return tuple(
-        runs[pivot].model_copy(update={"time": float(time), "memory": float(memory)})
-        for pivot, (time, memory) in zip(pivots, kept.tolist(), strict=True)
+        runs[pivot].model_copy(update={"time": time}) for pivot, time in zip(pivots, kept.tolist(), strict=True)
     )

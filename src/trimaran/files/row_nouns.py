@@ -21,6 +21,7 @@ from trimaran.nouns.columns import ASSUMED, Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import stated_by
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
@@ -76,7 +77,7 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
                 "optimizer": measurement.optimizer,
             }
         )
-        known_stack = _preloaded(_load_stack(stack_name), measurement)
+        known_stack = _preloaded(_stack_as_run(stack_name, measurement), measurement)
         layout = _layout_of(measurement, known_stack)
         stated = _load_cluster(cluster_name)
     except ValidationError as error:
@@ -294,6 +295,13 @@ def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
         peaks = {precision: peak * factor for precision, peak in device.peak_tflops.items()}
         device = device.model_copy(update={"clock_ghz": device.clock_ghz * factor, "peak_tflops": peaks})
     return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
+
+
+def _stack_as_run(name: str, row: Measurement) -> Stack:
+    """The stack of a row; some software runs narrow precisions another way than its others."""
+    stack = _load_stack(name)
+    is_narrow = row.precision in {precision.name for precision in PRECISIONS.values() if precision.narrow}
+    return _load_stack(stack.narrow_as) if stack.narrow_as and is_narrow else stack
 
 
 def _preloaded(stack: Stack, row: Measurement) -> Stack:

@@ -144,6 +144,9 @@ class Stack(Noun):
     low_gradient_bytes: int = Field(
         default=0, ge=0, le=4, description="16-bit gradients that stay beside those of wide_gradients"
     )
+    narrow_as: str = Field(
+        default="", description="the stack as which measured rows of narrow precisions run, where those need another"
+    )
     fp8_scaling: Fp8Scaling = Field(
         default="current",
         description="precision fp8 scales a tensor by its largest value of the steps before or of now, or its blocks",

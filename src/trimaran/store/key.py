@@ -21,7 +21,7 @@ PREDICTION_FACTS = {
     "software", "flash_kernel", "gathers_behind_forward", "sums_behind_weights", "fused_accumulation", "overlaps_sends",
     "wide_gradient_stages", "loss_copies", "recompute_modules", "recompute_every", "pipelined_zero_stages",
     "overlapped_zero_stages", "sums_behind_products", "recomputes_by_stage",
-    "fp8_scaling", "keeps_casts", "casts_weights_once", "gathers_casts",
+    "fp8_scaling", "narrow_as", "keeps_casts", "casts_weights_once", "gathers_casts",
 }  # fmt: skip
 
 

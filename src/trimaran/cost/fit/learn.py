@@ -138,7 +138,7 @@ def learn(
     known = start or observations[0].case.calibration
     distinct, names = averaged(observations, groups or [str(i) for i in range(len(observations))])
     runs = [_similar(seen) for seen in distinct]
-    found, lessons = known, []
+    found, lessons, similar = known, [], known.similar
     for quantity in (TIME, MEMORY):
         problem = quantity.problem(distinct, known)
         if problem is None:
@@ -147,11 +147,15 @@ def learn(
             quantity, problem, known, [runs[i] for i in problem.rows], np.array([names[i] for i in problem.rows])
         )
         found = found.model_copy(update={**update, quantity.error: float(f"{lesson.error:.4g}")})
-        for i, weight in zip(problem.rows, weights.tolist(), strict=True):
-            runs[i] = runs[i].model_copy(update={quantity.name: float(f"{weight:.4g}")})
+        if quantity.alike:
+            weighed = zip(problem.rows, weights.tolist(), strict=True)
+            told = [
+                runs[i].model_copy(update={"time": float(f"{weight:.4g}")})
+                for i, weight in weighed
+                if abs(weight) >= LEAST_WEIGHT
+            ]
+            similar = fewer((*similar, *told), MOST_SIMILAR)
         lessons.append(lesson)
-    weighty = [run for run in runs if max(abs(run.time), abs(run.memory)) >= LEAST_WEIGHT]
-    similar = fewer((*known.similar, *weighty), MOST_SIMILAR)
     return found.model_copy(update={"rows": len(observations), "origin": "fit", "similar": similar}), tuple(lessons)
 
 
@@ -159,7 +163,7 @@ def _similar(seen: Observation) -> Similar:
     workload, model = seen.case.workload, seen.case.model
     return Similar(
         layout=seen.layout.label(), hidden=model.hidden, layers=model.layers, heads=model.heads,
-        seq_len=workload.seq_len, global_batch=workload.global_batch,
+        seq_len=workload.seq_len, global_batch=workload.global_batch, time=0.0,
     )  # fmt: skip
 
 

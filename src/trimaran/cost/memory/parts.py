@@ -116,8 +116,8 @@ class StageMemory:
         return self.total - reduce(np.add, (self.parts[part.name] for part in reversed(PARTS) if not part.allocated))
 
 
-def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape, scale: Floats | float) -> StageMemory:
-    """Memory of a rank of the stage described by `shape` under each layout, times `scale`, one or of shape (n,)."""
+def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape) -> StageMemory:
+    """Memory of a rank of the stage described by `shape` under each layout."""
     rank = RankMemory(case, grid, shape)
-    factor = np.full(len(grid), scale)
-    return StageMemory({part.name: part.size(rank) * factor for part in PARTS})
+    scale = np.full(len(grid), case.calibration.memory_scale)
+    return StageMemory({part.name: part.size(rank) * scale for part in PARTS})
