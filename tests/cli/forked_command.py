@@ -84,6 +84,8 @@ def taken_port() -> Iterator[int]:
 def answer(tried: Try, folder: Path) -> Answer:
     """Run the command's own entry in a process of its own, forked so that it need not read its modules again."""
     printed = folder / "printed"
+    # what the tests before it left in this process is not the command's
+    there_gib = _resident_gib()
     pid = os.fork()
     if pid == 0:
         _be_the_command(tried, folder, printed)
@@ -100,7 +102,13 @@ def answer(tried: Try, folder: Path) -> Answer:
     text = printed.read_bytes().decode(errors="backslashreplace")
     code = os.waitstatus_to_exitcode(status)
     cpu_s = used.ru_utime + used.ru_stime
-    return Answer(None if code == -signal.SIGKILL else code, text, cpu_s, used.ru_maxrss / 2**20)
+    peak_gib = max(0.0, used.ru_maxrss / 2**20 - there_gib)
+    return Answer(None if code == -signal.SIGKILL else code, text, cpu_s, peak_gib)
+
+
+def _resident_gib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def _be_the_command(tried: Try, folder: Path, printed: Path) -> None:

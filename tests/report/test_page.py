@@ -231,7 +231,7 @@ def test_two_stores_stand_side_by_side(watched: Watched, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("plan_text", "said"),
-    [("{", "is not JSON"), ("[]", "holds no plan"), ("{}", "docs/json.md")],
+    [("{", "is not valid JSON"), ("[]", "holds no plan"), ("{}", "docs/json.md")],
 )
 def test_what_is_no_plan_is_told_in_one_line(tmp_path: Path, plan_text: str, said: str) -> None:
     path = tmp_path / "plan.json"

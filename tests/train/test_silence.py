@@ -64,7 +64,7 @@ def test_a_rank_that_waits_in_a_collective_says_in_which_and_leaves_its_stacks(t
         for process in ranks:
             process.kill()
             process.wait()
-    evidence = collect("a hang", tmp_path, (None, None), (1.0, 1.0))
+    evidence = collect("a hang", tmp_path, (None, None), (1.0, 1.0), {})
     assert "rank 0 waited in gloo:all_reduce 2 of default_pg (Float 5x7; scheduled)" in evidence
     assert "rank 1 waited in nothing that PyTorch's flight recorder records" in evidence
     for rank in (0, 1):
@@ -80,5 +80,5 @@ def test_a_flight_record_that_cannot_be_read_is_left_alone(tmp_path: Path) -> No
     assert waited_in(tmp_path, 9) is None
     hostile = '{"entries": [{"profiling_name": "\\u001b[2J", "state": "started", "retired": false, "is_p2p": true, '
     (tmp_path / "flight.0.json").write_text(hostile + '"collective_seq_id": 1, "p2p_seq_id": 4}]}')
-    assert "\x1b" not in collect("a hang", tmp_path, (None,), (1.0,))
-    assert "[2J 4 (; started)" in collect("a hang", tmp_path, (None,), (1.0,))
+    assert "\x1b" not in collect("a hang", tmp_path, (None,), (1.0,), {})
+    assert "[2J 4 (; started)" in collect("a hang", tmp_path, (None,), (1.0,), {})
