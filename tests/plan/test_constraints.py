@@ -90,7 +90,8 @@ def test_cost_objective_buys_the_cheapest_token_and_time_the_fastest() -> None:
     assert fast.best.sec_per_it < cheap.best.sec_per_it
     assert cheap.best.cost is not None and fast.best.cost is not None
     assert cheap.best.cost < fast.best.cost
-    assert cheap.best.cost == pytest.approx(min(e.cost or 0.0 for e in (*cheap.entries, *fast.entries)))
+    # of what costs the same to 1% the plainest
+    assert cheap.best.cost <= 1.01 * min(e.cost or 0.0 for e in (*cheap.entries, *fast.entries))
     days, devices = cheap.best.days or 0.0, cheap.best.devices
     assert cheap.best.cost == pytest.approx(days * 24 * devices * 2.5)
     assert cheap.best.cost_per_million_tokens == pytest.approx(cheap.best.cost / 1e5, rel=1e-3)

@@ -15,7 +15,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.likeness import Similar
-from trimaran.files.catalogue import load_stack
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.axes import PLACEMENTS
 from trimaran.layout.choices import CHOICE, usual_precision
 from trimaran.layout.layout import Layout, resolve_split
@@ -132,7 +132,37 @@ def test_search_finds_exactly_what_brute_force_through_the_rules_finds(
     assert ranked == pytest.approx(expected)
     # Asked for a few, the search leaves out what the closed form puts far behind them.
     few = [entry.sec_per_it for entry in plan(workload, cluster, stack, top=3).entries]
-    assert few == pytest.approx(sorted(expected.values())[:3])
+    assert few == pytest.approx(in_order(expected)[:3])
+
+
+def in_order(seconds: dict[tuple[object, ...], float]) -> list[float]:
+    """Seconds as a ranking gives them: the plainest within 1% of the fastest first, then the others by time."""
+
+    def unusual(one: tuple[object, ...]) -> int:
+        _, _, _, vpp, _, _, kind, _, recompute, schedule = one
+        return (vpp != 1) + (kind != "all_reduce") + (recompute != "none") + (schedule in ("gpipe", "zero_bubble"))
+
+    fastest = min(seconds.values())
+    first = min((unusual(one), time) for one, time in seconds.items() if time <= 1.01 * fastest)[1]
+    others = sorted(seconds.values())
+    others.remove(first)
+    return [first, *others]
+
+
+@pytest.mark.parametrize("gbs", [64, 512, 2048])
+@pytest.mark.parametrize("cluster", ["dgx-h100", "jean-zay-a100-80gb", "aws-p3-16xlarge"])
+def test_a_tiny_model_gets_the_plain_layout_where_it_is_as_fast(cluster: str, gbs: int) -> None:
+    tiny = Model(name="tiny", layers=4, hidden=128, heads=4, vocab=512, max_positions=256)
+    workload = Workload(model=tiny, seq_len=256, global_batch=gbs)
+    found = plan(workload, load_cluster(cluster), STACKS["trimaran"], top=40)
+    best = found.best.layout
+    assert (best.dp_kind, best.recompute, best.schedule, best.vpp) == ("all_reduce", "none", "none", 1)
+    assert found.best.sec_per_it <= 1.01 * min(entry.sec_per_it for entry in found.entries)
+    others = [entry.sec_per_it for entry in found.entries[1:]]
+    assert others == pytest.approx(sorted(others), rel=1e-6)
+    # A server that is asked for is given, and equals go by time there.
+    served = plan(workload, load_cluster(cluster), STACKS["trimaran"], fixed={"dp_kind": "parameter_server"}, top=1)
+    assert served.best.layout.dp_kind == "parameter_server"
 
 
 def test_what_measured_runs_add_to_their_likes_ranks_them_and_bounds_hold() -> None:
@@ -155,7 +185,8 @@ def test_what_measured_runs_add_to_their_likes_ranks_them_and_bounds_hold() -> N
     played = simulated_many(case, grid, estimate_many(case, grid)).sec_per_it
     assert played.tolist() == pytest.approx([entry.sec_per_it for entry in ranked])
     few = [entry.sec_per_it for entry in plan(workload, cluster, stack, calibration=known, top=3).entries]
-    assert few == pytest.approx(sorted(played.tolist())[:3])
+    expected = dict(zip((key(entry.layout) for entry in ranked), played.tolist(), strict=True))
+    assert few == pytest.approx(in_order(expected)[:3])
 
 
 @st.composite
@@ -207,7 +238,8 @@ def test_every_ranked_layout_is_valid_fits_and_stands_in_order(question: tuple[W
     assert not [v for entry in found.entries for v in violations(entry.layout, workload, cluster, stack)]
     assert all(entry.mem_gib <= cluster.device.mem_gib * 0.95 for entry in found.entries)
     seconds = [entry.sec_per_it for entry in found.entries]
-    assert seconds == pytest.approx(sorted(seconds), rel=1e-6)
+    assert seconds[0] <= 1.01 * min(seconds)
+    assert seconds[1:] == pytest.approx(sorted(seconds[1:]), rel=1e-6)
     for entry in found.entries:
         assert entry.estimate.stage_split == resolve_split(entry.layout, workload, stack)
         assert entry.sec_per_it_low < entry.sec_per_it < entry.sec_per_it_high

@@ -52,7 +52,9 @@ class Choice:
 
     `short` is its name in `--fix` and in the page's filters. `proposes` is None where a search makes the values from
     those of others; a choice that is not `fixable` cannot be held at a value. Layouts that differ only in choices
-    that are not `distinct` share one place in a ranking. `column` and `heading` are None where it has none.
+    that are not `distinct` share one place in a ranking. `column` and `heading` are None where it has none. `plain` are
+    the values that a ranking prefers among equally fast layouts; none where all are as plain. (ZeRO and sequence
+    parallelism leave each rank less to hold for the same traffic, and are as plain as their absence.)
     """
 
     name: str
@@ -65,6 +67,7 @@ class Choice:
     proposes: Proposes | None
     fixable: bool = True
     distinct: bool = True
+    plain: tuple[Any, ...] = ()
     coordinates: Coordinates
 
     @property
@@ -163,7 +166,8 @@ CHOICES: tuple[Choice, ...] = (
     *(_degree(axis) for axis in AXES),
     Choice(
         name="vpp", default=1, word=numbered("vpp", "vpp"), column=BY_NAME["vpp"],
-        heading=Heading("VPP", blank="table", dull=True), proposes=None, coordinates=_doublings(0.5),
+        heading=Heading("VPP", blank="table", dull=True), proposes=None, plain=(1,),
+        coordinates=_doublings(0.5),
     ),
     Choice(
         name="mbs", default=1, word=numbered("mbs", "mbs", usual=None), column=BY_NAME["mbs"], heading=Heading("MBS"),
@@ -183,6 +187,7 @@ CHOICES: tuple[Choice, ...] = (
         ),
         column=BY_NAME["dp_kind"], heading=Heading("DP kind", blank="row"),
         proposes=lambda workload, cluster, stack, devices: stack.dp_kinds,
+        plain=("all_reduce",),
         # fully sharded is ZeRO stage 3, which is far from the others already
         coordinates=_switches(_SWITCH, ("parameter_server",)),
     ),
@@ -197,6 +202,7 @@ CHOICES: tuple[Choice, ...] = (
         name="recompute", default="none", words=RECOMPUTES, word=recomputing(),
         column=BY_NAME["recompute"], heading=Heading("Recompute"),
         proposes=lambda workload, cluster, stack, devices: stack.recomputes,
+        plain=("none",),
         coordinates=_recomputed,
     ),
     Choice(
@@ -216,6 +222,8 @@ CHOICES: tuple[Choice, ...] = (
         word=spelled("schedule", _SCHEDULES, lambda fields: usual_schedule(fields["pp"], fields["vpp"])),
         column=BY_NAME["schedule"], heading=Heading("Schedule", dull=True),
         proposes=lambda workload, cluster, stack, devices: ("none", *stack.schedules),
+        # an interleaved one shows in vpp
+        plain=("none", "1f1b", "interleaved"),
         # beside 1F1B; interleaved shows in vpp
         coordinates=_switches(_SWITCH, ("gpipe", "zero_bubble")),
     ),

@@ -143,12 +143,15 @@ def _without_memory_limit(cluster: Cluster) -> Cluster:
 
 
 def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Search, ranking: Ranking) -> int | None:
-    """1 plus the number of better layouts; None beyond those that were ranked."""
+    """1 for the first, else 2 plus the number of better layouts behind it; None beyond those that were ranked."""
     seconds, devices, batch = np.array([predicted.sec_per_it]), np.array([layout.devices]), workload.global_batch
     value = float(search.objective.value(seconds, devices, np.array([batch]))[0])
-    # Equal to seven digits is as good: the order of such layouts is by memory.
-    better = int(np.count_nonzero(ranking.value < value * (1.0 - 1e-6)))
-    return better + 1 if better < len(ranking.value) or len(ranking.value) < search.top else None
+    # Equal to seven digits is as good: the order of such layouts is by memory. The first may be a plainer one than
+    # others that are a little faster, and stands before them.
+    if abs(value / ranking.value[0] - 1.0) <= 1e-6:
+        return 1
+    rank = 2 + int(np.count_nonzero(ranking.value[1:] < value * (1.0 - 1e-6)))
+    return rank if rank <= len(ranking.value) or len(ranking.value) < search.top else None
 
 
 def _beside_the_best(predicted: Estimate, plan: Plan) -> list[str]:

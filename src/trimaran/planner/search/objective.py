@@ -59,6 +59,15 @@ class Objective(Noun):
         # Squeezed below 1, time only decides between equal device counts.
         return np.asarray(devices + seconds / (1.0 + seconds))
 
+    def as_good(self, value: Floats, seconds: Floats, factor: float) -> Bools:
+        """Which of some layouts, the best first, are as good as that: within `factor` of it, shape (n,).
+
+        `seconds` are those of a sequence. A layout on more devices is never as good as the fewest.
+        """
+        if self.goal == "devices":
+            return np.asarray((np.floor(value) == np.floor(value[0])) & (seconds <= seconds[0] * factor))
+        return np.asarray(value <= value[0] * factor)
+
     def meets(
         self, sec_per_it: Floats, devices: Ints, global_batch: Ints, workload: Workload, cluster: Cluster
     ) -> Bools:

@@ -30,6 +30,9 @@ CHOICE_SLACK = 0.98
 # A simulation may rank before a layout another that the closed form puts behind it by less than this factor: on the
 # best thousands of benchmarks/planner.py the closed form is at most 6% below the simulation and 3% above it.
 BEHIND = 1.1
+# Layouts within this factor of the fastest are as good: predictions err by ten times as much, and a run that is
+# repeated on the same machine differs by about so much. Of them the plainest is the first.
+EQUAL = 1.01
 # Layouts kept of each block that do not fit: the best may yet become better than some of them.
 KEPT_UNFIT = 64
 # What makes two layouts different in a ranking: all but placement and stage split.
@@ -111,7 +114,10 @@ class Search:
         return ranking
 
     def simulate(self, ranking: Ranking) -> None:
-        """Rank the best anew by what a simulation of their pipelines says, the objective's limits included."""
+        """Rank the best anew by what a simulation of their pipelines says, the objective's limits included.
+
+        The first is the plainest of those that are as good as the best, the others follow by their value.
+        """
         most = int(np.count_nonzero(ranking.value <= self._threshold(ranking)))
         best = {name: values[:most] for name, values in ranking.rows.items()}
         grid = self.proposer.grid(best)
@@ -122,10 +128,19 @@ class Search:
         met = self.objective.meets(simulated.sec_per_it, grid.devices, grid.global_batch, *about)
         order = _order(value, ranking.mem_gib[:most], best)
         order = order[met[order]]
+        order = self._plainest_first(order, value, simulated.sec_per_it / grid.global_batch, best)
         ranking.unmet += int(np.count_nonzero(~met))
         ranking.rows = take(best, order)
         ranking.value, ranking.sec_per_it = value[order], simulated.sec_per_it[order]
         ranking.mem_gib, ranking.simulated = ranking.mem_gib[order], simulated.take(order)
+
+    def _plainest_first(self, order: Ints, value: Floats, seconds: Floats, rows: Columns) -> Ints:
+        """The order with the plainest of its equals put first: of those, the layout that needs no unusual means."""
+        if not len(order):
+            return order
+        equal = order[self.objective.as_good(value[order], seconds[order], EQUAL)]
+        first = equal[np.argmin(_unusual_means(take(rows, equal)))]
+        return np.concatenate([[first], order[order != first]])
 
     def variants(self, rows: Columns) -> Ints:
         """How many layouts each row of a ranking stands for: those that fit and differ in placement or split alone."""
@@ -303,6 +318,15 @@ def _order(value: Floats, memory: Floats, rows: Columns) -> Ints:
     """Best first; of equally good layouts (to seven digits) the one that needs less memory, then the plainer one."""
     rounded = np.minimum(value / value.min(), 1e30).astype(np.float32)
     return np.lexsort((rows["split"], rows["placement"], memory, rounded))
+
+
+def _unusual_means(rows: Columns) -> Ints:
+    """How many choices of each layout are at a value that is not plain."""
+    unusual = np.zeros(count(rows), dtype=np.int64)
+    for choice in CHOICES:
+        if choice.plain:
+            unusual += ~np.isin(rows[choice.name], [choice.index(value) for value in choice.plain])
+    return unusual
 
 
 def _with_defaults(rows: Columns, usual: dict[str, int]) -> Columns:
