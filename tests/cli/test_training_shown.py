@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from command import run, tiny_recipe
 from trimaran.cli.live_progress import TrainingProgress, readable
+from trimaran.files.recipe_file import load_recipe
+from trimaran.files.row_nouns import run_cells
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.measurement import Measurement
+from trimaran.store import Store
 
 
 def test_a_training_leaves_event_files_traces_and_memory_by_its_parts(tmp_path: Path) -> None:
@@ -65,3 +74,29 @@ def test_progress_tells_perplexity_and_the_time_left_by_the_usual_step(capsys: p
 )  # fmt: skip
 def test_times_are_told_as_one_says_them(seconds: float, text: str) -> None:
     assert readable(seconds) == text
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """Other programs on every core, for as long as the test runs."""
+    burn = "import time\nend = time.monotonic() + 100\nwhile time.monotonic() < end: pass\n"
+    burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(4)]
+    yield
+    for burner in burners:
+        burner.kill()
+        burner.wait()
+
+
+@pytest.mark.usefixtures("busy_cores")
+def test_a_training_slower_than_its_trial_names_what_other_programs_took(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    stated = load_recipe(str(recipe))
+    cells = run_cells(stated.workload, parse_layout("dp1,mbs4"))
+    trial = {**cells, "sec_per_it": 1e-5, "others_share": 0.01, "recipe": "tiny"}
+    with Store(tmp_path / "runs/tiny/store.sqlite") as store:
+        store.add(Measurement.model_validate(trial))
+    done = run("train", str(recipe), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"measured 0.000 s/it before, so .* times as long: other programs took (\d+)% of", done.stdout)
+    assert told and int(told[1]) > 20, done.stdout
+    assert "and 1% while it was measured" in done.stdout and "not why" not in done.stdout

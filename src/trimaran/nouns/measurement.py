@@ -91,6 +91,9 @@ class Measurement(Noun):
     seed: int | None = None
     created_at: str | None = Field(default=None, description="UTC, ISO 8601")
     wall_s: float | None = Field(default=None, description="the trial's whole wall time, start-up included")
+    others_share: float | None = Field(
+        default=None, description="share of the cores' time, 0 to 1, that other programs took while it ran here"
+    )
 
     @field_validator(*_WORDS)
     @classmethod

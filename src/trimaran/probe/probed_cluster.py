@@ -19,12 +19,10 @@ from trimaran.nouns.probed_model import ProbedModel
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.protocol import progress
-from trimaran.protocol.host import Work, memory_gib, usable_cores
+from trimaran.protocol.host import QUIET_SHARE, Work, memory_gib, usable_cores
 
 # Long enough for a slow disk to load PyTorch on as many ranks as there may be, and all sizes.
 TIMEOUT_S = 1800.0
-# Where other programs take more of the cores' time than this, it shows in the figures.
-QUIET_SHARE = 0.1
 
 
 def measure(settings: ProbeSettings, name: str) -> Cluster:

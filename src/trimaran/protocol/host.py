@@ -41,11 +41,15 @@ def memory_gib() -> float:
     return total / GIB
 
 
+# Where other programs take more of the cores' time than this, it shows in the figures.
+QUIET_SHARE = 0.1
+
+
 @dataclass(frozen=True)
 class Work:
-    """Seconds since boot: `busy_s` that the usable cores worked, summed; `own_s` of this process and its children.
+    """Seconds since boot: `busy_s` that the usable cores worked, summed; `own_s` of this process and all below it.
 
-    Children count once they have ended and were waited for.
+    Children that have ended count as long as somebody below this process waited for them.
     """
 
     at_s: float
@@ -61,12 +65,32 @@ class Work:
             usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
             cores = [[int(ticks) for ticks in line[1:]] for line in lines if line and line[0] in usable]
             # user, nice, system, idle, waiting for a disk, interrupts, soft interrupts, taken by other guests
-            busy = sum(sum(ticks[:3]) + sum(ticks[5:8]) for ticks in cores) / os.sysconf("SC_CLK_TCK")
+            busy = sum(sum(ticks[:3]) + sum(ticks[5:8]) for ticks in cores)
+            own = _ticks_below(os.getpid())
         except (AttributeError, OSError, ValueError):
             return None
-        return cls(time.monotonic(), len(cores), busy, sum(os.times()[:4])) if cores else None
+        second = os.sysconf("SC_CLK_TCK")
+        return cls(time.monotonic(), len(cores), busy / second, own / second) if cores else None
 
     def others_share(self, later: Work) -> float:
         """Share of the cores' time, 0 to 1, that went to other programs between this look and a later one."""
         others = (later.busy_s - self.busy_s) - (later.own_s - self.own_s)
         return min(1.0, max(0.0, others / max(1e-9, self.cores * (later.at_s - self.at_s))))
+
+
+def _ticks_below(top: int) -> int:
+    """Clock ticks that a process, all below it, and those of them that have ended and were waited for, have worked."""
+    ticks, children = {}, dict[int, list[int]]()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            # the name, in parentheses, may hold anything
+            fields = file.read_text(errors="replace").rpartition(")")[2].split()
+            process = int(file.parent.name)
+            children.setdefault(int(fields[1]), []).append(process)
+            ticks[process] = sum(map(int, fields[11:15]))
+    total, todo = 0, [top]
+    while todo:
+        process = todo.pop()
+        total += ticks.get(process, 0)
+        todo += children.get(process, ())
+    return total

@@ -7,6 +7,7 @@ from typing import Any
 
 from trimaran.layout.flops import OWN_FORMULA
 from trimaran.nouns.measurement import Measurement
+from trimaran.report.disturbance import others_took
 from trimaran.report.layouts import MEASURED, layout_cells, layout_fields, unused
 from trimaran.report.tables import Field
 
@@ -55,7 +56,7 @@ def record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
         "tflops": row.tflops,
         "tflops_by": None if row.flops_formula == OWN_FORMULA else row.flops_formula,
         "status": row.status,
-        "notes": row.notes or row.date,
+        "notes": "; ".join(filter(None, (row.notes, others_took(row)))) or row.date,
         "layout": row.layout_label,
     }
 

@@ -11,13 +11,22 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.recipe.recipe import Recipe
+from trimaran.report.disturbance import trained_otherwise
 from trimaran.study.training import largest_rank
 
 
-def summary(row: Measurement, recipe: Recipe, cluster: Cluster, layout: Layout, out_dir: Path) -> str:
+def summary(
+    row: Measurement,
+    recipe: Recipe,
+    cluster: Cluster,
+    layout: Layout,
+    out_dir: Path,
+    measured: Measurement | None = None,
+) -> str:
     """First and last loss in nats against ln(vocabulary), speed, and memory beside what was predicted.
 
-    `out_dir` is the folder of the training, where its ranks wrote down their memory.
+    `out_dir` is the folder of the training, where its ranks wrote down their memory. `measured` is the row of the
+    layout's trial: where the training took another time, the likely cause is told.
     """
     uniform = math.log(row.vocab)
     seconds, tflops = row.sec_per_it or math.nan, row.tflops or math.nan
@@ -28,11 +37,13 @@ def summary(row: Measurement, recipe: Recipe, cluster: Cluster, layout: Layout, 
         loss = f"{last:.3f} nats a token, {uniform - last:.2f} below ln(vocabulary {row.vocab}) = {uniform:.3f}"
     if row.losses and row.notes:
         loss = f"{loss}; {row.notes}: lower learning_rate"
+    otherwise = trained_otherwise(row, measured)
     return "\n".join(
         (
             f"{len(row.step_times_s)} steps with {row.layout_label}:",
             f"  loss   {loss}",
             f"  speed  {seconds:.3f} s/it, {tokens_per_s:.0f} tokens/s, {tflops:.3g} model TFLOPs a rank",
+            *([f"         {otherwise}"] if otherwise else []),
             f"  memory {row.mem_gib or 0.0:.2f} GiB on the largest rank",
             *memory_lines(recipe, cluster, layout, out_dir),
         )

@@ -96,7 +96,10 @@ _TRAITS = (
 # Claims are files beside the store, which need no lock.
 _NO_CLAIMS = ("DROP TABLE claim",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS, _NO_CLAIMS)
+# What other programs took of the cores while a trial ran.
+_OTHERS = ("ALTER TABLE measurement ADD COLUMN others_share REAL",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS, _NO_CLAIMS, _OTHERS)
 VERSION = len(MIGRATIONS)
 
 

@@ -14,7 +14,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 
 _GROUP = 5000
-_FLOATS = frozenset({"sec_per_it_spread", "predicted_sec_per_it", "predicted_mem_gib", "wall_s"})
+_FLOATS = frozenset({"sec_per_it_spread", "predicted_sec_per_it", "predicted_mem_gib", "wall_s", "others_share"})
 _LISTS = frozenset({"step_times_s", "losses", "mem_gib_per_rank"})
 _MAPPINGS = frozenset({"libraries", "environment"})
 

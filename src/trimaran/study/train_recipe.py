@@ -58,15 +58,27 @@ def train_recipe(
 
 
 def fastest_layout(recipe: Recipe, workspace: Workspace) -> Layout | None:
-    """The fastest layout that was measured for this recipe's workload, if there is one.
+    """The fastest layout that was measured for this recipe's workload, if there is one."""
+    fastest = min(_timed(recipe, workspace), key=lambda row: row.sec_per_it or 0.0, default=None)
+    return None if fastest is None else parse_layout(fastest.layout_label or "")
+
+
+def measured_before(recipe: Recipe, workspace: Workspace, trained: Measurement) -> Measurement | None:
+    """The last trial of the layout that a training had, if it was measured for this recipe's workload."""
+    of_layout = (row for row in reversed(_timed(recipe, workspace)) if row.layout_label == trained.layout_label)
+    return next(of_layout, None)
+
+
+def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
+    """Rows with a time for this recipe's workload, in the order in which they were measured.
 
     The store may hold rows of the same recipe from before its model or batch was changed.
     """
     if not workspace.store.exists():
-        return None
+        return []
     with Store(workspace.store) as store:
         rows = store.measurements(recipe=recipe.name)
-    timed = [
+    return [
         row
         for row in rows
         if row.status == "ok"
@@ -74,5 +86,3 @@ def fastest_layout(recipe: Recipe, workspace: Workspace) -> Layout | None:
         and (row.variant or "") == recipe.variant.text()
         and measured_workload(row, recipe.workload)
     ]
-    fastest = min(timed, key=lambda row: row.sec_per_it or 0.0, default=None)
-    return None if fastest is None else parse_layout(fastest.layout_label or "")

@@ -29,6 +29,7 @@ from trimaran.nouns.measurement import Measurement, Status
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.protocol.files import RunFile
+from trimaran.protocol.host import Work
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.programs import WORKER
 from trimaran.protocol.result import RunResult
@@ -182,8 +183,12 @@ def _run_once(
     except TrialRefusedError as refusal:
         return None, _row(trial, "not_run", str(refusal), str(refusal), 0.0)
     started = time.monotonic()
+    # of ranks that others have started, or elsewhere, this machine's work says nothing
+    before = Work.so_far() if ranks.process_ids() else None
     ending = watch(ranks, launch, limits, on_step)
     wall_s = time.monotonic() - started
+    after = Work.so_far() if before else None
+    others_share = before.others_share(after) if before and after else None
     judged = verdict(ending, launch)
     result: RunResult | str = judged.sentence
     if judged.status == "ok":
@@ -193,7 +198,8 @@ def _run_once(
     evidence = None
     if judged.status != "ok":
         evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s, ending.remarks)
-    return ending.loss, _row(trial, judged.status, result, evidence, wall_s)
+    row = _row(trial, judged.status, result, evidence, wall_s)
+    return ending.loss, row.model_copy(update={"others_share": others_share})
 
 
 def _row(

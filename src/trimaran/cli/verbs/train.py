@@ -47,7 +47,7 @@ def train(
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.training_summary import summary
     from trimaran.study.stated import runnable_recipe
-    from trimaran.study.train_recipe import fastest_layout, train_recipe
+    from trimaran.study.train_recipe import fastest_layout, measured_before, train_recipe
     from trimaran.study.workspace import Workspace
 
     joined = _place_among_ranks()
@@ -61,7 +61,8 @@ def train(
     row, cluster = train_recipe(
         stated, workspace, chosen, show=TrainingProgress, say=say, joined=joined, resume=resume, trace_steps=trace
     )
-    tell(summary(row, stated, cluster, chosen, workspace.training))
+    before = measured_before(stated, workspace, row)
+    tell(summary(row, stated, cluster, chosen, workspace.training, before))
 
 
 def _place_among_ranks() -> Joined | None:

@@ -28,6 +28,7 @@ def tune(
     from trimaran.cli.live_progress import TrainingProgress, TrialProgress, say
     from trimaran.cli.options import retried
     from trimaran.files.catalogue import write_atomically
+    from trimaran.report.disturbance import disturbed
     from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.tables import render
     from trimaran.report.training_summary import summary
@@ -52,10 +53,12 @@ def tune(
         f"winner: {tuned.winner}, {best.sec_per_it:.3f} s/it (predicted {best.predicted_sec_per_it:.3f}), "
         f"{len(rows)} layouts measured; {certainty} to {stated.sweep.margin:.0%}"
     )
+    if beside := disturbed(tuned.rows):
+        say(beside)
     say(f"table in {workspace.table}, store in {workspace.store}")
     if train:
         row, cluster = train_recipe(
             stated, workspace, tuned.winner, show=TrainingProgress, say=say, cluster=tuned.cluster
         )  # fmt: skip
-        told = summary(row, stated, cluster, tuned.winner, workspace.training)
+        told = summary(row, stated, cluster, tuned.winner, workspace.training, best)
         tell(told, err=form is not OutputFormat.table)

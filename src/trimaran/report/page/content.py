@@ -20,6 +20,7 @@ from trimaran.layout.axes import DEGREES, devices_of
 from trimaran.layout.choices import CHOICE
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.report.disturbance import disturbed, others_took
 from trimaran.report.layouts import MEASURED
 from trimaran.report.measured_rows import size_label
 from trimaran.report.planned import counted
@@ -199,7 +200,7 @@ def _measured_case(source: str, row: Measurement) -> ShownLayout:
         predicted_mem_gib=row.predicted_mem_gib or (predicted.reported_mem_gib if predicted else None),
         tflops=row.tflops,
         losses=row.losses,
-        notes=row.notes or "",
+        notes="; ".join(filter(None, (row.notes, others_took(row)))),
     )
 
 
@@ -234,7 +235,7 @@ def _by_work(rows: Sequence[Measurement]) -> list[list[Measurement]]:
 
 
 def _sentence_on(name: str, rows: Sequence[Measurement]) -> str:
-    """One sentence on a store's rows: the fastest, and how far off the predictions were."""
+    """One sentence on a store's rows: the fastest, how far off the predictions were, and what disturbed the runs."""
     timed = [row for row in rows if row.status == "ok" and row.sec_per_it]
     if not timed:
         return f"{name}, {_work(rows[0])}: none of {len(rows)} runs was timed."
@@ -247,9 +248,8 @@ def _sentence_on(name: str, rows: Sequence[Measurement]) -> str:
         for row in timed
         if row.predicted_sec_per_it and row.sec_per_it
     ]
-    return (
-        f"{sentence}; predictions were off by {sum(errors) / len(errors):.1%} on average." if errors else f"{sentence}."
-    )
+    off = f"predictions were off by {sum(errors) / len(errors):.1%} on average" if errors else None
+    return "; ".join(filter(None, (sentence, off, disturbed(timed)))) + "."
 
 
 def _models(rows: Iterable[Measurement]) -> str:
