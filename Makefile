@@ -8,7 +8,7 @@ PACKAGES := chromium munge slurm-wlm
 # Most tests wait for processes they start; those of one file share what is costly to set up.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: demo packages test proof gpu lint docs screenshots recipes bench peers clean
+.PHONY: demo dist packages test proof gpu lint docs screenshots recipes bench peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,12 @@ proof: packages $(STAMP)
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m "gpu"
 	$(BIN)/python benchmarks/gpu.py
+
+# A wheel in dist/, installed and tried in a fresh environment that finds its dependencies in this one's.
+dist: $(STAMP)
+	rm -rf dist build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	TRIMARAN_WHEEL=$$(echo dist/*.whl) $(BIN)/python -m pytest tests/install/test_wheel.py
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

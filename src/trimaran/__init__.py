@@ -4,27 +4,29 @@
 shell; trimaran.api holds them with their types. They are loaded when first used.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trimaran.version import __version__
 
+# An editor follows this; at run time `import trimaran` stays light.
 if TYPE_CHECKING:
     from trimaran.api import plan, predict
+    from trimaran.nouns.noun import TrimaranError
 
-__all__ = ["__version__", "plan", "predict"]
+__all__ = ["TrimaranError", "__version__", "plan", "predict"]
+_HOMES = {"plan": "trimaran.api", "predict": "trimaran.api", "TrimaranError": "trimaran.nouns.noun"}
 
 
-def __getattr__(name: str) -> Any:
-    """The verbs of the Python API, imported on first use so that `import trimaran` stays light."""
-    if name in ("plan", "predict"):
-        from trimaran import api
+def __getattr__(name: str) -> object:
+    """The functions of the Python API, imported on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trimaran' has no attribute {name!r}")
+    from importlib import import_module
 
-        return getattr(api, name)
-    raise AttributeError(f"module 'trimaran' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:
-    """The names that a user may mean, those not loaded yet among them."""
-    return sorted({*globals(), *__all__})
+    """What a user may mean: the names of the Python API, loaded or not, and none of what makes them."""
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})

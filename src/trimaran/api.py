@@ -17,16 +17,17 @@ from pydantic import ValidationError
 
 from trimaran.cost.calibration import Calibration, load_calibration, prior
 from trimaran.cost.case import Case
-from trimaran.cost.predict_table import PredictedRow, predict_table
+from trimaran.cost.predict_table import Predictions, predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_table import Table, packaged_table, packaged_tables, read_table
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import RampUp, Workload
+from trimaran.nouns.workload import Optimizer, RampUp, Workload
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with
+from trimaran.planner.search.objective import Goal
 from trimaran.planner.search.settings import settings_from
 
 # The stack of a plan that names none, on devices whose file names none either.
@@ -41,11 +42,11 @@ def plan(
     devices: int | None = None,
     seq: int | None = None,
     stack: Stack | str | None = None,
-    optimizer: str = "adam",
+    optimizer: Optimizer = "adam",
     tokens: float | None = None,
     ramp_up: Sequence[int] | None = None,
     fix: Mapping[str, object] | None = None,
-    objective: str = "time",
+    objective: Goal = "time",
     deadline_days: float | None = None,
     budget: float | None = None,
     top: int = 20,
@@ -80,7 +81,7 @@ def predict(
     cluster: str | None = None,
     stack: str | None = None,
     calibration: Calibration | str | None = None,
-) -> list[PredictedRow]:
+) -> Predictions:
     """Predict every row of a table: a CSV's path, a packaged table's name (`seeds`), or a Table.
 
     `cluster` and `stack` serve the rows that name none; `calibration` is a Calibration, a file, or `none`
@@ -93,7 +94,8 @@ def predict(
         rows = packaged_table(str(table)) if str(table) in packaged_tables() else read_table(table)
     known = load_calibration(calibration) if isinstance(calibration, str) and calibration != "none" else calibration
     given = None if isinstance(known, str) else known
-    return predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=known == "none")
+    answers = predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=known == "none")
+    return Predictions(answers)
 
 
 def workload_of(
@@ -101,7 +103,7 @@ def workload_of(
     gbs: int,
     *,
     seq: int | None = None,
-    optimizer: str = "adam",
+    optimizer: Optimizer = "adam",
     tokens: float | None = None,
     ramp_up: Sequence[int] | None = None,
 ) -> Workload:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree
+
+import pytest
 
 import trimaran
 from trimaran.api import plan, predict
+from trimaran.cost.predict_table import PredictedRow, Predictions
+from trimaran.files.row_table import Row
+from trimaran.nouns.frames import FrameLibrary
 
 
 def test_trimaran_plan_is_the_planner_before_and_after_its_room_is_imported() -> None:
@@ -24,8 +34,81 @@ def test_trimaran_plan_is_the_planner_before_and_after_its_room_is_imported() ->
     assert done.returncode == 0, done.stderr
 
 
-def test_an_editor_completes_the_functions_and_no_package_is_callable() -> None:
-    assert {"plan", "predict", "__version__"} <= set(dir(trimaran))
+def test_dir_shows_the_functions_and_none_of_what_makes_them() -> None:
+    public = [name for name in dir(trimaran) if not name.startswith("_")]
+    assert public == ["TrimaranError", "plan", "predict"]
+    assert all(callable(getattr(trimaran, name)) for name in public)
+
+
+def test_an_editor_completes_arguments_and_words_without_running_anything() -> None:
+    """What type checkers follow names what is loaded lazily, and every argument has its type, choices their words."""
+    tree = ast.parse(Path(trimaran.__file__).read_text())
+    static = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imported = {alias.name for node in static for line in node.body if isinstance(line, ast.ImportFrom)
+                for alias in line.names}  # fmt: skip
+    assert imported == set(trimaran.__all__) - {"__version__"}
+    for function in (trimaran.plan, trimaran.predict):
+        types = inspect.get_annotations(function, eval_str=True)
+        assert set(types) == {*inspect.signature(function).parameters, "return"}
+    words = inspect.get_annotations(trimaran.plan, eval_str=True)
+    assert get_args(words["objective"]) == ("time", "cost", "devices")
+    assert get_args(words["optimizer"]) == ("adam", "sgd")
+    assert (Path(trimaran.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_results_are_frames_of_pandas_and_polars(library: FrameLibrary) -> None:
+    found = plan("gpt3-1b3", "dgx-h100", 64, devices=8, top=3)
+    frame = found.to_frame(library)
+    assert type(frame).__module__.startswith(library) and len(frame) == 3
+    assert list(frame["sec_per_it"]) == [entry.sec_per_it for entry in found.entries]
+    assert list(frame["layout"]) == [str(entry.layout) for entry in found.entries]
+    assert list(frame["tp"]) == [entry.layout.tp for entry in found.entries]
+    # some columns of this table are blank for its first two hundred rows
+    rows = predict("seeds")
+    frame = rows.to_frame(library)
+    assert len(frame) == len(rows) and {"sec_per_it", "predicted_sec_per_it", "predicted_error"} <= set(frame.columns)
+    answered = [row.estimate.sec_per_it for row in rows if row.estimate]
+    assert frame["predicted_sec_per_it"].sum() == pytest.approx(sum(answered))
+    assert type(found.to_frame()).__module__.startswith("pandas")
+
+
+def test_without_either_library_one_line_says_which_to_install() -> None:
+    code = (
+        "import sys; sys.modules['pandas'] = None; sys.modules['polars'] = None\n"
+        "import trimaran\n"
+        "found = trimaran.plan('gpt3-1b3', 'dgx-h100', 64, devices=8, top=1)\n"
+        "for library in (None, 'polars', 'numpy'):\n"
+        "    try: found.to_frame(library)\n"
+        "    except trimaran.TrimaranError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "to_frame needs pandas or polars, which are not installed: pip install pandas",
+        "to_frame needs polars, which is not installed: pip install polars",
+        "to_frame library 'numpy' is not known: it is one of pandas, polars",
+    ]
+
+
+def test_results_show_themselves_in_one_line_and_as_a_table() -> None:
+    found = plan("gpt3-1b3", "dgx-h100", 64, devices=8, top=3)
+    rows = predict("fugaku_124m")
+    for result, name in ((found, "gpt3-1b3 on dgx-h100"), (found.best, str(found.best.layout)), (rows, "56 rows"),
+                         (rows[0], "row 1: ")):  # fmt: skip
+        assert name in repr(result) and "\n" not in repr(result) and len(repr(result)) < 200
+        assert str(result) == repr(result)
+    for html, count in ((found._repr_html_(), 3), (rows._repr_html_(), len(rows))):
+        table = ElementTree.fromstring(html)
+        assert len(table.findall("tr")) == count + 1
+        assert {len(row) for row in table.findall("tr")} == {len(table.findall("tr")[0])}
+    hostile = rows[0].row.measurement
+    assert hostile is not None
+    row = Row(1, {}, hostile.model_copy(update={"cluster": "<script>alert(1)</script>"}), None)
+    html = Predictions([PredictedRow(row, None, None, "<b>no</b>")])._repr_html_()
+    assert "<script>" not in html and "<b>" not in html
+
+
+def test_no_package_is_callable() -> None:
     rooms = [
         importlib.import_module(f"trimaran.{room.name}")
         for room in pkgutil.iter_modules(trimaran.__path__)

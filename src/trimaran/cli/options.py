@@ -32,7 +32,11 @@ CalibrationOption = Annotated[
     typer.Option("--calibration", help="Calibration file; `none` leaves the priors. Default: the shipped one, if any."),
 ]
 RecipeArgument = Annotated[
-    Path, typer.Argument(help="Recipe: a TOML file of model, cluster and training.", metavar="RECIPE.toml")
+    Path,
+    typer.Argument(
+        help="Recipe: a TOML file of model, cluster and training, or the name of a packaged one (laptop).",
+        metavar="RECIPE.toml",
+    ),
 ]
 OverriddenRecipeArgument = Annotated[
     Path | None, typer.Argument(help="Recipe; the options below override it.", metavar="[RECIPE.toml]")

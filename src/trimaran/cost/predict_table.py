@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from trimaran.cost.calibration import Calibration, prior, resolve_calibration
 from trimaran.cost.case import Case
@@ -15,7 +15,8 @@ from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import FlopsFormula, tflops_per_device
-from trimaran.nouns.columns import FIT_QUALITIES
+from trimaran.nouns.columns import BY_NAME, FIT_QUALITIES
+from trimaran.nouns.frames import FrameLibrary, frame_of, html_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 
@@ -29,6 +30,11 @@ PREDICTED_COLUMNS = (
     "predicted_error",
     "predicted_note",
 )
+# What a notebook's table shows of a row.
+_SHOWN = (
+    "row_number", "cluster", "devices", "dp", "tp", "pp", "mbs", "gbs", "sec_per_it", "predicted_sec_per_it", "mem_gib",
+    "predicted_mem_gib", "predicted_error",
+)  # fmt: skip
 # Rows that agree in these are repeats of one configuration.
 CONFIGURATION = (
     "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "gbs", "variant", "network_delay_ms",
@@ -38,7 +44,7 @@ ALL_ROWS = "all rows"
 UNGROUPED = "(no group)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PredictedRow:
     """One row's answer: an Estimate with the TFLOPs of the row's own formula, or the reason for none.
 
@@ -66,6 +72,48 @@ class PredictedRow:
             "predicted_error": "",
             "predicted_note": "; ".join(self.notes),
         }
+
+    def __repr__(self) -> str:
+        if self.estimate is None:
+            return f"<row {self.row.number}: {self.error}>"
+        return (
+            f"<row {self.row.number}: {self.estimate.sec_per_it:.4g} s/it, {self.estimate.mem_gib:.4g} GiB predicted>"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The row as plain values: what was stated of it, what was measured, and what is predicted."""
+        stated = {} if self.row.measurement is None else vars(self.row.measurement)
+        answer = self.estimate
+        return {
+            "row_number": self.row.number,
+            **{name: stated.get(name) for name in BY_NAME},
+            "predicted_sec_per_it": answer and answer.sec_per_it,
+            "predicted_low_sec_per_it": answer and answer.between[0],
+            "predicted_high_sec_per_it": answer and answer.between[1],
+            "predicted_tflops": self.tflops,
+            "predicted_mem_gib": answer and answer.reported_mem_gib,
+            "predicted_fits": answer and answer.fits,
+            "predicted_error": self.error,
+            "predicted_note": "; ".join(self.notes) or None,
+        }
+
+
+class Predictions(list[PredictedRow]):
+    """The rows of a table, each answered or refused, in the table's order."""
+
+    def __repr__(self) -> str:
+        answered = sum(row.estimate is not None for row in self)
+        return f"<Predictions of {len(self)} rows: {answered} answered, {len(self) - answered} refused>"
+
+    def to_frame(self, library: FrameLibrary | None = None) -> Any:
+        """The rows as a DataFrame of pandas or polars, with the columns of the table and those that are predicted.
+
+        Of the library that is installed, unless one is named. Raises TrimaranError where there is none.
+        """
+        return frame_of([row.record() for row in self], library)
+
+    def _repr_html_(self) -> str:
+        return html_table([{key: row.record()[key] for key in _SHOWN} for row in self], repr(self).strip("<>"))
 
 
 @dataclass(frozen=True)

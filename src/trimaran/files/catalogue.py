@@ -26,7 +26,7 @@ CATALOG = package_files("trimaran") / "catalog"
 
 @cache
 def catalogue_names(kind: str) -> tuple[str, ...]:
-    """All names of one kind: `models`, `devices`, `clusters` or `stacks`."""
+    """All names of one kind: `models`, `devices`, `clusters`, `stacks` or `recipes`."""
     folder = CATALOG / kind
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 

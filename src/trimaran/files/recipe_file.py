@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trimaran.files.catalogue import (
+    CATALOG,
+    catalogue_names,
     cluster_from,
     load_cluster,
     load_model,
@@ -29,13 +31,15 @@ _PATHS: dict[str, tuple[str, ...]] = {"paths": STDLIB_WORDS, "tokenizer": TOKENI
 
 
 def load_recipe(path: str) -> Recipe:
-    """A Recipe from a TOML file.
+    """A Recipe from a TOML file, or by the name of a packaged one where no file has it.
 
     `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
     file). Every path counts from the recipe's folder. A cluster of the name `this-machine` is left to be probed.
     """
-    table, source = read_table(Path(path), f"recipe {path}")
-    folder = Path(path).parent
+    packaged = path in catalogue_names("recipes") and not Path(path).exists()
+    file = Path(str(CATALOG / "recipes" / f"{path}.toml")) if packaged else Path(path)
+    table, source = read_table(file, f"recipe {path}")
+    folder = file.parent
     known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
     if unknown := sorted(set(table) - known):
         raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trimaran.cost.estimates import Estimate
+from trimaran.layout.choices import IN_GRID
 from trimaran.layout.layout import Layout
+from trimaran.nouns.frames import FrameLibrary, frame_of, html_table
 from trimaran.nouns.noun import Noun
 from trimaran.planner.explain.advice import Advice
 from trimaran.planner.search.objective import Objective
@@ -45,6 +49,32 @@ class Entry(Noun):
     def mem_gib(self) -> float:
         """Predicted memory of the fullest rank, GiB."""
         return self.estimate.mem_gib
+
+    def __repr__(self) -> str:
+        return f"<{self.rank}: {self.layout}, {self.sec_per_it:.4g} s/it, {self.mem_gib:.4g} GiB, {self.mfu:.1%} MFU>"
+
+    __str__ = __repr__
+
+    def record(self) -> dict[str, Any]:
+        """The entry as one row of plain values: seconds, GiB, TFLOPs; what was not asked for is None."""
+        choices = {c.name: getattr(self.layout, c.name) for c in IN_GRID if c.heading}
+        whole = self.model_dump(exclude={"layout", "estimate", "bottleneck"})
+        return {
+            "rank": self.rank,
+            "layout": str(self.layout),
+            **choices,
+            "sec_per_it": self.sec_per_it,
+            "mem_gib": self.mem_gib,
+            **whole,
+            "bottleneck": self.bottleneck,
+        }
+
+
+# What a notebook's table shows of an entry.
+_SHOWN = (
+    "rank", "layout", "devices", "sec_per_it", "sec_per_it_low", "sec_per_it_high", "mem_gib", "tflops", "mfu", "days",
+    "cost",
+)  # fmt: skip
 
 
 class Refusal(Noun):
@@ -95,3 +125,20 @@ class Plan(Noun):
     def best(self) -> Entry:
         """The first entry; a plan always has one, since a search without any raises."""
         return self.entries[0]
+
+    def __repr__(self) -> str:
+        best = f"{self.best.layout} at {self.best.sec_per_it:.4g} s/it"
+        return f"<Plan of {self.model} on {self.cluster}: best {best}, {len(self.entries)} layouts ranked>"
+
+    __str__ = __repr__
+
+    def to_frame(self, library: FrameLibrary | None = None) -> Any:
+        """The ranked layouts as a DataFrame of pandas or polars, one row each, with the columns of `Entry.record`.
+
+        Of the library that is installed, unless one is named. Raises TrimaranError where there is none.
+        """
+        return frame_of([entry.record() for entry in self.entries], library)
+
+    def _repr_html_(self) -> str:
+        records = (entry.record() for entry in self.entries)
+        return html_table([{key: record[key] for key in _SHOWN} for record in records], repr(self).strip("<>"))

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 def predict(
     table: Annotated[
         str,
-        typer.Argument(
-            help="CSV of the table contract, name of a packaged table (seeds), or a RECIPE.toml with tables."
-        ),
+        typer.Argument(help="CSV of the table contract, name of a packaged table (seeds), or a recipe with tables."),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV to write, predictions added.")] = None,
     cluster: ClusterOption = None,
@@ -35,7 +33,7 @@ def predict(
     """
     from trimaran.cost.calibration import load_calibration
     from trimaran.cost.predict_table import predict_table, score_groups
-    from trimaran.files.catalogue import load_cluster, load_stack, write_atomically
+    from trimaran.files.catalogue import catalogue_names, load_cluster, load_stack, write_atomically
     from trimaran.files.row_table import misspelt_columns, packaged_table, packaged_tables, read_table
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.predicted import told_once
@@ -46,7 +44,7 @@ def predict(
         load_cluster(cluster)
     if stack is not None:
         load_stack(stack)
-    if table.endswith(".toml"):
+    if table.endswith(".toml") or table in catalogue_names("recipes"):
         _published(table, output, calibration, form)
         return
     stated = packaged_table(table) if table in packaged_tables() else read_table(table)
