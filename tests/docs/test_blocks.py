@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,11 @@ RECIPE_KEYS = {"name", "stack", "model", "cluster", "workload", "data", "sweep",
 BEFORE = {"reports.md": "tutorial.md", "data-and-weights.md": "tutorial.md", "training.md": "tutorial.md"}
 SERVES = "trimaran explore"
 LINE_LIMIT_S = 240
+# A command with what it prints right below it.
+SHOWN = re.compile(r"^```sh\n([^\n]+)\n```\n```text\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# A calibration on one more row moves times a little; layouts, ranks and words may not move at all.
+ROUNDING = 0.03
 
 # The recipe of the tutorial, small enough to be run to its end here.
 LAPTOP: dict[str, Any] = {
@@ -141,6 +147,64 @@ def run_page(page: Path, place: Path) -> None:
     for block in blocks(page, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             run_line(line, place)
+
+
+def same_line(shown: str, printed: str) -> bool:
+    """Whether two lines have the same words, the same whole numbers up to 64, and others within ROUNDING.
+
+    Degrees, ranks and percentages of a bottleneck are small whole numbers: rounding would make another layout of one.
+    """
+    if NUMBER.sub("0", " ".join(shown.split())) != NUMBER.sub("0", " ".join(printed.split())):
+        return False
+    pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)
+    return all(
+        a == b or (not (a.isdigit() and int(a) <= 64) and abs(float(a) - float(b)) <= ROUNDING * float(a))
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param(*found, id=f"{page.name}-{i}")
+        for page in PAGES
+        for i, found in enumerate(SHOWN.findall(page.read_text(encoding="utf-8")))
+    ],
+)
+def test_output_that_is_shown_is_what_the_command_prints(command: str, shown: str) -> None:
+    """Every shown line is printed, in this order, next to each other but where a line `...` leaves some out."""
+    done = subprocess.run(
+        [BIN / "trimaran", *command.split()[1:]], capture_output=True, text=True, check=True, timeout=60
+    )
+    printed = done.stdout.splitlines()
+    place, skips = 0, False
+    for line in shown.splitlines():
+        if line == "...":
+            skips = True
+            continue
+        found = [i for i, other in enumerate(printed[place:], place) if same_line(line, other)]
+        assert found and (skips or found[0] == place), f"{command}\nis said to print\n{line}\nand prints\n{done.stdout}"
+        place, skips = found[0] + 1, False
+
+
+def test_the_readme_opens_with_bloom_answered_in_under_a_second() -> None:
+    """Before a word of installation: the layout of the BLOOM paper's section 3.4, and the seconds that it takes."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = SHOWN.search(text)
+    assert found is not None and found.start() < min(text.find(word) for word in ("install", "venv", "make demo"))
+    first = found[2].splitlines()[2].split()
+    head = found[2].splitlines()[0].split()
+    trained_with = {"Devices": "384", "DP": "8", "TP": "4", "PP": "12", "MBS": "2", "GBS": "2048", "ZeRO": "1"}
+    assert {title: first[head.index(title)] for title in trained_with} == trained_with
+
+    def seconds() -> float:
+        """Processor time, which a machine that is busy with others does not lengthen much."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([BIN / "trimaran", *found[1].split()[1:]], capture_output=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 1.0
 
 
 @pytest.mark.parametrize("code", some("bash") + some("sh"))
