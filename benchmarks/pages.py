@@ -22,8 +22,8 @@ from werkzeug.serving import make_server
 
 from trimaran.nouns.measurement import Measurement
 from trimaran.report.explore import HOST, answer, explore_app, question_of
-from trimaran.report.page.content import measured_content
 from trimaran.report.page.html import page as page_of
+from trimaran.report.page.measured import measured_content
 
 RESULTS = Path(__file__).parent / "results" / "pages.md"
 CHROMIUM = "/usr/bin/chromium"

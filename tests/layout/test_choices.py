@@ -21,7 +21,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.planner.search.search import DISTINCT
 from trimaran.planner.search.space import FIXABLE, space_of
 from trimaran.report import measured_rows, planned
-from trimaran.report.page.content import plan_content
+from trimaran.report.page.planned import plan_content
 from trimaran.study.tune.surrogate import features
 
 WORKLOAD, STACK = workload_of("gpt2-124m", 64), load_stack("trimaran")

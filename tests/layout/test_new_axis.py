@@ -57,7 +57,8 @@ from trimaran.layout.axes import groups
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.report import measured_rows, planned
-from trimaran.report.page.content import measured_content, plan_content
+from trimaran.report.page.measured import measured_content
+from trimaran.report.page.planned import plan_content
 from trimaran.report.tables import render
 from trimaran.store import Store
 from trimaran.train.comm.mesh import GroupFactory, build_mesh

@@ -9,7 +9,9 @@ from trimaran.api import plan
 from trimaran.files.row_table import packaged_table
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.figures import FIGURES, pareto_front, write_figure
-from trimaran.report.page.content import Content, measured_content, plan_content
+from trimaran.report.page.content import Content
+from trimaran.report.page.measured import measured_content
+from trimaran.report.page.planned import plan_content
 from trimaran.report.planned import as_json
 
 

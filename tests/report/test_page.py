@@ -14,8 +14,10 @@ from trimaran.cost.effects.time_effects import PARTS
 from trimaran.files.row_table import packaged_table, write_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.report.page.content import Content, measured_content, plan_content
+from trimaran.report.page.content import Content
 from trimaran.report.page.html import page
+from trimaran.report.page.measured import measured_content
+from trimaran.report.page.planned import plan_content
 from trimaran.report.planned import as_json
 from trimaran.store import Store
 from watched_page import Watched

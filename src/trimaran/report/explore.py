@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import textwrap
 from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
@@ -16,13 +17,17 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 from trimaran.planner.plan import Plan
 from trimaran.planner.search.settings import fixed_choices
+from trimaran.report import appearance
 from trimaran.report.planned import FIELDS, explanation, records
+from trimaran.report.tables import Field
 
 if TYPE_CHECKING:
     from dash import Dash
 
 HOST = "127.0.0.1"
 TOP = 20
+# Characters of a layout in a line beside its bar.
+LINE = 38
 # Plans kept, so that going back to an earlier question costs nothing.
 KEPT = 64
 # Seconds without another change after which a question is asked: an arrow key that is held down makes one question.
@@ -30,8 +35,13 @@ SETTLED = 0.03
 # Dash takes a quarter of a second to make a component of every cell, the browser a few milliseconds to read a table.
 SHOW = """told => {
     document.getElementById("answer").innerHTML = told.answer;
-    return told.parts;
+    fitAnswer();
+    const look = chartLook(cssColor), ours = told.parts.layout;
+    const axes = { xaxis: { ...look.xaxis, ...ours.xaxis }, yaxis: { ...look.yaxis, ...ours.yaxis } };
+    return { ...told.parts, layout: { ...look, ...ours, ...axes } };
 }"""
+# What is shown of the plan's columns: those that decide first.
+FIRST = ("rank", "sec_per_it", "between", "mem_gib", "tflops", "mfu")
 
 
 class Question(NamedTuple):
@@ -76,10 +86,7 @@ def explore_app(model: str, cluster: str, gbs: int, token: str) -> Dash:
     load_model(model)
     load_cluster(cluster)
     app = Dash("trimaran", title="Trimaran explore", update_title="", serve_locally=True)
-    style = files("trimaran.report").joinpath("explore.css").read_text(encoding="utf-8")
-    app.index_string = app.index_string.replace("{%css%}", f"{{%css%}}<style>{style}</style>").replace(
-        "<html>", '<html lang="en">'
-    )
+    app.index_string = app.index_string.replace("{%css%}", f"{{%css%}}{_look()}").replace("<html>", '<html lang="en">')
     _only_for_who_has(app, token)
     known = {"model": model, "cluster": cluster}
     app.layout = _controls(model, cluster, gbs)
@@ -95,6 +102,13 @@ def explore_app(model: str, cluster: str, gbs: int, token: str) -> Dash:
 
     app.clientside_callback(SHOW, Output("parts", "figure"), Input("told", "data"), prevent_initial_call=True)
     return app
+
+
+def _look() -> str:
+    """Style and script of the page's head."""
+    here = files("trimaran.report")
+    own_style, own_script = (here.joinpath(f"explore.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    return f"<style>{appearance.style()}{own_style}</style><script>{appearance.script()}{own_script}</script>"
 
 
 def _only_for_who_has(app: Dash, token: str) -> None:
@@ -181,7 +195,9 @@ def _controls(model: str, cluster: str, gbs: int) -> Any:
             html.H1("Trimaran explore"),
             html.Div(fields, className="fields"),
             dcc.Store(id="told"),
-            html.Main([html.Section(id="answer"), dcc.Graph(id="parts", config={"displaylogo": False})]),
+            html.Main(
+                [html.Section(id="answer"), dcc.Graph(id="parts", config={"displayModeBar": False}, responsive=True)]
+            ),
         ]
     )
 
@@ -189,23 +205,47 @@ def _controls(model: str, cluster: str, gbs: int) -> Any:
 def _answered(plan: Plan) -> str:
     """The ranking and what is to be said about it, as HTML."""
     rows = records(plan)
-    shown = [field for field in FIELDS if any(field.show(row) for row in rows)]
-    head = "".join(f'<th scope="col">{escape(field.title)}</th>' for field in shown)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(field.show(row))}</td>' for field in shown)}</tr>" for row in rows)
-    sentences = "".join(f"<li>{escape(line)}</li>" for line in explanation(plan).splitlines())
+    first = [field for key in FIRST for field in FIELDS if field.key == key]
+    fields = [*first, *(field for field in FIELDS if field.key not in FIRST)]
+    shown = [field for field in fields if any(field.show(row) for row in rows)]
+    head = "".join(f'<th scope="col"{_kind(field)}>{escape(field.title)}</th>' for field in shown)
+    body = "".join(f"<tr>{''.join(_cell(field, row) for field in shown)}</tr>" for row in rows)
+    sentences = "".join(f"<li>{_breakable(line)}</li>" for line in explanation(plan).splitlines())
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return f"{table}<ul>{sentences}</ul>"
 
 
+def _cell(field: Field, row: Mapping[str, Any]) -> str:
+    return f'<td data-title="{escape(field.title)}"{_kind(field)}>{escape(field.show(row))}</td>'
+
+
+def _kind(field: Field) -> str:
+    return ' class="left text"' if field.key == "notes" else ' class="left"' if field.left else ""
+
+
+def _breakable(text: str) -> str:
+    """Text that goes on in the next line behind a comma, where a layout is too long for one."""
+    return escape(text).replace(",", ",<wbr>")
+
+
+def _bar_name(rank: int, layout: str) -> str:
+    """A rank and its layout in two lines, since it would take the chart's width; a long stage split loses its end."""
+    lines = textwrap.wrap(f"{rank}. {layout}".replace(",", ", "), LINE, max_lines=2, placeholder="\u2026")
+    return "<br>".join(line.replace(", ", ",") for line in lines)
+
+
 def _parts(plan: Plan) -> dict[str, Any]:
     """Predicted seconds of the ranked layouts, by part."""
-    labels = [f"{entry.rank}. {str(entry.layout)[:40]}" for entry in plan.entries]
+    labels = [_bar_name(entry.rank, str(entry.layout)) for entry in plan.entries]
     bars = []
     for part in TIME_PARTS:
         seconds = [getattr(entry.estimate.time, part) for entry in plan.entries]
         if any(seconds):
-            bars.append({"type": "bar", "name": part, "y": labels, "x": seconds, "orientation": "h"})
-    return _chart(bars, height=120 + 22 * len(labels))
+            bars.append(
+                {"type": "bar", "name": part, "y": labels, "x": seconds, "orientation": "h"}
+                | {"marker": {"color": appearance.color_of_part(part)}}
+            )
+    return _chart(bars, height=190 + 28 * len(labels))
 
 
 def _chart(bars: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -215,8 +255,10 @@ def _chart(bars: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         "layout": {
             "barmode": "stack",
             "title": {"text": "Where the time goes"},
+            "legend": {"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom", "x": 0},
+            "margin": {"l": 8, "r": 12, "t": 110, "b": 44},
             "xaxis": {"title": {"text": "predicted seconds an iteration"}},
-            "yaxis": {"autorange": "reversed", "automargin": True},
+            "yaxis": {"autorange": "reversed", "tickfont": {"size": 9}},
             **more,
         },
     }

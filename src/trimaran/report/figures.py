@@ -174,7 +174,8 @@ def _scaling(axes: Axes, content: Content) -> bool:
 def _losses(axes: Axes, content: Content) -> bool:
     curves = [case for case in content.cases if len(case.losses) > 1][:BARS]
     for case in curves:
-        axes.plot(range(1, len(case.losses) + 1), case.losses, lw=1, label=_short(case.layout))
+        steps = [1 + case.loss_every * place for place in range(len(case.losses))]
+        axes.plot(steps, case.losses, lw=1, label=_short(case.layout))
     axes.set(xlabel="step", ylabel="nats a token")
     if curves:
         axes.legend(frameon=False, fontsize=7)

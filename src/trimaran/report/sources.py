@@ -9,7 +9,9 @@ from trimaran.files.row_table import read_table
 from trimaran.files.user_file import MIB, read_json
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.report.page.content import Content, measured_content, plan_content
+from trimaran.report.page.content import Content
+from trimaran.report.page.measured import measured_content
+from trimaran.report.page.planned import plan_content
 from trimaran.store import Store
 
 PLAN_ENDING, TABLE_ENDING = ".json", ".csv"

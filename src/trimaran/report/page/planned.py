@@ -1,0 +1,66 @@
+"""The page of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.report.layouts import MEASURED
+from trimaran.report.page.answers import answer_of_plan
+from trimaran.report.page.content import Content, ShownLayout, limit_gib
+from trimaran.report.planned import counted
+
+
+def plan_content(plan: Mapping[str, Any]) -> Content:
+    """The page of a plan, from the JSON that `trimaran plan --format json` prints (docs/json.md).
+
+    Raises TrimaranError naming the key that is not there.
+    """
+    try:
+        return _plan_content(plan)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TrimaranError(
+            f"plan has no {error} where docs/json.md says: make it anew with `trimaran plan ... --format json`"
+        ) from None
+
+
+def _plan_content(plan: Mapping[str, Any]) -> Content:
+    entries: Sequence[Mapping[str, Any]] = plan["layouts"]
+    cases = tuple(
+        ShownLayout(
+            source="plan",
+            work=f"{plan['model']} on {plan['cluster']}",
+            status="predicted",
+            **{key: entry[key] for key in ("layout", "nodes", "devices", "gbs")},
+            choices={choice.name: entry[choice.name] for choice, _ in MEASURED},
+            sec_per_it=entry["sec_per_it"],
+            sec_per_it_low=entry["sec_per_it_low"],
+            sec_per_it_high=entry["sec_per_it_high"],
+            mem_gib=entry["mem_gib"],
+            tflops=entry["tflops"],
+            mfu=entry["mfu"],
+            time_s=entry["time_s"],
+            memory_gib=tuple({k: v for k, v in stage.items() if k != "stage"} for stage in entry["memory_gib"]),
+            notes=entry["bottleneck"],
+        )
+        for entry in entries
+    )
+    return Content(
+        title=f"{plan['model']} on {plan['cluster']}",
+        facts=(
+            ("Model", plan["model"]),
+            ("Cluster", plan["cluster"]),
+            ("Software", plan["stack"]),
+            ("Devices", f"{plan['devices']:,}"),
+            ("Layouts evaluated", f"{plan['evaluated']:,}"),
+            ("that fit", f"{plan['fitting']:,}"),
+        ),
+        answers=(answer_of_plan(plan),),
+        sentences=(
+            f"Bottleneck of the best: {entries[0]['bottleneck']}.",
+            f"{counted((entry['precision'], entry['tflops'], entry['mfu']) for entry in entries)}.",
+        ),
+        cases=cases,
+        mem_limit_gib=limit_gib(plan["cluster"]),
+    )
