@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trimaran.api import DEFAULT_STACK, plan, usual_stack
 from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model
+from trimaran.layout.axes import DEGREES
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 from trimaran.planner.plan import Plan
@@ -36,12 +37,15 @@ SETTLED = 0.03
 SHOW = """told => {
     document.getElementById("answer").innerHTML = told.answer;
     fitAnswer();
+    drawLegend(told.parts);
     const look = chartLook(cssColor), ours = told.parts.layout;
     const axes = { xaxis: { ...look.xaxis, ...ours.xaxis }, yaxis: { ...look.yaxis, ...ours.yaxis } };
     return { ...told.parts, layout: { ...look, ...ours, ...axes } };
 }"""
 # What is shown of the plan's columns: those that decide first.
 FIRST = ("rank", "sec_per_it", "between", "mem_gib", "tflops", "mfu")
+# Those that are shown though all rows agree; what else is the same in every row says nothing.
+ALWAYS = (*FIRST, *DEGREES, "mbs", "notes")
 
 
 class Question(NamedTuple):
@@ -196,7 +200,12 @@ def _controls(model: str, cluster: str, gbs: int) -> Any:
             html.Div(fields, className="fields"),
             dcc.Store(id="told"),
             html.Main(
-                [html.Section(id="answer"), dcc.Graph(id="parts", config={"displayModeBar": False}, responsive=True)]
+                [
+                    html.Section(id="answer"),
+                    html.H2("Where the time goes"),
+                    html.Ul(id="legend", className="legend"),
+                    dcc.Graph(id="parts", config={"displayModeBar": False}, responsive=True),
+                ]
             ),
         ]
     )
@@ -207,12 +216,17 @@ def _answered(plan: Plan) -> str:
     rows = records(plan)
     first = [field for key in FIRST for field in FIELDS if field.key == key]
     fields = [*first, *(field for field in FIELDS if field.key not in FIRST)]
-    shown = [field for field in fields if any(field.show(row) for row in rows)]
+    shown = [field for field in fields if _tells(field, rows)]
     head = "".join(f'<th scope="col"{_kind(field)}>{escape(field.title)}</th>' for field in shown)
     body = "".join(f"<tr>{''.join(_cell(field, row) for field in shown)}</tr>" for row in rows)
     sentences = "".join(f"<li>{_breakable(line)}</li>" for line in explanation(plan).splitlines())
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return f"{table}<ul>{sentences}</ul>"
+
+
+def _tells(field: Field, rows: Sequence[Mapping[str, Any]]) -> bool:
+    texts = {field.show(row) for row in rows}
+    return bool(texts - {""}) and (len(texts) > 1 or field.key in ALWAYS)
 
 
 def _cell(field: Field, row: Mapping[str, Any]) -> str:
@@ -245,7 +259,7 @@ def _parts(plan: Plan) -> dict[str, Any]:
                 {"type": "bar", "name": part, "y": labels, "x": seconds, "orientation": "h"}
                 | {"marker": {"color": appearance.color_of_part(part)}}
             )
-    return _chart(bars, height=190 + 28 * len(labels))
+    return _chart(bars, height=60 + 32 * len(labels))
 
 
 def _chart(bars: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -254,10 +268,9 @@ def _chart(bars: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         "data": bars,
         "layout": {
             "barmode": "stack",
-            "title": {"text": "Where the time goes"},
-            "legend": {"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom", "x": 0},
-            "margin": {"l": 8, "r": 12, "t": 110, "b": 44},
-            "xaxis": {"title": {"text": "predicted seconds an iteration"}},
+            "showlegend": False,
+            "margin": {"l": 8, "r": 12, "t": 10, "b": 44},
+            "xaxis": {"title": {"text": "predicted s/it"}},
             "yaxis": {"autorange": "reversed", "tickfont": {"size": 9}},
             **more,
         },

@@ -137,7 +137,7 @@ chart("parts", "Where the time goes", () => {
   return {
     traces, says: content.legend.time_s,
     layout: {
-      barmode: "stack", xaxis: axis("predicted seconds an iteration"),
+      barmode: "stack", xaxis: axis("predicted s/it"),
       yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: listed.map((one) => short(one.layout)), tickfont: { size: 9 } },
     },
     said: `Predicted parts of the first ${listed.length} layouts of the table. ${first.layout}: ` +
