@@ -22,7 +22,8 @@ UNREADABLE = """() => {
     const range = document.createRange();
     range.selectNodeContents(node);
     for (const box of range.getClientRects())
-      if (box.width && box.height) boxes.push({ holder, text: text.slice(0, 60), box, y: box.top + box.height / 2 + scrollY });
+      if (box.width && box.height)
+        boxes.push({ holder, text: text.slice(0, 60), box, y: box.top + box.height / 2 + scrollY });
   }
   const frames = new Map();
   const clipsOf = (one) => {
@@ -59,7 +60,8 @@ UNREADABLE = """() => {
   }
   scrollTo(0, 0);
   for (const one of document.querySelectorAll("input, button, select"))
-    if (one.checkVisibility() && one.scrollWidth > one.clientWidth + slack) told.push(`cut: ${one.id || one.textContent}`);
+    if (one.checkVisibility() && one.scrollWidth > one.clientWidth + slack)
+      told.push(`cut: ${one.id || one.textContent}`);
   const shared = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from]);
   for (const chart of document.querySelectorAll(".main-svg")) {
     const texts = [...chart.querySelectorAll(".ytick text, .xtitle, .ytitle")];

@@ -96,7 +96,8 @@ chart("front", "Time against memory", () => {
   for (const one of [...all].sort((a, b) => a.mem_gib - b.mem_gib || seconds(a) - seconds(b)))
     if (!front.length || seconds(one) < seconds(front[front.length - 1])) front.push(one);
   const groups = new Map();
-  const group = (one) => (differs("source") ? one.source : `TP ${one.tp}`);
+  const bySource = differs("source");
+  const group = (one) => (bySource ? one.source : `TP ${one.tp}`);
   for (const one of thin(all)) (groups.get(group(one)) ?? groups.set(group(one), []).get(group(one))).push(one);
   const traces = [...groups].sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true })).map(([name, members]) => ({
     type: "scatter", mode: "markers", name: plain(name), x: members.map((one) => one.mem_gib), y: members.map(seconds),

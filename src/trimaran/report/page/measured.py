@@ -23,6 +23,11 @@ from trimaran.report.page.content import Content, ShownLayout, limit_gib
 ROWS, WHOLE_ROWS = 50_000, 1_000
 # Losses of a run that a curve is drawn from, and characters of a row's notes.
 LOSSES, NOTES = 200, 300
+# What may differ between runs that have one prediction.
+_OF_A_RUN = {
+    "sec_per_it", "sec_per_it_spread", "step_times_s", "mem_gib", "mem_gib_per_rank", "tflops", "tokens_per_s_per_gpu",
+    "status", "losses", "notes", "row", "trial_key", "date", "created_at", "wall_s", "evidence", "seed",
+}  # fmt: skip
 
 
 def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
@@ -35,8 +40,11 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
         raise TrimaranError(f"no measured rows in {', '.join(stores)}: run `trimaran bench` or `trimaran tune` first")
     first = rows[0][1]
     ranked = _fastest_first(stores)
-    cases = tuple(
-        _measured_case(name, row, whole=place < WHOLE_ROWS) for place, (name, row) in enumerate(ranked[:ROWS])
+    predict = _Predictions()
+    whole, others = ranked[:WHOLE_ROWS], ranked[WHOLE_ROWS:ROWS]
+    cases = (
+        *(_measured_case(name, row, predict(row), row.losses) for name, row in whole),
+        *(_measured_case(name, row, None, ()) for name, row in others),
     )
     clusters = sorted({row.cluster for _, row in rows if row.cluster})
     return Content(
@@ -82,14 +90,13 @@ def _left_out(rows: int) -> Iterable[str]:
         yield f"Parts of time and memory, and losses, are those of the {WHOLE_ROWS:,} fastest rows."
 
 
-def _measured_case(source: str, row: Measurement, whole: bool) -> ShownLayout:
-    predicted = _estimate_of(row) if whole else None
+def _measured_case(source: str, row: Measurement, predicted: Estimate | None, losses: tuple[float, ...]) -> ShownLayout:
     choices = choices_of(row)
     parts: dict[str, Any] = {}
     if predicted is not None:
         stages = (stage.model_dump(exclude={"stage"}) for stage in predicted.memory)
         parts = {"time_s": predicted.time.model_dump(), "memory_gib": tuple(stages)}
-    every = -(-len(row.losses) // LOSSES) or 1
+    every = -(-len(losses) // LOSSES) or 1
     return ShownLayout(
         source=source,
         work=work_of(row),
@@ -106,10 +113,23 @@ def _measured_case(source: str, row: Measurement, whole: bool) -> ShownLayout:
         mem_gib=row.mem_gib,
         predicted_mem_gib=row.predicted_mem_gib or (predicted.reported_mem_gib if predicted else None),
         tflops=row.tflops,
-        losses=row.losses[::every] if whole else (),
+        losses=losses[::every],
         loss_every=every,
         notes="; ".join(filter(None, (row.notes, others_took(row))))[:NOTES],
     )
+
+
+class _Predictions:
+    """Estimates of rows, each made once: a store holds many runs of one layout."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Estimate | None] = {}
+
+    def __call__(self, row: Measurement) -> Estimate | None:
+        asked = row.model_dump_json(exclude=_OF_A_RUN)
+        if asked not in self._known:
+            self._known[asked] = _estimate_of(row)
+        return self._known[asked]
 
 
 def _estimate_of(row: Measurement) -> Estimate | None:

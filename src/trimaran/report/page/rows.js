@@ -2,7 +2,13 @@
 const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
 const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
 const content = JSON.parse(await new Response(unpacked).text());
-const cases = content.cases.map((one, id) => ({ id, ...one, ...one.choices }));
+const { choices, ...told } = content.cases;
+const byColumn = Object.entries({ ...told, ...choices });
+const cases = told.layout.map((_, id) => {
+  const one = { id };
+  for (const [key, values] of byColumn) one[key] = values[id];
+  return one;
+});
 const $ = (selector) => document.querySelector(selector);
 const PAGE = 100; // rows of the table that are drawn at once
 const DRAWN = 2000; // points a chart draws at most: more cannot be told apart on a screen
@@ -24,7 +30,7 @@ const COLUMNS = [
   ...content.columns.map(([key, title, word]) => [key, title, null, word]), ["variant", "Variant", null, "variant"],
   ["notes", "Notes", null, "notes"],
 ];
-const differs = (key) => new Set(cases.map((one) => one[key])).size > 1;
+const differs = (key) => cases.some((one) => one[key] !== cases[0][key]);
 const present = (key) => cases.some((one) => one[key] !== null && one[key] !== "");
 // what is the same in every row says nothing in a table
 const dull = new Set(["source", "work", "status", "variant", "nodes"]);
