@@ -52,7 +52,7 @@ def test_table_has_the_documents_columns(trimaran: Run) -> None:
 
 def test_mfu_is_the_tflops_of_its_row_over_the_peak_that_is_said(trimaran: Run) -> None:
     asked = ("plan", "--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "64", "--gbs", "256", "--stack",
-             "torchtitan", "--fix", "precision=fp8", "--fix", "recompute=full", "--top", "3")  # fmt: skip
+             "torchtitan-compiled", "--fix", "precision=fp8", "--fix", "recompute=full", "--top", "3")  # fmt: skip
     layouts = json.loads(trimaran(*asked, "--format", "json").stdout)["layouts"]
     assert {(entry["flops_formula"], round(entry["tflops"] / entry["mfu"], 1)) for entry in layouts} == {
         ("model_flops", 1978.9)

@@ -9,7 +9,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.protocol.host import Work
 from trimaran.report.disturbance import disturbed, trained_otherwise
 from trimaran.report.measured_rows import record
-from trimaran.report.page.content import measured_content
+from trimaran.report.page.measured import measured_content
 
 SHAPE = {"layers": 1, "hidden": 8, "heads": 1, "seq_len": 8, "vocab": 257, "gbs": 2, "mbs": 2, "dp": 1}
 BURN = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\n"
@@ -43,11 +43,12 @@ def test_nothing_is_blamed_that_did_not_change_and_nothing_is_said_of_equal_time
 def test_a_store_page_says_why_predictions_were_off() -> None:
     rows = [row(2.0, 0.55, 1.0), row(1.0, 0.03, 1.0)]
     content = measured_content({"mine": rows})
-    assert content.sentences[0].endswith(
-        "predictions were off by 25.0% on average; other programs took up to 55% of the cores' time in 1 of 2 runs, "
-        "which makes times too long: measure again on a quiet machine."
+    assert content.answers[0].sure.endswith(
+        "Predictions were off by 25.0% on average over 2 runs. Other programs took up to 55% of the cores' time in 1 of "
+        "2 runs, which makes times too long: measure again on a quiet machine."
     )
-    assert "other programs took 55%" in content.cases[0].notes and content.cases[1].notes == ""
+    fast, slow = content.cases
+    assert "other programs took 55%" in slow.notes and fast.notes == ""
     assert "other programs took 55%" in record(rows[0], frozenset())["notes"]
     assert disturbed([row(1.0, 0.03), row(1.0, None)]) is None
 
