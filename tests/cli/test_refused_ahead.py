@@ -32,3 +32,29 @@ def test_it_is_refused_before_the_first_trial(tmp_path: Path, train: str, says: 
     assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
     assert "trial 1" not in done.stderr
     assert not (tmp_path / "elsewhere" / "runs" / "tiny" / "trials").exists()
+
+
+NEOX = {
+    "model_type": "gpt_neox", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
+    "intermediate_size": 64, "vocab_size": 257,
+}  # fmt: skip
+QWEN3 = NEOX | {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 16}
+
+
+@pytest.mark.parametrize("verb", [("train", "--layout", "dp1,mbs4"), ("tune",)])
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [(NEOX, "model.parallel_residual is True"), (QWEN3, "model.qk_norm is head")],
+    ids=["neox", "qwen3"],
+)
+def test_a_family_that_the_trainer_lacks_is_refused_before_any_rank(
+    tmp_path: Path, verb: tuple[str, ...], config: dict[str, object], says: str
+) -> None:
+    recipe = tiny_recipe(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before, rest = recipe.read_text().split("[model]\n")
+    rest = rest[rest.index("\n[") :]
+    recipe.write_text(f'{before}[model]\nname = "./config.json"\n{rest}')
+    done = run(verb[0], str(recipe), *verb[1:], cwd=tmp_path)
+    assert done.returncode == 2 and f"{says}, and trimaran trains no such model" in done.stderr, done.stderr
+    assert not list(tmp_path.glob("runs/**/*.json")) and len(done.stderr.splitlines()) == 1

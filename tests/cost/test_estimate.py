@@ -160,10 +160,8 @@ def test_every_part_of_time_and_memory_is_an_entry_of_its_table() -> None:
 def test_operators_do_the_operations_of_the_papers(name: str) -> None:
     # Narayanan et al., arXiv 2104.04473, appendix: 2 s (weights of the layer) + 4 s^2 a_dim; and 2 s h V.
     model, s = load_model(name), 1024
-    matrices = model.layer_parameters - 2 * model.norm_parameters
-    if model.bias:
-        widths = model.attention_hidden + 2 * model.kv_hidden + 2 * model.hidden
-        matrices -= widths + model.ffn_hidden * (model.mlp_matrices - 1)
+    widths = 2 * model.attention_hidden + 2 * model.kv_hidden + model.mlp_matrices * model.ffn_hidden
+    matrices = model.hidden * widths
     assert layer_forward_operations(model, s) == 2 * s * matrices + 4 * s * s * model.attention_hidden
     logits = 2 * s * model.hidden * padded_vocab(model.vocab, 1) if model.head == "vocabulary" else 0
     assert head_forward_operations(model, s) == logits

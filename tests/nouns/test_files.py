@@ -107,8 +107,8 @@ def test_a_llama_config_states_its_angles_and_its_norm(tmp_path: Path, rotary: d
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"rope_scaling": {"type": "mrope", "factor": 4.0}}, "rotary scaling 'mrope'"),
+        ({"mlp_bias": True}, "mlp_bias is True without attention_bias"),
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
     ],
     ids=str,

@@ -62,7 +62,10 @@ NOUNS: dict[str, Noun] = {
 }  # fmt: skip
 # Where 0 says something: none of it, free of charge, unlimited, no delay, or as the field's description has it.
 ZERO_SAYS_SOMETHING = {
-    "model": {"ffn_hidden", "kv_heads", "head_dim", "dropout"},
+    "model": {
+        "ffn_hidden", "kv_heads", "head_dim", "dropout", "sliding_window", "full_attention_every", "attention_softcap",
+        "logit_softcap",
+    },
     "workload": set[str](),
     "cluster": {
         "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "latency_us",

@@ -122,6 +122,15 @@ def test_torchtitan_gathers_in_8_bit_where_its_stack_does() -> None:
     assert config["training"]["mixed_precision_param"] == "bfloat16"
 
 
+def test_megatron_lm_gets_the_traits_that_it_has_flags_for() -> None:
+    layout = parse_layout("dp8,tp4,bf16")
+    said = flags(export(layout, workload_of("qwen3-8b", 256), MEGATRON, "megatron-lm"))
+    assert said["--qk-layernorm"] == []
+    assert "--add-qkv-bias" in flags(export(layout, workload_of("qwen2.5-7b", 256), MEGATRON, "megatron-lm"))
+    with pytest.raises(TrimaranError, match=r"no setting for model\.norm_placement both"):
+        export(layout, workload_of("gemma2-9b", 256), MEGATRON, "megatron-lm")
+
+
 def test_deepspeed_batches_multiply_out() -> None:
     config = json.loads(export(parse_layout("dp16,mbs4,zero3,fsdp,fp16"), PLAIN, MEGATRON, "deepspeed"))
     product = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 16

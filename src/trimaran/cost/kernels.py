@@ -263,7 +263,9 @@ class Kernels:
             forward, backward = self.attention.time(
                 np.asarray(scores.batch), float(scores.m), float(scores.k), rate.element
             )
-            return forward * rate.matmul_slowdown, backward * rate.matmul_slowdown
+            # measured of whole sequences, of which a sliding window leaves a part
+            slower = rate.matmul_slowdown * (scores.n / scores.m)
+            return forward * slower, backward * slower
         slower = 0.5 * rate.matmul_slowdown / (rate.products.peak * self.calibration.attention)
         forward, backward = (
             np.asarray(reduce(np.add, (product.operations for product in products)) * slower)

@@ -1,123 +1,13 @@
-"""Model from a Hugging Face `config.json` of GPT-2, GPT-NeoX, BLOOM or Llama kind, and back."""
+"""Model from a Hugging Face `config.json`, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
+from trimaran.files.hugging_face_families import FAMILIES, Config, InexpressibleError
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-
-Config = Mapping[str, Any]
-
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-
-
-class _InexpressibleError(Exception):
-    """Something that a Model cannot say; the text says what."""
-
-
-def _activation(name: object) -> str:
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise _InexpressibleError(f"activation {quoted(name)} is not one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
-
-
-def _gpt2(config: Config) -> dict[str, Any]:
-    return {
-        "layers": config["n_layer"],
-        "hidden": config["n_embd"],
-        "heads": config["n_head"],
-        "ffn_hidden": config.get("n_inner"),
-        "max_positions": config.get("n_positions", 1024),
-        "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
-        "activation": _activation(config.get("activation_function", "gelu_new")),
-        "tied_embedding": config.get("tie_word_embeddings", True),
-    }
-
-
-def _gpt_neox(config: Config) -> dict[str, Any]:
-    return {
-        "layers": config["num_hidden_layers"],
-        "hidden": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "ffn_hidden": config["intermediate_size"],
-        "max_positions": config.get("max_position_embeddings", 2048),
-        "positions": "rotary",
-        "rotary_theta": _rotary(config)[0],
-        "norm_epsilon": config.get("layer_norm_eps", 1e-5),
-        "activation": _activation(config.get("hidden_act", "gelu")),
-        "tied_embedding": config.get("tie_word_embeddings", False),
-    }
-
-
-def _bloom(config: Config) -> dict[str, Any]:
-    return {
-        "layers": config.get("n_layer") or config["num_hidden_layers"],
-        "hidden": config.get("hidden_size") or config["n_embed"],
-        "heads": config.get("n_head") or config["num_attention_heads"],
-        "max_positions": config.get("seq_length", 2048),
-        "positions": "alibi",
-        "embedding_norm": True,
-        "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
-        "tied_embedding": config.get("tie_word_embeddings", True),
-    }
-
-
-def _rotary(config: Config) -> tuple[float, dict[str, Any] | None]:
-    """Base of the angles and their scaling, as configs before and after transformers 5 state them."""
-    field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    stated = config.get(field) or {}
-    if not isinstance(stated, Mapping):
-        raise _InexpressibleError(f"{field} is {quoted(stated)}, expected an object such as {{'rope_type': 'llama3'}}")
-    theta = stated.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
-    kind = stated.get("rope_type") or stated.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise _InexpressibleError(f"rotary scaling {quoted(kind)} is not one of default, llama3")
-    scaling = {name: stated[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
-    return theta, scaling | {"original_max_positions": stated["original_max_position_embeddings"]}
-
-
-def _llama(config: Config) -> dict[str, Any]:
-    for name in ("attention_bias", "mlp_bias"):
-        if config.get(name):
-            raise _InexpressibleError(f"{name} is true, and a Model has a bias everywhere or nowhere")
-    if config.get("hidden_act", "silu") != "silu":
-        raise _InexpressibleError(f"hidden_act {quoted(config['hidden_act'])} is not silu")
-    theta, scaling = _rotary(config)
-    return {
-        "layers": config["num_hidden_layers"],
-        "hidden": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "kv_heads": config.get("num_key_value_heads"),
-        "head_dim": config.get("head_dim"),
-        "ffn_hidden": config["intermediate_size"],
-        "max_positions": config.get("max_position_embeddings", 2048),
-        "positions": "rotary",
-        "rotary_theta": theta,
-        "rotary_scaling": scaling,
-        "norm": "rmsnorm",
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "mlp": "swiglu",
-        "bias": False,
-        "tied_embedding": config.get("tie_word_embeddings", False),
-    }
-
-
-_KINDS: Mapping[str, Callable[[Config], dict[str, Any]]] = {
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "bloom": _bloom,
-    "llama": _llama,
-}
 
 
 def model_from_config(config: Config, source: str) -> Model:
@@ -127,17 +17,18 @@ def model_from_config(config: Config, source: str) -> Model:
     ValidationError when a value is not possible.
     """
     kind = str(config.get("model_type"))
-    if kind not in _KINDS:
+    if kind not in FAMILIES:
         raise TrimaranError(
-            f"{source}: model_type {quoted(kind)} is not one of {', '.join(_KINDS)}: write a model TOML instead"
+            f"{source}: model_type {quoted(kind)} is not one of {', '.join(FAMILIES)}: if its layers are those of one "
+            f"of them, name that one"
         )
     try:
-        fields = _KINDS[kind](config)
+        fields = FAMILIES[kind](config)
         fields["vocab"] = config["vocab_size"]
     except KeyError as error:
         raise TrimaranError(f"{source}: key {error} is missing from a {kind} config: add it") from None
-    except _InexpressibleError as error:
-        raise TrimaranError(f"{source}: {error}: write a model TOML of the nearest shape to plan with") from None
+    except InexpressibleError as error:
+        raise TrimaranError(f"{source}: {error}: no model here has that; plan with the nearest") from None
     name = config.get("_name_or_path") or source
     return Model.model_validate({"name": str(name), **fields})
 
@@ -201,6 +92,11 @@ def kind_of(model: Model) -> str:
         "llama": {"norm": "rmsnorm", "mlp": "swiglu", "bias": False, "embedding_norm": False},
     }
     kind = {"learned": "gpt2", "alibi": "bloom", "rotary": "llama"}[model.positions]
+    for field, value in model.traits.items():
+        raise TrimaranError(
+            f"model.{field} is {value}, which Hugging Face's {kind} lacks (positions {model.positions} choose {kind}): "
+            f"weights of such a model cannot be read or written"
+        )
     for field, value in ({"head": "vocabulary"} | needs[kind]).items():
         if getattr(model, field) != value:
             raise TrimaranError(

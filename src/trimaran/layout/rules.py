@@ -17,6 +17,7 @@ from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
 from trimaran.layout.stages import even_split
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
@@ -258,6 +259,17 @@ def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -
     return None
 
 
+def trait_it_lacks(model: Model, stack: Stack) -> str | None:
+    """The first trait of the model that the stack does not train, as `model.qk_norm is head`; None: it has them all."""
+    known = model.traits if stack.model_traits is None else stack.model_traits
+    return next((f"model.{trait} is {value}" for trait, value in model.traits.items() if trait not in known), None)
+
+
+def _model_traits(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    trait = trait_it_lacks(workload.model, stack)
+    return f"{trait}, and {stack.name} trains no such model: choose another stack or model" if trait else None
+
+
 def _sequence_parallel(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     if not layout.sequence_parallel:
         return None
@@ -280,6 +292,7 @@ def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
 
 RULES: tuple[Rule, ...] = (
     Rule("model", "software", (), _model),
+    Rule("model_traits", "software", (), _model_traits),
     Rule("devices", "machine", ("*".join(DEGREES),), _devices),
     Rule("global_batch", "software", ("dp*mbs",), _global_batch),
     Rule("ramp_up", "software", ("dp*mbs",), _ramp_up),

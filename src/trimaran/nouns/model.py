@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,9 +11,30 @@ from trimaran.nouns.noun import Noun
 
 Positions = Literal["learned", "rotary", "alibi"]
 Norm = Literal["layernorm", "rmsnorm"]
-Mlp = Literal["gelu", "swiglu"]
+Mlp = Literal["gelu", "swiglu", "geglu"]
 Activation = Literal["gelu", "gelu_tanh"]
 Head = Literal["vocabulary", "classifier"]
+NormPlacement = Literal["before", "after", "both"]
+QkNorm = Literal["none", "head", "all_heads"]
+AttentionBias = Literal["none", "qkv", "all"]
+RotaryStretch = Literal["none", "linear", "dynamic", "yarn", "longrope"]
+
+MOST_LAYERS = 100_000
+# What a model of GPT-2, BLOOM or Llama kind has in the fields by which other families differ from them.
+PLAIN: Mapping[str, object] = {
+    "attention_bias": None,
+    "qk_norm": "none",
+    "norm_placement": "before",
+    "parallel_residual": False,
+    "rotary_share": 1.0,
+    "rotary_stretch": "none",
+    "sliding_window": 0,
+    "full_attention_every": 0,
+    "query_scale": None,
+    "attention_softcap": 0.0,
+    "logit_softcap": 0.0,
+    "scaled_embedding": False,
+}
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -43,7 +65,7 @@ class Model(Noun):
     """A decoder-only transformer. Sizes are counts; nothing here depends on how it is trained."""
 
     name: str = ""
-    layers: int = Field(gt=0, le=100_000)
+    layers: int = Field(gt=0, le=MOST_LAYERS)
     hidden: int = Field(gt=0, le=10_000_000)
     heads: int = Field(gt=0, le=1_000_000)
     vocab: int = Field(gt=1, le=100_000_000)
@@ -55,14 +77,40 @@ class Model(Noun):
     positions: Positions = "learned"
     rotary_theta: float = Field(default=10_000.0, gt=0, description="base of the rotary angles")
     rotary_scaling: RotaryScaling | None = None
+    rotary_stretch: RotaryStretch = Field(
+        default="none", description="how angles reach a longer context, where not as rotary_scaling says"
+    )
+    rotary_share: float = Field(default=1.0, gt=0, le=1, description="share of a head's features that are turned")
     norm: Norm = "layernorm"
     norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
+    norm_placement: NormPlacement = Field(
+        default="before", description="norms of what attention and MLP read, of what they give, or of both"
+    )
+    qk_norm: QkNorm = Field(
+        default="none", description="queries and keys are normalised: each head alone, or all heads as one"
+    )
+    parallel_residual: bool = Field(default=False, description="the MLP reads what attention reads (GPT-NeoX)")
     mlp: Mlp = "gelu"
     activation: Activation = Field(
         default="gelu_tanh",
         description="GELU, exact or by tanh. Unstated: tanh, as GPT-2, GPT-3 and BLOOM have it; exact with rotary",
     )
     bias: bool = True
+    attention_bias: AttentionBias | None = Field(
+        default=None, description="biases of attention: none, of queries, keys and values, or of all; None: as `bias`"
+    )
+    sliding_window: int = Field(
+        default=0, ge=0, le=100_000_000, description="tokens that a token attends to, itself among them; 0: all"
+    )
+    full_attention_every: int = Field(
+        default=0, ge=0, le=100_000, description="every n-th layer has no sliding window; 0: none such"
+    )
+    query_scale: float | None = Field(
+        default=None, gt=0, description="scores are divided by its square root; None: by that of head_dim"
+    )
+    attention_softcap: float = Field(default=0.0, ge=0, description="scores stay within it, by tanh; 0: no cap")
+    logit_softcap: float = Field(default=0.0, ge=0, description="logits stay within it, by tanh; 0: no cap")
+    scaled_embedding: bool = Field(default=False, description="embeddings are multiplied by the root of hidden")
     embedding_norm: bool = False
     head: Head = Field(default="vocabulary", description="classifier: no logits over the vocabulary")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -91,6 +139,11 @@ class Model(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.full_attention_every and not self.sliding_window:
+            raise ValueError(
+                f"full_attention_every is {self.full_attention_every}, but sliding_window is 0: state the window of "
+                f"the other layers, or leave both out"
+            )
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
                 f"head_dim {self.head_dim} is odd, and rotary positions turn features in pairs: make it even"
@@ -101,6 +154,12 @@ class Model(Noun):
                 f"each key-value head serves a whole number of heads"
             )
         return self
+
+    @property
+    def traits(self) -> dict[str, object]:
+        """Fields by which this model differs from GPT-2's, BLOOM's and Llama's kind, which software may lack."""
+        found = {name: value for name, plain in PLAIN.items() if (value := getattr(self, name)) != plain}
+        return found | ({"mlp": self.mlp} if self.mlp == "geglu" else {})
 
     @property
     def attention_hidden(self) -> int:
@@ -116,20 +175,39 @@ class Model(Noun):
     def layer_shape(self) -> tuple[object, ...]:
         """All that one layer's work depends on; equal for models that differ in depth, vocabulary or name alone."""
         sizes = self.hidden, self.heads, self.kv_heads, self.head_dim, self.ffn_hidden
-        return (*sizes, self.positions, self.norm, self.mlp, self.activation, self.bias, self.dropout)
+        kinds = self.positions, self.norm, self.mlp, self.activation, self.bias, self.dropout
+        return (*sizes, *kinds, *(getattr(self, name) for name in PLAIN))
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether the MLP multiplies an activated gate with its other half."""
+        return self.mlp != "gelu"
 
     @property
     def mlp_matrices(self) -> int:
         """Weight matrices of one MLP: 2, or 3 when gated."""
-        return 3 if self.mlp == "swiglu" else 2
+        return 3 if self.gated_mlp else 2
 
     @property
     def layer_parameters(self) -> int:
         """Parameters of one transformer layer, biases and norms included."""
         h, a, kv, f = self.hidden, self.attention_hidden, self.kv_hidden, self.ffn_hidden
         matrices = h * a + 2 * h * kv + a * h + self.mlp_matrices * h * f
-        biases = (a + 2 * kv + h + f * (self.mlp_matrices - 1) + h) if self.bias else 0
-        return matrices + biases + 2 * self.norm_parameters
+        biases = f * (self.mlp_matrices - 1) + h if self.bias else 0
+        of_attention = self.attention_bias or ("all" if self.bias else "none")
+        biases += {"none": 0, "qkv": a + 2 * kv, "all": a + 2 * kv + h}[of_attention]
+        return matrices + biases + self.norms * self.norm_parameters + self.qk_norm_parameters
+
+    @property
+    def norms(self) -> int:
+        """Normalisations of the hidden state in one layer."""
+        return 4 if self.norm_placement == "both" else 2
+
+    @property
+    def qk_norm_parameters(self) -> int:
+        """Parameters of one layer's norms of queries and keys, which all heads share where each is normed alone."""
+        widths = {"none": 0, "head": 2 * self.head_dim, "all_heads": self.attention_hidden + self.kv_hidden}
+        return widths[self.qk_norm] * self.norm_parameters // self.hidden
 
     @property
     def norm_parameters(self) -> int:
@@ -147,6 +225,12 @@ class Model(Noun):
         if self.head == "classifier" or self.tied_embedding:
             return 0
         return padded_vocab(self.vocab, tp) * self.hidden
+
+    @property
+    def unpadded_parameters(self) -> int:
+        """All parameters, as those who publish the model count them: the vocabulary without padding."""
+        matrices = 1 if self.tied_embedding or self.head == "classifier" else 2
+        return self.parameters - matrices * (padded_vocab(self.vocab, 1) - self.vocab) * self.hidden
 
     @property
     def parameters(self) -> int:

@@ -185,6 +185,9 @@ class Stack(Noun):
     sequence_parallel_default: bool = Field(
         default=False, description="tensor parallelism runs with sequence parallelism unless told otherwise"
     )
+    model_traits: tuple[str, ...] | None = Field(
+        default=None, description="traits beyond GPT-2's, BLOOM's and Llama's that it trains; None: whatever is asked"
+    )
     tensor_parallel: bool = True
     pipeline_parallel: bool = True
     memory_report: MemoryReport = "allocated"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from trimaran.operators.casts import Number
-from trimaran.operators.operator import Collective, Operator, Part, Product, Tensor
+from trimaran.operators.operator import SOFTCAP_PASSES, Collective, Operator, Part, Product, Tensor
 
 
 def embedding_operator(part: Part) -> Operator:
-    """Lookup, positions and dropout forward, and the scatter of the gradient backward."""
+    """Lookup, positions and dropout forward, and the scatter of the gradient backward; where scaled, a pass each."""
     moved = part.tokens * part.model.hidden * (6.0 * part.moved_element + 8.0)
+    scaling = part.tokens * part.model.hidden * 2.0 * part.moved_element if part.model.scaled_embedding else 0.0
     return Operator(
         "embedding",
-        moved_forward=moved / 3.0,
-        moved_backward=moved * 2.0 / 3.0,
+        moved_forward=moved / 3.0 + scaling,
+        moved_backward=moved * 2.0 / 3.0 + scaling,
         collectives=(Collective("all_reduce", "tp", "forward", part.message),),
     )
 
@@ -33,18 +34,20 @@ def head_operator(part: Part, vocab: Number) -> Operator:
     tokens, h, v = part.tokens, float(model.hidden), vocab / part.tp
     elements = tokens * v
     element = part.moved_element
+    capped_forward, capped_backward, capped = SOFTCAP_PASSES if model.logit_softcap else (0.0, 0.0, 0.0)
     forward, backward = (element + 16.0, element + 8.0) if stack.fp32_loss else (2.0 * element, 2.0 * element)
     narrow = np.where(np.asarray(part.element) < 4.0, part.element, 0.0)
     copies = (
         4.0 * stack.loss_copies + (0.0 if stack.frees_logits else narrow) if stack.fp32_loss else 2.0 * part.element
     )
+    copies = copies + capped * np.asarray(part.element)
     chunk = (stack.loss_chunk_cpu_tokens if part.on_cpu else stack.loss_chunk_gpu_tokens) or np.inf
     return Operator(
         "head",
         forward=(Product(tokens, v, h),),
         backward=(Product(tokens, h, v), Product(h, v, tokens)),
-        moved_forward=elements * forward,
-        moved_backward=elements * backward,
+        moved_forward=elements * (forward + capped_forward * element),
+        moved_backward=elements * (backward + capped_backward * element),
         inside=(Tensor("logits", np.minimum(tokens, chunk) * v * copies),),
         collectives=collectives,
     )

@@ -1,5 +1,7 @@
 """The operators of a dense transformer layer, each in the implementation that the stack picks.
 
+Where layers differ in their sliding window, they are those of the mean layer.
+
 Kept tensors follow Korthikanti et al., arXiv 2205.05198, eq. (1) and (2), written out one by one so that element
 sizes, TP, sequence parallelism, flash attention and unfused kernels each count; benchmarks/results/traced.md lays them
 beside what other software's own code keeps. Passes over memory follow the kernels'
@@ -8,16 +10,16 @@ reads and writes: a pass is one read or one write of every element.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from trimaran.operators.casts import UNCAST, Number, Operands, cast_bytes
-from trimaran.operators.operator import Collective, Operator, Part, Phase, Product, Tensor
+from trimaran.operators.norm import is_eager, is_joint, norm_after, norm_before, query_key_norm
+from trimaran.operators.operator import SOFTCAP_PASSES, Collective, Operator, Part, Phase, Product, Tensor
 
-# Bytes an element beyond a fused kernel's of an RMS norm, forward and backward, and of rotary angles, in PyTorch's
-# eager operators: casts to fp32 and back, square, mean, scale; complex products.
-EAGER_RMS_NORM_BYTES, EAGER_ROTARY_BYTES = (32.0, 50.0), 20.0
+# Bytes an element of rotary angles in PyTorch's eager operators: casts to fp32 and back, complex products.
+EAGER_ROTARY_BYTES = 20.0
 # What scores add to the host's launches where Megatron's fused softmax does not take them: scale, mask, two casts or
 # copies.
 UNFUSED_SOFTMAX_LAUNCHES = 5.0
@@ -29,31 +31,34 @@ def layer_operators(part: Part) -> tuple[Operator, ...]:
 
 
 def attention_block(part: Part) -> tuple[Operator, ...]:
-    """Norm, qkv, rotary angles, attention, projection and residual."""
+    """Norm, qkv, norms of queries and keys, rotary angles, attention, projection, norm and residual."""
     model, t = part.model, part.tp
     queries, keys = float(model.attention_hidden), part.key_features * t
     qkv = (queries + 2.0 * keys) / t
     made = _outputs(part, queries=queries, keys=keys, values=keys)
     context, whole = queries / t, (_hidden(part, "projected"),)
     rotary = (_rotary(part),) if model.positions == "rotary" else ()
+    normed = (query_key_norm(part),) if model.qk_norm != "none" else ()
     return (
-        _norm(part, "attention norm"),
+        *norm_before(part, "attention norm"),
         _linear(part, "qkv", qkv, model.hidden, (_cast(part, _normed(part)),), made, sums="backward", launches=2.0),
+        *normed,
         *rotary,
         _flash_attention(part) if part.stack.flash_attention else _attention(part),
         _linear(part, "projection", model.hidden, context, _context(part, context), whole, sums="forward"),
+        *norm_after(part, "attention output norm"),
         _residual(part, "attention residual"),
     )
 
 
 def mlp_block(part: Part) -> tuple[Operator, ...]:
-    """Norm, up (and gate), activation, down and residual."""
+    """Norm, up (and gate), activation, down, norm and residual."""
     model = part.model
     up, width = model.ffn_hidden * (model.mlp_matrices - 1) / part.tp, model.ffn_hidden / part.tp
-    names = ("gate", "up") if model.mlp == "swiglu" else ("up",)
+    names = ("gate", "up") if model.gated_mlp else ("up",)
     made = _outputs(part, **dict.fromkeys(names, float(model.ffn_hidden)))
     return (
-        _norm(part, "MLP norm"),
+        *norm_before(part, "MLP norm"),
         _linear(part, "up", up, model.hidden, (_cast(part, _normed(part)),), made, sums="backward"),
         _activation(part),
         _linear(
@@ -65,6 +70,7 @@ def mlp_block(part: Part) -> tuple[Operator, ...]:
             (_hidden(part, "down"),),
             sums="forward",
         ),
+        *norm_after(part, "MLP output norm"),
         _residual(part, "MLP residual"),
     )
 
@@ -112,7 +118,7 @@ def _linear(
     inputs, gradients = tokens * k, tokens * n
     slices = (part.repeated, 1.0) if sums == "backward" else (1.0, part.repeated)
     operands = Operands(n * k, inputs, gradients, inputs / slices[0], gradients / slices[1])
-    cast_forward, cast_backward = cast_bytes(part.casts, part.stack, operands, eager=_is_eager(part))
+    cast_forward, cast_backward = cast_bytes(part.casts, part.stack, operands, eager=is_eager(part))
     return Operator(
         name,
         forward=(Product(tokens, n, k),),
@@ -127,39 +133,10 @@ def _linear(
     )
 
 
-def _norm(part: Part, name: str) -> Operator:
-    forward, backward = (2.0, 3.0) if part.stack.fused_layernorm else (2.0, 4.0)
-    eager_forward, eager_backward = EAGER_RMS_NORM_BYTES
-    eager = _is_eager(part) and part.model.norm == "rmsnorm"
-    elements = part.hidden_elements
-    kept: Number = part.element
-    if part.model.norm == "rmsnorm":
-        kept = {"fused": part.element, "eager": 4.0 + part.element, "composite": 8.0}[rms_norm_of(part)]
-    return Operator(
-        name,
-        moved_forward=elements * (forward * part.moved_element + (eager_forward if eager else 0.0)),
-        moved_backward=elements * (backward * part.moved_element + (eager_backward if eager else 0.0)),
-        inputs=(Tensor("hidden", elements * kept),),
-        launches=2.0,
-    )
-
-
-def rms_norm_of(part: Part) -> Literal["fused", "eager", "composite"]:
-    """How an RMS norm runs; PyTorch's own is fused on a GPU alone (torch/csrc, rms_norm of PyTorch 2.9 and later)."""
-    if part.stack.rms_norm == "torch":
-        return "composite" if part.on_cpu else "fused"
-    return part.stack.rms_norm
-
-
-def _is_eager(part: Part) -> bool:
-    """Whether norms and rotary angles run as PyTorch's eager operators on a GPU."""
-    return part.stack.rms_norm in ("eager", "composite") and not part.stack.fused_layernorm and not part.on_cpu
-
-
 def _rotary(part: Part) -> Operator:
     model = part.model
-    turned = part.tokens * (model.attention_hidden / part.tp + part.key_features)
-    moved = turned * (EAGER_ROTARY_BYTES if _is_eager(part) else 2.0 * part.moved_element)
+    turned = part.tokens * (model.attention_hidden / part.tp + part.key_features) * model.rotary_share
+    moved = turned * (EAGER_ROTARY_BYTES if is_eager(part) else 2.0 * part.moved_element)
     return Operator("rotary angles", moved_forward=moved, moved_backward=moved)
 
 
@@ -173,7 +150,7 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     queries, keys = float(model.attention_hidden), part.key_features * t
     seen = queries if stack.repeats_kv else keys
     is_rotary = model.positions == "rotary"
-    turned = queries + keys if stack.joint_qkv and is_rotary else 0.0
+    turned = queries + keys if is_joint(part) else 0.0
     return (
         _split(part, "queries, keys and values", (queries + 2.0 * seen) / t),
         _split(part, "rotated queries and keys", turned / t),
@@ -187,14 +164,23 @@ def _outputs(part: Part, **widths: Number) -> tuple[Tensor, ...]:
 
 
 def _attention_products(part: Part) -> tuple[Product, Product]:
-    """Scores and context of every head."""
+    """Scores and context of every head, with the masked ones."""
     s, d, batch = float(part.seq_len), float(part.model.head_dim), part.mbs * part.model.heads / part.tp
     return Product(s, s, d, batch), Product(s, d, s, batch)
 
 
-def _flash_attention(part: Part) -> Operator:
-    """Flash attention (Dao, arXiv 2307.08691): the backward makes the scores again, five products for two."""
+def _attended_products(part: Part) -> tuple[Product, Product]:
+    """The same of a kernel that skips what no query meets, the causal half apart."""
     scores, context = _attention_products(part)
+    return replace(scores, n=part.attended), replace(context, k=part.attended)
+
+
+def _flash_attention(part: Part) -> Operator:
+    """Flash attention (Dao, arXiv 2307.08691): the backward makes the scores again, five products for two.
+
+    It caps scores as it makes them, and skips blocks outside of a sliding window.
+    """
+    scores, context = _attended_products(part)
     return Operator(
         "attention",
         forward=(scores, context),
@@ -211,7 +197,7 @@ def _attention(part: Part) -> Operator:
     """Scores, softmax and context, with the scores in memory.
 
     Fused: softmax with its scale and mask, then dropout. Unfused they pass one by one, with casts to fp32 and back
-    where the stack wants its softmax in it.
+    where the stack wants its softmax in it. A sliding window is a mask: scores outside of it are made all the same.
     """
     stack = part.stack
     products = _attention_products(part)
@@ -220,14 +206,15 @@ def _attention(part: Part) -> Operator:
     casts = 5.0 if stack.fp32_softmax else 0.0
     dropout = 2.5 if stack.dropout else 0.0
     unfused = np.where(fused, 0.0, UNFUSED_SOFTMAX_LAUNCHES) if stack.fused_softmax else 0.0
-    copies = (2.0 if stack.dropout else 1.0) if stack.fused_softmax else 3.0
+    capped_forward, capped_backward, capped = SOFTCAP_PASSES if part.model.attention_softcap else (0.0, 0.0, 0.0)
+    copies = ((2.0 if stack.dropout else 1.0) if stack.fused_softmax else 3.0) + capped
     return Operator(
         "attention",
         forward=products,
         backward=products + products,
         kernel="batched",
-        moved_forward=scores * part.moved_element * (np.where(fused, 2.0, 6.0 + casts) + dropout),
-        moved_backward=scores * part.moved_element * (np.where(fused, 3.0, 6.5 + casts) + dropout),
+        moved_forward=scores * part.moved_element * (np.where(fused, 2.0, 6.0 + casts) + dropout + capped_forward),
+        moved_backward=scores * part.moved_element * (np.where(fused, 3.0, 6.5 + casts) + dropout + capped_backward),
         inputs=_queries_keys_values(part),
         inside=(Tensor("scores", scores * copies * part.element), Tensor("dropout mask", scores * _mask_bytes(part))),
         outputs=_outputs(part, context=part.model.attention_hidden),
@@ -259,10 +246,10 @@ def _residual(part: Part, name: str) -> Operator:
 
 
 def _activation(part: Part) -> Operator:
-    """GELU, or SwiGLU's gate times the other half. What is not one kernel keeps a tensor of its own."""
+    """GELU, or a gate's SiLU or GELU times the other half. What is not one kernel keeps a tensor of its own."""
     model, stack = part.model, part.stack
     forward, backward = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
-    if model.mlp == "swiglu":
+    if model.gated_mlp:
         forward, backward = forward + 2.0, backward + 3.0
     width = model.ffn_hidden / part.tp
     kernel = stack.fused_gelu or stack.lean_activation or (stack.native_gelu and model.mlp == "gelu")

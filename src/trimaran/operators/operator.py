@@ -19,6 +19,9 @@ Bools = NDArray[np.bool_]
 Kernel = Literal["linear", "batched", "flash"]
 CollectiveKind = Literal["all_reduce"]
 Phase = Literal["forward", "backward"]
+# A soft cap of what lies in memory divides, takes tanh and multiplies, in PyTorch's eager operators: passes over it
+# forward and backward, and copies kept (of tanh's result).
+SOFTCAP_PASSES = (6.0, 7.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,21 @@ class Part:
     def key_features(self) -> Number:
         """Features of the keys on this rank: of whole heads, which ranks beyond their number repeat."""
         return np.ceil(self.model.kv_heads / np.asarray(self.tp)) * self.model.head_dim
+
+    @property
+    def attended(self) -> float:
+        """Keys that a query meets, the masked half counted in: s, or less where layers have a window; mean over layers.
+
+        A window of w keeps w s - w^2 / 2 of the s^2 / 2 pairs that causal attention has, so it stands for
+        w (2 - w / s) keys.
+        """
+        model, s = self.model, float(self.seq_len)
+        if not 0 < model.sliding_window < s:
+            return s
+        windowed = model.sliding_window * (2.0 - model.sliding_window / s)
+        every = model.full_attention_every
+        whole = (model.layers // every) / model.layers if every else 0.0
+        return whole * s + (1.0 - whole) * windowed
 
     @property
     def fused_softmax(self) -> Bools:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimaran.files.catalogue import load_stack
+from trimaran.layout.rules import trait_it_lacks
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.precision import PROBED_RATES, ProbedRate
@@ -155,6 +156,8 @@ def not_measured_whole(model: Model, stack: Stack) -> str | None:
             f"model.dropout is {model.dropout:g}, and {stack.name} trains without: its products are measured; set it "
             f"to 0 for whole layers"
         )
+    if trait := trait_it_lacks(model, stack):
+        return f"{trait}, and {stack.name} trains no such model: its products are measured, and no layers whole"
     return None
 
 

@@ -7,6 +7,7 @@ import json
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.model import PLAIN
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -22,6 +23,7 @@ PREDICTION_FACTS = {
     "wide_gradient_stages", "loss_copies", "recompute_modules", "recompute_every", "pipelined_zero_stages",
     "overlapped_zero_stages", "sums_behind_products", "recomputes_by_stage",
     "fp8_scaling", "narrow_as", "keeps_casts", "casts_weights_once", "gathers_casts",
+    "model_traits",
 }  # fmt: skip
 
 
@@ -45,8 +47,10 @@ def trial_key(
     that is left to the stack and the same split written out are one trial.
     """
     device = cluster.device
+    # traits are said where a model has them, so that stores from before there were any still know their trials
+    plain = PLAIN.keys() - workload.model.traits.keys()
     stated: dict[str, object] = {
-        "workload": workload.model_dump(mode="json", exclude={"tokens": True, "model": {"name"}}),
+        "workload": workload.model_dump(mode="json", exclude={"tokens": True, "model": {"name", *plain}}),
         "layout": layout.model_copy(update={"stage_split": stage_split}).model_dump(mode="json"),
         "stack": stack.model_dump(mode="json", exclude=PREDICTION_FACTS),
         "device": {"name": device.name, "kind": device.kind, "cores": device.cores, "clock_ghz": device.clock_ghz},

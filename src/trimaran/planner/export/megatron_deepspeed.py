@@ -10,7 +10,7 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.deepspeed import deepspeed_config
 from trimaran.planner.export.megatron_lm import batch_flags, joined, model_flags, parallel_flags
-from trimaran.planner.export.refuse import refuse_first
+from trimaran.planner.export.refuse import refuse_first, untold_traits
 
 _POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 
@@ -33,6 +33,7 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
             (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),
             (model.layers % layout.pp > 0 and not ends_count, f"{model.layers} layers on {layout.pp} stages"),
+            *untold_traits(model),
             (model.kv_heads != model.heads, "grouped queries"),
             (model.norm != "layernorm", f"norm {model.norm}"),
             (model.mlp != "gelu", f"MLP {model.mlp}"),

@@ -7,7 +7,7 @@ from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
-from trimaran.planner.export.refuse import refuse_first
+from trimaran.planner.export.refuse import refuse_first, untold_traits
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope"}
 _WIDE = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": list[str]()}
@@ -137,6 +137,12 @@ def _model_kind(workload: Workload) -> list[str]:
         flags.append(f"--norm-epsilon {model.norm_epsilon:g}")
     if model.positions == "rotary":
         flags.append(f"--rotary-base {model.rotary_theta:.0f}")
+    if model.rotary_share != 1.0:
+        flags.append(f"--rotary-percent {model.rotary_share:g}")
+    if model.qk_norm == "head":
+        flags.append("--qk-layernorm")
+    if model.attention_bias == "qkv":
+        flags.append("--add-qkv-bias")
     if model.rotary_scaling is not None:
         flags += ["--use-rope-scaling", f"--rope-scaling-factor {model.rotary_scaling.factor:g}"]
     if model.mlp == "swiglu":
@@ -160,6 +166,12 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack) -> None:
             (every > 1 and not stack.recomputes_by_stage, f"recomputing every {every}th layer alone"),
             (layout.precision == "bf16_pure", "precision bf16_pure"),
             (layout.placement not in (("tp", "dp", "pp"), ("tp", "pp", "dp")), f"placement {layout.placement}"),
+            *untold_traits(model, "attention_bias", "qk_norm", "rotary_share"),
+            (model.qk_norm == "all_heads", "norms of all heads' queries and keys as one"),
+            (
+                model.attention_bias not in (None, "qkv"),
+                f"attention_bias {model.attention_bias} beside bias {model.bias}",
+            ),
             (model.positions == "alibi", "ALiBi positions"),
             (model.embedding_norm, "a norm after the embedding"),
             (model.head == "classifier", "a classifier head"),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trimaran.layout.layout import Layout
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
+
+
+def untold_traits(model: Model, *told: str) -> tuple[tuple[bool, str], ...]:
+    """The model's traits, of which a trainer can state those `told`, as what refuse_first takes."""
+    return tuple((trait not in told, f"model.{trait} {value}") for trait, value in model.traits.items())
 
 
 def refuse_first(trainer: str, layout: Layout, asked: Iterable[tuple[bool, str]]) -> None:

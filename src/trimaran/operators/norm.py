@@ -1,0 +1,92 @@
+"""The norms of a transformer layer: of its hidden state, and of queries and keys."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trimaran.operators.casts import Number
+from trimaran.operators.operator import Collective, Operator, Part, Phase, Tensor
+
+# Bytes an element beyond a fused kernel's of an RMS norm, forward and backward, in PyTorch's eager operators: casts to
+# fp32 and back, square, mean, scale.
+EAGER_RMS_NORM_BYTES = (32.0, 50.0)
+
+
+def norm_before(part: Part, name: str) -> tuple[Operator, ...]:
+    """The norm of what attention or MLP reads, where the model has it."""
+    return (_norm(part, name),) if part.model.norm_placement != "after" else ()
+
+
+def norm_after(part: Part, name: str) -> tuple[Operator, ...]:
+    """The norm of what attention or MLP gives, where the model has it."""
+    return (_norm(part, name),) if part.model.norm_placement != "before" else ()
+
+
+def _norm(part: Part, name: str) -> Operator:
+    """A norm of the hidden state."""
+    elements = part.hidden_elements
+    forward, backward = _norm_bytes(part)
+    return Operator(
+        name,
+        moved_forward=elements * forward,
+        moved_backward=elements * backward,
+        inputs=(Tensor("hidden", elements * _norm_kept(part)),),
+        launches=2.0,
+    )
+
+
+def query_key_norm(part: Part) -> Operator:
+    """Norms of queries and keys, before they are turned.
+
+    Under TP heads that are normed as one need the sum of squares of all ranks' heads, in fp32, for queries and keys;
+    their backward needs another such sum. Where one product makes queries, keys and values, its result is kept whole
+    beside what attention keeps, and is all that the norms need in the type of the activations.
+    """
+    elements = part.tokens * (part.model.attention_hidden / part.tp + part.key_features)
+    forward, backward = _norm_bytes(part)
+    squares = part.tokens * 2.0 * 4.0
+    phases: tuple[Phase, ...] = ("forward", "backward") if part.model.qk_norm == "all_heads" else ()
+    return Operator(
+        "query and key norms",
+        moved_forward=elements * forward,
+        moved_backward=elements * backward,
+        inputs=(Tensor("queries and keys", elements * (_norm_kept(part) - (part.element if is_joint(part) else 0.0))),),
+        launches=4.0,
+        collectives=tuple(Collective("all_reduce", "tp", phase, squares) for phase in phases),
+    )
+
+
+def is_joint(part: Part) -> bool:
+    """Whether queries and keys that were turned or normed stand beside one tensor of queries, keys and values."""
+    return part.stack.joint_qkv and (part.model.positions == "rotary" or part.model.qk_norm != "none")
+
+
+def _norm_bytes(part: Part) -> tuple[Number, Number]:
+    """Bytes that a norm moves an element, forward and backward."""
+    forward, backward = (2.0, 3.0) if part.stack.fused_layernorm else (2.0, 4.0)
+    eager_forward, eager_backward = EAGER_RMS_NORM_BYTES
+    eager = is_eager(part) and part.model.norm == "rmsnorm"
+    return (
+        forward * part.moved_element + (eager_forward if eager else 0.0),
+        backward * part.moved_element + (eager_backward if eager else 0.0),
+    )
+
+
+def _norm_kept(part: Part) -> Number:
+    """Bytes that a norm keeps an element."""
+    if part.model.norm != "rmsnorm":
+        return part.element
+    kept: dict[str, Number] = {"fused": part.element, "eager": 4.0 + part.element, "composite": 8.0}
+    return kept[_rms_norm_of(part)]
+
+
+def _rms_norm_of(part: Part) -> Literal["fused", "eager", "composite"]:
+    """How an RMS norm runs; PyTorch's own is fused on a GPU alone (torch/csrc, rms_norm of PyTorch 2.9 and later)."""
+    if part.stack.rms_norm == "torch":
+        return "composite" if part.on_cpu else "fused"
+    return part.stack.rms_norm
+
+
+def is_eager(part: Part) -> bool:
+    """Whether norms and rotary angles run as PyTorch's eager operators on a GPU."""
+    return part.stack.rms_norm in ("eager", "composite") and not part.stack.fused_layernorm and not part.on_cpu

@@ -1,0 +1,176 @@
+"""Families' configs give the parameters and operations of Hugging Face's own models, built without weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trimaran.files.catalogue import load_model
+from trimaran.files.hugging_face_config import model_from_config
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.operators.counts import head_forward_operations, layer_forward_operations
+
+Config = dict[str, Any]
+
+
+def sizes(layers: int, hidden: int, heads: int, ffn: int, vocab: int, **more: object) -> Config:
+    named = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    return named | {"intermediate_size": ffn, "vocab_size": vocab} | more
+
+
+# Published config.json files, as far as they state sizes and traits.
+PUBLISHED: dict[str, Config] = {
+    "gpt2": {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257},
+    "bloom-7b1": {"model_type": "bloom", "n_layer": 30, "hidden_size": 4096, "n_head": 32, "vocab_size": 250880},
+    "gpt-neox-20b": sizes(44, 6144, 64, 24576, 50432, model_type="gpt_neox", rotary_pct=0.25),
+    "Llama-3.1-8B": sizes(32, 4096, 32, 14336, 128256, model_type="llama", num_key_value_heads=8),
+    "Llama-3.1-70B": sizes(80, 8192, 64, 28672, 128256, model_type="llama", num_key_value_heads=8),
+    "Llama-3.1-405B": sizes(126, 16384, 128, 53248, 128256, model_type="llama", num_key_value_heads=8),
+    "llama with biases": sizes(2, 64, 4, 128, 256, model_type="llama", attention_bias=True),
+    "Mistral-7B-v0.1": sizes(
+        32, 4096, 32, 14336, 32000, model_type="mistral", num_key_value_heads=8, sliding_window=4096
+    ),
+    "Qwen2.5-7B": sizes(
+        28, 3584, 28, 18944, 152064, model_type="qwen2", num_key_value_heads=4, sliding_window=131072,
+        use_sliding_window=False, max_window_layers=28,
+    ),
+    "Qwen3-8B": sizes(36, 4096, 32, 12288, 151936, model_type="qwen3", num_key_value_heads=8, head_dim=128),
+    "Qwen3-0.6B": sizes(
+        28, 1024, 16, 3072, 151936, model_type="qwen3", num_key_value_heads=8, head_dim=128, tie_word_embeddings=True
+    ),
+    "OLMo-2-1124-7B": sizes(32, 4096, 32, 11008, 100352, model_type="olmo2"),
+    "OLMo-2-0325-32B": sizes(64, 5120, 40, 27648, 100352, model_type="olmo2", num_key_value_heads=8),
+    "Phi-3-mini-4k": sizes(32, 3072, 32, 8192, 32064, model_type="phi3", sliding_window=2047),
+    "Phi-4-mini": sizes(
+        32, 3072, 24, 8192, 200064, model_type="phi3", num_key_value_heads=8, partial_rotary_factor=0.75,
+        tie_word_embeddings=True,
+    ),
+    "gemma-2-9b": sizes(
+        42, 3584, 16, 14336, 256000, model_type="gemma2", num_key_value_heads=8, head_dim=256, sliding_window=4096
+    ),
+    "gemma-2-27b": sizes(
+        46, 4608, 32, 36864, 256000, model_type="gemma2", num_key_value_heads=16, head_dim=128,
+        query_pre_attn_scalar=144,
+    ),
+}  # fmt: skip
+
+
+def theirs(config: Config, device: str = "meta") -> torch.nn.Module:
+    """Hugging Face's own model of a config; on the device `meta` its weights have shapes and no memory."""
+    stated = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config["model_type"], **stated), attn_implementation="eager"
+        )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_of_hugging_faces_own_model(name: str) -> None:
+    config = PUBLISHED[name]
+    counted = sum(parameter.numel() for parameter in theirs(config).parameters())
+    assert model_from_config(config, name).unpadded_parameters == counted
+
+
+@pytest.mark.parametrize(
+    ("name", "catalogued"),
+    [
+        ("Llama-3.1-8B", "llama3.1-8b"),
+        ("Llama-3.1-70B", "llama3.1-70b"),
+        ("Llama-3.1-405B", "llama3.1-405b"),
+        ("Mistral-7B-v0.1", "mistral-7b"),
+        ("Qwen2.5-7B", "qwen2.5-7b"),
+        ("Qwen3-8B", "qwen3-8b"),
+        ("gemma-2-9b", "gemma2-9b"),
+    ],
+)
+def test_the_catalogue_has_what_is_published(name: str, catalogued: str) -> None:
+    published, ours = model_from_config(PUBLISHED[name], name), load_model(catalogued)
+    assert (ours.unpadded_parameters, ours.traits) == (published.unpadded_parameters, published.traits)
+    assert ours.layer_shape == published.layer_shape
+
+
+SMALL = sizes(2, 128, 4, 256, 256)
+KINDS: dict[str, Config] = {
+    "gpt_neox": {},
+    "llama": {"num_key_value_heads": 2},
+    "mistral": {"num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 64},
+    "olmo2": {"num_key_value_heads": 2},
+    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 64},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_are_those_of_hugging_faces_own_model(kind: str) -> None:
+    config, s = SMALL | KINDS[kind] | {"model_type": kind}, 32
+    module = theirs(config, "cpu")
+    with FlopCounterMode(display=False) as counter:
+        module(torch.zeros((1, s), dtype=torch.long), use_cache=False)
+    model = model_from_config(config, kind)
+    ours = model.layers * layer_forward_operations(model, s) + head_forward_operations(model, s)
+    # theirs counts the angles' own product too: positions times frequencies, once a forward
+    angles = s * model.head_dim * model.rotary_share
+    assert ours <= counter.get_total_flops() <= ours + angles
+
+
+def windowed(every: int, window: int = 16) -> Model:
+    return model_from_config(SMALL | {"model_type": "llama"}, "small").model_copy(
+        update={"layers": 4, "sliding_window": window, "full_attention_every": every}
+    )
+
+
+def kept_pairs(s: int, window: int) -> int:
+    """Pairs of tokens that a causal window keeps, counted one by one."""
+    positions = torch.arange(s)
+    apart = positions[:, None] - positions[None]
+    return int(((apart >= 0) & (apart < window)).sum())
+
+
+@pytest.mark.parametrize("every", [0, 2, 4])
+def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> None:
+    s, window = 1024, 128
+    whole, windows = windowed(every, s), windowed(every, window)
+    saved = layer_forward_operations(whole, s) - layer_forward_operations(windows, s)
+    share = 1.0 - (4 // every) / 4 if every else 1.0
+    # 4 operations a pair and feature, twice: scores are counted as if no half were masked
+    pairs = 2 * (kept_pairs(s, s) - kept_pairs(s, window))
+    assert saved == pytest.approx(share * 4 * whole.attention_hidden * pairs, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "rwkv"}, "model_type 'rwkv' is not one of gpt2, "),
+        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers is 1"),
+        (
+            {"model_type": "gemma2", "layer_types": ["sliding_attention", "linear_attention"]},
+            "holds 'linear_attention'",
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_model_can_say_is_refused_by_its_key(tmp_path: Path, change: Config, says: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"num_hidden_layers": 4} | change))
+    with pytest.raises(TrimaranError) as caught:
+        load_model(str(tmp_path / "config.json"))
+    assert says in str(caught.value)
+
+
+def test_layers_that_alternate_are_told_from_their_types() -> None:
+    config = SMALL | {"num_hidden_layers": 4, "model_type": "gemma2", "sliding_window": 8}
+    types = ["sliding_attention", "full_attention"] * 2
+    for stated in ({}, {"layer_types": types}):
+        model = model_from_config(config | stated, "small")
+        assert (model.sliding_window, model.full_attention_every) == (8, 2)
+    whole = model_from_config(config | {"layer_types": ["full_attention"] * 4}, "small")
+    assert "sliding_window" not in whole.traits
