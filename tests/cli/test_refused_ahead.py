@@ -58,3 +58,30 @@ def test_a_family_that_the_trainer_lacks_is_refused_before_any_rank(
     done = run(verb[0], str(recipe), *verb[1:], cwd=tmp_path)
     assert done.returncode == 2 and f"{says}, and trimaran trains no such model" in done.stderr, done.stderr
     assert not list(tmp_path.glob("runs/**/*.json")) and len(done.stderr.splitlines()) == 1
+
+
+MIXTURE = "model.experts is 8, and mixtures of experts are counted, not yet planned or trained: choose a dense model"
+ROW = "model,seq_len,gbs,dp,tp,pp,mbs,devices,precision\nmixtral-8x7b,4096,256,8,1,1,1,8,bf16\n"
+PLANNED = ("--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--stack", "megatron", "--gbs", "256")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", *PLANNED),
+        ("export", "--to", "megatron-lm", *PLANNED),
+        ("predict", "rows.csv", "--cluster", "dgx-h100", "--stack", "megatron"),
+        ("probe", "--model", "mixtral-8x7b", "-o", "machine.toml"),
+        ("train", "tiny.toml", "--layout", "dp1,mbs4"),
+        ("tune", "tiny.toml"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_verb_takes_a_mixture_of_experts_for_a_dense_model(tmp_path: Path, command: tuple[str, ...]) -> None:
+    recipe = tiny_recipe(tmp_path)
+    before, rest = recipe.read_text().split("[model]\n")
+    recipe.write_text(f'{before}[model]\nname = "mixtral-8x7b"\n{rest[rest.index("[workload]") :]}')
+    (tmp_path / "rows.csv").write_text(ROW)
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode != 0 and MIXTURE in done.stderr + done.stdout
+    assert not (tmp_path / "runs").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -15,6 +16,7 @@ from trimaran.files.catalogue import load_model
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_forward_operations, layer_forward_operations
 
 Config = dict[str, Any]
@@ -60,6 +62,42 @@ PUBLISHED: dict[str, Config] = {
         query_pre_attn_scalar=144,
     ),
 }  # fmt: skip
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}}
+LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+PUBLISHED_MIXTURES: dict[str, Config] = {
+    "mixtral-8x7b": sizes(
+        32, 4096, 32, 14336, 32000, model_type="mixtral", num_key_value_heads=8, num_local_experts=8,
+        num_experts_per_tok=2, sliding_window=None,
+    ),
+    "qwen3-30b-a3b": sizes(
+        48, 2048, 32, 6144, 151936, model_type="qwen3_moe", num_key_value_heads=4, head_dim=128, num_experts=128,
+        num_experts_per_tok=8, moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[],
+    ),
+    "qwen3-235b-a22b": sizes(
+        94, 4096, 64, 12288, 151936, model_type="qwen3_moe", num_key_value_heads=4, head_dim=128, num_experts=128,
+        num_experts_per_tok=8, moe_intermediate_size=1536, decoder_sparse_step=1, mlp_only_layers=[],
+    ),
+    "gpt-oss-20b": sizes(
+        24, 2880, 64, 2880, 201088, model_type="gpt_oss", num_key_value_heads=8, head_dim=64, num_local_experts=32,
+        num_experts_per_tok=4, sliding_window=128, **YARN,
+    ),
+    "gpt-oss-120b": sizes(
+        36, 2880, 64, 2880, 201088, model_type="gpt_oss", num_key_value_heads=8, head_dim=64, num_local_experts=128,
+        num_experts_per_tok=4, sliding_window=128, **YARN,
+    ),
+    "deepseek-v2": sizes(
+        60, 5120, 128, 12288, 102400, model_type="deepseek_v2", n_routed_experts=160, num_experts_per_tok=6,
+        moe_intermediate_size=1536, n_shared_experts=2, first_k_dense_replace=1, **LATENT, **YARN,
+    ),
+    "deepseek-v3": sizes(
+        61, 7168, 128, 18432, 129280, model_type="deepseek_v3", n_routed_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, **LATENT, **YARN,
+    ),
+    "kimi-k2": sizes(
+        61, 7168, 64, 18432, 163840, model_type="deepseek_v3", n_routed_experts=384, num_experts_per_tok=8,
+        moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=1, **LATENT, **YARN,
+    ),
+}  # fmt: skip
 
 
 def theirs(config: Config, device: str = "meta") -> torch.nn.Module:
@@ -71,9 +109,9 @@ def theirs(config: Config, device: str = "meta") -> torch.nn.Module:
         )
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, *PUBLISHED_MIXTURES])
 def test_parameters_are_those_of_hugging_faces_own_model(name: str) -> None:
-    config = PUBLISHED[name]
+    config = (PUBLISHED | PUBLISHED_MIXTURES)[name]
     counted = sum(parameter.numel() for parameter in theirs(config).parameters())
     assert model_from_config(config, name).unpadded_parameters == counted
 
@@ -88,10 +126,11 @@ def test_parameters_are_those_of_hugging_faces_own_model(name: str) -> None:
         ("Qwen2.5-7B", "qwen2.5-7b"),
         ("Qwen3-8B", "qwen3-8b"),
         ("gemma-2-9b", "gemma2-9b"),
+        *((name, name) for name in PUBLISHED_MIXTURES),
     ],
 )
 def test_the_catalogue_has_what_is_published(name: str, catalogued: str) -> None:
-    published, ours = model_from_config(PUBLISHED[name], name), load_model(catalogued)
+    published, ours = model_from_config((PUBLISHED | PUBLISHED_MIXTURES)[name], name), load_model(catalogued)
     assert (ours.unpadded_parameters, ours.traits) == (published.unpadded_parameters, published.traits)
     assert ours.layer_shape == published.layer_shape
 
@@ -174,3 +213,46 @@ def test_layers_that_alternate_are_told_from_their_types() -> None:
         assert (model.sliding_window, model.full_attention_every) == (8, 2)
     whole = model_from_config(config | {"layer_types": ["full_attention"] * 4}, "small")
     assert "sliding_window" not in whole.traits
+
+
+def test_what_has_no_operators_here_has_no_workload_and_no_operations() -> None:
+    mixture = load_model("qwen3-30b-a3b")
+    latent = load_model("deepseek-v3").model_dump() | dict.fromkeys(
+        ("experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers"), 0
+    )
+    for model, says in ((mixture, "model.experts is 128"), (Model.model_validate(latent), "latent_attention")):
+        with pytest.raises(ValidationError, match=says):
+            Workload(model=model, seq_len=64, global_batch=1)
+        with pytest.raises(TrimaranError, match=says):
+            layer_forward_operations(model, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"top_k": 2}, "top_k is 2, but experts is 0"),
+        ({"experts": 4, "top_k": 2}, "experts is 4, but moe_ffn_hidden is 0"),
+        ({"experts": 4, "top_k": 8, "moe_ffn_hidden": 8}, "top_k 8 is more than experts 4"),
+        ({"experts": 4, "top_k": 2, "moe_ffn_hidden": 8, "dense_layers": 2}, "dense_layers 2 leave none of 2 layers"),
+        ({"full_attention_every": 2}, "full_attention_every is 2, but sliding_window is 0"),
+    ],
+    ids=str,
+)
+def test_traits_that_contradict_each_other_are_refused(change: dict[str, int], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Model.model_validate({"layers": 2, "hidden": 64, "heads": 4, "vocab": 100} | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2, not 1"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "mlp_only_layers is "),
+        ({"model_type": "deepseek_v3"} | LATENT | {"qk_nope_head_dim": "wide"}, "qk_nope_head_dim is 'wide'"),
+    ],
+    ids=str,
+)
+def test_a_mixture_that_no_model_can_say_is_refused_by_its_key(change: Config, says: str) -> None:
+    with pytest.raises(TrimaranError) as caught:
+        model_from_config(SMALL | change, "small")
+    assert says in str(caught.value)

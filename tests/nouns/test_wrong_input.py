@@ -64,7 +64,7 @@ NOUNS: dict[str, Noun] = {
 ZERO_SAYS_SOMETHING = {
     "model": {
         "ffn_hidden", "kv_heads", "head_dim", "dropout", "sliding_window", "full_attention_every", "attention_softcap",
-        "logit_softcap",
+        "logit_softcap", "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers",
     },
     "workload": set[str](),
     "cluster": {

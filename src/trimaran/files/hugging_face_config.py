@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimaran.files.hugging_face_families import FAMILIES, Config, InexpressibleError
+from trimaran.files.hugging_face_families import DENSE, Config, InexpressibleError
+from trimaran.files.hugging_face_mixtures import MIXTURES
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
+
+FAMILIES = {**DENSE, **MIXTURES}
 
 
 def model_from_config(config: Config, source: str) -> Model:

@@ -1,4 +1,4 @@
-"""Families of Hugging Face models: the fields of a Model that a config of each states.
+"""Dense families of Hugging Face models: the fields of a Model that a config of each states.
 
 Keys and what they are where a config leaves them out: transformers 5.18, models/FAMILY/configuration_FAMILY.py.
 """
@@ -76,7 +76,7 @@ def _bloom(config: Config) -> Fields:
     }
 
 
-def _llama_like(config: Config) -> Fields:
+def llama_like(config: Config) -> Fields:
     """What Llama and its relatives state by the same keys."""
     attention_bias = "all" if config.get("attention_bias") else None
     if config.get("mlp_bias") and not attention_bias:
@@ -99,39 +99,39 @@ def _llama_like(config: Config) -> Fields:
 
 
 def _mistral(config: Config) -> Fields:
-    fields = _llama_like({"num_key_value_heads": 8, "max_position_embeddings": 131_072, **config})
-    return fields | _windows(config, config.get("sliding_window", 4096), lambda layer: True)
+    fields = llama_like({"num_key_value_heads": 8, "max_position_embeddings": 131_072, **config})
+    return fields | windows(config, config.get("sliding_window", 4096), lambda layer: True)
 
 
 def _qwen2(config: Config) -> Fields:
-    fields = _llama_like({"num_key_value_heads": 32, "max_position_embeddings": 32_768, **config})
-    return fields | _late_windows(config) | {"attention_bias": "qkv"}
+    fields = llama_like({"num_key_value_heads": 32, "max_position_embeddings": 32_768, **config})
+    return fields | late_windows(config) | {"attention_bias": "qkv"}
 
 
 def _qwen3(config: Config) -> Fields:
     defaults = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768}
-    return _llama_like({**defaults, **config}) | _late_windows(config) | {"qk_norm": "head"}
+    return llama_like({**defaults, **config}) | late_windows(config) | {"qk_norm": "head"}
 
 
 def _olmo2(config: Config) -> Fields:
-    return _llama_like({"rms_norm_eps": 1e-5, **config}) | {"norm_placement": "after", "qk_norm": "all_heads"}
+    return llama_like({"rms_norm_eps": 1e-5, **config}) | {"norm_placement": "after", "qk_norm": "all_heads"}
 
 
 def _phi3(config: Config) -> Fields:
-    fields = _llama_like({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, **config})
-    return fields | _windows(config, config.get("sliding_window"), lambda layer: True)
+    fields = llama_like({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, **config})
+    return fields | windows(config, config.get("sliding_window"), lambda layer: True)
 
 
 def _gemma2(config: Config) -> Fields:
     # hidden_act, which its first configs have too, is not read by transformers
     defaults = {"num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
-    fields = _llama_like({**defaults, **config, "hidden_act": "silu"})
+    fields = llama_like({**defaults, **config, "hidden_act": "silu"})
     _one_of(config, "hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh": "gelu_tanh"})
     if config.get("use_bidirectional_attention"):
         raise InexpressibleError(f"use_bidirectional_attention is {quoted(config['use_bidirectional_attention'])}")
     return (
         fields
-        | _windows(config, config.get("sliding_window", 4096), lambda layer: layer % 2 == 0)
+        | windows(config, config.get("sliding_window", 4096), lambda layer: layer % 2 == 0)
         | {
             "mlp": "geglu",
             "activation": "gelu_tanh",
@@ -170,16 +170,16 @@ def _rotary(config: Config, defaults: Config) -> Fields:
     return fields | {"rotary_stretch": _STRETCHES[kind]}
 
 
-def _late_windows(config: Config) -> Fields:
+def late_windows(config: Config) -> Fields:
     """Qwen's windows: off unless `use_sliding_window`, then of the layers from `max_window_layers` on."""
     first = config.get("max_window_layers", 28)
     if not isinstance(first, int):
         raise InexpressibleError(f"max_window_layers is {quoted(first)}, expected a number of layers")
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-    return _windows(config, window, lambda layer: layer >= first, f"max_window_layers is {quoted(first)}")
+    return windows(config, window, lambda layer: layer >= first, f"max_window_layers is {quoted(first)}")
 
 
-def _windows(
+def windows(
     config: Config, window: object, has_window: Callable[[int], bool], stated: str = "sliding_window is set"
 ) -> Fields:
     """Which layers attend to a window alone: by `layer_types`, or else by the family's own rule (`stated` so).
@@ -209,11 +209,11 @@ def _windows(
     return {"sliding_window": window, "full_attention_every": every}
 
 
-FAMILIES: Mapping[str, Callable[[Config], Fields]] = {
+DENSE: Mapping[str, Callable[[Config], Fields]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
-    "llama": _llama_like,
+    "llama": llama_like,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -92,7 +92,9 @@ _load_stack = cache(load_stack)
 
 @cache
 def _catalogue_models() -> tuple[Model, ...]:
-    return tuple(load_model(name) for name in catalogue_names("models"))
+    models = (load_model(name) for name in catalogue_names("models"))
+    # a row that names no model speaks of a dense one: mixtures state their experts
+    return tuple(model for model in models if model.not_computed is None)
 
 
 @cache

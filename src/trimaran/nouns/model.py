@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimaran.nouns.latent_attention import LatentAttention
 from trimaran.nouns.noun import Noun
 
 Positions = Literal["learned", "rotary", "alibi"]
@@ -34,6 +35,13 @@ PLAIN: Mapping[str, object] = {
     "attention_softcap": 0.0,
     "logit_softcap": 0.0,
     "scaled_embedding": False,
+    "attention_sinks": False,
+    "latent_attention": None,
+    "experts": 0,
+    "top_k": 0,
+    "moe_ffn_hidden": 0,
+    "shared_experts": 0,
+    "dense_layers": 0,
 }
 
 
@@ -111,6 +119,13 @@ class Model(Noun):
     attention_softcap: float = Field(default=0.0, ge=0, description="scores stay within it, by tanh; 0: no cap")
     logit_softcap: float = Field(default=0.0, ge=0, description="logits stay within it, by tanh; 0: no cap")
     scaled_embedding: bool = Field(default=False, description="embeddings are multiplied by the root of hidden")
+    attention_sinks: bool = Field(default=False, description="a learned score a head takes part in the softmax")
+    latent_attention: LatentAttention | None = None
+    experts: int = Field(default=0, ge=0, le=1_000_000, description="routed experts of a layer; 0: a dense MLP")
+    top_k: int = Field(default=0, ge=0, le=1_000_000, description="routed experts that a token goes to")
+    moe_ffn_hidden: int = Field(default=0, ge=0, le=100_000_000, description="inner width of one expert")
+    shared_experts: int = Field(default=0, ge=0, le=1_000_000, description="experts that every token goes to")
+    dense_layers: int = Field(default=0, ge=0, le=MOST_LAYERS, description="first layers, which have a dense MLP")
     embedding_norm: bool = False
     head: Head = Field(default="vocabulary", description="classifier: no logits over the vocabulary")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -144,6 +159,13 @@ class Model(Noun):
                 f"full_attention_every is {self.full_attention_every}, but sliding_window is 0: state the window of "
                 f"the other layers, or leave both out"
             )
+        self._check_experts()
+        latent = self.latent_attention
+        if latent is not None and self.head_dim != latent.head_dim:
+            raise ValueError(
+                f"head_dim {self.head_dim} is not latent_attention's plain_dim {latent.plain_dim} + rotary_dim "
+                f"{latent.rotary_dim}: state their sum"
+            )
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
                 f"head_dim {self.head_dim} is odd, and rotary positions turn features in pairs: make it even"
@@ -154,6 +176,39 @@ class Model(Noun):
                 f"each key-value head serves a whole number of heads"
             )
         return self
+
+    def _check_experts(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("top_k", "moe_ffn_hidden", "shared_experts", "dense_layers")}
+        if not self.experts:
+            for name, value in sizes.items():
+                if value:
+                    raise ValueError(f"{name} is {value}, but experts is 0: state experts, or leave {name} out")
+            return
+        for name in ("top_k", "moe_ffn_hidden"):
+            if not sizes[name]:
+                raise ValueError(f"experts is {self.experts}, but {name} is 0: state it")
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is more than experts {self.experts}: lower it")
+        if self.dense_layers >= self.layers:
+            raise ValueError(
+                f"dense_layers {self.dense_layers} leave none of {self.layers} layers to the {self.experts} experts: "
+                f"lower dense_layers, or leave experts out"
+            )
+
+    @property
+    def not_computed(self) -> str | None:
+        """The sentence on what of this model has no operators here, so that nothing plans or trains it, or None."""
+        if self.experts:
+            return (
+                f"model.experts is {self.experts}, and mixtures of experts are counted, not yet planned or trained: "
+                f"choose a dense model"
+            )
+        if self.latent_attention is not None:
+            return (
+                f"model.latent_attention has kv_rank {self.latent_attention.kv_rank}, and such models are counted, not "
+                f"yet planned or trained: choose one without"
+            )
+        return None
 
     @property
     def traits(self) -> dict[str, object]:
@@ -189,14 +244,33 @@ class Model(Noun):
         return 3 if self.gated_mlp else 2
 
     @property
-    def layer_parameters(self) -> int:
-        """Parameters of one transformer layer, biases and norms included."""
-        h, a, kv, f = self.hidden, self.attention_hidden, self.kv_hidden, self.ffn_hidden
-        matrices = h * a + 2 * h * kv + a * h + self.mlp_matrices * h * f
-        biases = f * (self.mlp_matrices - 1) + h if self.bias else 0
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's attention."""
+        sinks = self.heads if self.attention_sinks else 0
+        if self.latent_attention is not None:
+            return self.latent_attention.parameters(self.hidden, self.heads) + sinks
+        h, a, kv = self.hidden, self.attention_hidden, self.kv_hidden
         of_attention = self.attention_bias or ("all" if self.bias else "none")
-        biases += {"none": 0, "qkv": a + 2 * kv, "all": a + 2 * kv + h}[of_attention]
-        return matrices + biases + self.norms * self.norm_parameters + self.qk_norm_parameters
+        biases = {"none": 0, "qkv": a + 2 * kv, "all": a + 2 * kv + h}[of_attention]
+        return h * a + 2 * h * kv + a * h + biases + self.qk_norm_parameters + sinks
+
+    def mlp_parameters(self, width: int) -> int:
+        """Parameters of an MLP of an inner `width`."""
+        biases = width * (self.mlp_matrices - 1) + self.hidden if self.bias else 0
+        return self.mlp_matrices * self.hidden * width + biases
+
+    @property
+    def mixture_parameters(self) -> int:
+        """Parameters of one layer's router, routed experts and shared experts, these as one MLP of their width."""
+        router = self.experts * (self.hidden + (1 if self.bias else 0))
+        shared = self.mlp_parameters(self.shared_experts * self.moe_ffn_hidden) if self.shared_experts else 0
+        return router + self.experts * self.mlp_parameters(self.moe_ffn_hidden) + shared
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one transformer layer with a dense MLP, biases and norms included."""
+        norms = self.norms * self.norm_parameters
+        return self.attention_parameters + self.mlp_parameters(self.ffn_hidden) + norms
 
     @property
     def norms(self) -> int:
@@ -235,8 +309,10 @@ class Model(Noun):
     @property
     def parameters(self) -> int:
         """All parameters, with the vocabulary padded for one device."""
+        in_place_of_mlp = self.mixture_parameters - self.mlp_parameters(self.ffn_hidden) if self.experts else 0
         return (
             self.layers * self.layer_parameters
+            + (self.layers - self.dense_layers) * in_place_of_mlp
             + self.embedding_parameters()
             + self.head_parameters()
             + self.norm_parameters

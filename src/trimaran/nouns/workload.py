@@ -47,6 +47,8 @@ class Workload(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.model.not_computed:
+            raise ValueError(self.model.not_computed)
         if self.model.positions == "learned" and self.seq_len > self.model.max_positions:
             raise ValueError(
                 f"seq_len {self.seq_len} exceeds max_positions {self.model.max_positions} of the model: "

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import UNCAST, Casts, Number
@@ -111,6 +112,11 @@ class Part:
     element: Number
     moved_element: Number
     casts: Casts = UNCAST
+
+    def __post_init__(self) -> None:
+        """Raise TrimaranError for a model that the operators here are not those of."""
+        if self.model.not_computed:
+            raise TrimaranError(self.model.not_computed)
 
     @property
     def tokens(self) -> Number:

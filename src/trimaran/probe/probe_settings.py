@@ -96,7 +96,7 @@ def probe_settings(
     """Settings for a node of `slots` slots; with a model, its own products, attention and parts too.
 
     They are those of a rank of `stack`, or of Trimaran's own trainer. Raises TrimaranError where the model has learned
-    fewer positions than the sequence has.
+    fewer positions than the sequence has, or has no operators here.
     """
     degrees = _powers_of_two(slots)
     on_cpu = device == "cpu"
@@ -105,6 +105,8 @@ def probe_settings(
     attention = [] if quick and model else [AttentionShape(batch_heads=8, seq_len=s, head_dim=64) for s in (256, 1024)]
     parts: list[PartCase] = []
     if model is not None:
+        if model.not_computed:
+            raise TrimaranError(model.not_computed)
         stack = stack or load_stack("trimaran")
         sequence = seq_len or model.max_positions
         if model.positions == "learned" and sequence > model.max_positions:
