@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trimaran.files.catalogue import load_stack
+from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.operators.layer import layer_operators
@@ -76,3 +77,29 @@ def test_an_eager_llama_keeps_what_its_operators_say(dtype: torch.dtype) -> None
     saved = saved_bytes(layer, lambda x: layer(x, position_embeddings=angles), dtype, *angles)
     stack = Stack(flash_attention=True, rms_norm="eager")
     assert kept_bytes(model, stack, dtype) == pytest.approx(saved, rel=0.03)
+
+
+# Their RMS norms multiply by the weight in fp32, as PyTorch's composite one does; Qwen's cast first.
+FAMILIES: dict[str, tuple[dict[str, Any], Stack]] = {
+    "qwen3": ({"head_dim": 64}, Stack(flash_attention=True, rms_norm="eager")),
+    "olmo2": ({}, Stack(flash_attention=True, rms_norm="composite")),
+    "phi3": ({"pad_token_id": 0}, Stack(flash_attention=True, rms_norm="eager", joint_qkv=True, copies_context=True)),
+    "gemma2": ({"head_dim": 64}, Stack(rms_norm="composite", repeats_kv=True)),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_familys_layer_keeps_what_its_operators_say(kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    more, stack = FAMILIES[kind]
+    sizes = {"num_hidden_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 8, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 4 * HIDDEN, "vocab_size": 256, "eos_token_id": 1} | more
+    how = "sdpa" if stack.flash_attention else "eager"
+    module: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), attn_implementation=how)
+    inner, positions = module.to(torch.bfloat16).model, torch.arange(SEQ_LEN)[None]
+    angles = inner.rotary_emb(torch.empty(1, dtype=torch.bfloat16), positions)
+    given = {"position_embeddings": angles, "attention_mask": None, "position_ids": positions}
+    saved = saved_bytes(inner.layers[0], lambda x: inner.layers[0](x, **given), torch.bfloat16, *angles)
+    model = model_from_config(sizes | {"model_type": kind}, kind)
+    assert kept_bytes(model, stack, torch.bfloat16) == pytest.approx(saved, rel=0.01)
