@@ -44,8 +44,8 @@ def test_a_store_page_says_why_predictions_were_off() -> None:
     rows = [row(2.0, 0.55, 1.0), row(1.0, 0.03, 1.0)]
     content = measured_content({"mine": rows})
     assert content.answers[0].sure.endswith(
-        "Predictions were off by 25.0% on average over 2 runs. Other programs took up to 55% of the cores' time in 1 of "
-        "2 runs, which makes times too long: measure again on a quiet machine."
+        "Predictions were off by 25.0% on average over 2 runs. Other programs took up to 55% of the cores' time in 1 "
+        "of 2 runs, which makes times too long: measure again on a quiet machine."
     )
     fast, slow = content.cases
     assert "other programs took 55%" in slow.notes and fast.notes == ""
