@@ -139,7 +139,7 @@ def test_torchtitan_counts_embedding_and_head_as_layers(layers: int, stages: int
 def test_what_a_stack_extends_is_said_once() -> None:
     base, compiled = load_stack("torchtitan").model_dump(), load_stack("torchtitan-compiled").model_dump()
     differ = {name for name, value in base.items() if compiled[name] != value}
-    assert differ == {"name", "software", "rms_norm", "lean_activation", "selective_keeps"}
+    assert differ == {"name", "software", "rms_norm", "lean_activation", "selective_keeps", "precisions"}
 
 
 def test_a_stack_of_ones_own_is_planned_for() -> None:

@@ -361,12 +361,11 @@ def earlier_store(path: Path, *rows: Measurement) -> None:
         connection.execute("INSERT INTO migration (version) VALUES (1)")
         connection.execute("PRAGMA user_version = 1")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        kept = {name for _, name, *_ in connection.execute("PRAGMA table_info(measurement)")}
         for row in rows:
             cells = {
                 name: json.dumps(value) if isinstance(value, list | dict) else value
-                for name, value in row.model_dump(
-                    mode="json", exclude={"model", "head_dim", "attention", "mlp"}
-                ).items()
+                for name, value in row.model_dump(mode="json", include=kept).items()
             }
             names = ", ".join(f'"{name}"' for name in cells)
             marks = ", ".join("?" * len(cells))
