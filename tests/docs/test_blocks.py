@@ -42,7 +42,7 @@ LAPTOP: dict[str, Any] = {
     "cluster": "machine.toml",
     "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 257, "max_positions": 64},
     "workload": {"seq_len": 32, "global_batch": 4},
-    "data": {"paths": ["text"]},
+    "data": {"paths": ["../text"]},
     "sweep": {"layouts": ["dp1,mbs4", "dp2,mbs2", "pp2,mbs1"], "max_trials": 3, "steps": 3, "warmup_steps": 1},
     "train": {"steps": 4},
 }
