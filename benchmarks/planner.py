@@ -63,12 +63,12 @@ def simulated() -> list[str]:
             workload, stack = workload_of(model, gbs), load_stack(stack_name)
             settings = settings_from(devices=devices, top=SIMULATED)
             search, ranking = searched(Case.of(workload, load_cluster(cluster_name), stack), settings)
-            grid, known = search.proposer.grid(ranking.rows), search.calibration
-            closed = estimate_many(Case.of(workload, search.cluster, stack, known), grid)
+            case, grid = search.case, search.proposer.grid(ranking.rows)
+            closed = estimate_many(case, grid)
             seconds = []
             for _ in range(REPEATS):
                 start = time.perf_counter()
-                played = simulated_many(Case.of(workload, search.cluster, stack, known), grid, closed)
+                played = simulated_many(case, grid, closed)
                 seconds.append(time.perf_counter() - start)
             apart = np.abs(closed.sec_per_it / played.sec_per_it - 1.0)
             rows.append(
