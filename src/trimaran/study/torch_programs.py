@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
 
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.noun import TrimaranError
@@ -56,7 +57,12 @@ def run_program_on(job: BaseModel, module: str, what: str) -> None:
     """Run one of Trimaran's torch programs on a job file, which is gone afterwards. Raises as `run_program` does."""
     with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
         path = Path(folder) / "job.json"
-        path.write_text(job.model_dump_json())
+        try:
+            path.write_text(job.model_dump_json())
+        except PydanticSerializationError:
+            raise TrimaranError(
+                f"{what}: a path or text that it is given is not Unicode: rename or retype it"
+            ) from None
         run_program(module, [str(path)], what)
 
 

@@ -59,7 +59,8 @@ def predict(
     refused = [row for row in rows if row.error]
     tell_each([_refusal(row) for row in refused])
     tell_each([f"note: {note}" for note in told_once((row.row.number, row.notes) for row in rows)])
-    tell(f"{len(rows) - len(refused)} of {len(rows)} rows answered, {len(refused)} refused", err=True)
+    if len(refused) < len(rows):
+        tell(f"{len(rows) - len(refused)} of {len(rows)} rows answered, {len(refused)} refused", err=True)
     scores = score_groups(rows)
     if scores:
         tell(render(records(scores), FIELDS, form.value))
