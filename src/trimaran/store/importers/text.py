@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 
 from trimaran.files.user_file import read_bytes
@@ -41,3 +42,22 @@ def read_text(path: Path, *, strict: bool = False) -> str:
 def clean(text: str) -> str:
     """The text without terminal colours and control characters (tabs and line ends stay)."""
     return _CONTROL.sub(" ", _COLOUR.sub("", text))
+
+
+def number_of(text: str | None) -> float | None:
+    """The number that a word of a log is, thousands set apart or not; None where it is none or beyond any figure."""
+    try:
+        value = float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+    return value if abs(value) < 1e30 else None
+
+
+def clock_of(stamp: re.Match[str] | None) -> float | None:
+    """Seconds of a time stamp, matched as date and time and as milliseconds; None where there is none."""
+    if stamp is None:
+        return None
+    try:
+        return datetime.fromisoformat(stamp[1]).timestamp() + int(stamp[2]) / 1000.0
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -10,6 +10,7 @@ from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, optimizer_cell
+from trimaran.store.importers.text import number_of
 
 # `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
 # the name leaves them no room: `train_micro_batch_size_per_gpu  4`
@@ -59,7 +60,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     for at, line in enumerate(lines):
         seconds, loss = None, None
         if pipeline := _PIPELINE.search(line):
-            number, seconds, loss = int(pipeline[1]), float(pipeline[3]), _number(pipeline[2])
+            number, seconds, loss = int(pipeline[1]), float(pipeline[3]), number_of(pipeline[2])
         elif step := _STEP.search(line):
             number, rate = int(step[1]), float(step[2])
             seconds = gbs / rate if isinstance(gbs, int) and rate else None
@@ -100,11 +101,3 @@ def _found(pattern: re.Pattern[str], text: str) -> str | None:
 
 def _count(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < 1e30 else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+from trimaran.store.importers.text import number_of
 
 # `50/50 [23:22<0:00, reduced_train_loss=0.1, global_step=49.00, consumed_samples=51200.0, train_step_timing in s=24.0]`
 _BAR = re.compile(
@@ -83,7 +84,7 @@ def _automodel_step(line: str, reading: LogReading) -> Step | None:
     reading.mem_gib_by_rank[0] = max(float(match[3]), reading.mem_gib_by_rank.get(0, 0.0))
     all_tokens, tokens = float(match[4]), float(match[5])
     seconds = int(match[6]) / all_tokens if all_tokens else None
-    return Step(int(match[1]), seconds, loss=_number(match[2]), tokens_per_s_per_device=tokens)
+    return Step(int(match[1]), seconds, loss=number_of(match[2]), tokens_per_s_per_device=tokens)
 
 
 def _bar_step(line: str) -> Step | None:
@@ -98,7 +99,7 @@ def _bar_step(line: str) -> Step | None:
     gbs = None
     if step is not None and samples and samples % (step + 1) == 0:
         gbs = int(samples / (step + 1))
-    return Step(int(found[1]), fields.get("train_step_timing in s") or None, gbs, _number(found[2]))
+    return Step(int(found[1]), fields.get("train_step_timing in s") or None, gbs, number_of(found[2]))
 
 
 def _setting(name: str, value: str, reading: LogReading) -> None:
@@ -108,11 +109,3 @@ def _setting(name: str, value: str, reading: LogReading) -> None:
         reading.cells["precision"] = _PRECISIONS[value]
     elif name in _EXPERTS and value.isdecimal() and int(value) > 1:
         reading.refusal = mixture(name, value)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < 1e30 else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+from trimaran.store.importers.text import clock_of, number_of
 
 _STEP = re.compile(r"\[step=([\d,]{1,12})/[\d,]{1,12},epoch=\d{1,6}")
 _METRIC = re.compile(r"^\s{1,12}([\w/ ()-]{1,80})=([-+\d.,eE]{1,30})\s*$")
@@ -64,10 +64,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     clocked: list[tuple[int, float | None, dict[str, float]]] = []
     for at, line in enumerate(lines):
         if step := _STEP.search(line):
-            clocked.append((int(step[1].replace(",", "")), _clock(line), {}))
+            clocked.append((int(step[1].replace(",", "")), clock_of(_STAMP.search(line)), {}))
             reading.after = at + 1
         elif clocked and (metric := _METRIC.match(line)):
-            if (value := _number(metric[2])) is not None:
+            if (value := number_of(metric[2])) is not None:
                 clocked[-1][2][metric[1].strip()] = value
             reading.after = at + 1
     before: tuple[int, float] | None = None
@@ -107,21 +107,3 @@ def _settings(text: str) -> dict[str, Cell]:
     if isinstance(nodes, int) and isinstance(per_node, int):
         cells["devices"] = nodes * per_node
     return {name: value for name, value in cells.items() if value is not None}
-
-
-def _clock(line: str) -> float | None:
-    match = _STAMP.search(line)
-    if match is None:
-        return None
-    try:
-        return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1000.0
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        return None
-    return value if abs(value) < 1e30 else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture
+from trimaran.store.importers.text import clock_of, number_of
 
 _STEP = re.compile(
     r"step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}"
@@ -43,7 +43,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     logged: dict[int, tuple[re.Match[str], float | None]] = {}
     for at, line in enumerate(lines):
         if match := _STEP.search(line):
-            logged.setdefault(int(match[1]), (match, _clock(line)))
+            logged.setdefault(int(match[1]), (match, clock_of(_STAMP.search(line))))
             reading.after = at + 1
             rank = int(of[1]) if (of := _RANK.search(line)) else 0
             reading.mem_gib_by_rank[rank] = max(float(match[3]), reading.mem_gib_by_rank.get(rank, 0.0))
@@ -67,7 +67,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     previous: tuple[int, float] | None = None
     gbs = reading.cells.get("gbs")
     for number, (match, clock) in sorted(logged.items()):
-        tps = _number(match[4])
+        tps = number_of(match[4])
         seconds = tokens / tps if tokens and tps else None
         if tokens is None and previous is not None and clock is not None:
             seconds = (clock - previous[1]) / (number - previous[0]) or None
@@ -77,8 +77,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
                 iteration=number,
                 sec_per_it=seconds if seconds and seconds > 0 else None,
                 gbs=gbs if isinstance(gbs, int) else None,
-                loss=_number(match[2]),
-                tflops=_number(match[5]),
+                loss=number_of(match[2]),
+                tflops=number_of(match[5]),
                 tokens_per_s_per_device=tps,
             )
         )
@@ -124,21 +124,3 @@ def _tokens_per_device(stated: Mapping[str, Cell], given: Mapping[str, Cell]) ->
     if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int):
         return gbs * seq_len / devices
     return None
-
-
-def _clock(line: str) -> float | None:
-    match = _STAMP.search(line)
-    if match is None:
-        return None
-    try:
-        return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1000.0
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-    return value if abs(value) < 1e30 else None
