@@ -6,9 +6,9 @@ STAMP := $(VENV)/.installed
 # Programs that the tests use for real, by their Debian names.
 PACKAGES := chromium munge slurm-wlm
 # Most tests wait for processes they start; those of one file share what is costly to set up.
-SIDE_BY_SIDE := -n 2 --dist loadfile
+SIDE_BY_SIDE := -n 3 --dist loadfile
 
-.PHONY: demo dist packages test proof gpu lint docs screenshots recipes bench peers clean
+.PHONY: demo dist packages parsers test proof gpu lint docs screenshots recipes bench peers clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,7 +31,14 @@ packages:
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing \
 		|| echo "apt-get cannot install $$missing here: the tests that need them will say so"; fi
 
-test: packages lint
+# The configurations' own classes of the trainers that tests/plan reads exports with, each version in a folder of its own.
+parsers: $(patsubst tests/plan/parsers/%.txt,.parsers/%/.installed,$(wildcard tests/plan/parsers/*.txt))
+
+.parsers/%/.installed: tests/plan/parsers/%.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade \
+		--target $(@D) -r $< && touch $@ || echo "$* cannot be installed here: the tests that need it will say so"
+
+test: packages lint parsers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not proof"
 
 proof: packages $(STAMP)
@@ -67,4 +74,4 @@ peers: $(STAMP)
 		-r benchmarks/peers/requirements.txt
 
 clean:
-	rm -rf $(VENV) .peers runs
+	rm -rf $(VENV) .parsers .peers runs

@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from _others import others_since
 from trimaran.bench.sweep import run_sweep
 from trimaran.bench.trial.machine import hardware
 from trimaran.bench.trial.trial import prepare_trial
@@ -109,18 +110,16 @@ def look(ranks: int, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     lines = []
-    before = Work.so_far()
+    began = Work.so_far()
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:
             lines.append({"ranks": ranks, **look(ranks, Path(folder))})
         print(lines[-1], flush=True)
-    after = Work.so_far()
-    others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
     report = "\n".join(
         [
             "# What the harness adds to a trial\n",
-            f"`python benchmarks/harness.py` on {hardware()}; medians of {REPEATS} trials of 3 steps, in turns."
-            f"{others}\n",
+            f"`python benchmarks/harness.py` on {hardware()}; medians of {REPEATS} trials of 3 steps, in turns. "
+            f"{others_since(began)}\n",
             render(lines, FIELDS, "markdown"),
             "\nA sweep imports PyTorch once, in a process that runs nothing and from which the ranks of all its trials "
             "are forked: the first trial pays for it, a further one takes what its own column says. Connections are "

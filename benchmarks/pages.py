@@ -1,4 +1,4 @@
-"""How long a person waits: for help, for the page of ten thousand layouts, and for explore to follow a change.
+"""How long a person waits: for help, a first answer, pages of many layouts, and for explore to follow a change.
 
 Run by `make bench`; needs Chromium. Writes benchmarks/results/pages.md.
 """
@@ -20,7 +20,10 @@ import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 from werkzeug.serving import make_server
 
+from _others import others_since
+from trimaran.bench.trial.machine import hardware
 from trimaran.nouns.measurement import Measurement
+from trimaran.protocol.host import Work
 from trimaran.report.explore import HOST, answer, explore_app, question_of
 from trimaran.report.page.html import page as page_of
 from trimaran.report.page.measured import measured_content
@@ -28,10 +31,13 @@ from trimaran.report.page.measured import measured_content
 RESULTS = Path(__file__).parent / "results" / "pages.md"
 CHROMIUM = "/usr/bin/chromium"
 REPEATS = 7
-LAYOUTS = 10_000
+LAYOUTS = (10_000, 50_000)
 TOKEN = "of-this-benchmark"
 OPENS = {"model": "bloom-176b", "cluster": "jean-zay-a100-80gb", "stack": "trimaran", "gbs": "2048", "devices": "",
          "seq": "", "fix": "", "mem_margin": "5"}  # fmt: skip
+README_ASKS = (
+    "plan --model bloom-176b --cluster jean-zay-a100-80gb --devices 384 --gbs 2048 --stack megatron-deepspeed --top 3"
+)
 # What is changed, one after another, on a page that opens so.
 CHANGES = (("gbs", "1024"), ("devices", "192"), ("fix", "tp=4"), ("mem_margin", "10"), ("seq", "4096"), ("gbs", "512"))
 FIRST = "document.querySelector('#answer li')?.innerText"
@@ -47,16 +53,16 @@ def told(name: str, seconds: list[float], goal: str) -> str:
     return f"| {name} | {np.median(seconds):.2f} s | {max(seconds):.2f} s | {goal} |"
 
 
-def help_is_painted() -> str:
-    command = [sys.executable, "-m", "trimaran", "--help"]
+def answered(what: str, goal: str, *arguments: str) -> str:
+    """One run of the command line, start-up included."""
 
     def run() -> None:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "trimaran", *arguments], check=True, stdout=subprocess.DEVNULL)
 
-    return told("`trimaran --help`", [seconds_of(run) for _ in range(REPEATS)], "0.3 s")
+    return told(what, [seconds_of(run) for _ in range(REPEATS)], goal)
 
 
-def page_opens(browser: Browser, folder: Path) -> str:
+def page_opens(browser: Browser, folder: Path, layouts: int) -> str:
     shape = {"layers": 4, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 257, "mbs": 1, "gbs": 8, "nodes": 1}
     rows = [
         Measurement.model_validate(
@@ -69,7 +75,7 @@ def page_opens(browser: Browser, folder: Path) -> str:
                 "layout_label": f"dp{n},mbs1",
             }
         )
-        for n in range(1, LAYOUTS + 1)
+        for n in range(1, layouts + 1)
     ]
     file = folder / "report.html"
     file.write_text(page_of(measured_content({"many": rows})), encoding="utf-8")
@@ -81,7 +87,8 @@ def page_opens(browser: Browser, folder: Path) -> str:
 
     seconds = [seconds_of(open_it) for _ in range(REPEATS)]
     page.close()
-    return told(f"a page of {LAYOUTS:,} layouts, drawn", seconds, "3 s")
+    size = file.stat().st_size / 1e6
+    return told(f"a page of {layouts:,} layouts ({size:.1f} MB), drawn", seconds, "3 s")
 
 
 def ranking_follows(browser: Browser) -> str:
@@ -131,13 +138,17 @@ def followed(page: Page, name: str, value: str) -> float:
 
 
 def main() -> None:
-    lines = ["# How long a person waits", "", "| what | median | worst | goal |", "| --- | --: | --: | --: |"]
-    lines.append(help_is_painted())
+    began = Work.so_far()
+    lines = ["| what | median | worst | goal |", "| --- | --: | --: | --: |"]
+    lines.append(answered("`trimaran --help`", "0.3 s", "--help"))
+    lines.append(answered("README's first question: BLOOM on 384 A100", "1 s", *README_ASKS.split()))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        lines += [page_opens(browser, Path(folder)), ranking_follows(browser), planned()]
+        lines += [page_opens(browser, Path(folder), layouts) for layouts in LAYOUTS]
+        lines += [ranking_follows(browser), planned()]
         browser.close()
-    text = "\n".join(lines)
+    head = ["# How long a person waits", "", f"`python benchmarks/pages.py` on {hardware()}. {others_since(began)}", ""]
+    text = "\n".join([*head, *lines])
     print(text)
     RESULTS.write_text(text + "\n", encoding="utf-8")
 

@@ -26,10 +26,27 @@ from trimaran.planner.search.settings import settings_from
 REPEATS = 5
 RESULTS = Path(__file__).parent / "results" / "planner.md"
 COMMANDS = {
-    "BLOOM 176B on 384 A100": ["--model", "bloom-176b", "--cluster", "jean-zay-a100-80gb", "--gbs", "2048",
-                               "--devices", "384"],
+    "BLOOM 176B on 384 A100": [
+        "--model",
+        "bloom-176b",
+        "--cluster",
+        "jean-zay-a100-80gb",
+        "--gbs",
+        "2048",
+        "--devices",
+        "384",
+    ],
     "GPT 1T on 25,600 H100": ["--model", "gpt-1t", "--cluster", "dgx-h100", "--gbs", "3072", "--devices", "25600"],
+}
+MIXTURES = {
+    "DeepSeek-V3 on 2,048 H100": ["--model", "deepseek-v3", "--cluster", "dgx-h100", "--gbs", "15360", "--seq-len",
+                                  "4096", "--devices", "2048"],
+    "Qwen3-235B on 256 H100": ["--model", "qwen3-235b-a22b", "--cluster", "dgx-h100", "--gbs", "2048", "--seq-len",
+                               "4096", "--devices", "256"],
+    "Qwen3-235B on 256 H100, 131,072 tokens": ["--model", "qwen3-235b-a22b", "--cluster", "dgx-h100", "--gbs", "64",
+                                               "--seq-len", "131072", "--devices", "256"],
 }  # fmt: skip
+_GOALS = ("1 s", "3 s, 500 MB")
 
 
 def layouts_a_second() -> list[str]:
@@ -81,8 +98,10 @@ def simulated() -> list[str]:
 def wall_from_the_shell() -> list[str]:
     """Median wall seconds and peak memory of the command, started afresh."""
     rows = []
-    for (name, options), goal in zip(COMMANDS.items(), ("1 s", "3 s, 500 MB"), strict=True):
-        for stack in ("trimaran", "megatron"):
+    asked = [(*each, goal, ("trimaran", "megatron")) for each, goal in zip(COMMANDS.items(), _GOALS, strict=True)]
+    asked += [(*each, _GOALS[1], ("megatron-core",)) for each in MIXTURES.items()]
+    for name, options, goal, stacks in asked:
+        for stack in stacks:
             command = [sys.executable, "-m", "trimaran", "plan", *options, "--stack", stack, "--format", "json"]
             seconds = []
             for _ in range(REPEATS):

@@ -50,6 +50,10 @@ by the rule that `src/trimaran/study/published/scale.py` states, measures them f
 blank included, and answers the table's question from the data. The third is the recipe's own sweep, for a cluster
 of its size.
 
+Beside them stand recipes of this machine's own: `laptop.toml`, the main job; `laptop-long.toml`, a Llama on 8,192
+tokens, whose sequences ranks share in three ways, about 3 minutes with `trimaran tune`; `network-laptop.toml` and
+`network-ps-laptop.toml`, which put nodes behind slow links.
+
 What follows is written by `make recipes`. MAPE, tau and regret are of the shipped calibrations, which were made from
 these tables; what holds for rows that a fit has not seen stands in `benchmarks/results/fidelity.md`.
 """

@@ -14,3 +14,12 @@ def processes_in(folder: Path) -> list[Path]:
             if (process / "cwd").readlink().is_relative_to(folder):
                 found.append(process)
     return found
+
+
+def rank_of(process: Path) -> int | None:
+    """A rank's number, by the file that its stderr goes to; None of a process that is none, begins or has ended."""
+    try:
+        opened = {link.readlink().name for link in (process / "fd").iterdir()}
+    except OSError:
+        return None
+    return next((int(name.removeprefix("stderr.")) for name in opened if name.startswith("stderr.")), None)

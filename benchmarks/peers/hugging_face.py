@@ -1,4 +1,4 @@
-"""GPT-2 of Hugging Face transformers, alone or under DistributedDataParallel by accelerate.
+"""GPT-2 or Mixtral of Hugging Face transformers, alone or under DistributedDataParallel by accelerate.
 
 python benchmarks/peers/hugging_face.py JOB.json
 """
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from accelerate import Accelerator
 from peer import Peer
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from trimaran.nouns.model import Model, padded_vocab
 
@@ -35,10 +35,36 @@ def config_of(model: Model) -> GPT2Config:
     )
 
 
+def mixture_of(model: Model) -> MixtralForCausalLM:
+    """A mixture of experts in transformers' terms."""
+    config = MixtralConfig(
+        vocab_size=padded_vocab(model.vocab, 1),
+        max_position_embeddings=model.max_positions,
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        intermediate_size=model.moe_ffn_hidden,
+        num_local_experts=model.experts,
+        num_experts_per_tok=model.top_k,
+        tie_word_embeddings=model.tied_embedding,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+    return MixtralForCausalLM(config)
+
+
+def model_of(model: Model) -> PreTrainedModel:
+    """The model in transformers' own code."""
+    return mixture_of(model) if model.experts else GPT2LMHeadModel(config_of(model))
+
+
 def main() -> None:
     peer = Peer()
     accelerator = Accelerator(cpu=True)
-    module = GPT2LMHeadModel(config_of(peer.model)).to(peer.dtype)
+    module = model_of(peer.model).to(peer.dtype)
     model, optimizer = accelerator.prepare(module, peer.adamw(list(module.parameters())))
 
     def step(text: Tensor) -> float:

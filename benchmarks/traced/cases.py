@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from tracer import Saved, as_on_cuda, fake_mode
+from tracer import Saved, fake_mode
 
 from trimaran.files.catalogue import load_model, load_stack
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
+from trimaran.train.programs.tracing import as_on_cuda
 
 PEERS = Path(__file__).resolve().parents[2] / ".peers"
 sys.path.append(str(PEERS))
@@ -27,7 +28,10 @@ EAGER = Stack(name="eager PyTorch", flash_attention=True, rms_norm="eager", nati
 
 @dataclass(frozen=True)
 class Traced:
-    """What one layer kept: the stack and model whose operators are laid beside it, and which module is which part."""
+    """What one layer kept: the stack and model whose operators are laid beside it, and which module is which part.
+
+    `operations` are those of its products forward, where they were counted; `only` says which part of a layer it is.
+    """
 
     software: str
     model: Model
@@ -39,6 +43,8 @@ class Traced:
     parts: dict[str, str]
     tp: int = 1
     on_cpu: bool = False
+    operations: float = 0.0
+    only: Literal["", "mixture"] = ""
 
     def by_part(self) -> dict[str, int]:
         """Bytes by part of the layer."""
@@ -179,15 +185,15 @@ TRIMARAN_PARTS = {
 
 def trimaran(model: Model, mbs: int, seq_len: int, dtype: torch.dtype, *, on_cpu: bool = False) -> Traced:
     """Trimaran's own layer, as on a GPU or as on a CPU."""
-    from trimaran.train.comm.group import Group
+    from trimaran.train.comm.mesh import lone_mesh
     from trimaran.train.model.gpt import Layer
     from trimaran.train.model.positions import Positions
     from trimaran.train.model.weight import Weight
 
-    group = Group((0,), 0, None)
+    mesh = lone_mesh()
     kernels = contextlib.nullcontext() if on_cpu else as_on_cuda(fused_rms_norm=True)
     with fake_mode(dtype), kernels:
-        layer = Layer(model, group, Positions(model, group), recompute_attention=False)
+        layer = Layer(model, mesh, Positions(model, mesh.tp, mesh.sequence), 0, recompute_attention=False)
         for module in layer.modules():
             for weight, declared in module._parameters.items():
                 if declared is not None:
@@ -248,18 +254,88 @@ def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
     return Traced("Megatron-Core 0.16.1, local", model, stack, mbs, seq_len, dtype, saved, parts)
 
 
-def mixtral_kept(mbs: int, seq_len: int) -> Saved:
-    """What a layer of Transformers' Mixtral-8x7B keeps, tokens spread evenly over its experts."""
+def _grouped_operations(rows: Sequence[int], weights: Sequence[int], *_: object, **__: object) -> int:
+    """Of grouped products, which PyTorch's counter does not know: each row meets one expert's weights."""
+    return 2 * rows[0] * rows[1] * weights[-1]
+
+
+def hugging_face_mixtral(name: str, mbs: int, seq_len: int, dtype: torch.dtype) -> Traced:
+    """Transformers' Mixtral layer with its grouped products, all copies of tokens on one rank."""
+    from torch.utils.flop_counter import FlopCounterMode
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralRotaryEmbedding
 
-    config = MixtralConfig(num_hidden_layers=1, attn_implementation="sdpa")
+    model = load_model(name)
+    config = MixtralConfig(
+        hidden_size=model.hidden, intermediate_size=model.moe_ffn_hidden, num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads, num_local_experts=model.experts, num_experts_per_tok=model.top_k,
+        num_hidden_layers=1, attn_implementation="sdpa",
+    )  # fmt: skip
     config._experts_implementation = "grouped_mm"
-    with fake_mode(torch.bfloat16), as_on_cuda(fused_rms_norm=True):
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_operations})
+    with fake_mode(dtype), as_on_cuda(fused_rms_norm=True), counter:
         layer = MixtralDecoderLayer(config, 0)
-        x = torch.empty(mbs, seq_len, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
         angles = MixtralRotaryEmbedding(config)(x, torch.arange(seq_len)[None])
-        return _kept(layer, lambda hidden: layer(hidden, position_embeddings=angles), x, angles)
+        saved = _kept(layer, lambda hidden: layer(hidden, position_embeddings=angles), x, angles)
+    parts = {
+        "input_layernorm": "norms", "post_attention_layernorm": "norms", "self_attn.q_proj": "qkv",
+        "self_attn.k_proj": "qkv", "self_attn.v_proj": "qkv", "self_attn": "attention",
+        "self_attn.o_proj": "projection", "": "residual", "mlp": "experts", "mlp.experts": "experts",
+        "mlp.gate": "router",
+    }  # fmt: skip
+    stack = EAGER.model_copy(update={"weighs_results": True, "grouped_products": "one_kernel"})
+    products = float(counter.get_total_flops())
+    return Traced("Hugging Face Mixtral", model, stack, mbs, seq_len, dtype, saved, parts, operations=products)
+
+
+def megatron_core_experts(name: str, tokens: int, hidden: int) -> Traced:
+    """Megatron-Core 0.16.1's layer of experts as its local modules make it, in a smaller size: counts are of values.
+
+    How many tokens an expert is sent is read from a tensor, which a fake one does not have. The router's weights are
+    zero, so that tokens go to the same experts.
+    """
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.spec_utils import build_module
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    # without Transformer Engine its name is not there, which the router asks
+    moe_utils.te_general_gemm = None
+    large, dtype = load_model(name), torch.bfloat16
+    width = large.moe_ffn_hidden * hidden // large.hidden
+    model = large.model_copy(update={"hidden": hidden, "moe_ffn_hidden": width, "experts": 16})
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    stream = MagicMock()  # on which counts of tokens go to the host
+    torch.cuda.Stream = torch.cuda.current_stream = lambda *_: stream
+    torch._dynamo.config.disable = True
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+        config = TransformerConfig(
+            num_layers=1, hidden_size=hidden, num_attention_heads=8, ffn_hidden_size=width, bf16=True,
+            params_dtype=dtype, use_cpu_initialization=True, perform_initialization=False, add_bias_linear=False,
+            gated_linear_unit=True, activation_func=functional.silu, bias_activation_fusion=True,
+            gradient_accumulation_fusion=False, num_moe_experts=model.experts, moe_router_topk=model.top_k,
+            moe_ffn_hidden_size=width, moe_token_dispatcher_type="alltoall", moe_router_dtype="fp32",
+            moe_aux_loss_coeff=0.0, moe_router_load_balancing_type="none",
+        )  # fmt: skip
+        spec = get_moe_module_spec(use_te=False, num_experts=model.experts, moe_grouped_gemm=False)
+        layer = build_module(spec, config=config).to(dtype)
+        for parameter in layer.parameters():
+            parameter.data.normal_(std=0.02)
+        x = torch.randn(tokens, 1, hidden, dtype=dtype).requires_grad_()
+        saved = _kept(layer, layer, x)
+    finally:
+        torch._dynamo.config.disable = False
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+    parts = {entry.module: "router" if "router" in entry.module else "experts" for entry in saved.kept}
+    stack = load_stack("megatron-core")
+    return Traced("Megatron-Core 0.16.1, local experts", model, stack, 1, tokens, dtype, saved, parts, only="mixture")
 
 
 def loss_peak(tokens: int, vocab: int, *, frees_logits: bool) -> int:
@@ -275,3 +351,29 @@ def loss_peak(tokens: int, vocab: int, *, frees_logits: bool) -> int:
             del made
         loss.backward()
         return live.peak
+
+
+def loss_peak_over_tp(tokens: int, vocab: int, tp: int) -> int:
+    """Peak bytes of the cross-entropy that DTensor runs where `tp` ranks share the vocabulary, 16-bit logits let go."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import loss
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from tracer import Live
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=tp)
+    try:
+        mesh = init_device_mesh("cpu", (tp,))
+        whole, ignored, mean = torch.Size([tokens, vocab]), -100, 1
+        with fake_mode(), Live() as live:
+            target = torch.zeros(tokens, dtype=torch.int64)
+            logits = torch.empty(tokens, vocab // tp, dtype=torch.bfloat16)
+            likelihoods = loss._log_softmax(logits.float(), 1, False, mesh, 0)
+            _, weight = loss._nll_loss_forward(likelihoods, target, None, None, mean, ignored, whole, 1, mesh, 0)
+            del logits
+            loss._nll_loss_and_log_softmax_backward(
+                torch.ones(()), likelihoods, target, None, mean, ignored, weight, whole, 1, mesh, 0
+            )
+            return live.peak
+    finally:
+        dist.destroy_process_group()

@@ -19,37 +19,56 @@ from cases import (
     Traced,
     hugging_face_gpt2,
     hugging_face_llama,
+    hugging_face_mixtral,
     loss_peak,
+    loss_peak_over_tp,
     megatron_core,
-    mixtral_kept,
+    megatron_core_experts,
     torchtitan,
     torchtitan_over_tp,
     trimaran,
 )
 
 from trimaran.files.catalogue import load_model
+from trimaran.operators.counts import forward_operations
 from trimaran.operators.layer import layer_operators
-from trimaran.operators.operator import Part
+from trimaran.operators.mixture import mixture_block
+from trimaran.operators.operator import Operator, Part
 
 RESULTS = Path(__file__).parents[1] / "results" / "traced.md"
 PART_OF = {
     "attention norm": "norms", "MLP norm": "norms", "rotary angles": "attention", "attention residual": "residual",
-    "MLP residual": "residual",
+    "MLP residual": "residual", "experts norm": "norms", "dispatch": "experts", "experts up": "experts",
+    "experts activation": "experts", "experts down": "experts", "combine": "experts",
 }  # fmt: skip
+# What a layer of experts alone is not.
+AROUND = ("experts norm", "MLP residual")
 GOAL, MIB = 0.03, 2.0**20
 HEAD = """| software | model | shape | part | traced MiB | operators MiB | off |
 | --- | --- | --- | --- | --: | --: | --: |"""
 
 
-def predicted(traced: Traced) -> dict[str, float]:
-    """Bytes that the operators of the same layer keep, by part."""
+def part_of(traced: Traced) -> Part:
+    """The shape that was traced."""
     width = float(traced.dtype.itemsize)
-    part = Part(
+    return Part(
         traced.model, traced.seq_len, traced.stack, traced.on_cpu, float(traced.tp), float(traced.mbs), traced.tp > 1,
         width, width,
     )  # fmt: skip
+
+
+def operators_of(traced: Traced, part: Part) -> list[Operator]:
+    """The operators that stand for what was traced."""
+    if traced.only == "mixture":
+        return [operator for operator in mixture_block(part) if operator.name not in AROUND]
+    return list(layer_operators(part))
+
+
+def predicted(traced: Traced) -> dict[str, float]:
+    """Bytes that the operators of the same layer keep, by part."""
+    part = part_of(traced)
     found: dict[str, float] = {}
-    for operator in layer_operators(part):
+    for operator in operators_of(traced, part):
         name = PART_OF.get(operator.name, operator.name)
         size = sum(float(tensor.size) for tensor in (*operator.inputs, *operator.inside))
         found[name] = found.get(name, 0.0) + size
@@ -92,6 +111,7 @@ def cases() -> list[Callable[[], Traced]]:
         lambda: hugging_face_gpt2("gpt2-1b5", 4, 1024, bf16),
         lambda: hugging_face_gpt2("gpt2-1b5", 4, 1024, fp32),
         lambda: megatron_core("gpt3-1b3", 4, 2048),
+        lambda: megatron_core_experts("qwen3-235b-a22b", 1024, 1024),
         lambda: trimaran(llama, 2, 8192, bf16),
         lambda: trimaran(gpt, 4, 2048, bf16),
         lambda: trimaran(gpt, 4, 2048, fp32, on_cpu=True),
@@ -107,8 +127,12 @@ def main() -> None:
         print("\n".join(made), flush=True)
         rows += made
         errors += off
-    mixtral = mixtral_kept(1, 4096)
+    mixtral = hugging_face_mixtral("mixtral-8x7b", 1, 4096, torch.bfloat16)
+    made, off = lines(mixtral)
+    rows, errors = rows + made, errors + off
+    ours = forward_operations(layer_operators(part_of(mixtral)))
     plain, freed = (loss_peak(16384, 128256, frees_logits=frees) / (16384 * 128256) for frees in (False, True))
+    shared = loss_peak_over_tp(16384, 128256, 8) / (16384 * 128256 / 8)
     within = sum(error <= GOAL for error in errors)
     RESULTS.write_text(
         "\n\n".join(
@@ -123,9 +147,10 @@ def main() -> None:
                 "\n".join((HEAD, *rows)),
                 f"{within} of {len(errors)} parts of 1% of their layer or more are within {GOAL:.0%}.",
                 f"torch's cross-entropy over bf16 logits holds {plain:.1f} bytes an element of them at its peak, "
-                f"{freed:.1f} where the logits are let go before the backward (the operators: 14 and 12).",
-                f"A layer of Mixtral-8x7B in Transformers, 1 x 4096 tokens, keeps {mixtral.total / MIB:.0f} MiB; the "
-                "operators have no mixtures yet.",
+                f"{freed:.1f} where the logits are let go before the backward (the operators: 14 and 12); "
+                f"DTensor's over 8 shares of the vocabulary {shared:.1f} (the operators: 16).",
+                f"The products of Mixtral's layer forward are {mixtral.operations / 1e12:.3f} TFLOP as PyTorch counts "
+                f"them, {ours / 1e12:.3f} as the operators do: {ours / mixtral.operations - 1.0:+.1%}.",
             )
         )
         + "\n"

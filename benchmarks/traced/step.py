@@ -27,7 +27,9 @@ from cases import PEERS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from tracer import Live, as_on_cuda, fake_mode
+from tracer import Live, fake_mode
+
+from trimaran.train.programs.tracing import as_on_cuda
 
 assert PEERS.is_dir(), "run `make peers` first"
 GIB, SPLIT, ROUND, STEPS = 2.0**30, 1 << 20, 512, 4

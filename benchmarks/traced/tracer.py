@@ -2,8 +2,9 @@
 
 Fake tensors carry shapes alone, so real model code runs at any size in seconds. They stand on the CPU here: a fake CUDA
 tensor cannot be a leaf of autograd where PyTorch was built without CUDA (its device guard is missing). Two operators
-choose a kernel by device, and `as_on_cuda` makes the choice that CUDA makes: `scaled_dot_product_attention` runs flash
-attention, and `rms_norm` the fused kernel where the version of PyTorch that is traced for has it (2.9 and later).
+choose a kernel by device, and `as_on_cuda` of trimaran.train.programs.tracing makes the choice that CUDA makes:
+`scaled_dot_product_attention` runs flash attention, and `rms_norm` the fused kernel where the traced version of PyTorch
+has it (2.9 and later).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -88,48 +88,6 @@ class Saved:
     def total(self) -> int:
         """Bytes of all."""
         return sum(kept.size for kept in self.kept)
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-           scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
-    """CUDA's flash attention: (b, heads, s, d) whose memory is (b, s, heads, d); fewer key heads are not repeated."""
-    del attn_mask, enable_gqa
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
-
-
-class _FusedRmsNorm(torch.autograd.Function):
-    """Keeps what CUDA's kernel keeps: the input, the weight, and one number a row (derivatives.yaml, _fused_rms_norm).
-
-    On a CPU that operator is made of others even when it is called by its name.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, x[..., :1].float())
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
-
-
-def _fused_rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float | None = None) -> Tensor:
-    del shape, eps
-    return _FusedRmsNorm.apply(x, weight)
-
-
-@contextlib.contextmanager
-def as_on_cuda(*, fused_rms_norm: bool) -> Iterator[None]:
-    """Choose kernels by device as on CUDA; `fused_rms_norm`: as in PyTorch 2.9 and later."""
-    attention, norm = functional.scaled_dot_product_attention, functional.rms_norm
-    try:
-        functional.scaled_dot_product_attention = _flash
-        if fused_rms_norm:
-            functional.rms_norm = _fused_rms_norm
-        yield
-    finally:
-        functional.scaled_dot_product_attention, functional.rms_norm = attention, norm
 
 
 class Live(TorchDispatchMode):

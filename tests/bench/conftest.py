@@ -17,6 +17,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.recipe.sweep_settings import SweepSettings
 
@@ -36,6 +37,17 @@ def recipe() -> Recipe:
     stack = Stack(name="trimaran", framework="trimaran", uneven_stages=True, head_weighted_stages=True)
     workload = Workload(model=model, seq_len=32, global_batch=8)
     return Recipe(name="tiny", workload=workload, stack=stack, sweep=SweepSettings(steps=6, warmup_steps=2))
+
+
+@pytest.fixture
+def trainable(recipe: Recipe, tmp_path: Path) -> Recipe:
+    """The recipe with a text that it can really be trained on."""
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 2000)
+    model = recipe.workload.model.model_copy(update={"vocab": 384})
+    workload = recipe.workload.model_copy(update={"model": model})
+    data = DataSettings(paths=(str(text),), tokenizer="bytes")
+    return recipe.model_copy(update={"data": data, "workload": workload})
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from trimaran.bench.sweep import run_sweep
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace
@@ -128,19 +127,10 @@ SABOTAGED = {
 @pytest.mark.proof
 @pytest.mark.timeout(1200)
 def test_real_ranks_that_die_hang_and_fill_everything_cost_a_sweep_little_and_are_all_told_apart(
-    recipe: Recipe, cluster: Cluster, tmp_path: Path
+    trainable: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("To be, or not to be, that is the question. " * 2000)
-    model = recipe.workload.model.model_copy(update={"vocab": 384})
-    real = recipe.model_copy(
-        update={
-            "data": DataSettings(paths=(str(text),), tokenizer="bytes"),
-            "workload": recipe.workload.model_copy(update={"model": model}),
-        }
-    )
-    data = Workspace(tmp_path / "place").data(real)
-    limits = Limits(timeout_s=200, memory_gib=1.5)
+    data = Workspace(tmp_path / "place").data(trainable)
+    limits = Limits(timeout_s=500, memory_gib=1.5)
     worker = (sys.executable, str(Path(__file__).with_name("sabotaged_worker.py")))
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -151,7 +141,7 @@ def test_real_ranks_that_die_hang_and_fill_everything_cost_a_sweep_little_and_ar
     try:
         with Store(disk / "store.sqlite") as store:
             rows = run_sweep(
-                real, cluster, [parse_layout(text) for text in SABOTAGED], store, data_dir=data,
+                trainable, cluster, [parse_layout(text) for text in SABOTAGED], store, data_dir=data,
                 work_dir=disk / "runs", limits=limits, worker=(*worker, wrong),
             )  # fmt: skip
             assert store.measurements(every_attempt=True) == rows

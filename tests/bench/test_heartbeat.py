@@ -26,4 +26,5 @@ def test_ranks_that_resume_wait_for_the_one_that_still_reads(tmp_path: Path, mon
     now = 691.0
     pulse.observe()
     told = pulse.silent(ranks, limits)
-    assert told is not None and "gave no sign for 181.0 s before its first step, since it began to resume" in told
+    assert told is not None and told.rank == 0
+    assert "gave no sign for 181.0 s before its first step, since it began to resume" in told.sentence

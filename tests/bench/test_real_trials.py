@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import processes_in
+from processes import processes_in, rank_of
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.local import LocalLauncher, LocalRanks
 from trimaran.bench.sweep import run_sweep
@@ -29,8 +29,8 @@ from trimaran.protocol.programs import TRAINER
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
-from trimaran.study import training
-from trimaran.study.training import run_training
+from trimaran.study.training import run as training
+from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
 
 
@@ -142,6 +142,7 @@ class StartedRanks(LocalLauncher):
         return super().start(replace(launch, command=(python, "-u", *rest)))
 
 
+@pytest.mark.proof
 def test_a_forked_rank_learns_and_holds_what_a_started_one_does(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -164,11 +165,12 @@ def test_a_forked_rank_learns_and_holds_what_a_started_one_does(
     assert rows["forked"].mem_gib == pytest.approx(rows["started"].mem_gib, rel=0.05)
 
 
+@pytest.mark.proof
 def test_forked_ranks_end_with_the_process_they_were_forked_from(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     trial = trial_in(tmp_path, real, cluster, "dp2,mbs2")
-    long = replace(trial, job=trial.job.model_copy(update={"steps": 300}))
+    long = replace(trial, job=trial.job.model_copy(update={"steps": 80}))
     killed: list[int] = []
 
     def kill_the_parent(_step: int) -> None:
@@ -197,7 +199,9 @@ def test_a_stopped_rank_of_a_training_is_named_soon(
     """The others wait for it, and any of them may have been silent first."""
     monkeypatch.setattr(training, "HANG_FLOOR_S", 3.0)
     workspace, stopped = Workspace(tmp_path), []
-    long = real.model_copy(update={"train": real.train.model_copy(update={"steps": 100_000, "checkpoint_every": 0})})
+    long = real.model_copy(
+        update={"train": real.train.model_copy(update={"steps": 100_000, "checkpoint_every": 0, "restarts": 0})}
+    )
 
     def stop_one(line: dict[str, object]) -> None:
         if line["iteration"] >= 5 and not stopped:
@@ -211,13 +215,6 @@ def test_a_stopped_rank_of_a_training_is_named_soon(
             on_step=stop_one,
         )  # fmt: skip
     assert time.monotonic() - stopped[0] < 30
-
-
-def rank_of(process: Path) -> int:
-    """A rank's number, by the file that its stderr goes to."""
-    opened = {link.readlink().name for link in (process / "fd").iterdir()}
-    (stderr,) = (name for name in opened if name.startswith("stderr."))
-    return int(stderr.removeprefix("stderr."))
 
 
 def test_an_interpreter_without_pytorch_is_told_by_its_ranks(

@@ -133,7 +133,7 @@ def test_silent_ranks_whose_memory_grows_are_no_hang_until_it_stops(
         return seen[-1]
 
     monkeypatch.setattr("trimaran.bench.watch.watch.resident_gib", held)
-    assert run_fake("hang").status == "hang"
+    assert run_fake("hang", hang_s=1.0).status == "hang"
     assert seen == [0.1, 0.2, 0.3, 0.4, 0.4]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from trimaran.bench.watch.limits import Limits
 
 FAKE = Path(__file__).with_name("fake_worker.py")
-LIMITS = Limits(timeout_s=30, start_s=10, hang_s=1.0, peers_s=0.3)
+LIMITS = Limits(timeout_s=60, start_s=30, hang_s=3.0, peers_s=0.3)
 
 
 def fake_worker(behaviour: str) -> tuple[str, ...]:

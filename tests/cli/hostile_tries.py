@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from command import MACHINE
-from forked_command import PYTORCH, Try, answer, taken_port
+from forked_command import Try, answer, taken_port
 from trimaran.files.row_table import format_table, packaged_table
 from trimaran.store import Store
 
@@ -228,6 +228,17 @@ class Tries:
             words += ["--profile", self.file(".toml", {"title": "Notes", "set": {"layers": 2}, "year": 2022})]
         return words + self.maybe("--as")
 
+    def try_configuration(self) -> list[str]:
+        script = b'A=(--num-layers 2 --hidden-size 64 --num-attention-heads 4)\ntorchrun x.py "${A[@]}" '
+        script += b"--seq-length $((32*2)) "
+        script += b"--vocab-size 512 --micro-batch-size ${M:-1} --pipeline-model-parallel-size 2 # one"
+        titan = b'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\npipeline_parallel_degree = 2\n'
+        deep = json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 1}}).encode()
+        kinds = [(".sh", script), (".toml", titan), (".json", deep), (".yaml", b"model: {num_layers: 2, bf16: true}\n")]
+        suffix, content = self._random.choice(kinds)
+        file = self.file(suffix, content=content)
+        return ["import", "--config", file, "--cluster", self.cluster(), "--devices", "8", *self.maybe("--as")]
+
     def try_store(self) -> list[str]:
         verb = self._random.choice(["list", "show", "compare", "export", "merge"])
         rest = {"show": [self.word()], "compare": ["1", self.word()], "merge": [self.store()]}.get(verb, [])
@@ -248,8 +259,7 @@ class Tries:
         return [self.word() for _ in range(self._random.randrange(1, 4))]
 
     def try_weights(self) -> list[str]:
-        # each of these costs a process that reads PyTorch, so most of them ask what is refused before
-        verb = self._random.choice(PYTORCH)
+        verb = self._random.choice(["sample", "convert"])
         source = str(self.special("")) if self._random.random() < 0.9 else self.word()
         return [verb, source] + (["-o", str(self._path(""))] if verb == "convert" else ["--tokens", "1"])
 

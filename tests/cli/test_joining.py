@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from command import run, tiny_recipe
+from processes import processes_in, rank_of
 from trimaran.bench.launch.joined import first_host, joined
 
 PYTHON = (sys.executable, "-P", "-m")
@@ -25,6 +28,7 @@ def torchrun(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(start, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.proof
 def test_torchrun_s_processes_are_the_ranks(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     done = torchrun("train", str(recipe), "--layout", "dp2,mbs2", cwd=tmp_path)
@@ -36,6 +40,24 @@ def test_torchrun_s_processes_are_the_ranks(tmp_path: Path) -> None:
     refused = torchrun("train", str(recipe), "--layout", "dp1,mbs4", cwd=tmp_path)
     assert refused.returncode
     assert refused.stderr.count("layout dp1,tp1,pp1,mbs4 needs 1 ranks, but 2 were started") == 1
+
+
+@pytest.mark.proof
+def test_a_training_goes_on_when_torchrun_starts_its_ranks_again(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 300\ncheckpoint_every = 10"))
+    start = [*PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [*start, "-m", "trimaran", "train", str(recipe), "--layout", "dp2,mbs2"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    notices = tmp_path / "runs/tiny/train/notices.jsonl"
+    while not (notices.exists() and "saved" in notices.read_text()):
+        assert running.poll() is None
+        time.sleep(0.02)
+    os.kill(next(int(p.name) for p in processes_in(notices.parent) if rank_of(p) == 0), signal.SIGKILL)
+    told = running.communicate(timeout=250)[1]
+    assert running.returncode == 0, told
+    assert "going on from step " in told
+    assert len(losses(notices.parent)) == 300 and len(losses(tmp_path / "runs/tiny/train-1")) < 300
 
 
 def started_by_srun(

@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from command import TRIMARAN, run, tiny_recipe
 from processes import processes_in
 from trimaran.store import Store
@@ -55,6 +57,7 @@ def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp
     assert [row["status"] for row in json.loads(listed.stdout)] == ["ok"] * len(LAYOUTS)
 
 
+@pytest.mark.proof
 def test_what_earlier_tunings_measured_or_failed_at_is_in_the_answer(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     planned = recipe.read_text().replace('layouts = ["dp1,mbs4"]', 'devices = [1]\nfixed = {recompute = "none"}')

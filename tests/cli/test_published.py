@@ -41,6 +41,7 @@ def test_predicted_row_by_row_beside_what_was_published(name: str) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "table"), SMALL.items())
 def test_a_table_is_measured_here_and_its_question_answered(name: str, table: str, tmp_path: Path) -> None:
     arguments = ("bench", f"recipes/{name}.toml", "--scale", "laptop", "--table", table, "--runs", str(tmp_path))

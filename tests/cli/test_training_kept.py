@@ -8,9 +8,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from command import TRIMARAN, run, tiny_recipe
 from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
+from trimaran.study.training.events import Event, EventKind, EventLog, now, set_events_aside
 
 
 def test_an_earlier_training_is_kept_and_a_diverged_one_is_told(tmp_path: Path) -> None:
@@ -24,6 +27,8 @@ def test_an_earlier_training_is_kept_and_a_diverged_one_is_told(tmp_path: Path) 
     assert done.returncode == 2, done.stderr
     assert "loss not finite" in done.stderr and "lower train.learning_rate" in done.stderr
     assert (tmp_path / "runs/tiny/train-1/log.jsonl").read_text() == first
+    assert (tmp_path / "runs/tiny/events-1.csv").read_text().strip().splitlines()[-1].split(",")[1] == "finished"
+    assert (tmp_path / "runs/tiny/events.csv").read_text().count("began") == 1
     last = (tmp_path / "runs/tiny/train/log.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["lm_loss"] is None
 
@@ -53,3 +58,15 @@ def test_the_fastest_layout_is_of_the_workload_as_the_recipe_states_it_now(tmp_p
         store.add(Measurement.model_validate(row))
     done = run("train", str(recipe), cwd=tmp_path)
     assert done.returncode == 2 and "no layout of tiny was measured yet" in done.stderr
+
+
+@pytest.mark.parametrize("made_steps", [False, True])
+def test_events_of_an_earlier_training_are_no_part_of_the_next_ones(tmp_path: Path, made_steps: bool) -> None:
+    path = tmp_path / "events.csv"
+    (tmp_path / "events-1.csv").write_text("of a training whose folder was removed\n")
+    for kind, step in ((EventKind.BEGAN, 0), (EventKind.FAIL, 7 if made_steps else 0)):
+        EventLog(path).add(Event(at=now(), event=kind, step=step, saved_step=0, layout="dp1"))
+    set_events_aside(path, None)
+    assert not path.exists()
+    assert (tmp_path / "events-2.csv").exists() == made_steps, "what was refused before a step leaves nothing to keep"
+    assert (tmp_path / "events-1.csv").read_text().startswith("of a training"), "nothing kept is written over"

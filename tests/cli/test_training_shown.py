@@ -87,6 +87,7 @@ def busy_cores() -> Iterator[None]:
         burner.wait()
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("busy_cores")
 def test_a_training_slower_than_its_trial_names_what_other_programs_took(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)

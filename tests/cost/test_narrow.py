@@ -84,6 +84,7 @@ def test_casts_move_the_bytes_that_the_software_reads_and_writes() -> None:
         ("fp8", "delayed", BLACKWELL.device, Casts(1.0, 2.0, 1.0)),
         ("fp8", "current", BLACKWELL.device, Casts(1.0, 4.0, 1.0)),
         ("fp8", "blockwise", BLACKWELL.device, Casts(1.0 + 4.0 / 128.0, 2.0, 2.0)),
+        ("fp8_rowwise", "current", BLACKWELL.device, Casts(1.0, 2.0, 2.0, sliced=0.0)),
         ("mxfp8", "current", BLACKWELL.device, Casts(1.0 + 1.0 / 32.0, 2.0, 2.0)),
         ("nvfp4", "current", BLACKWELL.device, Casts(0.5 + 1.0 / 16.0, 4.0, 2.0)),
         ("bf16", "current", BLACKWELL.device, Casts()),
@@ -130,6 +131,12 @@ def test_sequence_parallelism_gathers_what_is_cast_and_reduces_in_16_bit() -> No
     wide, narrow = (operators(f"dp8,tp8,mbs2,sp,{precision}", TORCHAO)["down"] for precision in ("bf16", "fp8"))
     ratio = np.asarray(narrow.collectives[0].size) / np.asarray(wide.collectives[0].size)
     assert ratio == pytest.approx(0.75)
+    by_row = operators("dp8,tp8,mbs2,sp,fp8_rowwise", TORCHAO)
+    assert by_row["down"].collectives[0].size == wide.collectives[0].size
+    # what is gathered in 16 bit every rank casts whole
+    tokens, h, f = 2 * 8192.0, LLAMA.model.hidden, LLAMA.model.ffn_hidden
+    cast = (tokens * h + 2 * h * f / 8) * (2 + 1)
+    assert float(np.asarray(by_row["up"].moved_forward).item()) == pytest.approx(cast)
 
 
 @pytest.mark.parametrize("precision", NARROW)
@@ -140,7 +147,7 @@ def test_only_devices_and_stacks_that_have_a_precision_are_asked_for_it(precisio
         rules = {violation.rule for violation in violations(layout, LLAMA, BLACKWELL, stack)}
         assert "stack" in rules or precision in stack.precisions
     has = {name for name in catalogue_names("clusters") if load_cluster(name).device.peak(precision) is not None}
-    assert ("dgx-h100" in has) == (precision == "fp8")
+    assert ("dgx-h100" in has) == (precision in ("fp8", "fp8_rowwise"))
     assert ("mi355x-8x-node" in has) == (precision != "nvfp4")
     assert {"dgx-b200", "dgx-b300", "gb200-nvl72", "gb300-nvl72"} <= has
     assert "dgx-a100-80gb" not in has
@@ -157,16 +164,18 @@ def test_rows_of_fp8_are_answered_as_their_stack_runs_them() -> None:
     table = parse_table(
         "cluster,stack,model,dp,tp,mbs,gbs,seq_len,zero_stage,dp_kind,recompute,precision,sec_per_it,status\n"
         "dgx-h100,torchtitan,llama3-8b,8,8,12,96,8192,3,fully_sharded,selective,fp8,2.4,ok\n"
-        "dgx-h100,megatron,llama3-8b,8,8,12,96,8192,0,all_reduce,full,fp8,2.4,ok\n",
+        "dgx-h100,megatron,llama3-8b,8,8,12,96,8192,0,all_reduce,full,fp8,2.4,ok\n"
+        "dgx-h100,torchtitan,llama3-8b,8,8,12,96,8192,3,fully_sharded,selective,fp8-rowwise,2.4,ok\n",
         "rows",
     )
-    first, second = predict_table(table)
+    first, second, third = predict_table(table)
     assert first.error is None and first.estimate is not None
     said = parse_layout("dp8,tp8,mbs12,zero3,fsdp,sp,recompute-selective,fp8")
     stack = load_stack("torchtitan-compiled")
     workload = workload_of("llama3-8b", 96, seq=8192)
     assert first.estimate.sec_per_it == estimate(Case.of(workload, HOPPER, stack), said).sec_per_it
     assert second.error is None and "precision fp8 is not one of megatron's" in second.notes[0]
+    assert third.estimate is not None and third.estimate.sec_per_it > first.estimate.sec_per_it
 
 
 def test_a_row_that_counts_hosts_has_the_fast_link_of_its_rack() -> None:
@@ -194,3 +203,10 @@ def test_many_precisions_in_one_grid_are_each_as_alone() -> None:
     case = Case(LLAMA, BLACKWELL, ENGINE, prior(BLACKWELL, ENGINE))
     together = estimate_each(case, LayoutGrid.from_layouts(layouts, LLAMA, ENGINE))
     assert together == [estimate(case, layout) for layout in layouts]
+
+
+def test_a_loss_over_shares_of_the_vocabulary_holds_one_copy_more_under_dtensor() -> None:
+    vocab = float(LLAMA.model.vocab)
+    for tp, copies in ((1, 3.0), (8, 4.0)):
+        (logits,) = operators(f"dp8,tp{tp},mbs2,sp,bf16", TORCHAO)["head"].inside
+        assert float(np.asarray(logits.size).item()) == pytest.approx(2 * 8192 * vocab / tp * 4.0 * copies, rel=0.01)

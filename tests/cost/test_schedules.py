@@ -16,16 +16,17 @@ from trimaran.cost.case import Case
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import lockstep
 from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
-from trimaran.cost.pipeline.lockstep import PipelineRuns, play
+from trimaran.cost.pipeline.lockstep import play
+from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.simulate import PipelineRun, SendTimes, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
-from trimaran.layout.choices import index_of
+from trimaran.layout.choices import index_of, usual_chunks
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.schedule import actions
-from trimaran.nouns.stack import Schedule
+from trimaran.nouns.stack import FOLDED, Schedule
 from trimaran.nouns.workload import Workload
 
 
@@ -99,12 +100,14 @@ def test_no_rank_does_two_things_at_once_and_nothing_starts_before_its_input() -
 @st.composite
 def pipelines(draw: st.DrawFn) -> PipelineRun:
     """Stages that differ, or are of two kinds or one; links of their own, some slower than any stage."""
-    schedule: Schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero_bubble"]))
+    schedule: Schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zero_bubble", *FOLDED]))
     ranks = draw(st.integers(2, 6))
-    chunks = draw(st.integers(2, 4)) if schedule == "interleaved" else 1
+    chunks = draw(st.integers(2, 4)) if schedule == "interleaved" else usual_chunks(schedule)
     micro_batches = draw(st.one_of(st.integers(1, 12), st.integers(40, 200)))
     if schedule == "interleaved":
         micro_batches = ranks * max(1, micro_batches // ranks)
+    if schedule == "dualpipev":
+        micro_batches = max(micro_batches, 2 * ranks)
     seconds = draw(st.sampled_from([st.just(1.0), st.sampled_from([1.0, 2.0]), st.floats(0.25, 4.0)]))
     stages = ranks * chunks
     forward = draw(st.lists(seconds, min_size=stages, max_size=stages))
@@ -125,7 +128,9 @@ def together(runs: list[PipelineRun]) -> PipelineRuns:
     def stages(name: str) -> np.ndarray:
         table = np.zeros((len(runs), chunks, ranks))
         for row, run in zip(table, runs, strict=True):
-            own = np.reshape(getattr(run, name), (-1, run.ranks))
+            own = np.reshape(getattr(run, name), (-1, run.ranks)).copy()
+            if run.schedule in FOLDED:
+                own[1] = own[1, ::-1].copy()
             row[: len(own), : run.ranks] = own
         return table
 
@@ -152,7 +157,7 @@ def test_many_pipelines_at_once_take_exactly_as_long_as_event_by_event(runs: lis
 
 def test_a_steady_state_is_skipped_not_played() -> None:
     # Played whole, 10 million micro-batches would take hours.
-    for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8)):
+    for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8), ("zbv", 8), ("dualpipev", 8)):
         short, longer, longest = (
             play(together([run(schedule, 4, m, stages=stages, link=0.25)]))[0] for m in (400, 800, 10_000_000)
         )
@@ -162,7 +167,7 @@ def test_a_steady_state_is_skipped_not_played() -> None:
 def test_a_pace_that_does_not_settle_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lockstep, "_LONGEST", 64)
     monkeypatch.setattr(lockstep, "_SAME", -1.0)  # nothing is ever the same
-    for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8)):
+    for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8), ("zbv", 8), ("dualpipev", 8)):
         one = run(schedule, 4, 2000, stages=stages, link=0.25)
         assert play(together([one]))[0] == pytest.approx(simulate(one).duration_s, rel=1e-3)
 
@@ -236,7 +241,7 @@ def test_closed_form_of_interleaved_stages_never_exceeds_their_simulation(
     times = StageTimes(one, ratio * one, one * ratio / 2, *own, send * one, send * one, waits, one)
     closed, played = pipeline_time(grid, times).total[0], play(pipeline_runs(grid, times))[0]
     assert closed <= played * (1 + 1e-9)
-    if len(set(grid.splits.splits[0][1])) == 1 and not any(ends):
+    if len(set(grid.splits.splits[0].layers)) == 1 and not any(ends):
         assert closed == pytest.approx(played, rel=1e-9)
 
 
@@ -248,7 +253,7 @@ def test_closed_form_of_a_few_micro_batches_on_uneven_interleaved_stages_is_with
     workload = Workload(model=load_model("gpt-1t"), seq_len=2048, global_batch=3072)
     cluster, stack = load_cluster("dgx-h100").model_copy(update={"nodes": 3200}), load_stack("trimaran")
     grid = LayoutGrid.from_layouts([layout], workload, stack)
-    assert len(set(grid.splits.splits[0][1])) > 1
+    assert len(set(grid.splits.splits[0].layers)) > 1
     times = stage_work(Case.of(workload, cluster, stack, resolve_calibration(cluster, stack)), grid).times
     assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=0.03)
 

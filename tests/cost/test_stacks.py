@@ -37,12 +37,13 @@ def test_every_stack_says_for_which_software_it_is() -> None:
 
 
 def test_405b_on_16384_h100_is_laid_out_as_practice_does() -> None:
-    """Llama 3's paper (arXiv 2407.21783, table 4): TP 8, PP 16, 400 TFLOPs a device at this batch and length."""
+    """Llama 3's paper (arXiv 2407.21783, table 4): TP 8, PP 16, CP 1, 400 TFLOPs a device at this batch and length."""
     started = time.process_time()
     best = plan("llama3-405b", "dgx-h100", 2048, devices=16384, seq=8192, stack="megatron-core", top=5).best
     assert time.process_time() - started < 2.0
     assert best.layout.tp == 8 and 8 <= best.layout.pp <= 16 and best.devices == 16384
-    done = model_flops(BIG.model, 8192, 2048, best.layout.tp) / best.sec_per_it / best.devices / 1e12
+    alone = plan("llama3-405b", "dgx-h100", 2048, devices=16384, seq=8192, stack="megatron-core", top=1, fix={"cp": 1})
+    done = model_flops(BIG.model, 8192, 2048, 8) / alone.best.sec_per_it / alone.best.devices / 1e12
     assert 380 < done < 450
 
 
@@ -68,6 +69,21 @@ def test_a_plan_of_today_assumes_the_software_of_today() -> None:
 def test_what_overlaps_is_worth_its_time(fact: str, without: object, part: str) -> None:
     label = "dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-selective,bf16"
     assert seconds(label)[part] < seconds(label, **{fact: without})[part]
+
+
+def test_products_cut_into_pieces_hide_less_the_fewer_rows_a_piece_has() -> None:
+    """A piece of a product pays for its own last wave: with few tokens that is all that cutting it saves."""
+    shown = []
+    for seq_len in (512, 8192):
+        workload = BIG.model_copy(update={"seq_len": seq_len})
+        layout = parse_layout("dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-selective,bf16")
+        cut, whole = (
+            estimate(Case.of(workload, H100, CORE.model_copy(update={"sums_behind_products": on})), layout).time.tp
+            for on in (True, False)
+        )
+        assert cut <= whole
+        shown.append(cut / whole)
+    assert shown[0] > 0.95 and 0.3 < shown[1] < 0.8
 
 
 def test_only_the_schedules_that_overlap_sends_do() -> None:
@@ -139,7 +155,10 @@ def test_torchtitan_counts_embedding_and_head_as_layers(layers: int, stages: int
 def test_what_a_stack_extends_is_said_once() -> None:
     base, compiled = load_stack("torchtitan").model_dump(), load_stack("torchtitan-compiled").model_dump()
     differ = {name for name, value in base.items() if compiled[name] != value}
-    assert differ == {"name", "software", "rms_norm", "lean_activation", "selective_keeps", "precisions"}
+    assert differ == {
+        "name", "software", "rms_norm", "lean_activation", "selective_keeps", "precisions", "schedules",
+        "overlaps_sends", "expert_overlaps",
+    }  # fmt: skip
 
 
 def test_a_stack_of_ones_own_is_planned_for() -> None:

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from trimaran.files.catalogue import load_stack
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.model import Model
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import ContextParallelKind, Stack
 from trimaran.operators.layer import layer_operators
-from trimaran.operators.operator import Part
+from trimaran.operators.modules import kept_under
+from trimaran.operators.operator import Context, Part
 from trimaran.train.comm.group import Group
+from trimaran.train.comm.mesh import lone_mesh
+from trimaran.train.comm.sequence_share import SequenceShare
 from trimaran.train.model.gpt import Layer
 from trimaran.train.model.positions import Positions
 from trimaran.train.model.weight import Weight
@@ -24,6 +27,20 @@ MBS, SEQ_LEN, HIDDEN = 4, 256, 512
 GPT = {"layers": 1, "hidden": HIDDEN, "heads": 8, "vocab": 1000}
 LLAMA = GPT | {"kv_heads": 2, "mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
 DTYPES = [torch.float32, torch.bfloat16]
+# What the trainer's layer is measured with: each trait of a family, and several of them together.
+TRAITS: dict[str, dict[str, Any]] = {
+    "gpt": GPT,
+    "llama": LLAMA,
+    "llama, a key a query": LLAMA | {"kv_heads": 8},
+    "mistral": LLAMA | {"sliding_window": 64},
+    "qwen2": LLAMA | {"attention_bias": "qkv"},
+    "qwen3": LLAMA | {"qk_norm": "head", "head_dim": 32},
+    "olmo2": LLAMA | {"qk_norm": "all_heads", "norm_placement": "after"},
+    "phi3": LLAMA | {"rotary_share": 0.5},
+    "gemma2": LLAMA
+    | {"mlp": "geglu", "norm_placement": "both", "sliding_window": 64, "attention_softcap": 50.0, "query_scale": 99.0},
+    "gpt_neox": GPT | {"positions": "rotary", "rotary_share": 0.25, "parallel_residual": True},
+}
 
 
 def saved_bytes(layer: nn.Module, run: Callable[[Tensor], Any], dtype: torch.dtype, *known: Tensor) -> int:
@@ -41,25 +58,67 @@ def saved_bytes(layer: nn.Module, run: Callable[[Tensor], Any], dtype: torch.dty
     return sum(storage.nbytes() for key, storage in storages.items() if key not in apart)
 
 
-def kept_bytes(model: Model, stack: Stack, dtype: torch.dtype) -> float:
-    """Bytes that the operators of one layer keep on a CPU."""
+def kept_bytes(
+    model: Model, stack: Stack, dtype: torch.dtype, context: Context | None = None, *, selective: bool = False
+) -> float:
+    """Bytes that the operators of one layer keep on a CPU, of so many tokens on each rank of a sequence."""
     width = float(dtype.itemsize)
-    part = Part(model, SEQ_LEN, stack, True, 1.0, float(MBS), False, width, width)
+    tokens = SEQ_LEN * (1 if context is None else int(context.ranks))
+    part = Part(model, tokens, stack, True, 1.0, float(MBS), False, width, width, context=context)
     operators = layer_operators(part)
+    if selective:
+        return float(kept_under("selective", operators, stack, MBS * SEQ_LEN * HIDDEN * width))
     return sum(float(tensor.size) for one in operators for tensor in (*one.inputs, *one.inside))
 
 
+@pytest.mark.parametrize("selective", [False, True], ids=["", "selective"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
-def test_the_trainers_layer_keeps_what_its_operators_say(shape: dict[str, Any], dtype: torch.dtype) -> None:
-    model, group = Model(**shape), Group((0,), 0, None)
-    layer = Layer(model, group, Positions(model, group), recompute_attention=False)
+@pytest.mark.parametrize("shape", TRAITS.values(), ids=TRAITS)
+def test_the_trainers_layer_keeps_what_its_operators_say(
+    shape: dict[str, Any], dtype: torch.dtype, selective: bool
+) -> None:
+    model, mesh = Model(**shape), lone_mesh()
+    layer = Layer(model, mesh, Positions(model, mesh.tp, mesh.sequence), 0, recompute_attention=selective)
     for module in layer.modules():
         for name, declared in module._parameters.items():
             if declared is not None:
                 module._parameters[name] = Weight(torch.randn(declared.shape, dtype=dtype))
     saved = saved_bytes(layer, layer, dtype)
-    assert kept_bytes(model, load_stack("trimaran"), dtype) == pytest.approx(saved, rel=0.03)
+    kept = kept_bytes(model, load_stack("trimaran"), dtype, selective=selective)
+    assert kept == pytest.approx(saved, rel=0.03)
+
+
+class Alone(Group):
+    """Ranks of which this one alone exists: what others send is like its own."""
+
+    def begin_shift(self, tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """What this rank sends."""
+        return tensor.clone(), lambda: None
+
+    def all_gather_into(self, whole: Tensor, shard: Tensor) -> None:
+        """This rank's shard in place of each."""
+        whole.copy_(shard)
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """What this rank sends."""
+        return tensor.clone()
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "ulysses"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_the_trainers_layer_keeps_what_its_operators_say_of_shared_sequences(
+    shape: dict[str, Any], kind: ContextParallelKind
+) -> None:
+    model, mesh, dtype = Model(**shape), lone_mesh(), torch.float32
+    positions = Positions(model, mesh.tp, SequenceShare(Alone((0, 1), 0, None), kind))
+    layer = Layer(model, mesh, positions, 0, recompute_attention=False)
+    for module in layer.modules():
+        for name, declared in module._parameters.items():
+            if declared is not None:
+                module._parameters[name] = Weight(torch.randn(declared.shape, dtype=dtype))
+    saved = saved_bytes(layer, layer, dtype)
+    context = Context(2.0, *(float(kind == each) for each in ("ring", "all_gather", "ulysses")))
+    assert kept_bytes(model, load_stack("trimaran"), dtype, context) == pytest.approx(saved, rel=0.03)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tomli_w
 from typer.main import get_command
 
 from trimaran.cli.app import app
-from trimaran.files.catalogue import load_stack
+from trimaran.files.catalogue import load_faults, load_stack
 from trimaran.files.recipe_file import load_recipe
 from trimaran.store.importers.profile import load_profile
 
@@ -24,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 BIN = Path(sys.executable).parent
-RECIPE_KEYS = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
+RECIPE_KEYS = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables", "manifest"}
 # Where a page's commands need what an earlier page's have left.
 BEFORE = {"reports.md": "tutorial.md", "data-and-weights.md": "tutorial.md", "training.md": "tutorial.md"}
 SERVES = "trimaran explore"
-LINE_LIMIT_S = 240
+LINE_LIMIT_S = 600
 # A command with what it prints right below it.
 SHOWN = re.compile(r"^```sh\n([^\n]+)\n```\n```text\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -134,6 +133,7 @@ def run_line(line: str, place: Path) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(1500)  # a page may train several times, beside whatever else is tested
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "sh")], ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -187,23 +187,14 @@ def test_output_that_is_shown_is_what_the_command_prints(command: str, shown: st
         place, skips = found[0] + 1, False
 
 
-def test_the_readme_opens_with_bloom_answered_in_under_a_second() -> None:
-    """Before a word of installation: the layout of the BLOOM paper's section 3.4, and the seconds that it takes."""
+def test_the_readme_opens_with_the_layout_that_bloom_was_trained_with() -> None:
+    """Before a word of installation: the layout of the BLOOM paper's section 3.4."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = SHOWN.search(text)
     assert found is not None and found.start() < min(text.find(word) for word in ("install", "venv", "make demo"))
     head, first = (next(line.split() for line in found[2].splitlines() if line.startswith(mark)) for mark in "#1")
     trained_with = {"Devices": "384", "DP": "8", "TP": "4", "PP": "12", "MBS": "2", "GBS": "2048", "ZeRO": "1"}
     assert {title: first[head.index(title)] for title in trained_with} == trained_with
-
-    def seconds() -> float:
-        """Processor time, which a machine that is busy with others does not lengthen much."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([BIN / "trimaran", *found[1].split()[1:]], capture_output=True, check=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(seconds() for _ in range(3)) < 1.0
 
 
 @pytest.mark.parametrize("code", some("bash") + some("sh"))
@@ -228,6 +219,10 @@ def test_toml_is_read_as_what_it_is(code: str, place: Path) -> None:
     if "extends" in stated:
         (place / "mine.toml").write_text(code)
         load_stack(str(place / "mine.toml"))
+        return
+    if set(stated) == {"faults"}:
+        (place / "faults.toml").write_text(tomli_w.dumps(stated["faults"]))
+        load_faults(str(place / "faults.toml"))
         return
     if not set(stated) <= RECIPE_KEYS:
         profile = place / "profile.toml"

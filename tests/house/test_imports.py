@@ -16,7 +16,7 @@ FILES_AT_MOST = 20
 HEAVY = (
     "numpy", "scipy", "pydantic", "typer", "rich", "tomli_w", "torch", "torch.distributed.checkpoint",
     "torch.utils.tensorboard", "safetensors", "tokenizers", "pyarrow", "matplotlib", "plotly", "dash", "flask", "wandb",
-    "mlflow",
+    "mlflow", "ray",
 )  # fmt: skip
 # Those that answer a command line quickly: every verb imports what it needs when it runs.
 LAZY_BY_DESIGN = ("trimaran", "trimaran.cli")
@@ -113,6 +113,11 @@ def test_an_import_inside_a_function_spares_a_heavy_library() -> None:
     lazy_imports = [(module, name) for module in MODULES for name, lazy in IMPORTS[module] if lazy]
     ours = [pair for pair in lazy_imports if pair[0] not in LAZY_BY_DESIGN and not pair[0].startswith("trimaran.cli.")]
     assert [" -> ".join(pair) for pair in ours if not spared_by(*pair)] == []
+
+
+def test_ray_is_imported_by_its_launcher_alone_and_when_that_is_asked_for() -> None:
+    users = {(module, lazy) for module in MODULES for name, lazy in IMPORTS[module] if name.partition(".")[0] == "ray"}
+    assert users == {("trimaran.bench.launch.ray.ray_cluster", True)}
 
 
 def test_no_folder_holds_more_files_than_a_reader_can_survey() -> None:

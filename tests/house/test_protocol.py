@@ -15,7 +15,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import Variant
 from trimaran.protocol import exits, rank_process
 from trimaran.protocol.environment import GLOO_INTERFACE, PLACE, RENDEZVOUS_FD, computing
-from trimaran.study.training import TrainingStoppedError
+from trimaran.study.training.stopping import TrainingStoppedError
 from trimaran.train.model.vocabulary import CHUNK_TOKENS, GPU_CHUNK_TOKENS
 
 BY_FILE_NAME = [Path(str(program.__file__)) for program in (rank_process, node, enter, switch)]

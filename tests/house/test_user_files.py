@@ -23,11 +23,12 @@ OWN_FILES = {
     "train/process/": "files of the system",
     "train/comm/": "shared memory of the ranks",
     "train/model/product.py": "files of the system",
-    "study/training.py": "the log and the notices of a run",
+    "study/training/": "the log and the notices of a run",
     "store/owner.py": "files of the system",
     "report/appearance.py": "the package's own style and script",
     "report/explore.py": "the package's own style sheet",
     "report/page/html.py": "the package's own page",
+    "report/life/life_page.py": "the package's own page",
     "files/row_table.py": "the package's own tables",
 }
 WRITES = {"w", "wb", "a", "ab", "x", "xb"}

@@ -18,6 +18,7 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.columns import BY_NAME, parse_cell
 from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.stack import FOLDED
 from trimaran.planner.search.search import DISTINCT
 from trimaran.planner.search.space import FIXABLE, space_of
 from trimaran.report import measured_rows, planned
@@ -25,6 +26,8 @@ from trimaran.report.page.planned import plan_content
 from trimaran.study.tune.surrogate import features
 
 WORKLOAD, STACK = workload_of("gpt2-124m", 64), load_stack("trimaran")
+# Experts can be laid out in a mixture alone.
+MIXTURE = workload_of("mixtral-8x7b", 64)
 # Told by the layout's notation alone, which tables and pages show too.
 WITHOUT_COLUMN = {"sequence_parallel", "recompute_every", "stage_split", "placement"}
 WITHOUT_HEADING = {"recompute_every", "stage_split", "placement"}
@@ -49,7 +52,10 @@ def values(choice: Choice) -> st.SearchStrategy[Any]:
 layouts = st.fixed_dictionaries({choice.name: values(choice) for choice in CHOICES}).filter(
     # fully sharded is said to mean ZeRO 3: a rule refuses them apart
     lambda chosen: (chosen["dp_kind"] == "fully_sharded") == (chosen["zero_stage"] == 3)
-).map(Layout.model_validate)  # fmt: skip
+).map(
+    # a folded schedule is said to mean two chunks a rank: a rule refuses another number
+    lambda chosen: Layout.model_validate(chosen | ({"vpp": 2} if chosen["schedule"] in FOLDED else {}))
+)  # fmt: skip
 
 
 def test_every_field_of_a_layout_has_one_row_in_its_order() -> None:
@@ -121,14 +127,14 @@ def test_a_choice_can_be_held_at_a_value_but_a_stage_split(choice: Choice) -> No
     for value in others(choice):
         text = "-".join(value) if isinstance(value, tuple) else value
         for name in filter(None, (choice.name, choice.short)):
-            space = space_of(WORKLOAD, load_cluster("dgx-h100"), STACK, 8, {name: text})
+            space = space_of(MIXTURE, load_cluster("dgx-h100"), STACK, 8, {name: text})
             assert space[choice.name] == (choice.index(value),)
             assert space.fixed == {choice.name}
 
 
 @every_choice
-def test_layouts_of_one_place_in_a_ranking_differ_in_placement_and_split_alone(choice: Choice) -> None:
-    assert (choice.name in DISTINCT) == (choice.name not in ("stage_split", "placement"))
+def test_layouts_of_one_place_in_a_ranking_differ_alone_in_what_waits_on_links(choice: Choice) -> None:
+    assert (choice.name in DISTINCT) == (choice.name not in ("stage_split", "placement", "shard", "cp_kind"))
 
 
 @every_choice

@@ -20,9 +20,9 @@ from trimaran.report.tables import render
 # An axis `xp` that nothing uses: what a developer writes to have one, by file of src/trimaran.
 EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "layout/axes.py": (
-        ('AxisName = Literal["tp", "pp", "dp"]', 'AxisName = Literal["tp", "pp", "dp", "xp"]'),
+        ('AxisName = Literal["tp", "cp", "pp", "dp"]', 'AxisName = Literal["tp", "cp", "pp", "dp", "xp"]'),
         ("AXES: tuple[Axis, ...] = (", 'AXES: tuple[Axis, ...] = (\n    Axis("xp", "XP"),'),
-        ('= ("tp", "dp", "pp")', '= ("tp", "xp", "dp", "pp")'),
+        ('= ("tp", "cp", "dp", "pp")', '= ("tp", "cp", "xp", "dp", "pp")'),
     ),
     "layout/layout.py": (('    dp: int = field("dp")', '    xp: int = field("xp")\n    dp: int = field("dp")'),),
     "cost/grid.py": (("    dp: Ints\n", "    dp: Ints\n    xp: Ints\n"),),

@@ -31,6 +31,7 @@ global_batch = 4
         ("[sweep]\ntimeout_s = 1e30", "sweep.timeout_s"),
         ("[sweep]\nsteps = 1000000000000", "sweep.steps"),
         ("[train]\nlearning_rate = 1e-4\nmin_learning_rate = 1e-3", "min_learning_rate 0.001 exceeds learning_rate"),
+        ("[train]\nbalance_loss = 0.01", "train.balance_loss is 0.01, but model.experts is 0"),
         ("[train]\nseed = -1", "train.seed"),
         ("[train]\nseed = 99999999999999999999", "train.seed"),
         ("[train]\nlearning_rte = 1", "learning_rte"),

@@ -180,12 +180,13 @@ def test_columns_of_a_model_override_it(cells: dict[str, object], expected: dict
 @pytest.mark.parametrize(
     ("cells", "says"),
     [
-        ({"attention": "mla"}, "latent attention is not predicted yet"),
+        ({"attention": "mla"}, "attention is mla, but model llama3-8b has none that is latent"),
         ({"attention": "mha"}, "attention is mha, but heads 32 have 8 key-value heads"),
         ({"attention": "gqa", "kv_heads": 32}, "attention is gqa, but heads 32 have 32 key-value heads"),
-        ({"experts": 10}, "experts is 10: a mixture of experts is not predicted yet"),
-        ({"ep": "many"}, "ep is many: expert parallelism is not predicted yet"),
-        ({"cp": 2}, "context parallelism 2 is not supported yet"),
+        ({"experts": 10}, "experts is 10, but top_k is 0: state it"),
+        ({"ep": "many"}, "ep is 'many', expected a number"),
+        ({"ep": 2}, "EP 2 lays out experts, but the model has none"),
+        ({"cp": 2, "devices": 8}, "DP 8 x TP 1 x CP 2 x PP 1 = 16, but devices is 8"),
     ],
 )
 def test_traits_that_are_not_predicted_or_contradict_the_model_are_refused_by_name(

@@ -65,12 +65,14 @@ ZERO_SAYS_SOMETHING = {
     "model": {
         "ffn_hidden", "kv_heads", "head_dim", "dropout", "sliding_window", "full_attention_every", "attention_softcap",
         "logit_softcap", "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers",
+        "expert_groups", "top_groups", "mtp_depth",
     },
     "workload": set[str](),
     "cluster": {
         "context_gib", "multiprocessors", "cores", "clock_ghz", "op_overhead_us", "latency_us",
         "matmul_share", "narrow_share", "flash_share", "cudnn_share", "all_reduce_gb_s", "cards_per_node",
-        "cores_per_node", "host_mem_gib", "devices_per_host", "price_per_device_hour",
+        "cores_per_node", "host_mem_gib", "host_link_gb_s", "host_mem_gb_s", "devices_per_host",
+        "price_per_device_hour",
     },
     "stack": {
         "overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages", "loss_chunk_cpu_tokens",
@@ -78,11 +80,12 @@ ZERO_SAYS_SOMETHING = {
         "pipelined_zero_stages", "wide_gradient_stages",
     },
     "calibration": {"rows", "time_error", "mem_error", "dp_overlap", "micro_batch_ms", "iteration_ms", "buffer_gib"},
-    "layout": {"zero_stage"},
+    "layout": {"zero_stage", "shard", "etp", "stage_split"},
     "data": set[str](),
     "train": {
         "seed", "min_learning_rate", "warmup_steps", "warmup_samples", "warmup_tokens", "weight_decay", "beta1",
-        "beta2", "clip_grad", "checkpoint_every",
+        "beta2", "clip_grad", "checkpoint_every", "restarts", "spike_sigmas",
+        "balance_loss", "router_z_loss", "router_bias_rate",
     },
     "sweep": {"mem_margin", "latency_ms", "nodes"},
     "settings": {"mem_margin", "gbs_tolerance"},

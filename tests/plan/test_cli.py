@@ -104,7 +104,7 @@ WRONG = [
     *(("--fix", value) for value in ("tp=0", "tp=-1", "tp=1e30", "tp=NaN", "tp=two", "tp=5", "tp", "tpp=2")),
     *(("--fix", value) for value in ("mbs=100000", "recompute=ful", "placement=tp-dp", "precision=fp8")),
     *(("--ramp-up", value) for value in ("32", "0,0,0", "-1,32,5", "32,32,NaN", "1e30,1,1", "7,32,100")),
-    *(("--why", value) for value in ("dp0", "dp-1", "dp1e30", "dpNaN", "eight", "dp8,cp2")),
+    *(("--why", value) for value in ("dp0", "dp-1", "dp1e30", "dpNaN", "eight", "dp8,cpp2")),
     ("--model", "gpt3-1b"),
     ("--cluster", "jean-zay"),
     ("--stack", "megatro"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 from trimaran.api import plan, workload_of
+from trimaran.cli.app import app
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.nouns.cluster import Cluster, Link
@@ -55,14 +57,33 @@ def test_a_tolerated_batch_is_one_that_the_ramp_up_reaches() -> None:
     assert batch_of(workload, 5, 0.01) == 96
 
 
+def test_a_placement_that_the_software_has_not_is_refused_by_name() -> None:
+    says = "placement tp-pp-dp is not one that megatron-deepspeed lays out ranks in \\(tp-dp-pp\\)"
+    with pytest.raises(TrimaranError, match=says):
+        plan(*BLOOM, devices=384, stack="megatron-deepspeed", fix={"placement": "tp-pp-dp"})
+
+
+@pytest.mark.parametrize("name", ["ep", "etp"])
+def test_experts_of_a_model_that_has_none_are_not_fixed_in_silence(name: str) -> None:
+    with pytest.raises(TrimaranError, match=f"fixed {name} 8 lays out experts, but the model has none"):
+        plan("gpt3-1b3", "dgx-h100", 64, devices=8, fix={name: 8})
+    assert plan("gpt3-1b3", "dgx-h100", 64, devices=8, fix={name: 1}).entries
+
+
+def test_faults_without_the_extent_of_a_training_are_not_left_out_in_silence() -> None:
+    question = ["plan", "--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "64", "--faults", "llama3-h100"]
+    done = CliRunner().invoke(app, question)
+    assert isinstance(done.exception, TrimaranError) and "state its extent, as --tokens" in str(done.exception)
+
+
 def test_fixed_choices_hold_and_others_stay_free() -> None:
     found = plan(
-        *BLOOM, devices=384, stack="megatron-deepspeed", top=200,
+        *BLOOM, devices=384, stack="trimaran", top=200,
         fix={"tp": "4,8", "recompute": "full", "zero": 1, "placement": "tp-pp-dp"},
     )  # fmt: skip
     assert {e.layout.tp for e in found.entries} == {4, 8}
     assert {(e.layout.recompute, e.layout.zero_stage) for e in found.entries} == {("full", 1)}
-    assert {e.layout.placement for e in found.entries} == {("tp", "pp", "dp")}
+    assert {e.layout.placement for e in found.entries} == {("tp", "cp", "pp", "dp")}
     assert len({e.layout.pp for e in found.entries}) > 3
 
 

@@ -102,3 +102,13 @@ def test_asked_for_bloom_the_plan_names_the_layout_that_it_was_trained_with() ->
     layout = plan("bloom-176b", "jean-zay-a100-80gb", **asked).best.layout
     assert (layout.dp, layout.tp, layout.pp, layout.mbs) == (8, 4, 12, 2)
     assert (layout.zero_stage, layout.recompute, layout.precision) == (1, "full", "bf16")
+
+
+def test_what_ranks_tell_each_other_is_said_where_they_share_differently() -> None:
+    case = Case.of(workload_of("llama3-8b", 8, seq=8192), load_cluster("dgx-h100"), load_stack("megatron-core"))
+    more_tp = explain("tp8", case, settings_from(devices=8))
+    assert more_tp.layout.tp == 8 != more_tp.best.tp
+    assert " tp +" in more_tp.reasons[0]
+    shared = explain("tp2,cp2", case, settings_from(devices=8))
+    assert shared.layout.cp == 2 != shared.best.cp
+    assert " cp +" in shared.reasons[0]

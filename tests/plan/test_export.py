@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import shlex
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from trimaran.api import workload_of
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
-from trimaran.planner.export.exporters import EXPORTERS, export, first_exported
+from trimaran.planner.export.exporters import export, first_exported
 
 GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
 PLAIN = workload_of("gpt3-1b3", 512)
@@ -22,7 +23,7 @@ MEGATRON = load_stack("megatron")
 
 def flags(text: str) -> dict[str, list[str]]:
     """Flags with their values, as a parser of arguments meets them."""
-    words = text.replace("\\\n", " ").split()
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
     found: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--"):
@@ -31,6 +32,11 @@ def flags(text: str) -> dict[str, list[str]]:
         else:
             found[list(found)[-1]].append(word)
     return found
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The configuration of torchtitan 0.2."""
+    return tomllib.loads(text)
 
 
 def test_megatron_lm_gets_every_choice() -> None:
@@ -85,17 +91,7 @@ def test_megatron_core_is_told_what_its_stack_says() -> None:
     )
     assert (said["--recompute-method"], said["--recompute-num-layers"]) == (["block"], ["2"])
     plain = flags(export(parse_layout("dp2,tp2,mbs2,bf16"), LLAMA, MEGATRON, "megatron-lm"))
-    assert not {"--overlap-grad-reduce", "--tp-comm-overlap", "--attention-dropout"} & set(plain)
-
-
-def test_torchtitan_splits_stages_as_it_does() -> None:
-    titan = load_stack("torchtitan")
-    told = tomllib.loads(export(parse_layout("dp8,pp4,mbs1,bf16,fsdp"), LLAMA, titan, "torchtitan"))["parallelism"]
-    assert told["pipeline_parallel_first_stage_less_layers"] == told["pipeline_parallel_last_stage_less_layers"] == 1
-    even = tomllib.loads(export(parse_layout("dp8,pp4,mbs1,bf16,fsdp"), LLAMA, MEGATRON, "torchtitan"))["parallelism"]
-    assert even["pipeline_parallel_first_stage_less_layers"] == 0
-    with pytest.raises(TrimaranError, match="a stage split that torchtitan does not make"):
-        export(parse_layout("dp8,pp4,mbs1,bf16,fsdp,split7-9-9-7"), LLAMA, titan, "torchtitan")
+    assert not {"--overlap-grad-reduce", "--tp-comm-overlap", "--overlap-param-gather"} & set(plain)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +111,13 @@ def test_narrow_precisions_are_said_where_a_trainer_has_them(precision: str, sai
 
 
 def test_torchtitan_gathers_in_8_bit_where_its_stack_does() -> None:
-    layout = parse_layout("dp8,mbs2,zero3,fsdp,fp8")
-    config = tomllib.loads(export(layout, LLAMA, load_stack("torchtitan"), "torchtitan"))
+    layout, stack = parse_layout("dp8,mbs2,zero3,fsdp,fp8"), load_stack("torchtitan")
+    config = toml(export(layout, LLAMA, stack, "torchtitan", "0.2"))
     assert config["model"]["converters"] == ["quantize.linear.float8"]
     assert config["quantize"]["linear"]["float8"]["enable_fsdp_float8_all_gather"] is True
-    assert config["training"]["mixed_precision_param"] == "bfloat16"
+    assert config["training"]["mixed_precision_param"] == "bfloat16" and config["compile"]["enable"] is True
+    with pytest.raises(TrimaranError, match="fp8 with a scale a tensor"):
+        export(layout, LLAMA, stack, "torchtitan", "0.3")
 
 
 def test_megatron_lm_gets_the_traits_that_it_has_flags_for() -> None:
@@ -139,19 +137,19 @@ def test_deepspeed_batches_multiply_out() -> None:
 
 
 def test_torchtitan_degrees_and_micro_batches() -> None:
-    text = export(parse_layout("dp8,tp2,pp2,mbs4,sp,recompute-full,bf16"), LLAMA, MEGATRON, "torchtitan")
-    config = tomllib.loads(text)
+    text = export(parse_layout("dp8,tp2,pp2,mbs4,sp,fsdp,recompute-full,bf16"), LLAMA, MEGATRON, "torchtitan", "0.2")
+    config = toml(text)
     degrees = config["parallelism"]
-    assert degrees["data_parallel_replicate_degree"] == 8 and degrees["data_parallel_shard_degree"] == 1
+    assert degrees["data_parallel_replicate_degree"] == 1 and degrees["data_parallel_shard_degree"] == 8
     assert (degrees["tensor_parallel_degree"], degrees["pipeline_parallel_degree"]) == (2, 2)
     assert config["training"]["local_batch_size"] == 256 // 8
     assert degrees["pipeline_parallel_microbatch_size"] == 4
     assert config["activation_checkpoint"]["mode"] == "full"
     kept = parse_layout("dp8,mbs4,bf16").model_copy(update={"recompute_every": 2})
-    assert tomllib.loads(export(kept, LLAMA, MEGATRON, "torchtitan"))["activation_checkpoint"] == {"mode": "none"}
-    sharded = tomllib.loads(export(parse_layout("dp8,mbs4,fsdp,bf16"), LLAMA, MEGATRON, "torchtitan"))
-    assert sharded["parallelism"]["data_parallel_shard_degree"] == 8
-    assert sharded["training"]["local_batch_size"] == 4
+    replicated = toml(export(kept, LLAMA, MEGATRON, "torchtitan", "0.2"))
+    assert replicated["activation_checkpoint"] == {"mode": "none"}
+    assert replicated["parallelism"]["data_parallel_replicate_degree"] == 8
+    assert replicated["training"]["local_batch_size"] == 4
 
 
 @pytest.mark.parametrize(
@@ -163,10 +161,12 @@ def test_torchtitan_degrees_and_micro_batches() -> None:
         ("megatron-deepspeed", "dp2,tp2,sp", "sequence parallelism"),
         ("megatron-deepspeed", "dp2,pp5", "24 layers on 5 stages"),
         ("megatron-deepspeed", "dp2,recompute-full2", "every 2th layer"),
-        ("torchtitan", "dp2,tp2", "TP without sequence parallelism"),
         ("torchtitan", "dp2,zero1", "ZeRO stage 1"),
+        ("torchtitan", "dp2,fsdp,recompute-full2", "every 2th layer"),
         ("torchtitan", "dp2,fp16", "fp16"),
         ("deepspeed", "dp2,tp2", "TP 2"),
+        ("deepspeed", "dp2,recompute-full", "full recompute"),
+        ("megatron-lm", "dp3", "a global batch of 512"),
         ("nemo", "dp2", "nemo"),
     ],
 )
@@ -175,17 +175,28 @@ def test_what_a_trainer_cannot_state_is_refused_by_name(to: str, layout: str, wh
         export(parse_layout(layout), PLAIN, MEGATRON, to)
 
 
+@pytest.mark.parametrize(
+    ("layout", "what"),
+    [
+        ("dp2,tp2", "TP without sequence parallelism"),
+        ("dp2,tp2,sp", "replicas that are not sharded beside TP or PP"),
+        ("dp1,tp2,sp,bf16", "precision bf16 under TP or PP where nothing is sharded"),
+    ],
+)
+def test_what_torchtitan_does_not_do_without_shards_is_refused(layout: str, what: str) -> None:
+    with pytest.raises(TrimaranError, match=what):
+        export(parse_layout(layout), PLAIN, MEGATRON, "torchtitan", "0.2")
+    assert "ParallelismConfig(" in export(parse_layout(layout), PLAIN, MEGATRON, "torchtitan", "0.3")
+
+
+def test_a_version_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(TrimaranError, match=r"'1\.0' is not known of torchtitan: write one of 0\.3, 0\.2"):
+        export(parse_layout("dp2"), PLAIN, MEGATRON, "torchtitan", "1.0")
+    with pytest.raises(TrimaranError, match="write without it"):
+        export(parse_layout("dp2"), PLAIN, MEGATRON, "megatron-deepspeed", "0.19")
+
+
 def test_the_best_layout_that_can_be_stated_is_exported() -> None:
     layouts = [parse_layout("dp2,pp2,gpipe"), parse_layout("dp2,pp2")]
     chosen, text = first_exported(layouts, PLAIN, MEGATRON, "megatron-lm")
     assert chosen == layouts[1] and "--pipeline-model-parallel-size 2" in text
-
-
-@pytest.mark.parametrize("to", sorted(set(EXPORTERS) - {"torchtitan", "deepspeed"}))
-def test_flags_parse(to: str) -> None:
-    text = export(parse_layout("dp2,tp2,pp2,mbs2,zero1,recompute-full,bf16"), GPT, MEGATRON, to)
-    shell = text.split("END\n")[-1]
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for flag, values in flags(shell).items():
-        parser.add_argument(flag, nargs=len(values) or "?")
-    assert parser.parse_args(shell.replace("\\\n", " ").split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from unittest.mock import patch
 
@@ -10,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trimaran.api import workload_of
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_many, simulated_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.likeness import Similar
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.layout.axes import PLACEMENTS
+from trimaran.layout.axes import PLACEMENTS, places_so
 from trimaran.layout.choices import CHOICE, usual_precision
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.rules import violations
@@ -24,7 +27,7 @@ from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.cluster import Cluster, Device, Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import FOLDED, Stack
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 from trimaran.planner import planner
@@ -33,7 +36,10 @@ from trimaran.planner.planner import plan
 from trimaran.planner.search import search
 from trimaran.planner.search.settings import settings_from
 
-STACKS = {name: load_stack(name) for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "gpipe")}
+STACKS = {
+    name: load_stack(name)
+    for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "torch-pipe", "gpipe")
+}
 ALL = 10_000
 
 
@@ -55,7 +61,9 @@ def every_layout(workload: Workload, cluster: Cluster, stack: Stack) -> list[Lay
     for (dp, tp, pp), mbs in product(degrees, range(1, workload.global_batch + 1)):
         if workload.global_batch % (dp * mbs) or model.heads % tp or pp > model.layers:
             continue  # these three only keep the brute force short; violations would say the same
-        for vpp, schedule in product(range(1, model.layers // pp + 1), CHOICE["schedule"].words):
+        pipes = product(range(1, model.layers // pp + 1), CHOICE["schedule"].words)
+        # folded schedules are asked about with their own two chunks alone, which keeps the brute force short
+        for vpp, schedule in (pipe for pipe in pipes if pipe[1] not in FOLDED or pipe[0] == 2):
             for zero, kind, sp, recompute in product(
                 range(4), ("all_reduce", "parameter_server", "fully_sharded"), (False, True),
                 ("none", "selective", "full"),
@@ -78,7 +86,7 @@ def with_splits_and_placements(layout: Layout, workload: Workload, cluster: Clus
         splits += [even_split(layers, stages), weighted_split(layers, stages, head)]
     return [
         layout.model_copy(update={"stage_split": split, "placement": placement})
-        for split, placement in product(splits, PLACEMENTS)
+        for split, placement in product(splits, filter(partial(places_so, stack), PLACEMENTS))
     ]
 
 
@@ -117,7 +125,11 @@ def by_brute_force(
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize(
     ("heads", "layers", "gbs", "nodes", "per_node", "mem_gib"),
-    [(6, 3, 6, 2, 2, 4.0), (4, 4, 4, 2, 3, 2.6), (2, 2, 8, 1, 4, 2.2)],
+    [
+        pytest.param(6, 3, 6, 2, 2, 4.0, marks=pytest.mark.proof),
+        pytest.param(4, 4, 4, 2, 3, 2.6, marks=pytest.mark.proof),
+        (2, 2, 8, 1, 4, 2.2),
+    ],
 )
 def test_search_finds_exactly_what_brute_force_through_the_rules_finds(
     stack: Stack, heads: int, layers: int, gbs: int, nodes: int, per_node: int, mem_gib: float
@@ -149,7 +161,7 @@ def in_order(seconds: dict[tuple[object, ...], float]) -> list[float]:
     return [first, *others]
 
 
-@pytest.mark.parametrize("gbs", [64, 512, 2048])
+@pytest.mark.parametrize("gbs", [64, *(pytest.param(gbs, marks=pytest.mark.proof) for gbs in (512, 2048))])
 @pytest.mark.parametrize("cluster", ["dgx-h100", "jean-zay-a100-80gb", "aws-p3-16xlarge"])
 def test_a_tiny_model_gets_the_plain_layout_where_it_is_as_fast(cluster: str, gbs: int) -> None:
     tiny = Model(name="tiny", layers=4, hidden=128, heads=4, vocab=512, max_positions=256)
@@ -246,3 +258,119 @@ def test_every_ranked_layout_is_valid_fits_and_stands_in_order(question: tuple[W
     assert found.measure[0] == found.best.layout
     if found.nearest_unfit:
         assert found.nearest_unfit.estimate.mem_gib > cluster.device.mem_gib * 0.95
+
+
+def every_mixture_layout(
+    workload: Workload, cluster: Cluster, stack: Stack, pipes: Sequence[dict[str, object]] = ({},)
+) -> list[Layout]:
+    """Brute force over the experts' axes as well, under the words that the stack proposes and a few pipelines."""
+    n, model, own = cluster.devices, workload.model, (1, 0) if stack.own_expert_tensor else (0,)
+    found = []
+    for dp, tp, pp in product(range(1, n + 1), repeat=3):
+        if dp * tp * pp > n or workload.global_batch % dp or model.heads % tp or pp > model.layers:
+            continue
+        for mbs, zero, sp, recompute, ep, etp, dispatcher, pipe in product(
+            range(1, workload.global_batch + 1), stack.zero_stages, (False, True),
+            ("none", "full", "layernorm+moe_act", "layernorm+moe"), range(1, model.experts + 1), own,
+            stack.dispatchers, pipes,
+        ):  # fmt: skip
+            fields = {
+                "dp": dp, "tp": tp, "pp": pp, "mbs": mbs, "zero_stage": zero, "sequence_parallel": sp,
+                "recompute": recompute, "ep": ep, "etp": etp, "dispatcher": dispatcher, "precision": "bf16",
+                "dp_kind": "fully_sharded" if zero == 3 else "all_reduce",
+            }  # fmt: skip
+            layout = Layout.model_validate(fields | (pipe if pp > 1 else {}))
+            same = (
+                (tp == 1 and etp != own[0])
+                or (ep == 1 and dispatcher != stack.dispatchers[0])
+                or (dp == 1 and zero > 0)
+            )
+            if not same and not any(violations(layout, workload, cluster, stack)):
+                found.append(layout)
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("mem_gib", [80.0, pytest.param(1.4, marks=pytest.mark.proof)])
+def test_search_over_folded_schedules_finds_what_brute_force_finds(mem_gib: float) -> None:
+    """DualPipeV with and without the overlap of exchanges that it is made for, ZB-V and 1F1B."""
+    model = Model(
+        name="m", layers=4, hidden=256, heads=4, ffn_hidden=1024, vocab=8_192, max_positions=256, mlp="swiglu",
+        norm="rmsnorm", positions="rotary", bias=False, experts=4, top_k=2, moe_ffn_hidden=2048,
+    )  # fmt: skip
+    workload, cluster = Workload(model=model, seq_len=256, global_batch=8), small_cluster(1, 4, mem_gib)
+    stack = load_stack("torchtitan").model_copy(
+        update={
+            "schedules": ("1f1b", *FOLDED), "context_parallel": (), "uneven_stages": False, "recompute_every": (1,),
+            "recomputes": ("none", "full"), "hybrid_zero_stages": (), "dispatchers": ("alltoall",),
+        }
+    )  # fmt: skip
+    case = Case.of(workload, cluster, stack)
+    pipes = [
+        {"schedule": "1f1b"},
+        *({"schedule": word, "ep_overlap": hides} for word in FOLDED for hides in ("none", "batch")),
+    ]
+    layouts = every_mixture_layout(workload, cluster, stack, pipes)
+    assert {layout.schedule for layout in layouts} == {"none", "1f1b", *FOLDED}
+    assert {layout.schedule for layout in layouts if layout.ep_overlap == "batch"} == {"dualpipev"}
+    grid = LayoutGrid.from_layouts(layouts, workload, stack)
+    fits = np.flatnonzero(estimate_many(case, grid).mem_gib <= mem_gib * 0.95)
+    assert len(fits) > 0 and (mem_gib > 10 or len(fits) < len(layouts))
+    some = grid.take(fits)
+    seconds = simulated_many(case, some, estimate_many(case, some)).sec_per_it
+    expected = {layouts[row].label(): each for row, each in zip(fits.tolist(), seconds.tolist(), strict=True)}
+    found = plan(workload, cluster, stack, top=ALL, fixed={"precision": "bf16"})
+    ranked = {entry.layout.model_copy(update={"stage_split": ()}).label(): entry.sec_per_it for entry in found.entries}
+    assert set(ranked) == set(expected)
+    assert ranked == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("mem_gib", "experts", "dense"), [(80.0, 8, 0), (1.22, 8, 1), (1.2, 4, 0)], ids=["roomy", "tight", "tighter"]
+)
+def test_search_over_experts_finds_what_brute_force_finds(mem_gib: float, experts: int, dense: int) -> None:
+    model = Model(
+        name="m", layers=3, hidden=256, heads=4, ffn_hidden=1024, vocab=8_192, max_positions=256, mlp="swiglu",
+        norm="rmsnorm", positions="rotary", bias=False, experts=experts, top_k=2, moe_ffn_hidden=2048,
+        dense_layers=dense,
+    )  # fmt: skip
+    workload = Workload(model=model, seq_len=256, global_batch=4)
+    cluster = small_cluster(2, 4, mem_gib)
+    usual = load_stack("megatron-core").recomputes
+    stack = load_stack("megatron-core").model_copy(
+        update={
+            "schedules": ("1f1b",), "context_parallel": (), "uneven_stages": False, "recompute_every": (1,),
+            "recomputes": tuple(word for word in usual if word not in ("selective", "mlp")),
+        }
+    )  # fmt: skip
+    case = Case.of(workload, cluster, stack)
+    layouts = every_mixture_layout(workload, cluster, stack)
+    grid = LayoutGrid.from_layouts(layouts, workload, stack)
+    closed = estimate_many(case, grid)
+    fits = np.flatnonzero(closed.mem_gib <= mem_gib * 0.95)
+    assert len(fits) > 0 and (mem_gib > 10 or len(fits) < len(layouts))
+    some = grid.take(fits)
+    seconds = simulated_many(case, some, estimate_many(case, some)).sec_per_it
+    expected = {layouts[row].label(): each for row, each in zip(fits.tolist(), seconds.tolist(), strict=True)}
+    found = plan(workload, cluster, stack, top=ALL, fixed={"placement": "tp-dp-pp", "precision": "bf16"})
+    ranked = {entry.layout.model_copy(update={"stage_split": ()}).label(): entry.sec_per_it for entry in found.entries}
+    assert set(ranked) == set(expected)
+    assert ranked == pytest.approx(expected)
+    few = plan(workload, cluster, stack, top=3, fixed={"placement": "tp-dp-pp", "precision": "bf16"})
+    assert [entry.sec_per_it for entry in few.entries] == pytest.approx(sorted(expected.values())[:3], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("stack", "overlap"), [("megatron-core", "batch"), ("megatron-core", "none,batch"), ("torchtitan", "none,batch")]
+)
+def test_bounds_know_of_exchanges_that_hide(stack: str, overlap: str) -> None:
+    workload, cluster = workload_of("qwen3-30b-a3b", 64, seq=4096), load_cluster("dgx-h100")
+    case = Case.of(workload, cluster, load_stack(stack))
+    asked = {"devices": 16, "fixed": {"ep_overlap": overlap, "vpp": (1, 2), "recompute": "none"}}
+
+    def ranking(top: int) -> list[float]:
+        return planner.searched(case, settings_from(top=top, **asked))[1].value[:3].tolist()
+
+    with patch.object(search.Search, "simulate", lambda *_: None), patch.object(planner, "SIMULATED", 1):
+        whole = ranking(ALL)
+        with patch.object(search, "BLOCK", 4):
+            assert ranking(3) == pytest.approx(whole)

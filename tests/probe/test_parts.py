@@ -91,6 +91,17 @@ def test_a_layer_that_was_measured_is_predicted_to_take_what_it_took(cluster: Cl
     assert predicted.time.head > predicted.micro_batches * 1e-6 * (head.forward_us + head.backward_us)
 
 
+def test_a_layer_with_experts_is_predicted_to_take_what_it_took() -> None:
+    sizes = {"experts": 4, "top_k": 2, "moe_ffn_hidden": 64, "dense_layers": 1, "mlp": "swiglu", "bias": False}
+    mixture = MODEL.model_copy(update={"name": "mixture", **sizes})
+    probed = measure(settings(model=mixture, parts=tuple(model_parts(mixture, 64, (1, 4), (1,)))), "tiny")
+    known, workload, layout = without(probed), Workload(model=mixture, seq_len=64, global_batch=8), Layout(mbs=4)
+    whole, bare = (estimate(Case.of(workload, one, TRIMARAN), layout) for one in (probed, known))
+    of_layer = measured(probed, "layer", layout).forward_us * 1e-6 * whole.micro_batches
+    assert 2 * of_layer < whole.time.forward < 3.5 * of_layer, "the first layer is dense, and quicker"
+    assert whole.time.forward != pytest.approx(bare.time.forward, rel=1e-3)
+
+
 def test_layers_are_the_same_in_a_model_of_another_depth(cluster: Cluster) -> None:
     deeper = WORKLOAD.model_copy(
         update={"model": MODEL.model_copy(update={"layers": 9, "vocab": 1000, "name": "deep"})}

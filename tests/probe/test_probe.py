@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from trimaran.files.catalogue import load_cluster
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
+from trimaran.operators.layer import layer_operators
+from trimaran.operators.operator import Part
 from trimaran.probe.__main__ import main as probe_main
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct, ProbeSettings, model_products, probe_settings
 from trimaran.probe.probed_cluster import measure
@@ -71,6 +75,15 @@ def test_a_models_own_products_are_measured_forward_and_backward(cluster: Cluste
         assert {(precision, out, into, tokens), (precision, into, out, tokens)} <= measured
         assert (precision, tokens, 256, 64) in measured, "the head: 512 tokens padded to 2 x 256"
     assert len(measured) == len(cluster.matmul), "a shape has one row"
+
+
+def test_products_of_latent_attention_are_those_that_are_counted() -> None:
+    latent = LatentAttention(query_rank=24, kv_rank=16, plain_dim=16, rotary_dim=8, value_dim=12)
+    model = MODEL.model_copy(update={"head_dim": 24, "kv_heads": MODEL.heads, "latent_attention": latent})
+    measured = {(each.m, each.n, each.k) for each in model_products(model, 64, (1,), 2)}
+    part = replace(Part.whole(model, 64, load_stack("trimaran")), tp=2.0)
+    products = [each for operator in layer_operators(part) if operator.kernel == "linear" for each in operator.forward]
+    assert len(products) == 6 and {(each.m, each.n, each.k) for each in products} <= measured
 
 
 def test_degrees_that_do_not_divide_the_model_are_left_out() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from watched_page import Watched
+from watched_page import Watched, watching
 
 CHROMIUM = Path("/usr/bin/chromium")
 # A browser that calls home at its start waits for a network that a test machine may not have.
@@ -26,12 +26,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[Watched]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
-    opened = Watched(context.new_page())
-    yield opened
-    context.close()
-    assert opened.complaints == []
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.requests)
+    with watching(browser) as watched:
+        yield watched
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """The page in a real browser: it opens from a file without a network, sorts, filters, follows the reader, prints."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page
 from typer.testing import CliRunner
 
 from trimaran.api import plan
@@ -20,7 +21,7 @@ from trimaran.report.page.measured import measured_content
 from trimaran.report.page.planned import plan_content
 from trimaran.report.planned import as_json
 from trimaran.store import Store
-from watched_page import Watched
+from watched_page import Watched, watching
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,16 @@ def bloom() -> dict[str, Any]:
     return as_json(plan("bloom-176b", "jean-zay-a100-80gb", 2048, devices=384, top=30))
 
 
-@pytest.fixture
-def bloom_page(bloom: dict[str, Any], tmp_path: Path) -> Path:
-    return written(plan_content(bloom), tmp_path)
+@pytest.fixture(scope="module")
+def bloom_page(bloom: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(plan_content(bloom), tmp_path_factory.mktemp("bloom"))
+
+
+@pytest.fixture(scope="module")
+def looked_at(browser: Browser, bloom_page: Path) -> Iterator[Page]:
+    """The plan's page as it opens, for all tests that look and leave everything as it is."""
+    with watching(browser) as watched:
+        yield watched.open(bloom_page)
 
 
 def written(content: Content, folder: Path) -> Path:
@@ -51,8 +59,8 @@ def measured(**cells: Any) -> Measurement:
     )  # fmt: skip
 
 
-def test_a_plan_opens_from_a_file_with_its_charts(watched: Watched, bloom_page: Path, bloom: dict[str, Any]) -> None:
-    opened = watched.open(bloom_page)
+def test_a_plan_opens_from_a_file_with_its_charts(looked_at: Page, bloom: dict[str, Any]) -> None:
+    opened = looked_at
     assert opened.locator("h1").inner_text() == "bloom-176b on jean-zay-a100-80gb"
     assert column(opened, "layout") == [entry["layout"] for entry in bloom["layouts"]]
     titles = opened.locator("figure:visible h2").all_inner_texts()
@@ -71,8 +79,8 @@ def test_its_screenshot_shows_charts_and_table(
     assert picture("page").stat().st_size > 50_000
 
 
-def test_legends_say_what_each_part_is(watched: Watched, bloom_page: Path) -> None:
-    entries = watched.open(bloom_page).locator("#parts").locator("..").locator(".legend li")
+def test_legends_say_what_each_part_is(looked_at: Page) -> None:
+    entries = looked_at.locator("#parts").locator("..").locator(".legend li")
     told = {entry.inner_text(): entry.get_attribute("title") for entry in entries.all()}
     says = {part.name: part.says for part in PARTS}
     assert len(told) > 3
@@ -120,19 +128,18 @@ def test_a_layout_chosen_by_keyboard_shows_its_memory(
     assert f"{third['mem_gib']:.2f} GiB predicted" in said
 
 
-def test_a_point_tells_its_layout_when_hovered(watched: Watched, bloom_page: Path) -> None:
-    opened = watched.open(bloom_page)
-    opened.locator("#front .scatterlayer .point").first.hover(force=True)
-    assert "s/it" in str(opened.locator("#front .hoverlayer").text_content())
+def test_a_point_tells_its_layout_when_hovered(looked_at: Page) -> None:
+    looked_at.locator("#front .scatterlayer .point").first.hover(force=True)
+    assert "s/it" in str(looked_at.locator("#front .hoverlayer").text_content())
 
 
-def test_the_pareto_front_is_the_one_of_the_data(watched: Watched, bloom_page: Path, bloom: dict[str, Any]) -> None:
+def test_the_pareto_front_is_the_one_of_the_data(looked_at: Page, bloom: dict[str, Any]) -> None:
     entries = bloom["layouts"]
     best = [
         one for one in entries
         if not any(o["mem_gib"] <= one["mem_gib"] and o["sec_per_it"] < one["sec_per_it"] for o in entries)
     ]  # fmt: skip
-    said = watched.open(bloom_page).locator("#front-said").inner_text()
+    said = looked_at.locator("#front-said").inner_text()
     assert said.startswith(f"{len(best)} of {len(entries)} layouts are on the front")
 
 
@@ -160,14 +167,13 @@ def test_it_prints(watched: Watched, bloom_page: Path) -> None:
     assert opened.pdf()[:5] == b"%PDF-"
 
 
-def test_controls_have_names_and_charts_have_sentences(watched: Watched, bloom_page: Path) -> None:
-    opened = watched.open(bloom_page)
+def test_controls_have_names_and_charts_have_sentences(looked_at: Page) -> None:
     for name in ("Filter", "Status"):
-        assert opened.get_by_label(name, exact=True).count() == 1
-    for said in opened.locator("figure:visible figcaption").all_inner_texts():
+        assert looked_at.get_by_label(name, exact=True).count() == 1
+    for said in looked_at.locator("figure:visible figcaption").all_inner_texts():
         assert len(said) > 20
-    assert opened.locator("thead th:not([scope=col])").count() == 0
-    assert opened.locator("html").get_attribute("lang") == "en"
+    assert looked_at.locator("thead th:not([scope=col])").count() == 0
+    assert looked_at.locator("html").get_attribute("lang") == "en"
 
 
 def test_ten_thousand_layouts(watched: Watched, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def test_runs_that_were_not_timed_answer_with_what_fits() -> None:
     assert "None of 2 runs was timed: 2 oom" in answer.fastest and "trimaran plan" in answer.next
 
 
+@pytest.mark.proof
 def test_a_page_of_fifty_thousand_rows_is_small_and_opens_at_once(
     watched: Watched, written: Callable[[str, Content], Path]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from command import tiny_recipe
 from trimaran.bench.recorded import read_timeline
 from trimaran.cli.app import app
 from trimaran.nouns.noun import TrimaranError
@@ -14,43 +15,6 @@ from trimaran.nouns.timeline import Event, Timeline
 from trimaran.report.timelines import bubble_share, chrome_trace, write_timelines
 
 QUESTION = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "8", "--runs", "unused")
-RECIPE = """
-name = "tiny"
-stack = "trimaran"
-cluster = "machine.toml"
-[model]
-layers = 4
-hidden = 32
-heads = 2
-vocab = 257
-max_positions = 32
-[workload]
-seq_len = 32
-global_batch = 4
-[data]
-paths = ["{text}"]
-[sweep]
-steps = 3
-warmup_steps = 1
-"""
-MACHINE = """
-nodes = 1
-devices_per_node = 2
-cores_per_node = 2
-[device]
-kind = "cpu"
-mem_gib = 4
-mem_bandwidth_gb_s = 10
-cores = 1
-[device.peak_tflops]
-fp32 = 0.1
-[intra]
-bandwidth_gbps = 20
-latency_us = 20
-[inter]
-bandwidth_gbps = 20
-latency_us = 20
-"""
 
 
 def test_the_bubble_is_what_no_rank_works_in() -> None:
@@ -86,11 +50,7 @@ def test_a_picture_is_drawn(ending: str, tmp_path: Path) -> None:
 
 
 def test_two_real_ranks_record_what_they_do(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("all work and no play makes jack a dull boy\n" * 200)
-    (tmp_path / "machine.toml").write_text(MACHINE)
-    recipe = tmp_path / "tiny.toml"
-    recipe.write_text(RECIPE.replace("{text}", str(text)))
+    recipe = tiny_recipe(tmp_path)
     out, runs = tmp_path / "t.json", tmp_path / "runs"
     arguments = ["timeline", str(recipe), "--runs", str(runs), "--layout", "pp2,mbs1", "--measure", "-o", str(out)]
     done = CliRunner().invoke(app, arguments)

@@ -1,8 +1,10 @@
 """A browser page that is watched for complaints and for requests to a network."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 
 class Watched:
@@ -23,3 +25,14 @@ class Watched:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("html[data-ready]", state="attached")
         return self.page
+
+
+@contextmanager
+def watching(browser: Browser) -> Iterator[Watched]:
+    """A page without a network, which in the end has complained of nothing and asked a network for nothing."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    watched = Watched(context.new_page())
+    yield watched
+    context.close()
+    assert watched.complaints == []
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in watched.requests)

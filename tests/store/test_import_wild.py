@@ -141,6 +141,14 @@ def test_the_configuration_of_olmo_core_states_all_of_a_layout() -> None:
     assert (row.status, row.sec_per_it) == ("not_run", None) and "no iteration is logged" in (row.notes or "")
 
 
+def test_steps_of_olmo_core_in_the_wild_are_timed_by_their_clock() -> None:
+    row = only(read("olmo3_sft_olmo_core_steps.txt", **SHAPE, **BATCH), "olmo-core")
+    assert row.step_times_s == pytest.approx((16.7251, 16.7466, 16.6833))
+    assert (row.sec_per_it, row.tokens_per_s_per_gpu) == (pytest.approx((16.7466 + 16.6833) / 2), 7855.0)
+    assert (row.devices, row.tp, row.precision, row.losses) == (None, None, None, ())
+    assert "clock of the log's lines" in (row.notes or "") and row.quality == "incomplete"
+
+
 def test_steps_of_olmo_cores_console_logger_are_timed(tmp_path: Path) -> None:
     stamp = "2025-02-12 22:4{0}:00.500\tn0:0\tolmo_core.train.callbacks.console_logger:90\tINFO\t"
     step = stamp + "[step={0}0/1,000,epoch=1,eta=1h]\n    train/CE loss=6.{0}\n    throughput/device/TPS=12,000\n"

@@ -10,7 +10,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from trimaran.protocol.job import TrainJob
-from trimaran.train.model.weight import drawn
 
 RANKS = 8
 
@@ -19,14 +18,12 @@ RANKS = 8
 class RankResult:
     """What one rank saw: losses of all steps, and the first step's gradient norms, squared, by weight."""
 
-    dp: int
-    tp: int
     losses: list[float]
     grad_norms: list[float]
     squared_grads: dict[str, float]
-    sharded: dict[str, bool]
     told: list[dict[str, Any]] = field(default_factory=list)
     validation: float | None = None
+    logits: Any = None
 
 
 @dataclass(frozen=True)
@@ -44,11 +41,14 @@ class Run:
         return [notice for notice in self.told if notice["kind"] == kind]
 
 
-def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
+def _run_job(
+    job: TrainJob, factory: Any, rank: int, *, logits: bool, poison: tuple[int, ...] = ()
+) -> RankResult | None:
     import torch
 
     from trimaran.train.comm.mesh import build_mesh
     from trimaran.train.engine.trainer import Trainer
+    from trimaran.train.run.first_weights import first_weights
     from trimaran.train.run.samples import open_data
     from trimaran.train.state.saver import saving_group
 
@@ -58,41 +58,74 @@ def _run_job(job: TrainJob, factory: Any, rank: int) -> RankResult | None:
     if mesh is None:
         return None
     sampler, held_out = open_data(job)
-    trainer = Trainer(job, mesh, sampler, torch.device("cpu"), drawn(job.train.seed))
+    trainer = Trainer(job, mesh, sampler, torch.device("cpu"), first_weights(job, lambda: None))
+    if logits:
+        return RankResult([], [], {}, logits=_logits(trainer))
     if job.checkpoint_dir is not None:
-        return _run_course(trainer)
+        return _run_course(trainer, poison)
     trainer.forward_backward()
     flat = trainer.flat
     squared = {
-        name: trainer.data_parallel.counting_share
-        * sum(
-            grads[place.span.within(span).slice_in(span)].double().square().sum().item()
-            for span, grads in zip(flat.owned, flat.grads, strict=True)
-            if len(place.span.within(span))
+        name: sum(
+            grads[span.slice_in(owned)].double().square().sum().item()
+            for counted in flat.counted
+            for owned, grads in zip(flat.owned, flat.grads, strict=True)
+            if len(span := place.span.within(counted).within(owned))
         )
         for name, place in flat.places.items()
     }
-    sharded = {n: p.spec.shard_dim is not None for n, p in flat.places.items()}
     flat.clear_grads()
     steps = [trainer.step() for _ in range(job.steps)]
     return RankResult(
-        dp=mesh.dp.index,
-        tp=mesh.tp.index,
         losses=[step.loss for step in steps],
         grad_norms=[step.grad_norm for step in steps],
         squared_grads=squared,
-        sharded=sharded,
         validation=None if held_out is None else trainer.evaluate(held_out),
     )
 
 
-def _run_course(trainer: Any) -> RankResult:
-    """Train with checkpoints; what is told of them comes back too."""
+def _logits(trainer: Any) -> Any:
+    """This replica's part of the first global batch as (sequences, s, vocabulary) on the last stage's first TP rank."""
+    import torch
+    from torch import Tensor
+
+    from trimaran.train.model.tensor_parallel import sum_backward
+
+    stage, tp, loss, found = trainer.stage, trainer.mesh.tp, trainer.stage.loss, []
+
+    def loss_and_logits(x: Tensor, targets: Tensor, scale: float) -> Tensor:
+        shown = loss(x, targets, scale)
+        local = sum_backward(x, tp) @ stage.head._matrix.t()
+        whole = torch.cat(tp.all_gather(local.contiguous()), dim=-1)[..., : stage.head.model.vocab]
+        cap = stage.head.model.logit_softcap
+        found.append(torch.tanh(whole / cap) * cap if cap else whole)
+        return shown
+
+    stage.loss = loss_and_logits
+    tokens, targets, documents = trainer._batch(trainer._sampler, 0, trainer.global_batch)
+    with torch.no_grad():
+        trainer.engine.evaluate(tokens, targets, 1.0, documents)
+    return torch.cat(found).numpy() if found and tp.index == 0 else None
+
+
+def _run_course(trainer: Any, poison: tuple[int, ...]) -> RankResult:
+    """Train with checkpoints; what is told of them comes back too. A batch with a `poison` sample has no loss."""
+    import math
+
     from trimaran.nouns.noun import TrimaranError
     from trimaran.train.run.course import Course
 
     told: list[dict[str, Any]] = []
     steps = []
+    healthy = trainer.forward_backward
+
+    def forward_backward() -> Any:
+        first = trainer.consumed_samples
+        share = healthy()
+        bad = any(first <= sample < first + trainer.global_batch for sample in poison)
+        return share * math.nan if bad and trainer.mesh.is_last_stage else share
+
+    trainer.forward_backward = forward_backward
     try:
         course = Course(trainer, None, lambda kind, /, **fields: told.append({"kind": kind, **fields}), lambda: None)
         while trainer.step_number < trainer.job.steps:
@@ -103,12 +136,9 @@ def _run_course(trainer: Any) -> RankResult:
     except TrimaranError as error:
         told.append({"kind": "refused", "text": str(error)})
     return RankResult(
-        dp=trainer.mesh.dp.index,
-        tp=trainer.mesh.tp.index,
         losses=[step.loss for step in steps],
         grad_norms=[step.grad_norm for step in steps],
         squared_grads={},
-        sharded={},
         told=told,
     )
 
@@ -131,8 +161,8 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     # groups that share no memory are what ranks of several machines have
     factories = {"one": GroupFactory(torch.device("cpu")), "several": GroupFactory(torch.device("cuda"))}
     while True:
-        job, machines = pipe.recv()
-        pipe.send(_run_job(job, factories[machines], rank))
+        job, machines, logits, poison = pipe.recv()
+        pipe.send(_run_job(job, factories[machines], rank, logits=logits, poison=poison))
 
 
 class Pool:
@@ -155,20 +185,29 @@ class Pool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, job: TrainJob, machines: Literal["one", "several"] = "one") -> Run:
-        """Train the job on its ranks, which speak to each other as on one machine or as on several."""
+    def logits(self, job: TrainJob) -> Any:
+        """Logits (sequences, s, vocabulary) of the first global batch, as the job's ranks compute them together."""
+        ranks = self._ask(job, "one", logits=True)
+        return [sequence for rank in ranks if rank.logits is not None for sequence in rank.logits]
+
+    def _ask(self, job: TrainJob, machines: str, *, logits: bool, poison: tuple[int, ...] = ()) -> list[RankResult]:
         for pipe in self._pipes:
-            pipe.send((job, machines))
+            pipe.send((job, machines, logits, poison))
         answers = [pipe.recv() for pipe in self._pipes]
         ranks = [answer for answer in answers if answer is not None]
         assert len(ranks) == job.layout.devices
+        return ranks
+
+    def run(self, job: TrainJob, machines: Literal["one", "several"] = "one", poison: tuple[int, ...] = ()) -> Run:
+        """Train the job on its ranks, which speak to each other as on one machine or as on several."""
+        ranks = self._ask(job, machines, logits=False, poison=poison)
         for other in ranks[1:]:
-            assert (other.losses, other.validation) == (ranks[0].losses, ranks[0].validation)
+            # text, since no NaN equals another
+            assert repr((other.losses, other.validation)) == repr((ranks[0].losses, ranks[0].validation))
         squared: dict[str, float] = {}
         for r in ranks:
             for name, value in r.squared_grads.items():
-                if r.sharded[name] or r.tp == 0:
-                    squared[name] = squared.get(name, 0.0) + value
+                squared[name] = squared.get(name, 0.0) + value
         grad_norm_of = {name: value**0.5 for name, value in squared.items()}
         return Run(ranks[0].losses, ranks[0].grad_norms, grad_norm_of, ranks[0].told, ranks[0].validation)
 

@@ -1,5 +1,7 @@
 """Small models of each family that the trainer's tests train."""
 
+from trimaran.nouns.attention import LatentAttention
+from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.model import Model
 
 # 24 heads and 24 sequences a step divide by every degree up to 8 but 5 and 7; 8 layers not by 3.
@@ -16,3 +18,38 @@ LLAMA = SMALL.model_copy(
         "tied_embedding": False,
     }
 )
+# Half a layer's inner width each for 8 experts, one expert for all tokens, and a first layer without any.
+MIXTURE = LLAMA.model_copy(
+    update={"layers": 4, "experts": 8, "top_k": 2, "moe_ffn_hidden": 48, "shared_experts": 1, "dense_layers": 1}
+)
+# Traits of other families, several at a time: biases of q, k and v, norms of heads, windows; norms behind blocks and of
+# all heads as one; caps, norms on both sides, windows in turns, a scaled embedding; residuals side by side.
+QWEN = LLAMA.model_copy(update={"head_dim": 4, "attention_bias": "qkv", "qk_norm": "head", "sliding_window": 6})
+OLMO = LLAMA.model_copy(update={"norm_placement": "after", "qk_norm": "all_heads"})
+GEMMA = LLAMA.model_copy(
+    update={
+        "mlp": "geglu", "activation": "gelu_tanh", "norm_placement": "both", "sliding_window": 5,
+        "full_attention_every": 2, "query_scale": 3.0, "attention_softcap": 0.5, "logit_softcap": 1.0,
+        "scaled_embedding": True, "tied_embedding": True,
+    }
+)  # fmt: skip
+NEOX = SMALL.model_copy(
+    update={
+        "head_dim": 4, "positions": "rotary", "rotary_share": 0.5, "activation": "gelu", "parallel_residual": True,
+        "tied_embedding": False,
+    }
+)  # fmt: skip
+# Low-rank vectors behind queries, keys and values: DeepSeek's attention, in a dense model, and its router behind it;
+# widths of queries and of values apart.
+LATENT = LLAMA.model_copy(
+    update={
+        "layers": 4, "kv_heads": 24, "head_dim": 6,
+        "latent_attention": LatentAttention(query_rank=20, kv_rank=12, plain_dim=4, rotary_dim=2, value_dim=3),
+    }
+)  # fmt: skip
+DEEPSEEK = LATENT.model_copy(
+    update={
+        "experts": 8, "top_k": 2, "moe_ffn_hidden": 48, "shared_experts": 1, "dense_layers": 1, "expert_groups": 4,
+        "top_groups": 2, "router": Router(scores="sigmoid", scale=2.5, group_best=2, bias=True),
+    }
+)  # fmt: skip

@@ -52,9 +52,15 @@ PAIRS = (
     ("dp2,tp2,pp2,mbs6,zero1", "pp4,mbs8,split3-1-3-1"),
     ("dp4,tp2,mbs6,zero3", "tp8,mbs24"),
     ("tp8,mbs24", "dp4,tp2,mbs6,zero3"),
+    ("cp2,tp2,mbs12,zero1,sp", "dp4,shard2,mbs6,zero3"),
+    ("dp4,shard2,cp2,mbs6,zero2", "dp2,mbs12"),
 )
 MORE_PAIRS = (
     ("dp8,mbs3", "dp1,mbs24"),
+    ("cp2,mbs24", "dp2,mbs12"),
+    ("dp2,mbs12", "cp2,mbs24,cp-ulysses"),
+    ("dp2,cp2,pp2,mbs6", "dp4,shard2,tp2,mbs6,zero1"),
+    ("cp8,mbs24,cp-all_gather,zero1", "dp2,shard1,cp4,mbs6,zero3"),
     ("dp3,mbs8,zero3", "dp2,pp3,mbs4"),
     ("tp2,pp4,mbs8,gpipe", "dp2,tp4,mbs12,zero1"),
     ("pp2,vpp2,mbs4", "dp2,tp2,pp2,mbs6,ps"),
@@ -79,7 +85,10 @@ def test_a_checkpoint_goes_on_on_any_layout(
     assert resumed.grad_norms == pytest.approx(undisturbed.grad_norms[4:], rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", ["dp2,tp2,pp2,mbs6,zero1", "dp2,mbs6,bf16,zero3", "tp2,pp2,mbs6,fp16", "dp1,mbs24"])
+@pytest.mark.parametrize(
+    "layout",
+    ["dp2,tp2,pp2,mbs6,zero1", "dp2,mbs6,bf16,zero3", "tp2,pp2,mbs6,fp16", "dp1,mbs24", "dp4,shard2,cp2,mbs6,zero1"],
+)
 def test_the_same_layout_goes_on_bit_for_bit(
     train: Callable[..., Run], pool: Pool, make_job: Maker, layout: str
 ) -> None:

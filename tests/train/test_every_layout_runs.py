@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pool import Pool, Run
-from shapes import BLOOM, LLAMA, SMALL
+from shapes import BLOOM, GEMMA, LATENT, LLAMA, NEOX, OLMO, QWEN, SMALL
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import violations
@@ -25,14 +26,9 @@ RANKS, BATCH = 8, 24
 DEVICE = Device(name="slot", kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4.0, mem_bandwidth_gb_s=20.0)
 LINK = Link(bandwidth_gbps=10, latency_us=100)
 CLUSTER = Cluster(name="c", device=DEVICE, nodes=1, devices_per_node=RANKS, intra=LINK, inter=LINK)
-DEGREES = [
-    (dp, tp, pp)
-    for dp in range(1, RANKS + 1)
-    for tp in range(1, RANKS + 1)
-    for pp in range(1, RANKS + 1)
-    if dp * tp * pp <= RANKS
-]  # fmt: skip
-MODELS = st.sampled_from([SMALL, BLOOM, LLAMA, SMALL.model_copy(update={"tied_embedding": False, "bias": False})])
+DEGREES = [degrees for degrees in product(range(1, RANKS + 1), repeat=4) if prod(degrees) <= RANKS]
+UNBIASED = SMALL.model_copy(update={"tied_embedding": False, "bias": False})
+MODELS = st.sampled_from([SMALL, BLOOM, LLAMA, QWEN, OLMO, GEMMA, NEOX, LATENT, UNBIASED])
 
 
 @st.composite
@@ -48,20 +44,22 @@ def splits(draw: st.DrawFn, layers: int, stages: int) -> tuple[int, ...]:
 @st.composite
 def layouts(draw: st.DrawFn, model: Model) -> Layout:
     """A layout of at most eight ranks that the rules allow."""
-    dp, tp, pp = draw(st.sampled_from([d for d in DEGREES if not model.kv_heads % d[1] and not BATCH % d[0]]))
+    dp, tp, cp, pp = draw(st.sampled_from([d for d in DEGREES if not model.kv_heads % d[1] and not BATCH % d[0]]))
     schedule = draw(st.sampled_from(STACK.schedules)) if pp > 1 else "none"
     vpp = draw(st.integers(2, max(2, model.layers // pp))) if schedule == "interleaved" else 1
     kind = draw(st.sampled_from(STACK.dp_kinds))
     return Layout.model_validate(
         {
-            "dp": dp, "tp": tp, "pp": pp, "vpp": vpp, "schedule": schedule, "dp_kind": kind,
+            "dp": dp, "tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "schedule": schedule, "dp_kind": kind,
+            "shard": draw(st.sampled_from([0, *(shard for shard in range(1, dp + 1) if dp % shard == 0)])),
+            "cp_kind": draw(st.sampled_from(STACK.context_parallel)),
             "mbs": draw(st.sampled_from([m for m in range(1, BATCH + 1) if BATCH // dp % m == 0])),
             "zero_stage": 3 if kind == "fully_sharded" else draw(st.sampled_from(STACK.zero_stages)),
             "sequence_parallel": draw(st.booleans()) if tp > 1 else False,
             "recompute": draw(st.sampled_from(STACK.recomputes)),
             "recompute_every": draw(st.integers(1, 3)),
             "stage_split": draw(splits(model.layers, pp * vpp)),
-            "placement": tuple(draw(st.permutations(("tp", "dp", "pp")))),
+            "placement": tuple(draw(st.permutations(("tp", "cp", "dp", "pp")))),
         }
     )  # fmt: skip
 

@@ -10,25 +10,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shapes import BLOOM, LLAMA, SMALL
+from shapes import BLOOM, GEMMA, LATENT, LLAMA, NEOX, OLMO, QWEN, SMALL
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.model.positions import documents_of
-from trimaran.train.model.weight import drawn
+from trimaran.train.run.first_weights import first_weights
 from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.tokens import Tokens
 
 CPU = torch.device("cpu")
+FAMILIES = {
+    "gpt": SMALL, "bloom": BLOOM, "llama": LLAMA, "qwen": QWEN, "olmo": OLMO, "gemma": GEMMA, "neox": NEOX,
+    "latent": LATENT,
+}  # fmt: skip
 
 
 def make_trainer(job: TrainJob) -> Trainer:
     mesh = build_mesh(job.layout, 0, range(1), GroupFactory(CPU))
     assert mesh is not None
     sampler = Sampler(Tokens(Path(job.data_dir)), job.workload.seq_len, job.train.seed)
-    return Trainer(job, mesh, sampler, CPU, drawn(job.train.seed))
+    return Trainer(job, mesh, sampler, CPU, first_weights(job, lambda: None))
 
 
 def plain_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ def test_a_zero_bubble_backward_leaves_weight_gradients_for_later(make_job: Call
     assert all(matrix.main_grad.any() for matrix in matrices)
 
 
-@pytest.mark.parametrize("model", [SMALL, BLOOM, LLAMA], ids=["gpt", "bloom", "llama"])
+@pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)
 @torch.no_grad()
 def test_a_document_is_read_as_if_it_stood_alone(make_job: Callable[..., TrainJob], model: Model) -> None:
     stage = make_trainer(make_job("mbs24", model=model)).stage
@@ -143,6 +147,6 @@ def test_a_document_is_read_as_if_it_stood_alone(make_job: Callable[..., TrainJo
     assert begin == 16
 
 
-@pytest.mark.parametrize("model", [SMALL, BLOOM, LLAMA], ids=["gpt", "bloom", "llama"])
+@pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)
 def test_a_model_has_as_many_parameters_as_the_planner_counts(make_job: Callable[..., TrainJob], model: Model) -> None:
     assert make_trainer(make_job("mbs24", model=model)).flat.parameters == model.parameters

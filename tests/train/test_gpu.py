@@ -20,6 +20,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
+from trimaran.train.model.flash_kernels import attend, attend_backward
 from trimaran.train.run.device import choose_device
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
@@ -60,11 +61,36 @@ def test_a_device_s_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout:
 @pytest.mark.parametrize(
     "layout",
     ["dp2,mbs12", "dp2,mbs6,zero1", "dp2,mbs6,zero3", "dp2,mbs12,ps", "tp2,mbs24", "tp2,mbs24,sp", "pp2,mbs6",
-     "pp2,vpp2,mbs6", "pp2,mbs6,zero_bubble"],
+     "pp2,vpp2,mbs6", "pp2,mbs6,zero_bubble", "cp2,mbs24", "cp2,mbs24,cp-all_gather", "cp2,mbs24,cp-ulysses,zero1"],
 )  # fmt: skip
 def test_two_devices_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
     on_cpu = losses(make_job("dp1,mbs24"))
     assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_a_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_both_passes_of_a_device_s_attention_are_the_cpu_s(dtype: torch.dtype, masked: bool, kv_heads: int) -> None:
+    numbers = torch.Generator().manual_seed(1)
+    heads = (4, kv_heads, kv_heads, 4)
+    q, k, v, dy = (torch.randn(2, each, 80, 32, generator=numbers).to(dtype) for each in heads)
+    mask = None
+    if masked:
+        mask = torch.zeros(2, 1, 80, 80).masked_fill_(torch.ones(80, 80).triu(1).bool(), -torch.inf)
+        mask[0, :, 40:, :40] = -torch.inf
+    found = []
+    for device in ("cpu", "cuda"):
+        there = [tensor.to(device) for tensor in (q, k, v)]
+        mask_there = None if mask is None else mask.to(device, dtype)
+        y, sums = attend(*there, causal=not masked, mask=mask_there)
+        gradients = attend_backward(dy.to(device), *there, y, sums.contiguous(), causal=not masked, mask=mask_there)
+        found.append([each.float().cpu() for each in (y, sums, *gradients)])
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    for on_cpu, on_device in zip(*found, strict=True):
+        torch.testing.assert_close(on_device, on_cpu, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.gpu

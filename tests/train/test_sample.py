@@ -17,8 +17,8 @@ from shapes import LLAMA
 from test_worker import run_ranks
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
-from trimaran.train.programs.sample import choose
-from trimaran.train.state.checkpoint_weights import find_checkpoint
+from trimaran.train.programs.continuation import choose
+from trimaran.train.state.weight_files import find_checkpoint
 from trimaran.train.state.weight_source import open_source, whole_logits, whole_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"

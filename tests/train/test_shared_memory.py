@@ -6,15 +6,34 @@ import multiprocessing
 import os
 import signal
 import socket
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from trimaran.train.comm.shared_memory import SharedMemory
 
 RANKS = 3
 
 # a few bytes, more than the direct path takes, more than one slot, and sizes that no rank count divides
 SIZES = (1, 5, 8209, 262_144 * 2 + 7)
+# elements that each rank sends each: nothing from some, and more than a slot from others
+COUNTS = ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], [[0, 700_001, 0], [0, 0, 0], [13, 300_000, 2]], [[0] * 3] * 3)
+
+
+def check_exchange(memory: SharedMemory, rank: int) -> None:
+    """Rows of uneven counts arrive whole and in order."""
+    import torch
+
+    for dtype, counts in product((torch.float32, torch.bfloat16, torch.int64), COUNTS):
+        sent = [torch.arange(sum(row)).add(1000 * r).to(dtype) for r, row in enumerate(counts)]
+        received = torch.empty(sum(row[rank] for row in counts), dtype=dtype)
+        for _ in range(3):
+            memory.exchange(received, sent[rank], counts)
+            assert torch.equal(received, torch.cat([s.split(row)[rank] for s, row in zip(sent, counts, strict=True)]))
 
 
 def serve(rank: int, port: int, pipe: Connection) -> None:
@@ -22,12 +41,13 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     from trimaran.train.comm.shared_memory import PeerDiedError, share_memory
+    from trimaran.train.comm.waiting import WaitClock
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    memory = share_memory(rank, RANKS, None)
+    memory = share_memory(rank, RANKS, None, WaitClock())
     assert memory is not None
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         for size in SIZES:
@@ -57,6 +77,13 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
                 assert torch.equal(whole, torch.stack(parts))
                 memory.all_gather_into(whole, whole[rank])
                 assert torch.equal(whole, torch.stack(parts))
+                arrived = torch.empty_like(parts[rank])
+                memory.shift(parts[rank], arrived)
+                assert torch.equal(arrived, parts[rank - 1])
+                sent = torch.stack([parts[rank].roll(to) for to in range(RANKS)])
+                memory.all_to_all(whole, sent)
+                assert torch.equal(whole, torch.stack([p.roll(rank) for p in parts]))
+    check_exchange(memory, rank)
     gathered = memory.all_gather(torch.full((2, 3), float(rank)))
     assert [g.tolist() for g in gathered] == [[[float(r)] * 3] * 2 for r in range(RANKS)]
     pipe.send("sums agree")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from trimaran.bench.launch.contract import Launcher, LauncherKind, Say
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
+from trimaran.bench.launch.ray.ray_launcher import RayLauncher
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.nouns.cluster import Cluster
 from trimaran.recipe.sweep_settings import SweepSettings
@@ -15,6 +16,7 @@ from trimaran.recipe.sweep_settings import SweepSettings
 LAUNCHERS: tuple[LauncherKind, ...] = (
     ShapedLauncher,
     SlurmLauncher,
+    RayLauncher,
     LocalLauncher,
 )
 

@@ -75,5 +75,7 @@ def _usage(error: Exception) -> str:
 def _fail(message: str, status: int = 2) -> None:
     from trimaran.nouns.text import one_line
 
+    # what is told holds: one more Ctrl-C while this process ends must not leave with another status
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"trimaran: {one_line(message)}", file=sys.stderr)
     sys.exit(status)

@@ -46,7 +46,8 @@ RetryOption = Annotated[
     typer.Option("--retry", help="Run trials of this status again (oom, hang, fail, ...). Repeatable."),
 ]
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Let the recipe name interpreters and libraries that the ranks then run.")
+    bool,
+    typer.Option("--trust", help="Let the recipe name interpreters, libraries and images that the ranks then run."),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder under which each study has its own.")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimaran.api import calibration_of, usual_stack, workload_of
 from trimaran.cost.case import Case
-from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.files.catalogue import load_cluster, load_faults, load_stack
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
@@ -17,13 +17,15 @@ from trimaran.planner.search.settings import PlanSettings, fixed_choices, settin
 if TYPE_CHECKING:
     from trimaran.recipe.recipe import Recipe
     from trimaran.recipe.sweep_settings import SweepSettings
+    from trimaran.recipe.train_settings import TrainSettings
 
-# The stack whose abilities are those of a trainer that export writes for.
+# The stack whose abilities are those of the trainer that export writes for, or whose start it writes.
 TRAINER_STACKS = {
     "megatron-lm": "megatron-core",
     "megatron-deepspeed": "megatron-deepspeed",
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
+    **dict.fromkeys(("trainjob", "jobset", "skypilot"), "trimaran"),
 }
 # Dearer than any device: a price in another unit.
 _MOST_PRICE = 1e9
@@ -31,11 +33,19 @@ _MOST_PRICE = 1e9
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """The case that a verb is asked about, what a recipe's sweep says of the search, and if its stack is assumed."""
+    """The case that a verb is asked about, and what of its recipe counts beside; if its stack is assumed."""
 
     case: Case
     sweep: SweepSettings | None
     assumes_stack: bool = False
+    recipe_train: TrainSettings | None = None
+
+    @property
+    def train(self) -> TrainSettings:
+        """How the recipe trains, or as usual where there is none."""
+        from trimaran.recipe.train_settings import TrainSettings  # a large noun, which most questions do without
+
+        return self.recipe_train or TrainSettings()
 
     def settings(self, devices: int | None, fix: list[str] | None, **more: object) -> PlanSettings:
         """How to search: as the recipe's sweep says where no option says more. Raises TrimaranError."""
@@ -61,6 +71,7 @@ def question_of(
     ramp_up: str | None = None,
     calibration: str | None = None,
     price: float | None = None,
+    faults: str | None = None,
 ) -> PlanQuestion:
     """The question that recipe and options state together; options win. Raises TrimaranError."""
     base = None if recipe is None else _recipe(recipe)
@@ -69,14 +80,19 @@ def question_of(
             if value is None:
                 raise TrimaranError(f"{name} is missing: state it, or give a recipe file")
     known_cluster = _priced(_cluster(base, cluster, runs), price)
+    if faults is not None:
+        known_cluster = known_cluster.model_copy(update={"faults": load_faults(faults)})
     known_stack = base.stack if base and stack is None else load_stack(stack or usual_stack(known_cluster))
     known_calibration = calibration_of(calibration, known_cluster, known_stack)
     asked: dict[str, Any] = {"model": model, "gbs": gbs, "seq": seq, "optimizer": optimizer, "tokens": tokens}
     asked["ramp_up"] = None if ramp_up is None else _numbers(ramp_up)
     stated = {} if base is None else _stated(base.workload, seq=model is None)
     workload = workload_of(**stated | {name: value for name, value in asked.items() if value is not None})
+    if faults is not None and workload.tokens is None:
+        raise TrimaranError(f"--faults {faults} is counted over a whole training: state its extent, as --tokens 1e12")
     case = Case.of(workload, known_cluster, known_stack, known_calibration)
-    return PlanQuestion(case, base.sweep if base else None, assumes_stack=base is None and stack is None)
+    assumed = base is None and stack is None
+    return PlanQuestion(case, base.sweep if base else None, assumed, base.train if base else None)
 
 
 def _recipe(path: Path) -> Recipe:

@@ -83,7 +83,8 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
         stated["gemm"] = cluster.device.sustained_share * cluster.device.matmul_share
         flash_share = cluster.device.attention_share(stack.flash_kernel)
         if stack.flash_attention and flash_share:
-            stated["attention"] = flash_share / cluster.device.matmul_share
+            kept_up = cluster.device.attention_sustained(stack.flash_kernel)
+            stated["attention"] = flash_share * kept_up / stated["gemm"]
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:

@@ -15,17 +15,22 @@ from trimaran.nouns.workload import Workload
 
 @dataclass(frozen=True)
 class Case:
-    """Workload, cluster, stack and the calibration that predicts them."""
+    """Workload, cluster, stack and the calibration that predicts them.
+
+    The workload's model is as the stack trains it; `left_out` says what of it that is not, empty where it is all.
+    """
 
     workload: Workload
     cluster: Cluster
     stack: Stack
     calibration: Calibration
+    left_out: str = ""
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster, stack: Stack, calibration: Calibration | None = None) -> Self:
         """The case with `calibration`, or else the shipped one of (cluster, stack), or else the prior."""
-        return cls(workload, cluster, stack, resolve_calibration(cluster, stack, calibration))
+        known = resolve_calibration(cluster, stack, calibration)
+        return cls(workload, cluster, stack, known).with_workload(workload)
 
     @property
     def model(self) -> Model:
@@ -44,9 +49,14 @@ class Case:
         measured = " and ".join(parts)
         return f"{self.calibration.origin}, {measured} as probed" if measured else self.calibration.origin
 
-    def with_workload(self, workload: Workload) -> Case:
+    def with_workload(self, workload: Workload) -> Self:
         """Another workload on the same cluster under the same stack."""
-        return replace(self, workload=workload)
+        model = self.stack.trained(workload.model)
+        if model is workload.model:
+            return replace(self, workload=workload)
+        depth = workload.model.mtp_depth
+        left_out = f"multi-token prediction of depth {depth} is left out of {model.name}: {self.stack.name} has none"
+        return replace(self, workload=workload.model_copy(update={"model": model}), left_out=left_out)
 
     def on(self, cluster: Cluster) -> Case:
         """The same on another cluster, with the calibration of this one."""

@@ -18,7 +18,8 @@ from trimaran.cost.effects.time_effects import TIME_PARTS, time_parts
 from trimaran.cost.estimates import Estimate, Estimates, MemoryParts, TimeParts
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
-from trimaran.cost.memory.parts import GIB, MEMORY_PARTS, stage_memory
+from trimaran.cost.memory.parts import MEMORY_PARTS, stage_memory
+from trimaran.cost.memory.rank_memory import GIB, OnEveryStage
 from trimaran.cost.memory.stage import StageShape, end_shapes, in_flight
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
@@ -54,7 +55,7 @@ def each_of(case: Case, grid: LayoutGrid, many: Estimates) -> list[Estimate]:
             reported_mem_gib=reported,
             memory=stages,
             fits=fits,
-            stage_split=grid.splits.splits[split][1],
+            stage_split=grid.splits.splits[split].layers,
             micro_batches=micro_batches,
             calibrated_by=origin,
             time_error=case.calibration.time_error,
@@ -75,7 +76,9 @@ def simulated_many(case: Case, grid: LayoutGrid, closed: Estimates) -> Estimates
     """The closed form's predictions of the grid with what waits in the pipeline (sends and bubble) simulated."""
     times = stage_work(case, grid).times
     played = play(pipeline_runs(grid, times)) * time_scales(case, grid)
-    busy = reduce(np.add, (closed.parts[name] for name in ("forward", "backward", "recompute", "head", "tp")))
+    busy = reduce(
+        np.add, (closed.parts[name] for name in ("forward", "backward", "recompute", "head", "tp", "ep", "cp"))
+    )
     waits = np.where(grid.pp > 1, np.maximum(played - busy, 0.0), 0.0)
     # Stages that share cores take longer while all of them work, of which the closed form knows and a player does not.
     waits = np.where(times.crowding > 1.0, np.maximum(waits, closed.parts["pp"] + closed.parts["bubble"]), waits)
@@ -90,7 +93,12 @@ def memory_per_stage(case: Case, grid: LayoutGrid) -> list[tuple[MemoryParts, ..
     stages = np.arange(len(rows)) - np.repeat(np.cumsum(grid.pp) - grid.pp, grid.pp)
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[rows, stages]
     each = grid.take(rows)
-    shape = StageShape(layers * 1.0, in_flight(each, stages * 1.0), stages == 0, stages == each.pp - 1)
+    head = stages == np.where(each.folded, 0, each.pp - 1)
+    held = layers + case.model.mtp_depth * head
+    shape = StageShape(held * 1.0, in_flight(each, stages * 1.0), stages == 0, head)
+    if case.model.dense_layers:
+        dense = grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[rows, stages]
+        shape = replace(shape, dense=dense * 1.0)
     memory = stage_memory(case, each, shape)
     columns = zip(*((memory.parts[name] / GIB).tolist() for name in MEMORY_PARTS), strict=True)
     # Made unchecked: hundreds of stages, and figures of the model's own.
@@ -110,7 +118,7 @@ def time_many(case: Case, grid: LayoutGrid) -> Floats:
 def busy_many(case: Case, grid: LayoutGrid) -> Floats:
     """Seconds in which the slowest stage computes and reduces over TP, recomputation apart, shape (n,)."""
     work = stage_work(case, grid)
-    once = work.layers * (work.layer_forward + work.layer_backward) + work.ends + work.tp_time
+    once = work.of_layers("once") + work.ends + work.tp_time + work.ep_time + work.cp_time
     return np.asarray(grid.micro_batches * once * time_scales(case, grid))
 
 
@@ -125,7 +133,8 @@ def stages_many(case: Case, grid: LayoutGrid) -> Floats:
 
 def memory_many(case: Case, grid: LayoutGrid) -> tuple[Floats, Floats]:
     """GiB of the fullest rank: all of it, and as the stack's own tool reports it; shape (n,) each."""
-    stages = [stage_memory(case, grid, shape) for shape in end_shapes(grid)]
+    every = OnEveryStage(case, grid)
+    stages = [stage_memory(case, grid, shape, every) for shape in end_shapes(case.model, grid)]
     totals = [stage.total / GIB for stage in stages]
     fullest = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
     report = case.stack.memory_report

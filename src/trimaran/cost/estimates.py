@@ -49,10 +49,13 @@ class TimeParts(Noun):
     recompute: float
     head: float
     tp: float
+    ep: float = 0.0
+    cp: float = 0.0
     pp: float
     bubble: float
     dp: float
     optimizer: float
+    offload: float = 0.0
     overhead: float
 
 

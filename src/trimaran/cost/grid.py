@@ -15,11 +15,11 @@ from trimaran.cost.splits.warm_up import Split
 from trimaran.layout.axes import INSIDE, Laid
 from trimaran.layout.choices import CHOICE, IN_GRID, index_of
 from trimaran.layout.layout import Layout, resolve_split
-from trimaran.layout.stages import even_split, stack_split, weighted_split
+from trimaran.layout.stages import even_split, most_stages, stack_split, weighted_split
 from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS, Precision
 from trimaran.nouns.recompute import RECOMPUTES
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import FOLDED, Stack
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 
@@ -28,7 +28,9 @@ Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
 # Combinations of columns have a place each where they are at most so many, besides so many a row.
-_FEW, _FEW_PER_ROW = 65536, 8
+_FEW, _FEW_PER_ROW = 4096, 8
+# Folded schedules are the last words of their choice.
+_FIRST_FOLDED = min(index_of("schedule", word) for word in FOLDED)
 STACK_SPLIT, EVEN_SPLIT, WEIGHTED_SPLIT, OTHER_SPLIT = range(4)
 
 
@@ -42,8 +44,15 @@ class LayoutGrid(Laid[Ints]):
     """
 
     dp: Ints
+    shard: Ints
     tp: Ints
+    cp: Ints
+    cp_kind: Ints
     pp: Ints
+    ep: Ints
+    etp: Ints
+    dispatcher: Ints
+    ep_overlap: Ints
     vpp: Ints
     mbs: Ints
     zero_stage: Ints
@@ -51,6 +60,7 @@ class LayoutGrid(Laid[Ints]):
     sequence_parallel: Bools
     recompute: Ints
     recompute_every: Ints
+    offload: Ints
     precision: Ints
     schedule: Ints
     placement: Ints
@@ -78,7 +88,7 @@ class LayoutGrid(Laid[Ints]):
         merged = {**defaults, **given}
         arrays = dict(zip(merged, np.broadcast_arrays(*(np.atleast_1d(v) for v in merged.values())), strict=True))
         splits, arrays["split_row"] = _splits(
-            workload, stack, arrays["tp"], arrays["pp"], arrays["vpp"], arrays["split"]
+            workload, stack, *(arrays[name] for name in ("tp", "pp", "vpp", "split", "schedule"))
         )
         held: dict[str, Any] = {name: np.ascontiguousarray(array, _dtype(name)) for name, array in arrays.items()}
         return cls(**held, splits=splits)
@@ -86,7 +96,9 @@ class LayoutGrid(Laid[Ints]):
     @classmethod
     def from_layouts(cls, layouts: Sequence[Layout], workload: Workload, stack: Stack) -> Self:
         """A grid of the given layouts, their own stage splits included."""
-        splits: list[Split] = [(layout.pp, resolve_split(layout, workload, stack)) for layout in layouts]
+        splits = [
+            Split(layout.pp, resolve_split(layout, workload, stack), layout.schedule in FOLDED) for layout in layouts
+        ]
         table = tuple(dict.fromkeys(splits))
         row = {split: index for index, split in enumerate(table)}
         columns: dict[str, Any] = {
@@ -112,6 +124,11 @@ class LayoutGrid(Laid[Ints]):
         indexes = [index_of(choice, word) for word in words]
         column = getattr(self, choice)
         return np.asarray(column == indexes[0] if len(indexes) == 1 else np.isin(column, indexes))
+
+    @property
+    def folded(self) -> Bools:
+        """Where ranks hold two chunks folded, so that the first has both ends of the model."""
+        return np.asarray((self.schedule >= _FIRST_FOLDED) & (self.pp > 1))
 
     @property
     def micro_batches(self) -> Ints:
@@ -144,7 +161,7 @@ class LayoutGrid(Laid[Ints]):
 
     def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
         """One member as a Layout, with its stage split stated where it is not the stack's own choice."""
-        stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.split_row[index]][1]
+        stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.split_row[index]].layers
         chosen = {choice.name: choice.value(getattr(self, choice.name)[index]) for choice in IN_GRID}
         return Layout(**chosen, stage_split=stated)
 
@@ -161,13 +178,19 @@ def _indexes(name: str, values: ArrayLike) -> NDArray[Any]:
     return array
 
 
-def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints) -> tuple[SplitTable, Ints]:
-    """The stage splits of n layouts and the row of each: they depend on few distinct (TP, PP, VPP, kind of split)."""
+def _splits(
+    workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, split: Ints, schedule: Ints
+) -> tuple[SplitTable, Ints]:
+    """The stage splits of n layouts and the row of each.
+
+    They depend on few distinct (TP, PP, VPP, kind of split), and on whether they are folded.
+    """
     weighs_head = (split == WEIGHTED_SPLIT) | (stack.head_weighted_stages & (split == STACK_SPLIT))
-    keys = (np.where(weighs_head, tp, 1), pp, vpp, split)
+    folded = schedule >= _FIRST_FOLDED
+    keys = (np.where(weighs_head, tp, 1), pp, vpp, split, *([folded.astype(np.int64)] if folded.any() else []))
     first, inverse = distinct(keys)
     layers = workload.model.layers
-    head = cache(partial(head_in_layers, workload.model, workload.seq_len))
+    head = cache(partial(head_in_layers, stack.trained(workload.model), workload.seq_len))
     splits = [
         _split(stack, layers, head, *column) for column in zip(*(key[first].tolist() for key in keys), strict=True)
     ]
@@ -176,15 +199,17 @@ def _splits(workload: Workload, stack: Stack, tp: Ints, pp: Ints, vpp: Ints, spl
     return SplitTable(table), np.array([row[known] for known in splits], dtype=np.int64)[inverse]
 
 
-def _split(stack: Stack, layers: int, head: Callable[[int], float], tp: int, pp: int, vpp: int, kind: int) -> Split:
+def _split(
+    stack: Stack, layers: int, head: Callable[[int], float], tp: int, pp: int, vpp: int, kind: int, folded: int = 0
+) -> Split:
     stages = pp * vpp
-    if stages > layers:
-        return 1, (layers,)  # refused by the rule on stages; any figure does
-    if kind == WEIGHTED_SPLIT:
-        return pp, weighted_split(layers, stages, head(tp))
-    if kind == EVEN_SPLIT:
-        return pp, even_split(layers, stages)
-    return pp, stack_split(stack, layers, stages, lambda: head(tp))
+    if stages > most_stages(stack, layers) or (folded and vpp != 2):
+        return Split(1, (layers,))  # refused by the rules on stages and chunks; any figure does
+    if kind == WEIGHTED_SPLIT and stages <= layers:
+        return Split(pp, weighted_split(layers, stages, head(tp), stack.bare_ends), bool(folded))
+    if kind == EVEN_SPLIT and stages <= layers:
+        return Split(pp, even_split(layers, stages), bool(folded))
+    return Split(pp, stack_split(stack, layers, stages, lambda: head(tp)), bool(folded))
 
 
 def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:

@@ -233,8 +233,10 @@ class Kernels:
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator, (forward, backward), launches apart."""
-        products = {"linear": self._linear, "batched": self._batched, "flash": self._flash}[operator.kernel]
-        forward, backward = products(operator)
+        products = {
+            "linear": self._linear, "one_by_one": self._one_by_one, "batched": self._batched, "flash": self._flash,
+        }  # fmt: skip
+        forward, backward = products[operator.kernel](operator)
         forward = forward + operator.moved_forward * self._per_byte + self._drawing(operator.drawn)
         return forward, backward + operator.moved_backward * self._per_byte
 
@@ -244,12 +246,20 @@ class Kernels:
         if self.matmul is not None:
             measured = self.matmul.rate(m, n, k, self.rate.element)
             return np.asarray(product.operations / (measured * self.calibration.gemm) * slower)
-        unaligned = self.calibration.unaligned
+        unaligned = np.inf if product.ragged else self.calibration.unaligned
         return gemm_time(m, n, k, batch, rate, self.rate.bandwidth, self.cluster, unaligned) * slower
 
     def _linear(self, operator: Operator) -> tuple[Floats, Floats]:
         rate = self.rate.narrow if operator.narrow else self.rate.products
         return self._sum(operator.forward, rate), self._sum(operator.backward, rate)
+
+    def _one_by_one(self, operator: Operator) -> tuple[Floats, Floats]:
+        """Each product of a batch alone on the device, one after the other."""
+        count = operator.forward[0].batch
+        one = {id(product): replace(product, batch=1.0) for product in (*operator.forward, *operator.backward)}
+        alone = [tuple(one[id(product)] for product in phase) for phase in (operator.forward, operator.backward)]
+        forward, backward = (self._sum(products, self.rate.narrow) * count for products in alone)
+        return forward, backward
 
     def _batched(self, operator: Operator) -> tuple[Floats, Floats]:
         share = self._batched_share(float(operator.forward[0].k))

@@ -8,16 +8,19 @@ first byte to pass through all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from trimaran.cost.calibration import SLOW_LINK_GBPS, Calibration
-from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
 from trimaran.cost.measured import CollectiveTable
 from trimaran.nouns.cluster import Cluster
 
 # Passes of all bytes over a ring: a reduce-scatter and an all-gather, or one of them.
 ALL_REDUCE, ALL_GATHER = 2.0, 1.0
+# Channels of a ring over NVLink or several network cards, each a block of threads (NVIDIA/nccl 2.23, graph/connect.cc).
+COLLECTIVE_MULTIPROCESSORS = 16.0
 # What gloo and MPI move out of one CPU process, which copies through memory, whatever the link could carry.
 CPU_COPY_BYTES_PER_S = 1e9
 
@@ -49,6 +52,34 @@ def group(ranks: Ints, stride: Ints, devices: Ints, cluster: Cluster) -> Group:
     return Group(ranks.astype(np.float64), inside, crosses, np.maximum(per_node / inside, 1.0))
 
 
+def group_along(grid: LayoutGrid, cluster: Cluster, *axes: str) -> Group:
+    """The group of ranks that differ along the axes together (or parts of them), the innermost first."""
+    per_node = np.minimum(grid.devices, cluster.devices_per_node)
+    sizes = [(grid.size(axis), grid.stride(axis)) for axis in axes]
+    inside = reduce(np.multiply, (np.clip(per_node // np.maximum(step, 1), 1, ranks) for ranks, step in sizes)) * 1.0
+    span = reduce(np.add, ((ranks - 1) * step for ranks, step in sizes)) + 1
+    return Group(grid.fold(*axes) * 1.0, inside, span > per_node, np.maximum(per_node / inside, 1.0))
+
+
+def expert_group(grid: LayoutGrid, cluster: Cluster, axis: str) -> Group:
+    """The group of ranks that differ along an axis of the experts.
+
+    They are of one stage: where the placement has stages inside of replicas, ranks of other stages lie between them.
+    """
+    per_node = np.minimum(grid.devices, cluster.devices_per_node)
+    # more ranks of experts than a stage has are refused by a rule, and may be asked about all the same
+    of_stage, ranks, apart = grid.stage_places(per_node), np.maximum(grid.size(axis), 1), grid.places_apart(axis)
+    inside = np.clip(of_stage // np.maximum(apart, 1), 1, ranks).astype(np.float64)
+    crosses = (ranks - 1) * apart + 1 > of_stage
+    return Group(ranks.astype(np.float64), inside, crosses, np.maximum(per_node / inside, 1.0))
+
+
+def crowded(cluster: Cluster) -> float:
+    """Share of a GPU's multiprocessors that a collective takes from the products beside it."""
+    multiprocessors = cluster.device.multiprocessors
+    return min(1.0, COLLECTIVE_MULTIPROCESSORS / multiprocessors) if multiprocessors else 0.0
+
+
 class Network:
     """Times on one cluster, as calibrated."""
 
@@ -65,6 +96,18 @@ class Network:
     def all_gather(self, size: Floats, where: Group) -> Floats:
         """Seconds to gather (or reduce-scatter) a tensor of `size` bytes in full: half an all-reduce."""
         return self._collective(ALL_GATHER, size, where)
+
+    def all_to_all(self, inside: Floats, across: Floats, per_node: Ints, fast: float, slow: float) -> Floats:
+        """Seconds in which every rank sends `inside` bytes to others of its node and `across` bytes to other nodes.
+
+        Both links work at once, and all ranks of a node, `per_node`, share its link to the others. `fast` and `slow`
+        are the shares of the two that an exchange reaches; 0: those of collectives.
+        """
+        calibration = self.calibration
+        intra = self._inside(fast or calibration.intra_bandwidth)
+        inter = self._across(slow or calibration.inter_bandwidth, per_node.astype(np.float64), intra)
+        hop = np.where(across > 0, self.cluster.inter.latency_us, self.cluster.intra.latency_us) * 1e-6
+        return np.asarray(calibration.collective_us * 1e-6 + hop + np.maximum(inside / intra, across / inter))
 
     def _collective(self, passes: float, size: Floats, where: Group) -> Floats:
         """Start-up, hops and bytes; inside a node from measured times where the cluster has them."""

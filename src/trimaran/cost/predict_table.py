@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any
 
 from trimaran.cost.calibration import Calibration, prior, resolve_calibration
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
-from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_nouns import formula_of, nouns_of, seconds_of
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.choices import IN_TABLES
-from trimaran.layout.flops import FlopsFormula, tflops_per_device
+from trimaran.layout.flops import tflops_per_device
 from trimaran.nouns.columns import BY_NAME, FIT_QUALITIES
 from trimaran.nouns.frames import FrameLibrary, frame_of, html_table
 from trimaran.nouns.measurement import Measurement
@@ -48,7 +48,8 @@ UNGROUPED = "(no group)"
 class PredictedRow:
     """One row's answer: an Estimate with the TFLOPs of the row's own formula, or the reason for none.
 
-    `notes` say what is odd about a run that was answered: what its stack or cluster is not known to do.
+    `notes` say what is odd about a run that was answered: what its stack or cluster is not known to do. `seconds` of an
+    iteration are those that were measured, or follow from the row's tokens a second or TFLOPs.
     """
 
     row: Row
@@ -56,6 +57,7 @@ class PredictedRow:
     tflops: float | None
     error: str | None
     notes: tuple[str, ...] = ()
+    seconds: float | None = None
 
     def cells(self) -> dict[str, str]:
         """The columns that predict adds, as CSV cells; two of three such runs lie between low and high."""
@@ -154,16 +156,14 @@ def _predict_row(
         plain = prior(nouns.cluster, nouns.stack)
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
         known = known.on_day(row.measurement.date)
-        answer = estimate(Case(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
+        answer = estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
     except TrimaranError as error:
         return PredictedRow(row, None, None, str(error))
-    formula = row.measurement.flops_formula
-    tflops = None
-    if formula in get_args(FlopsFormula):
+    formula, tflops = formula_of(row.measurement, nouns), None
+    if formula is not None:
         devices = nouns.layout.devices
-        known_formula = cast(FlopsFormula, formula)
-        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.sec_per_it, known_formula)
-    return PredictedRow(row, answer, tflops, None, notes)
+        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.sec_per_it, formula)
+    return PredictedRow(row, answer, tflops, None, notes, seconds_of(row.measurement, nouns))
 
 
 def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
@@ -187,8 +187,9 @@ def _fit_for_scoring(prediction: PredictedRow) -> bool:
 
 
 def _measurement(prediction: PredictedRow) -> Measurement:
-    assert prediction.row.measurement is not None
-    return prediction.row.measurement
+    row = prediction.row.measurement
+    assert row is not None
+    return row if row.sec_per_it == prediction.seconds else row.model_copy(update={"sec_per_it": prediction.seconds})
 
 
 def _score_group(name: str, members: Sequence[PredictedRow]) -> GroupScore | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -11,15 +11,50 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
 from trimaran.cost.states import casts_on
+from trimaran.layout.choices import CHOICE, index_of
+from trimaran.nouns.dispatcher import DISPATCHERS
+from trimaran.nouns.model import LayerKind
+from trimaran.operators.context import working_bytes
 from trimaran.operators.ends import head_operator
+from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import layer_operators
+from trimaran.operators.mixture import exchange_bytes, share_met
 from trimaran.operators.modules import kept_under
-from trimaran.operators.operator import Operator, Part
+from trimaran.operators.operator import Context, Operator, Part, Permuting
 
 
 def part_of(case: Case, grid: LayoutGrid) -> Part:
     """A rank's part of one micro-batch under each layout of the grid."""
-    return part_at(case, case.workload.seq_len, grid.tp, grid.mbs, grid.precision, grid.sequence_parallel)
+    part = part_at(case, case.workload.seq_len, grid.tp, grid.mbs, grid.precision, grid.sequence_parallel)
+    if shares_sequences(grid):
+        ways = ((grid.cp_kind == index_of("cp_kind", way)) & (grid.cp > 1) for way in ("ring", "all_gather", "ulysses"))
+        part = replace(part, context=Context(grid.cp.astype(np.float64), *(way.astype(np.float64) for way in ways)))
+    return with_experts(case, grid, part) if case.model.experts else part
+
+
+def shares_sequences(grid: LayoutGrid) -> bool:
+    """Whether a layout of the grid has context parallelism."""
+    return bool((grid.cp > 1).any())
+
+
+def with_experts(case: Case, grid: LayoutGrid, part: Part) -> Part:
+    """The part with the ranks that its experts are spread over under each layout, and how tokens come to them."""
+    dispatchers = [DISPATCHERS[name] for name in CHOICE["dispatcher"].words]
+    # one more, at index -1, for exchanges that cost nothing
+    passes, sorts, held, held_sorted, held_arriving = (
+        np.array([*(getattr(each, name) for each in dispatchers), 0.0])[grid.dispatcher]
+        for name in ("passes", "sorts", "held", "held_sorted", "held_arriving")
+    )
+    gathers = np.array([*(each.gathers for each in dispatchers), False])[grid.dispatcher]
+    ep = grid.ep.astype(np.float64)
+    arriving = held_arriving * ep * np.where(gathers, 1.0, share_met(case.model, ep)) * (ep > 1.0)
+    return replace(
+        part,
+        ep=ep,
+        etp=grid.size("etp").astype(np.float64),
+        load=case.workload.expert_load,
+        permuting=Permuting(passes, sorts, held * (ep > 1.0), held_sorted * (ep > 1.0), arriving),
+    )
 
 
 def part_at(case: Case, seq_len: int, tp: Ints, mbs: Ints, precision: Ints, sequence_parallel: Bools | bool) -> Part:
@@ -39,9 +74,11 @@ def part_at(case: Case, seq_len: int, tp: Ints, mbs: Ints, precision: Ints, sequ
     )
 
 
-def distinct_shapes(grid: LayoutGrid, *more: Ints) -> tuple[LayoutGrid, Ints]:
+def distinct_shapes(case: Case, grid: LayoutGrid, *more: Ints) -> tuple[LayoutGrid, Ints]:
     """One layout of each distinct shape (and combination of `more`), and each layout's shape."""
-    keys = (grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), *more)
+    experts = (grid.ep, grid.size("etp"), grid.dispatcher) if case.model.experts else ()
+    context = (grid.cp, grid.cp_kind) if shares_sequences(grid) else ()
+    keys = (grid.tp, grid.mbs, grid.precision, grid.sequence_parallel.astype(np.int64), *experts, *context, *more)
     first, inverse = distinct(keys)
     return grid.take(first), inverse
 
@@ -51,7 +88,9 @@ class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
     Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
-    input alone. `logits` of the head. `mlp_gradients`: what the MLP's backward holds beside, where the stack's does.
+    input alone. `logits` of the head, and of further tokens. `mlp_gradients`: what the MLP's backward holds beside,
+    where the stack's does; `context`: what attention holds of other ranks' part of the sequences; `exchange`: what
+    experts hold besides.
     """
 
     layer: Floats
@@ -59,29 +98,43 @@ class KeptBytes:
     layer_input: Floats
     logits: Floats
     mlp_gradients: Floats
+    context: Floats
+    exchange: Floats
 
 
-def kept_bytes(case: Case, grid: LayoutGrid) -> KeptBytes:
-    """What one layer and the head keep under each layout of the grid."""
-    shapes, inverse = distinct_shapes(grid)
+def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> KeptBytes:
+    """What one layer, of a kind or else of that of most layers, and the head keep under each layout of the grid."""
+    shapes, inverse = distinct_shapes(case, grid)
     part = part_of(case, shapes)
-    operators = layer_operators(part)
+    operators = layer_operators(part, kind)
     head = head_operator(part, padded_vocab_of(case.model, case.stack, shapes.tp))
     zero = np.zeros(len(shapes))
     layer, layer_input = zero + _size(operators, "inputs", "inside"), zero + part.hidden_elements * part.element
-    mlp = part.tokens * (case.model.mlp_matrices * case.model.ffn_hidden / part.tp + case.model.hidden) * part.element
+    tokens, width = part.tokens, case.model.ffn_hidden / part.tp
+    if case.model.experts and kind != "dense":
+        tokens, width = part.received, case.model.moe_ffn_hidden / part.etp
+    mlp = tokens * (case.model.mlp_matrices * width + case.model.hidden) * part.element
     kept = KeptBytes(
         layer=layer,
         partly=layer,
         layer_input=layer_input,
-        logits=zero + _size((head,), "inside"),
+        logits=zero + _size((head,), "inside") + _further(part, head),
         mlp_gradients=zero + (mlp if case.stack.holds_mlp_gradients else 0.0),
+        context=zero + working_bytes(part),
+        exchange=zero + (np.maximum(*exchange_bytes(part)) if case.model.experts and kind != "dense" else 0.0),
     )
     of_layouts = {field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)}
     for word, members in grid.partial_recomputes():
         left = zero + kept_under(word, operators, case.stack, layer_input)
         of_layouts["partly"][members] = left[inverse[members]]
     return KeptBytes(**of_layouts)
+
+
+def _further(part: Part, head: Operator) -> Floats | float:
+    """Bytes that modules for further tokens keep beside their layers: logits of their own, and what joins."""
+    if not part.model.mtp_depth:
+        return 0.0
+    return part.model.mtp_depth * (_size((head,), "inside") + _size(joining_operators(part), "inputs", "inside"))
 
 
 def _size(operators: Sequence[Operator], *kinds: Literal["inputs", "inside"]) -> Floats | float:

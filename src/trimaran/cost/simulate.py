@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.pipeline.closed_form import pipeline_runs
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout.layout import Layout
-from trimaran.layout.schedule import Action, actions, feeds
-from trimaran.nouns.stack import Schedule
+from trimaran.layout.schedule import Action, actions, feeds, rank_of
+from trimaran.nouns.stack import FOLDED, Schedule
 from trimaran.nouns.timeline import Event, EventKind, Timeline
 
 
@@ -33,7 +33,7 @@ class SendTimes:
 class PipelineRun:
     """What to simulate: seconds of each virtual stage, the schedule, and a link after each rank (to the first at last).
 
-    `weight_s` is the part of a backward that zero-bubble puts off; `blocks`: ranks wait while they send.
+    `weight_s` is the part of a backward that may be put off; `blocks`: ranks wait while they send.
     """
 
     ranks: int
@@ -57,13 +57,18 @@ def pipeline_run(case: Case, layout: Layout) -> PipelineRun:
     times = stage_work(case, grid).times
     many = pipeline_runs(grid, replace(times, crowding=np.ones(1)))  # all stages at work, as they are when steady
     held, arrives = many.held_s[0].tolist(), many.arrives_s[0].tolist()
+
+    def stages(by_rank: Floats) -> tuple[float, ...]:
+        down, up = by_rank[0][:1], by_rank[0][1:]
+        return tuple(np.concatenate([down, up[:, ::-1] if layout.schedule in FOLDED else up]).ravel().tolist())
+
     return PipelineRun(
         ranks=layout.pp,
         micro_batches=int(many.micro_batches[0]),
         schedule=layout.schedule,
-        forward_s=tuple(many.forward_s[0].ravel().tolist()),
-        backward_s=tuple(many.backward_s[0].ravel().tolist()),
-        weight_s=tuple(many.weight_s[0].ravel().tolist()),
+        forward_s=stages(many.forward_s),
+        backward_s=stages(many.backward_s),
+        weight_s=stages(many.weight_s),
         links=tuple(SendTimes(*times) for times in zip(held, arrives, strict=True)),
         blocks=layout.schedule in many.blocks,
     )
@@ -80,10 +85,13 @@ class _Player:
         micro_batches = run.micro_batches
         self.stages = len(run.forward_s)
         self.todo = [actions(run.schedule, r, run.ranks, self.stages, micro_batches) for r in range(run.ranks)]
-        backward = run.backward_s
-        if run.schedule == "zero_bubble":
-            backward = tuple(b - w for b, w in zip(backward, run.weight_s, strict=True))
-        self.duration = {"forward": run.forward_s, "backward": backward, "backward_weight": run.weight_s}
+        of_input = tuple(b - w for b, w in zip(run.backward_s, run.weight_s, strict=True))
+        self.duration = {
+            "forward": run.forward_s,
+            "backward": of_input if run.schedule == "zero_bubble" else run.backward_s,
+            "backward_input": of_input,
+            "backward_weight": run.weight_s,
+        }
         self.arrived: dict[tuple[bool, int, int], float] = {(True, 0, m): 0.0 for m in range(micro_batches)}
         self.link_free: dict[tuple[bool, int], float] = {}
         self.free = [0.0] * run.ranks
@@ -126,15 +134,21 @@ class _Player:
 
     def _send(self, rank: int, action: Action, target: int, end: float) -> int:
         down, boundary = action.kind == "forward", min(action.stage, target) % self.run.ranks
+        rising, receiver = down, rank_of(self.run.schedule, target, self.run.ranks)
+        if self.run.schedule in FOLDED:
+            if receiver == rank:
+                self.arrived[down, target, action.micro_batch] = end
+                return rank
+            rising, boundary = receiver > rank, min(rank, receiver)
         link = self.run.links[boundary]
-        begins = max(end, self.link_free.get((down, boundary), 0.0))
-        self.link_free[down, boundary] = begins + link.held_s
+        begins = max(end, self.link_free.get((rising, boundary), 0.0))
+        self.link_free[rising, boundary] = begins + link.held_s
         there = self.arrived[down, target, action.micro_batch] = begins + link.arrives_s
         if self.run.blocks:
             self.free[rank] = there
         if there > begins:
             self._log(rank, "send", begins, there, action)
-        return target % self.run.ranks
+        return receiver
 
     def _log(self, rank: int, kind: EventKind, start: float, end: float, action: Action) -> None:
         self.events.append(

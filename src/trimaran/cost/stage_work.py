@@ -3,152 +3,196 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, reduce
+from functools import reduce
+from typing import Literal
 
 import numpy as np
 
-from trimaran.cost.accumulation import accumulation_time
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
-from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, slowdowns
-from trimaran.cost.measured_parts import MeasuredParts
+from trimaran.cost.grid import Floats, Ints, LayoutGrid, distinct
+from trimaran.cost.kernels import Rates, rates, slowdowns
+from trimaran.cost.layers.hidden_exchange import behind_other_batch, behind_shared
+from trimaran.cost.layers.layer_work import LayerWork, Shapes, layer_work
+from trimaran.cost.layers.tensor_sums import TensorSums
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
-from trimaran.cost.shapes import distinct_shapes, part_of
-from trimaran.cost.tensor_sums import TensorSums
-from trimaran.operators.ends import embedding_operator, head_operator
-from trimaran.operators.layer import layer_operators
-from trimaran.operators.modules import shares_again
-from trimaran.operators.operator import Operator, Product
+from trimaran.cost.states import GRADIENTS, gradient_bytes, shards
+
+Phase = Literal["forward", "backward", "recompute", "once"]
 
 
 @dataclass(frozen=True)
 class StageWork:
     """What layers and ends cost (arrays over layouts, seconds per micro-batch), and their parts on the slowest rank.
 
-    `layers` that rank holds; `ends` and `tp_time` are its head and embedding, and its TP collectives.
+    `layers` that rank holds, so many of them as are `dense_layers` with a `dense` MLP, where the model's others have a
+    mixture of experts; `ends`, `tp_time` and `ep_time` are its head and embedding, its TP collectives and its
+    exchanges of tokens, `cp_time` those of keys and values.
     """
 
     times: StageTimes
     rate: Rates
     layers: Floats
-    layer_forward: Floats
-    layer_backward: Floats
-    layer_recompute: Floats
+    layer: LayerWork
     ends: Floats
     tp_time: Floats
+    ep_time: Floats
+    cp_time: Floats | float
+    dense_layers: Floats | float = 0.0
+    dense: LayerWork | None = None
+
+    def of_layers(self, phase: Phase, times: Floats | float = 1.0) -> Floats:
+        """Seconds of a phase of all layers of the slowest rank, so many times."""
+        all_alike = times * self.layers * getattr(self.layer, phase)
+        if self.dense is None:
+            return np.asarray(all_alike)
+        differ = getattr(self.dense, phase) - getattr(self.layer, phase)
+        return np.asarray(all_alike + times * self.dense_layers * differ)
 
     def scaled(self, filled: Floats) -> StageWork:
         """The mean over micro-batches of which the last is not full: each takes as long as it has sequences."""
-        busy = ("layer_forward", "layer_backward", "layer_recompute", "ends", "tp_time")
-        return replace(self, times=self.times.scaled(filled), **{name: getattr(self, name) * filled for name in busy})
+        return replace(
+            self,
+            times=self.times.scaled(filled),
+            layer=self.layer.scaled(filled),
+            dense=self.dense and self.dense.scaled(filled),
+            **{name: getattr(self, name) * filled for name in ("ends", "tp_time", "ep_time", "cp_time")},
+        )
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one layer and the ends take in one micro-batch whatever the pipeline, seconds: arrays over layouts.
+
+    `embedding_sum` and `head_sum` are their collectives over TP, `message` the bytes of the hidden state. Beside the
+    head count what modules for further tokens have around their layers: embedding, joining and a head each.
+    """
+
+    layer: LayerWork
+    dense: LayerWork | None
+    embedding_forward: Floats
+    embedding_backward: Floats
+    head_forward: Floats
+    head_backward: Floats
+    embedding_sum: Floats
+    head_sum: Floats
+    message: Floats
+
+    def take(self, rows: Ints) -> MicroBatch:
+        """Those of the layouts at `rows`."""
+        names = [field.name for field in fields(self)[2:]]
+        layers = self.layer.take(rows), self.dense and self.dense.take(rows)
+        return MicroBatch(*layers, **{name: getattr(self, name)[rows] for name in names})
+
+
+# What a micro-batch takes depends on these as far as _layouts_alike says: pipelines, what ZeRO shards, and ranks other
+# than those that a layer's collectives are among.
+_ELSEWHERE = frozenset({
+    "splits", "vpp", "schedule", "split", "split_row", "zero_stage", "dp_kind", "shard", "dp", "pp", "placement",
+    "global_batch", "offload",
+})  # fmt: skip
+
+
+def micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
+    """What layers and ends take in one micro-batch, computed once for layouts that differ in nothing of it."""
+    first, inverse = _layouts_alike(case, grid)
+    return _micro_batch(case, grid) if len(first) == len(grid) else _micro_batch(case, grid.take(first)).take(inverse)
+
+
+def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
+    """Index of one layout of each kind whose layers take as long, and each layout's kind.
+
+    Alike are those that share all choices but the ones made _ELSEWHERE, and of these where the ranks of a layer's
+    collectives sit, how many work in a node, and what is kept of gradients from one micro-batch to the next.
+    """
+    cluster = case.cluster
+    chosen = [getattr(grid, field.name) for field in fields(grid) if field.name not in _ELSEWHERE]
+    sit = [np.where(grid.size(axis) > 1, grid.stride(axis), 0) for axis in ("tp", "cp")]
+    sit += [grid.stage_places(np.minimum(grid.devices, cluster.devices_per_node))] if case.model.experts else []
+    working = np.minimum(grid.devices, max(cluster.devices_per_node, cluster.devices_per_machine))
+    gradients = (grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS))
+    return distinct([np.asarray(key).astype(np.int64) for key in (*chosen, *sit, working, *gradients)])
+
+
+def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
+    rate = rates(case, grid.precision, grid.devices)
+    shapes = Shapes(case, grid, _slots(case, grid), _slots)
+    network = Network(case.cluster, case.calibration)
+    sums = TensorSums(
+        case.stack, grid, shapes.inverse, network, _tensor_group(case, grid), np.asarray(shapes.part.tp), shapes.product
+    )
+    head_forward, head_backward = shapes.head_time()
+    embedding_forward, embedding_backward = shapes.time(shapes.embedding)
+    embedding_sum, head_sum = sums.seconds([shapes.embedding], "forward"), sums.seconds([shapes.head], "backward")
+    if depth := case.model.mtp_depth:
+        joining = [shapes.time(operator) for operator in shapes.joining]
+        forward, backward = (reduce(np.add, phase) for phase in zip(*joining, strict=True))
+        summed = sums.seconds(shapes.joining, "forward") + sums.seconds(shapes.joining, "backward")
+        head_forward = head_forward + depth * (head_forward + forward + embedding_forward)
+        head_backward = head_backward + depth * (head_backward + backward + embedding_backward)
+        head_sum = head_sum + depth * (head_sum + summed + embedding_sum)
+    return MicroBatch(
+        layer=behind_shared(grid, shapes, layer_work(case, grid, shapes, sums, rate, case.model.main_kind)),
+        dense=layer_work(case, grid, shapes, sums, rate, "dense") if case.model.dense_layers else None,
+        embedding_forward=embedding_forward,
+        embedding_backward=embedding_backward,
+        head_forward=head_forward,
+        head_backward=head_backward,
+        embedding_sum=embedding_sum,
+        head_sum=head_sum,
+        message=np.asarray(shapes.part.message)[shapes.inverse],
+    )
+
+
+def _tensor_group(case: Case, grid: LayoutGrid) -> Group:
+    return group(grid.tp, grid.stride("tp"), grid.devices, case.cluster)
 
 
 def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     """What the stages do in one micro-batch."""
-    model, stack = case.model, case.stack
-    rate = rates(case, grid.precision, grid.devices)
-    shapes = _Shapes(case, grid)
-    layer = shapes.layer_time()
-    embedding_forward, embedding_backward = shapes.time(shapes.embedding)
-    head_forward, head_backward = shapes.head_time()
-    forward, backward = layer.forward, layer.backward
-    if not shapes.measured.has_layer:
-        made = shapes.weight_gradients() if stack.fused_accumulation else np.zeros(len(grid))
-        backward = backward + accumulation_time(case, grid, model.layer_parameters / grid.tp, rate, made)
-    again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
-    recompute = layer.forward_again * again
-    network = Network(case.cluster, case.calibration)
-    tensor_group = group(grid.tp, grid.stride("tp"), grid.devices, case.cluster)
-    sums = TensorSums(stack, grid, shapes.inverse, network, tensor_group, shapes.product)
-    tp_forward, tp_backward = sums.shown(shapes.layer)
-    # A device that waits for its host does so while the collectives run, so only what is longer shows.
-    tp_forward = np.maximum(tp_forward - layer.idle_forward, 0.0)
-    tp_backward = np.maximum(tp_backward - layer.idle_backward, 0.0) + again * tp_forward
-    for word, members in grid.partial_recomputes():
-        recompute[members] = shapes.again(word)[members]
-        tp_backward[members] += sums.seconds(shapes.summed_again(word), "forward")[members]
-    embedding_sum, head_sum = sums.seconds([shapes.embedding], "forward"), sums.seconds([shapes.head], "backward")
-    message = np.asarray(shapes.part.message)[shapes.inverse]
-    held, arrives = _sends(case, grid, network, tensor_group, message)
+    rate, each = rates(case, grid.precision, grid.devices), micro_batch(case, grid)
+    layer, dense = behind_other_batch(case, grid, each.layer), each.dense
+    held, arrives = _sends(case, grid, each.message)
+    further = case.model.mtp_depth  # layers of the last stage beside those of the model
     times = StageTimes(
-        forward=forward + tp_forward,
-        backward=backward + recompute + tp_backward,
-        weight=0.5 * backward,
-        first_forward=embedding_forward + embedding_sum,
-        first_backward=embedding_backward,
-        last_forward=head_forward,
-        last_backward=head_backward + head_sum,
+        forward=layer.busy_forward,
+        backward=layer.busy_backward,
+        weight=0.5 * layer.backward,
+        first_forward=each.embedding_forward + each.embedding_sum,
+        first_backward=each.embedding_backward,
+        last_forward=each.head_forward + further * layer.busy_forward,
+        last_backward=each.head_backward + each.head_sum + further * layer.busy_backward,
         send_held=held,
         send_arrives=arrives,
-        blocks=stack.blocking_schedules,
+        blocks=case.stack.blocking_schedules,
         crowding=_crowding(case, grid, rate),
     )
+    in_first: Floats = np.zeros(len(grid))
+    if dense is not None:
+        # A first stage of nothing but dense layers has the others' work, which paces the pipeline, behind it.
+        in_first = np.minimum(grid.splits.first_stage[grid.split_row], case.model.dense_layers) * 1.0
+        times = replace(
+            times,
+            first_forward=times.first_forward + in_first * (dense.busy_forward - layer.busy_forward),
+            first_backward=times.first_backward + in_first * (dense.busy_backward - layer.busy_backward),
+        )
     slowest, layers = slowest_rank(grid, times)
     # One stage is first and last at once.
     single = grid.pp == 1
-    is_first, is_last = (slowest == 0) | single, slowest == 2
-    embedding = embedding_forward + embedding_backward
-    ends = np.where(is_first, embedding, 0.0) + np.where(is_last, head_forward + head_backward, 0.0)
-    tp_time = layers * (tp_forward + tp_backward) + is_first * embedding_sum + is_last * head_sum
-    work = StageWork(times, rate, layers, forward, backward, recompute, ends, tp_time)
+    is_first = (slowest == 0) | single
+    is_last = np.where(grid.folded, is_first, slowest == 2)
+    layers = layers + is_last * further
+    embedding, head = each.embedding_forward + each.embedding_backward, each.head_forward + each.head_backward
+    ends = np.where(is_first, embedding, 0.0) + np.where(is_last, head, 0.0)
+    dense_layers = is_first * in_first
+    tp_time = layers * layer.tp + is_first * each.embedding_sum + is_last * each.head_sum
+    if dense is not None:
+        tp_time = tp_time + dense_layers * (dense.tp - layer.tp)
+    ep_time, cp_time = (layers - dense_layers) * layer.ep, layers * layer.cp
+    work = StageWork(times, rate, layers, layer, ends, tp_time, ep_time, cp_time, dense_layers, dense)
     filled = grid.filled
     return work if np.all(filled >= 1.0) else work.scaled(filled)
-
-
-class _Shapes:
-    """The operators of each distinct shape of a grid, and their times on every layout."""
-
-    def __init__(self, case: Case, grid: LayoutGrid) -> None:
-        slots = _slots(case, grid)
-        distinct_grid, self.inverse = distinct_shapes(grid, slots)
-        self.part = part_of(case, distinct_grid)
-        self.layer = layer_operators(self.part)
-        self.embedding = embedding_operator(self.part)
-        self.head = head_operator(self.part, padded_vocab_of(case.model, case.stack, distinct_grid.tp))
-        self.measured = MeasuredParts(case)
-        self._kernels = Kernels(case, rates(case, distinct_grid.precision, _slots(case, distinct_grid)))
-
-    def layer_time(self) -> LayerTime:
-        """Seconds of one layer, without communication."""
-        layer = self.measured.layer(self.part, self._kernels.layer(self.layer, self._times))
-        return LayerTime(**{field.name: getattr(layer, field.name)[self.inverse] for field in fields(LayerTime)})
-
-    def head_time(self) -> tuple[Floats, Floats]:
-        """Seconds of the head forward and backward, without launches."""
-        forward, backward = self.measured.head(self.part, self._kernels.time(self.head))
-        return forward[self.inverse], backward[self.inverse]
-
-    def again(self, word: str) -> Floats:
-        """Seconds of what a partial recompute runs again of one layer, without communication."""
-        again = self.measured.of_forward(self.part, self._kernels.again(self.layer, self._times, word))
-        return again[self.inverse]
-
-    def summed_again(self, word: str) -> list[Operator]:
-        """The operators that run again whole under a partial recompute, with their collectives."""
-        if self.part.stack.selective_keeps and word == "selective":
-            return []
-        shares = shares_again(word, self.layer, self.part.stack)
-        return [operator for operator, share in zip(self.layer, shares, strict=True) if share]
-
-    @cached_property
-    def _times(self) -> list[tuple[Floats, Floats]]:
-        return [self._kernels.time(operator) for operator in self.layer]
-
-    def time(self, operator: Operator) -> tuple[Floats, Floats]:
-        """Seconds of one operator forward and backward, without launches."""
-        forward, backward = self._kernels.time(operator)
-        return forward[self.inverse], backward[self.inverse]
-
-    def product(self, product: Product) -> Floats:
-        """Seconds of one of a layer's linear products."""
-        return self._kernels.product(product, self._kernels.rate.narrow)[self.inverse]
-
-    def weight_gradients(self) -> Floats:
-        """Seconds of a layer's products that make the gradients of its weights."""
-        linear = [operator for operator in self.layer if operator.kernel == "linear" and operator.backward]
-        return reduce(np.add, (self.product(operator.backward[1]) for operator in linear))
 
 
 def _slots(case: Case, grid: LayoutGrid) -> Ints:
@@ -165,9 +209,7 @@ def _crowding(case: Case, grid: LayoutGrid, rate: Rates) -> Floats:
     return np.maximum(1.0, rate.matmul_slowdown / one_stage)
 
 
-def _sends(
-    case: Case, grid: LayoutGrid, network: Network, tensor_group: Group, message: Floats
-) -> tuple[Floats, Floats]:
+def _sends(case: Case, grid: LayoutGrid, message: Floats) -> tuple[Floats, Floats]:
     """Time a send between stages holds its link and takes to arrive.
 
     Sequence parallelism holds shards and sends them. Some stacks split what their tensor-parallel ranks all hold,
@@ -181,5 +223,8 @@ def _sends(
     crosses = (grid.pp > 1) & (grid.devices > per_node) & (per_node % np.maximum(stride * grid.pp, 1) != 0)
     # All ranks of a node that sit next to a boundary send at once: those of one stage in it.
     rivals = np.minimum(np.minimum(stride, per_node), grid.devices).astype(np.float64)
+    network = Network(case.cluster, case.calibration)
     held, arrives = network.send(size, crosses, rivals)
-    return held, arrives + np.where(splits, network.all_gather(message, tensor_group), 0.0)
+    if not splits.any():
+        return held, arrives
+    return held, arrives + np.where(splits, network.all_gather(message, _tensor_group(case, grid)), 0.0)

@@ -17,9 +17,24 @@ OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 
 
 def shards(grid: LayoutGrid, stage: int) -> Floats:
-    """Over how many ranks a replica's state is cut that ZeRO shards from `stage` on; 1 where it is whole."""
-    sharded = (grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded")
-    return np.where(sharded, grid.shard, 1).astype(np.float64)
+    """Over how many ranks a replica's state is cut that ZeRO shards from `stage` on; 1 where it is whole.
+
+    Ranks that share a sequence hold the same weights, and share them out as replicas do (Megatron-Core 0.15,
+    core/parallel_state.py, lines 795 to 797; torchtitan at 9dec370, parallelisms/parallel_dims.py, dp_shard_cp;
+    DeepSpeed 0.18.9, runtime/engine.py, line 1948: seq_data_parallel_group).
+    """
+    return np.where(_is_sharded(grid, stage), grid.size("shard") * grid.cp, 1).astype(np.float64)
+
+
+def expert_shards(grid: LayoutGrid, stage: int) -> Floats:
+    """The same of routed experts, whose replicas are fewer where a replica's ranks share them out."""
+    ranks = np.maximum(grid.size("edp") * grid.size("shard") // grid.dp, 1)
+    return np.where(_is_sharded(grid, stage), ranks, 1).astype(np.float64)
+
+
+def _is_sharded(grid: LayoutGrid, stage: int) -> Bools:
+    """Where ZeRO shards what it shards from `stage` on."""
+    return np.asarray((grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded"))
 
 
 def element_bytes(grid: LayoutGrid) -> Floats:
@@ -61,8 +76,10 @@ def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
 
     DeepSpeed, runtime/engine.py, communication_data_type: bf16 where training is in bf16.
     """
-    low = low_gradient_bytes(grid, stack)
-    return np.where(low > 0, low, gradient_bytes(grid, stack))
+    low, kept = low_gradient_bytes(grid, stack), gradient_bytes(grid, stack)
+    if stack.narrow_gradient_stages:
+        kept = np.where(np.isin(grid.zero_stage, stack.narrow_gradient_stages), np.minimum(kept, 2.0), kept)
+    return np.where(low > 0, low, kept)
 
 
 def _is_wide(grid: LayoutGrid, stack: Stack) -> Bools:

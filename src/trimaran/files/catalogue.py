@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.files.user_file import read_json, read_toml
 from trimaran.nouns.cluster import Cluster, Device
+from trimaran.nouns.faults import Faults
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
@@ -26,7 +27,7 @@ CATALOG = package_files("trimaran") / "catalog"
 
 @cache
 def catalogue_names(kind: str) -> tuple[str, ...]:
-    """All names of one kind: `models`, `devices`, `clusters`, `stacks` or `recipes`."""
+    """All names of one kind: `models`, `devices`, `clusters`, `stacks`, `faults` or `recipes`."""
     folder = CATALOG / kind
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
@@ -52,6 +53,12 @@ def load_cluster(name_or_path: str) -> Cluster:
     """A Cluster by catalogue name or TOML file; its device may be a name or a table."""
     table, source = _table("clusters", name_or_path)
     return cluster_from(table, source, Path(name_or_path).parent)
+
+
+def load_faults(name_or_path: str) -> Faults:
+    """Faults by catalogue name or TOML file."""
+    table, source = _table("faults", name_or_path)
+    return validate(Faults, table, source)
 
 
 def load_stack(name_or_path: str) -> Stack:
@@ -122,7 +129,7 @@ def _without_none(value: Any) -> Any:
 
 
 def cluster_from(table: Mapping[str, Any], source: str, folder: Path) -> Cluster:
-    """The Cluster of a table; its device may be a name, a file's path from `folder`, or a table.
+    """The Cluster of a table; its device and its faults may be a name, a file's path from `folder`, or a table.
 
     A network that is shaped inside one machine is stated by a recipe, which makes the machine's devices its nodes: on
     top of a cluster of any other form, its delays would not be those of the cluster's links. Raises TrimaranError,
@@ -133,8 +140,10 @@ def cluster_from(table: Mapping[str, Any], source: str, folder: Path) -> Cluster
             f"{source}: shaped is no section of a cluster, whose links are intra and inter: state the network as "
             f"[[sweep.networks]] of a recipe"
         )
-    device = table.get("device")
-    resolved = {**table, "device": load_device(named_from(device, folder))} if isinstance(device, str) else table
+    resolved = dict(table)
+    for field, load in (("device", load_device), ("faults", load_faults)):
+        if isinstance(named := table.get(field), str):
+            resolved[field] = load(named_from(named, folder))
     return validate(Cluster, resolved, source)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import ValidationError
 
 from trimaran.files.hugging_face_families import DENSE, Config, InexpressibleError
 from trimaran.files.hugging_face_mixtures import MIXTURES
+from trimaran.files.hugging_face_written import DENSE_WRITTEN
+from trimaran.files.hugging_face_written_mixtures import MIXTURES_WRITTEN
+from trimaran.files.same_model import differing_fields
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 
 FAMILIES = {**DENSE, **MIXTURES}
+# Families whose weights are read and written. Where several compute the same model, the first is written.
+WRITTEN = {**DENSE_WRITTEN, **MIXTURES_WRITTEN}
 
 
 def model_from_config(config: Config, source: str) -> Model:
@@ -36,74 +44,35 @@ def model_from_config(config: Config, source: str) -> Model:
     return Model.model_validate({"name": str(name), **fields})
 
 
-def config_from_model(model: Model) -> dict[str, Any]:
-    """The `config.json` of the Hugging Face model that computes what `model` does.
+def config_from_model(model: Model, family: str | None = None) -> dict[str, Any]:
+    """The `config.json` of the Hugging Face model that computes what `model` does: of `family`, or of the first such.
 
-    Raises TrimaranError where there is none among GPT-2, BLOOM and Llama.
+    Raises TrimaranError where there is none among the families whose weights are written.
     """
-    kind = kind_of(model)
-    shared = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied_embedding, "model_type": kind}
-    if kind == "gpt2":
-        return shared | {
-            "architectures": ["GPT2LMHeadModel"],
-            "n_layer": model.layers,
-            "n_embd": model.hidden,
-            "n_head": model.heads,
-            "n_inner": model.ffn_hidden,
-            "n_positions": model.max_positions,
-            "layer_norm_epsilon": model.norm_epsilon,
-            "activation_function": "gelu_new" if model.activation == "gelu_tanh" else "gelu",
-        }
-    if kind == "bloom":
-        return shared | {
-            "architectures": ["BloomForCausalLM"],
-            "n_layer": model.layers,
-            "hidden_size": model.hidden,
-            "n_head": model.heads,
-            "seq_length": model.max_positions,
-            "layer_norm_epsilon": model.norm_epsilon,
-        }
-    scaling = None
-    if model.rotary_scaling is not None:
-        scaling = model.rotary_scaling.model_dump()
-        scaling = {"rope_type": "llama3", "original_max_position_embeddings": scaling.pop("original_max_positions")} | (
-            scaling
-        )
-    return shared | {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.ffn_hidden,
-        "max_position_embeddings": model.max_positions,
-        "rms_norm_eps": model.norm_epsilon,
-        "hidden_act": "silu",
-        "rope_theta": model.rotary_theta,
-        "rope_scaling": scaling,
-    }
-
-
-def kind_of(model: Model) -> str:
-    """Which of gpt2, bloom and llama computes what `model` does. Raises TrimaranError where none does."""
-    plain = {"norm": "layernorm", "mlp": "gelu", "bias": True, "kv_heads": model.heads}
-    plain |= {"head_dim": model.hidden // model.heads}
-    needs: dict[str, dict[str, Any]] = {
-        "gpt2": plain | {"embedding_norm": False},
-        "bloom": plain | {"embedding_norm": True, "ffn_hidden": 4 * model.hidden, "activation": "gelu_tanh"},
-        "llama": {"norm": "rmsnorm", "mlp": "swiglu", "bias": False, "embedding_norm": False},
-    }
-    kind = {"learned": "gpt2", "alibi": "bloom", "rotary": "llama"}[model.positions]
-    for field, value in model.traits.items():
+    if family is not None and family not in WRITTEN:
         raise TrimaranError(
-            f"model.{field} is {value}, which Hugging Face's {kind} lacks (positions {model.positions} choose {kind}): "
-            f"weights of such a model cannot be read or written"
+            f"weights of Hugging Face's family {quoted(family)} cannot be read or written: those of "
+            f"{', '.join(WRITTEN)} can"
         )
-    for field, value in ({"head": "vocabulary"} | needs[kind]).items():
-        if getattr(model, field) != value:
-            raise TrimaranError(
-                f"model.{field} is {getattr(model, field)}, Hugging Face's {kind} has {value} "
-                f"(positions {model.positions} choose {kind}): there is no such Hugging Face model"
-            )
-    return kind
+    apart = {}
+    for kind in [family] if family is not None else WRITTEN:
+        config = WRITTEN[kind](model)
+        config |= {"vocab_size": model.vocab, "tie_word_embeddings": model.tied_embedding, "model_type": kind}
+        apart[kind] = _differing(model, config)
+        if not apart[kind]:
+            return config
+    kind, nearest = min(apart.items(), key=lambda found: ("positions" in found[1], len(found[1])))
+    field, (ours, theirs) = next(iter(nearest.items()))
+    nearer = "" if family is not None else ", and no other family of theirs comes nearer"
+    raise TrimaranError(
+        f"model.{field} is {ours}, Hugging Face's {kind} has {theirs}{nearer}: weights of such a model cannot be read "
+        f"or written"
+    )
+
+
+def _differing(model: Model, config: dict[str, Any]) -> Mapping[str, tuple[object, object]]:
+    """The fields in which a model differs from the one that a config describes."""
+    try:
+        return differing_fields(model, model_from_config(config, "config.json"))
+    except ValidationError:  # of a family that has no head size of its own, where heads do not divide hidden
+        return {"head_dim": (model.head_dim, "hidden / heads")}

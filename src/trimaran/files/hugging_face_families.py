@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trimaran.nouns.attention import magnitude
 from trimaran.nouns.model import MOST_LAYERS
 from trimaran.nouns.text import quoted
 
@@ -167,7 +168,49 @@ def _rotary(config: Config, defaults: Config) -> Fields:
         raise InexpressibleError(
             f"{field}: rotary scaling {quoted(kind)} is not one of default, llama3, {', '.join(_STRETCHES)}"
         )
-    return fields | {"rotary_stretch": _STRETCHES[kind]}
+    yarn = {"rotary_yarn": _yarn(known)} if kind == "yarn" else {}
+    return fields | {"rotary_stretch": _STRETCHES[kind], **yarn}
+
+
+def _yarn(stated: Config) -> Fields:
+    """YaRN's numbers, those that are left out as transformers fills them in (modeling_rope_utils.py).
+
+    Only DeepSeek's attention multiplies its scores besides, as `scored_yarn` says.
+    """
+    positions = _above_0(stated, "max_position_embeddings", 2048.0)
+    original = _above_0(stated, "original_max_position_embeddings", positions)
+    factor = max(_above_0(stated, "factor", positions / original), 1.0)
+    mscale, all_dim = _above_0(stated, "mscale", 0.0), _above_0(stated, "mscale_all_dim", 0.0)
+    usual = magnitude(factor, mscale) / magnitude(factor, all_dim) if mscale and all_dim else magnitude(factor)
+    return {
+        "factor": factor,
+        "original_max_positions": int(original),
+        "beta_fast": _above_0(stated, "beta_fast", 32.0),
+        "beta_slow": _above_0(stated, "beta_slow", 1.0),
+        "attention_factor": _above_0(stated, "attention_factor", usual),
+        "truncate": bool(stated.get("truncate", True)),
+    }
+
+
+def _above_0(stated: Config, key: str, default: float) -> float:
+    """A number of the config above 0, or the default where it states none."""
+    value = stated.get(key)
+    if value in (None, 0):
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise InexpressibleError(f"yarn's {key} is {quoted(value)}, expected a number above 0")
+    return float(value)
+
+
+def scored_yarn(config: Config, fields: Fields) -> Fields:
+    """Fields whose yarn, if any, multiplies attention's scores as DeepSeek's attention does."""
+    if "rotary_yarn" not in fields:
+        return fields
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {
+        **fields,
+        "rotary_yarn": {**fields["rotary_yarn"], "mscale_all_dim": _above_0(stated, "mscale_all_dim", 0.0)},
+    }
 
 
 def late_windows(config: Config) -> Fields:

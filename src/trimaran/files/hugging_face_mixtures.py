@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from trimaran.files.hugging_face_families import Config, Fields, InexpressibleError, late_windows, llama_like, windows
+from trimaran.files.hugging_face_families import (
+    Config,
+    Fields,
+    InexpressibleError,
+    late_windows,
+    llama_like,
+    scored_yarn,
+    windows,
+)
 from trimaran.nouns.text import quoted
 
 
@@ -50,10 +58,12 @@ def _qwen3_moe(config: Config) -> Fields:
         | late_windows(config)
         | {
             "qk_norm": "head",
-            "experts": config.get("num_experts", 128),
+            # as published, and as transformers 5 saves it
+            "experts": config.get("num_experts", config.get("num_local_experts", 128)),
             "top_k": config.get("num_experts_per_tok", 8),
             "moe_ffn_hidden": config.get("moe_intermediate_size", 768),
             "dense_layers": len(dense),
+            "router": {"normalised": bool(config.get("norm_topk_prob", False))},
         }
     )
 
@@ -77,8 +87,11 @@ def _gpt_oss(config: Config) -> Fields:
 
 def _deepseek(config: Config) -> Fields:
     """DeepSeek-V2 and V3, whose configs name every rank and width; Kimi K2 is of V3's kind."""
-    for key, usual in (("moe_layer_freq", 1), ("attention_bias", False), ("mlp_bias", False)):
-        _refuse_unless(config, key, usual)
+    # transformers' V2 scales weights alone, whatever norm_topk_prob says
+    of_v2 = (("norm_topk_prob", False),) if config.get("model_type") == "deepseek_v2" else ()
+    usual = (("moe_layer_freq", 1), ("attention_bias", False), ("mlp_bias", False), ("rope_interleave", True))
+    for key, value in (*usual, *of_v2):
+        _refuse_unless(config, key, value)
     latent = {
         "query_rank": config["q_lora_rank"] or 0,
         "kv_rank": config["kv_lora_rank"],
@@ -86,8 +99,9 @@ def _deepseek(config: Config) -> Fields:
         "rotary_dim": config["qk_rope_head_dim"],
         "value_dim": config["v_head_dim"],
     }
-    fields = llama_like({**config, "num_key_value_heads": None})
+    fields = scored_yarn(config, llama_like({**config, "num_key_value_heads": None})) | _groups(config)
     return fields | {
+        "router": _deepseek_router(config),
         "head_dim": sum(_count(config, key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")),
         "latent_attention": latent,
         "experts": config["n_routed_experts"],
@@ -95,6 +109,27 @@ def _deepseek(config: Config) -> Fields:
         "moe_ffn_hidden": config["moe_intermediate_size"],
         "shared_experts": config.get("n_shared_experts") or 0,
         "dense_layers": config.get("first_k_dense_replace") or 0,
+        "mtp_depth": config.get("num_nextn_predict_layers") or 0,
+    }
+
+
+def _groups(config: Config) -> Fields:
+    """Groups that a token's experts come from; a router that chooses of all groups, or greedily, knows none."""
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    if config.get("topk_method") == "greedy" or groups == chosen:
+        return {}
+    return {"expert_groups": groups, "top_groups": chosen}
+
+
+def _deepseek_router(config: Config) -> Fields:
+    """V3 scores by a sigmoid, chooses with a bias and sums a group's two best; V2 takes a group by its best."""
+    is_v3 = config.get("model_type") != "deepseek_v2"
+    return {
+        "scores": "sigmoid" if is_v3 else "softmax",
+        "normalised": bool(config.get("norm_topk_prob", is_v3)),
+        "scale": config.get("routed_scaling_factor", 1.0),
+        "group_best": 2 if is_v3 else 1,
+        "bias": is_v3,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from trimaran.files.catalogue import (
     load_cluster,
     load_model,
     load_stack,
+    looks_like_path,
     named_from,
     read_table,
     stack_from,
     validate,
     whole_path,
 )
+from trimaran.files.user_file import NOUN_BYTES, read_text
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
@@ -36,18 +39,17 @@ def load_recipe(path: str) -> Recipe:
     `[model]`, `[cluster]` and `stack` may each be a table or `name = "..."` (catalogue name or
     file). Every path counts from the recipe's folder. A cluster of the name `this-machine` is left to be probed.
     """
-    packaged = path in catalogue_names("recipes") and not Path(path).exists()
-    file = Path(str(CATALOG / "recipes" / f"{path}.toml")) if packaged else Path(path)
+    file = Path(str(CATALOG / "recipes" / f"{path}.toml")) if is_packaged(path) else Path(path)
     table, source = read_table(file, f"recipe {path}")
     folder = file.parent
-    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables"}
+    known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables", "manifest"}
     if unknown := sorted(set(table) - known):
         raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
     for section in ("model", "workload"):
         if not isinstance(table.get(section), dict):
             raise TrimaranError(f"{source}: section [{section}] is missing: add it")
     workload = {**table["workload"], "model": _model_of(table["model"], source, folder)}
-    for section in ("data", "sweep", "train"):
+    for section in ("data", "sweep", "train", "manifest"):
         if not isinstance(table.get(section, {}), dict):
             raise TrimaranError(f"{source}: {section} is not a section: write it as [{section}]")
     recipe: dict[str, Any] = {
@@ -56,9 +58,42 @@ def load_recipe(path: str) -> Recipe:
         "stack": _stack_of(table.get("stack", "trimaran"), source, folder),
         "cluster": _cluster_of(table.get("cluster"), source, folder),
     }
-    recipe |= {section: table[section] for section in ("sweep", "tables") if section in table}
+    recipe |= {section: table[section] for section in ("sweep", "tables", "manifest") if section in table}
     recipe |= {section: _from_folder(table[section], folder) for section in ("data", "train") if section in table}
     return validate(Recipe, recipe, source)
+
+
+def is_packaged(path: str) -> bool:
+    """Whether a recipe is meant by its name, which every installation of Trimaran knows."""
+    return path in catalogue_names("recipes") and not Path(path).exists()
+
+
+def recipe_text(path: str) -> str:
+    """A recipe's file as it stands, to be read in another folder.
+
+    Raises TrimaranError where it names files beside it.
+    """
+    text = read_text(path, f"recipe {path}", NOUN_BYTES, "give a TOML file")
+    if beside := next(_files_beside(read_table(Path(path), f"recipe {path}")[0]), None):
+        raise TrimaranError(
+            f"recipe {path} names {beside!r}, a file beside it, and only the recipe is carried: write its whole path "
+            f"where the ranks run, or put the recipe there too and state that by --set recipe=PATH"
+        )
+    return text
+
+
+def _files_beside(table: dict[str, Any]) -> Iterator[str]:
+    """Paths that count from the recipe's folder."""
+    nouns = [table.get(section) for section in ("model", "cluster", "stack")]
+    named = [noun.get("name") if isinstance(noun, dict) and set(noun) == {"name"} else noun for noun in nouns]
+    yield from (name for name in named if isinstance(name, str) and looks_like_path(name) and name[:1] not in "/~")
+    data = table.get("data", {})
+    for section in (data, table.get("train", {}), *data.get("blend", ())):
+        for name, words in _PATHS.items():
+            stated = section.get(name, ())
+            for path in [stated] if isinstance(stated, str) else stated:
+                if isinstance(path, str) and path not in words and path[:1] not in "/~":
+                    yield path
 
 
 def _model_of(table: Any, source: str, folder: Path) -> Model:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import cast, get_args
 
 from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.axes import devices_of, in_words
-from trimaran.layout.choices import IN_TABLES, usual_schedule
+from trimaran.layout.choices import CHOICE, IN_TABLES, usual_chunks, usual_schedule
+from trimaran.layout.flops import FlopsFormula, iteration_flops
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import odd_but_possible
@@ -28,7 +30,8 @@ from trimaran.nouns.workload import Workload
 
 # Columns of a model's shape, and those that override it besides where a table has them.
 _SHAPE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab")
-_OVERRIDES = (*_SHAPE, "head_dim", "mlp")
+_EXPERTS = ("experts", "top_k", "shared_experts", "moe_ffn_hidden", "dense_layers")
+_OVERRIDES = (*_SHAPE, "head_dim", "mlp", *_EXPERTS)
 # What comes with a gated MLP in all published decoders that have one, where a row says no more of its model.
 _GATED = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False, "tied_embedding": False}
 # Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
@@ -61,8 +64,6 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
     """
     if blank := [name for name in ASSUMED if getattr(measurement, name) is None]:
         raise TrimaranError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} not stated: fill in the column")
-    if measurement.cp != 1:
-        raise TrimaranError(f"context parallelism {measurement.cp} is not supported yet: only cp 1 is")
     cluster_name = measurement.cluster or cluster
     stack_name = measurement.stack or stack
     if cluster_name is None or stack_name is None:
@@ -75,6 +76,8 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
                 "seq_len": measurement.seq_len,
                 "global_batch": measurement.gbs,
                 "optimizer": measurement.optimizer,
+                "capacity_factor": measurement.capacity_factor,
+                "expert_imbalance": measurement.expert_imbalance or 1.0,
             }
         )
         known_stack = _preloaded(_stack_as_run(stack_name, measurement), measurement)
@@ -86,15 +89,35 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
     return Nouns(workload, _shaped(stated, measurement), known_stack, layout, measurement.variants, notes)
 
 
+def seconds_of(row: Measurement, nouns: Nouns) -> float | None:
+    """Seconds of one iteration: as measured, or as they follow from tokens a second or from TFLOPs by a known formula.
+
+    The formula is the row's or, where it names none, that of its stack's own logs. None where none of it is stated.
+    """
+    if row.sec_per_it is not None:
+        return row.sec_per_it
+    devices = nouns.layout.devices
+    if row.tokens_per_s_per_gpu:
+        return nouns.workload.tokens_per_step / (row.tokens_per_s_per_gpu * devices)
+    formula = formula_of(row, nouns)
+    if formula is None or not row.tflops:
+        return None
+    return iteration_flops(nouns.workload, nouns.layout.tp, formula) / (row.tflops * 1e12 * devices)
+
+
+def formula_of(row: Measurement, nouns: Nouns) -> FlopsFormula | None:
+    """The calculator behind a row's TFLOPs: the one that it names, or else that of its stack's own logs."""
+    name = row.flops_formula or nouns.stack.flops_formula
+    return cast(FlopsFormula, name) if name in get_args(FlopsFormula) else None
+
+
 _load_cluster = cache(load_cluster)
 _load_stack = cache(load_stack)
 
 
 @cache
 def _catalogue_models() -> tuple[Model, ...]:
-    models = (load_model(name) for name in catalogue_names("models"))
-    # a row that names no model speaks of a dense one: mixtures state their experts
-    return tuple(model for model in models if model.not_computed is None)
+    return tuple(load_model(name) for name in catalogue_names("models"))
 
 
 @cache
@@ -142,12 +165,18 @@ def _reshaped(model: Model, cells: Mapping[str, Cell]) -> Model:
 def _model_of(row: Measurement) -> Model:
     """The row's model, with which its column `attention` must agree.
 
-    Raises TrimaranError where it does not, or asks for what is not predicted yet.
+    Raises TrimaranError where it does not.
     """
-    if row.attention == "mla":
-        raise TrimaranError("attention is mla, and latent attention is not predicted yet")
     model = _shape_of(row)
     shares = model.kv_heads < model.heads
+    if (row.attention == "mla") != (model.latent_attention is not None) and row.attention is not None:
+        raise TrimaranError(
+            f"attention is {row.attention}, but model {row.model or model.name} has "
+            f"{'none that is latent' if model.latent_attention is None else 'latent attention'}: name its model in the "
+            f"column model, or correct attention"
+        )
+    if row.attention == "mla":
+        return model
     if row.attention is not None and (row.attention == "gqa") != shares:
         raise TrimaranError(
             f"attention is {row.attention}, but heads {model.heads} have {model.kv_heads} key-value heads: "
@@ -169,12 +198,14 @@ def _shape_of(row: Measurement) -> Model:
         return model.model_copy(update={"max_positions": row.seq_len}) if too_long else model
     ffn = row.ffn_hidden or 4 * row.hidden
     for known in _catalogue_models():
+        if known.experts != (row.experts or 0):
+            continue
         same = (known.layers, known.hidden, known.heads, known.ffn_hidden) == (row.layers, row.hidden, row.heads, ffn)
         if same and row.vocab in {known.vocab, padded_vocab(known.vocab, row.tp or 1), padded_vocab(known.vocab, 1)}:
             longest = max(known.max_positions, row.seq_len)
             return _reshaped(known.model_copy(update={"max_positions": longest}), _cells_of(row))
     cells = {name: value for name, value in _cells_of(row).items() if value is not None}
-    traits = _GATED if row.mlp == "swiglu" else {}
+    traits = _GATED if row.mlp == "swiglu" or row.experts else {}
     return Model.model_validate(
         {"name": f"{row.layers}x{row.hidden}", "max_positions": row.seq_len, **cells, "ffn_hidden": ffn, **traits}
     )
@@ -182,7 +213,13 @@ def _shape_of(row: Measurement) -> Model:
 
 def _cells_of(row: Measurement) -> dict[str, Cell]:
     """What a row's columns say of its model."""
-    return {name: getattr(row, name) for name in _OVERRIDES}
+    return _of_dense_model({name: getattr(row, name) for name in _OVERRIDES})
+
+
+def _of_dense_model(cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """The cells without what some tables say of a dense model: that all of its layers have a dense MLP."""
+    is_dense = not cells.get("experts") and cells.get("dense_layers") == cells.get("layers")
+    return {**cells, "dense_layers": None} if is_dense else dict(cells)
 
 
 def _layout_of(row: Measurement, stack: Stack) -> Layout:
@@ -205,7 +242,8 @@ def _layout_of(row: Measurement, stack: Stack) -> Layout:
 
 
 def _layout_of_columns(row: Measurement) -> Layout:
-    cells = {choice.name: getattr(row, choice.name) for choice in IN_TABLES}
+    stated = {choice.name: getattr(row, choice.name) for choice in IN_TABLES}
+    cells = stated | {name: CHOICE[name].default for name, cell in stated.items() if cell is None}
     of_replica = devices_of(cells, without="dp")
     if row.dp is None:
         devices = row.devices or _ranks_stated(row)
@@ -226,11 +264,14 @@ def _layout_of_columns(row: Measurement) -> Layout:
 def _as_meant(layout: Layout) -> Layout:
     """What columns that others filled in mean: their words for schedules and FSDP are less strict than the notation.
 
-    1F1B with several chunks a stage is the interleaved schedule, which with one is 1F1B; FSDP shards all.
+    1F1B with several chunks a stage is the interleaved schedule, which with one is 1F1B; folded ones have two, though a
+    table may not count them; FSDP shards all.
     """
     meant: dict[str, object] = {}
     if layout.schedule in ("1f1b", "interleaved"):
         meant["schedule"] = usual_schedule(layout.pp, layout.vpp)
+    elif layout.vpp == 1:
+        meant["vpp"] = usual_chunks(layout.schedule)
     if layout.dp_kind == "fully_sharded" and layout.zero_stage == 0:
         meant["zero_stage"] = 3
     return layout.model_copy(update=meant)
@@ -314,7 +355,7 @@ def _preloaded(stack: Stack, row: Measurement) -> Stack:
     return stack
 
 
-def run_cells(workload: Workload, layout: Layout) -> dict[str, str | int]:
+def run_cells(workload: Workload, layout: Layout) -> dict[str, Cell]:
     """All that a row says of what ran: the columns of workload and layout, and both of them whole."""
     whole = {"layout_label": layout.label(), "model": model_cell(workload.model)}
     return {**dict(workload_cells(workload)), **dict(layout_cells(layout)), **whole}
@@ -342,21 +383,23 @@ def implied_cells(stated: Mapping[str, Cell]) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
     whole = all(stated.get(name) is not None for name in ("layers", "hidden", "heads", "vocab"))
     if (model := stated.get("model")) and not (whole and _known_model(str(model)) is None):
-        cells |= model_cells(_reshaped(_named_model(str(model)), stated))
+        cells |= model_cells(_reshaped(_named_model(str(model)), _of_dense_model(stated)))
     if label := stated.get("layout_label"):
         cells |= layout_cells(parse_layout(str(label)))
     return cells
 
 
-def layout_cells(layout: Layout) -> Iterator[tuple[str, str | int]]:
-    """The columns that a layout fills in a row."""
-    return ((choice.name, getattr(layout, choice.name)) for choice in IN_TABLES)
+def layout_cells(layout: Layout) -> Iterator[tuple[str, Cell]]:
+    """The columns that a layout fills in a row, None where it leaves one blank."""
+    return ((choice.name, choice.cell(getattr(layout, choice.name))) for choice in IN_TABLES)
 
 
-def workload_cells(workload: Workload) -> Iterator[tuple[str, str | int]]:
+def workload_cells(workload: Workload) -> Iterator[tuple[str, Cell]]:
     """The columns that a workload fills in a row."""
     yield from model_cells(workload.model)
     yield from (("seq_len", workload.seq_len), ("gbs", workload.global_batch), ("optimizer", workload.optimizer))
+    yield "capacity_factor", workload.capacity_factor
+    yield "expert_imbalance", None if workload.expert_imbalance == 1.0 else workload.expert_imbalance
 
 
 def model_cells(model: Model) -> Iterator[tuple[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -23,8 +23,6 @@ from trimaran.nouns.text import spreadsheet_cell
 from trimaran.recipe.published import PublishedTable
 
 SEEDS = "seeds"
-# Columns of runs that are not predicted yet: a row that fills one with more than 1 is no dense model's.
-_NOT_YET = {"experts": "a mixture of experts", "ep": "expert parallelism", "etp": "expert-tensor parallelism"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,6 @@ def _required_names() -> str:
 def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     raw = dict(zip(header, cells, strict=False))
     try:
-        _refuse_what_is_not_predicted(number, raw)
         stated = stated_cells(number, header, cells)
     except ValueError as error:
         return Row(number, raw, None, str(error))
@@ -168,13 +165,6 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")
     except (ValueError, TrimaranError) as error:
         return Row(number, raw, None, f"row {number}: {error}")
-
-
-def _refuse_what_is_not_predicted(number: int, raw: Mapping[str, str]) -> None:
-    for name, trait in _NOT_YET.items():
-        asked = raw.get(name, "").strip()
-        if asked and not (asked.replace(".", "", 1).isdigit() and float(asked) <= 1):
-            raise ValueError(f"row {number}: {name} is {asked}: {trait} is not predicted yet")
 
 
 def write_table(path: str | Path, measurements: Iterable[Measurement]) -> int:

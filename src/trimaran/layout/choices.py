@@ -7,24 +7,53 @@ page iterate over CHOICES, so a further choice is a further row here, a field of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from trimaran.layout.axes import AXES, PLACEMENTS, USUAL_PLACEMENT, Axis
-from trimaran.layout.words import Word, beside, flagged, numbered, ordered, recomputing, spelled, split_in_runs
+from trimaran.layout.axes import (
+    AXES,
+    PLACEMENTS,
+    PROPOSED_PLACEMENTS,
+    USUAL_PLACEMENT,
+    Axis,
+    places_so,
+    stated_placement,
+    usual_axes,
+)
+from trimaran.layout.words import (
+    Word,
+    beside,
+    flagged,
+    numbered,
+    ordered,
+    prefixed,
+    recomputing,
+    spelled,
+    split_in_runs,
+)
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.columns import BY_NAME, Column
+from trimaran.nouns.columns import BY_NAME, FURTHER_COLUMNS, Cell, Column
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.recompute import MODULES, RECOMPUTES, WHOLE, modules_of
-from trimaran.nouns.stack import DataParallelKind, Schedule, Stack
+from trimaran.nouns.stack import (
+    FOLDED,
+    ContextParallelKind,
+    DataParallelKind,
+    Dispatcher,
+    ExpertOverlap,
+    Offload,
+    Schedule,
+    Stack,
+)
 from trimaran.nouns.workload import Workload
+from trimaran.operators.modules import covers
 
 # The values that are worth proposing to run a workload on so many devices of a cluster, the plainest first.
-Proposes = Callable[[Workload, Cluster, Stack, int], Sequence[Any]]
+Proposes = Callable[[Workload, Cluster, Stack, int], Iterable[Any]]
 # A value's coordinates in the surrogate's space, in length scales of the cost model's error.
 Coordinates = Callable[[Any], tuple[float, ...]]
 # Doubling a degree changes what the cost model may have wrong; so does every other choice. One unit is one length scale
@@ -75,7 +104,9 @@ class Choice:
         """The least and the largest number, where it is one: those of its column."""
         if self.words or not isinstance(self.default, int):
             return None
-        return (int(self.column.minimum or 0), int(self.column.maximum or 0)) if self.column else (1, None)
+        if self.column is None:
+            return 1, None
+        return min(self.default, int(self.column.minimum or 0)), int(self.column.maximum or 0)
 
     @property
     def in_grid(self) -> bool:
@@ -91,6 +122,18 @@ class Choice:
     def is_count(self) -> bool:
         """Whether it is a number from 1 on, such that twice as much is a step."""
         return self.bounds is not None and self.bounds[0] == 1
+
+    def cell(self, value: Any) -> Cell:
+        """What a row says of a value: nothing of the default, where tables have the column only if a row fills it."""
+        return None if self._may_be_blank and value == self.default else value
+
+    def stated(self, cell: Cell) -> Any:
+        """The value that a row's cell states, a blank one the default where `cell` leaves it blank."""
+        return self.default if self._may_be_blank and cell is None else cell
+
+    @property
+    def _may_be_blank(self) -> bool:
+        return self.column in FURTHER_COLUMNS
 
     def index(self, value: Any) -> int:
         """The number that stands for a value in a grid: itself, or the place among the words."""
@@ -116,6 +159,11 @@ def usual_precision(cluster: Cluster, stack: Stack) -> PrecisionName:
 def usual_schedule(pp: int, vpp: int) -> Schedule:
     """The schedule of a layout that names none: 1F1B where there is a pipeline, interleaved with virtual stages."""
     return "none" if pp <= 1 else "interleaved" if vpp > 1 else "1f1b"
+
+
+def usual_chunks(schedule: object) -> int:
+    """The virtual stages of a layout that states none: folded schedules have two."""
+    return 2 if schedule in FOLDED else 1
 
 
 def _doublings(scale: float) -> Coordinates:
@@ -146,8 +194,15 @@ def _unevenness(split: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def _places(placement: tuple[str, ...]) -> tuple[float, ...]:
-    """A small switch for each place whose axis is not the usual one."""
-    return tuple(_SMALL_SWITCH * (axis != usual) for axis, usual in zip(placement, USUAL_PLACEMENT, strict=True))
+    """A small switch for each usual axis that is not at its usual place, and one where another axis is not at its."""
+    order = zip(usual_axes(placement), usual_axes(USUAL_PLACEMENT), strict=True)
+    moved = stated_placement(placement) != usual_axes(placement)
+    return (*(_SMALL_SWITCH * (axis != usual) for axis, usual in order), _SMALL_SWITCH * moved)
+
+
+def _stated(size: float, scale: float) -> Coordinates:
+    """Stating a number is `size` length scales from leaving it to others (0), and doubling it `scale`."""
+    return lambda number: (size * (number > 0), scale * math.log2(max(number, 1)))
 
 
 def _degree(axis: Axis) -> Choice:
@@ -155,15 +210,117 @@ def _degree(axis: Axis) -> Choice:
         name=axis.name, default=1, word=numbered(axis.name, axis.name, usual=None if axis.usual else 1),
         column=BY_NAME[axis.name],
         heading=Heading(axis.title) if axis.usual else Heading(axis.title, blank="table", dull=True),
-        proposes=lambda workload, cluster, stack, devices: range(1, min(devices, axis.largest(workload, stack)) + 1),
+        proposes=lambda workload, cluster, stack, devices: [
+            degree
+            for degree in range(1, min(devices, max(1, axis.largest(workload, stack))) + 1)
+            if axis.worth(workload, degree)
+        ],
         coordinates=_doublings(axis.scale),
     )  # fmt: skip
 
 
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
+
+def _shards(cluster: Cluster, stack: Stack, devices: int) -> Sequence[int]:
+    """All replicas, or parts of them by powers of two, where the stack shards so and there are nodes to stay inside."""
+    if not stack.hybrid_zero_stages or cluster.nodes == 1:
+        return (0,)
+    return (0, *(2**power for power in range(1, devices.bit_length()) if 2**power < devices))
+
+
+def _placements(stack: Stack) -> Sequence[tuple[str, ...]]:
+    """The orders of axes that the stack has, the usual one first where it has that."""
+    return [order for order in PROPOSED_PLACEMENTS if places_so(stack, order)]
+
+
+def _expert_degrees(workload: Workload, stack: Stack, devices: int) -> Sequence[int]:
+    """Divisors of the experts, where the stack lays them out over ranks."""
+    experts = workload.model.experts if stack.expert_parallel else 1
+    return [degree for degree in range(1, min(experts, devices) + 1) if experts % degree == 0] or [1]
+
+
+def _overlaps(workload: Workload, stack: Stack) -> Sequence[ExpertOverlap]:
+    """None, and what DualPipeV is made for, where the stack has both and the model experts."""
+    made_for = "dualpipev" in stack.overlaps_batches and "batch" in stack.expert_overlaps
+    return ("none", "batch") if made_for and workload.model.experts else ("none",)
+
+
+# Choices that go with an axis stand behind it.
+_WITH_AXIS: Mapping[str, tuple[Choice, ...]] = {
+    "dp": (
+        Choice(
+            name="shard",
+            default=0,
+            word=numbered("shard", "shard", usual=0),
+            column=BY_NAME["shard"],
+            heading=Heading("Shard", blank="row", dull=True),
+            proposes=lambda workload, cluster, stack, devices: _shards(cluster, stack, devices),
+            distinct=False,
+            coordinates=_stated(_SMALL_SWITCH, 0.2),
+        ),
+    ),
+    "cp": (
+        Choice(
+            name="cp_kind",
+            default="ring",
+            words=get_args(ContextParallelKind),
+            word=prefixed("cp_kind", "cp", get_args(ContextParallelKind), "ring"),
+            column=BY_NAME["cp_kind"],
+            heading=Heading("CP kind", blank="row"),
+            proposes=lambda workload, cluster, stack, devices: dict.fromkeys(("ring", *stack.context_parallel)),
+            distinct=False,
+            coordinates=_switches(_SMALL_SWITCH, get_args(ContextParallelKind)[1:]),
+        ),
+    ),
+    "pp": (
+        Choice(
+            name="ep",
+            default=1,
+            word=numbered("ep", "ep"),
+            column=BY_NAME["ep"],
+            heading=Heading("EP", blank="table", dull=True),
+            proposes=lambda workload, cluster, stack, devices: _expert_degrees(workload, stack, devices),
+            coordinates=_doublings(0.5),
+        ),
+        Choice(
+            name="etp",
+            default=0,
+            word=numbered("etp", "etp", usual=0),
+            column=BY_NAME["etp"],
+            heading=Heading("ETP", blank="row", dull=True),
+            proposes=lambda workload, cluster, stack, devices: (
+                (1, 0) if workload.model.experts and stack.own_expert_tensor else (0,)
+            ),
+            coordinates=_stated(_SMALL_SWITCH, 0.5),
+        ),
+        Choice(
+            name="dispatcher",
+            default="alltoall",
+            words=get_args(Dispatcher),
+            word=prefixed("dispatcher", "dispatch", get_args(Dispatcher), "alltoall"),
+            column=BY_NAME["dispatcher"],
+            heading=Heading("Dispatcher", blank="row"),
+            proposes=lambda workload, cluster, stack, devices: (
+                stack.dispatchers if workload.model.experts and stack.dispatchers else ("alltoall",)
+            ),
+            coordinates=_switches(_SMALL_SWITCH, ("allgather", "deepep", "hybridep")),
+        ),
+        Choice(
+            name="ep_overlap",
+            default="none",
+            words=get_args(ExpertOverlap),
+            word=prefixed("ep_overlap", "overlap", get_args(ExpertOverlap), "none"),
+            column=BY_NAME["ep_overlap"],
+            heading=Heading("EP overlap", blank="row"),
+            proposes=lambda workload, cluster, stack, devices: _overlaps(workload, stack),
+            coordinates=_switches(_SMALL_SWITCH, ("shared", "batch")),
+        ),
+    ),
+}
+
 CHOICES: tuple[Choice, ...] = (
-    *(_degree(axis) for axis in AXES),
+    *(choice for axis in AXES for choice in (_degree(axis), *_WITH_AXIS.get(axis.name, ()))),
     Choice(
         name="vpp", default=1, word=numbered("vpp", "vpp"), column=BY_NAME["vpp"],
         heading=Heading("VPP", blank="table", dull=True), proposes=None, plain=(1,),
@@ -201,13 +358,23 @@ CHOICES: tuple[Choice, ...] = (
     Choice(
         name="recompute", default="none", words=RECOMPUTES, word=recomputing(),
         column=BY_NAME["recompute"], heading=Heading("Recompute"),
-        proposes=lambda workload, cluster, stack, devices: stack.recomputes,
+        proposes=lambda workload, cluster, stack, devices: [
+            word for word in stack.recomputes if all(covers(module, workload.model) for module in modules_of(word))
+        ],
         plain=("none",),
         coordinates=_recomputed,
     ),
     Choice(
         name="recompute_every", default=1, word=beside("recompute"), column=None, heading=None,
         proposes=lambda workload, cluster, stack, devices: stack.recompute_every, coordinates=_doublings(0.4),
+    ),
+    Choice(
+        name="offload", default="none", words=get_args(Offload),
+        word=prefixed("offload", "offload", get_args(Offload), "none"),
+        column=BY_NAME["offload"], heading=Heading("Offload", blank="row"),
+        # a search that finds nothing that fits asks again with what the stack can offload
+        proposes=lambda workload, cluster, stack, devices: ("none",),
+        coordinates=_switches(_SWITCH, ("optimizer", "weights", "activations")),
     ),
     Choice(
         name="precision", default="fp32", words=tuple(PRECISIONS),
@@ -222,10 +389,10 @@ CHOICES: tuple[Choice, ...] = (
         word=spelled("schedule", _SCHEDULES, lambda fields: usual_schedule(fields["pp"], fields["vpp"])),
         column=BY_NAME["schedule"], heading=Heading("Schedule", dull=True),
         proposes=lambda workload, cluster, stack, devices: ("none", *stack.schedules),
-        # an interleaved one shows in vpp
-        plain=("none", "1f1b", "interleaved"),
+        # an interleaved one shows in vpp, and so does what is folded
+        plain=("none", "1f1b", "interleaved", *FOLDED),
         # beside 1F1B; interleaved shows in vpp
-        coordinates=_switches(_SWITCH, ("gpipe", "zero_bubble")),
+        coordinates=_switches(_SWITCH, ("gpipe", "zero_bubble", *FOLDED)),
     ),
     Choice(
         name="stage_split", default=(), word=split_in_runs(), column=None, heading=None,
@@ -233,7 +400,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(
         name="placement", default=USUAL_PLACEMENT, words=PLACEMENTS, word=ordered("placement", USUAL_PLACEMENT),
-        column=None, heading=None, proposes=lambda workload, cluster, stack, devices: PLACEMENTS,
+        column=None, heading=None, proposes=lambda workload, cluster, stack, devices: _placements(stack),
         distinct=False, coordinates=_places,
     ),
 )  # fmt: skip

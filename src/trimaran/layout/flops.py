@@ -1,19 +1,26 @@
 """TFLOPs, MFU and days: the calculators that the field's tables use, each by name.
 
-B is the global batch, s the sequence, L layers, h hidden, V the vocabulary padded to 128 x TP,
-N parameters. Trimaran's own figures are of `model_flops`. The other five count recomputed work as useful work, so
-figures of the two kinds must never be compared.
+B is the global batch, s the sequence, L layers, h hidden, V the vocabulary padded to 128 x TP, N parameters. Trimaran's
+own figures are of `model_flops`, those of Megatron-Core since 2024 of `megatron_core`, which counts the half of the
+scores that a causal mask keeps. The other five count recomputed work as useful work, so figures of the two kinds must
+never be compared.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trimaran.nouns.model import Model, padded_vocab
+from trimaran.nouns.model import LayerKind, Model, padded_vocab
 from trimaran.nouns.workload import Workload
-from trimaran.operators.counts import head_forward_operations, layer_forward_operations
+from trimaran.operators.counts import (
+    further_tokens_forward_operations,
+    head_forward_operations,
+    layers_forward_operations,
+)
 
-FlopsFormula = Literal["megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"]
+FlopsFormula = Literal[
+    "megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops", "megatron_core"
+]  # fmt: skip
 # What Trimaran's own figures count, MFU among them: so MFU is TFLOPs over the peak of the precision.
 OWN_FORMULA: FlopsFormula = "model_flops"
 
@@ -37,8 +44,30 @@ def model_flops(model: Model, seq_len: int, sequences: float, tp: int = 1) -> fl
 
     Scores are counted in full, the convention of PaLM's MFU (arXiv 2204.02311, appendix B).
     """
-    forward = model.layers * layer_forward_operations(model, seq_len) + head_forward_operations(model, seq_len, tp)
-    return 3.0 * sequences * forward
+    ends = head_forward_operations(model, seq_len, tp) + further_tokens_forward_operations(model, seq_len, tp)
+    return 3.0 * sequences * (layers_forward_operations(model, seq_len) + ends)
+
+
+def megatron_core_flops(model: Model, seq_len: int, sequences: float, tp: int = 1) -> float:
+    """What Megatron-Core's num_floating_point_operations counts (megatron/training/training.py at d98e8a6, line 802).
+
+    3 x forward: linear products, the half of the scores that a causal mask keeps whatever the window, the experts that
+    a token meets, and of latent attention's norms a product each; no router. The vocabulary is padded.
+    """
+    h, s = float(model.hidden), float(seq_len)
+    scores = model.heads * (model.head_dim + model.value_dim) * s / 2.0
+    latent = model.latent_attention
+    attention = h * (model.attention_hidden + 2 * model.kv_hidden) + model.context_hidden * h
+    if latent is not None:
+        attention = float(latent.parameters(model.hidden, model.heads))
+    experts = model.moe_ffn_hidden * (model.top_k + model.shared_experts)
+    mlp: dict[LayerKind, int] = {"dense": model.ffn_hidden, "experts": experts}
+    layers = sum(
+        count * (attention + scores + model.mlp_matrices * h * mlp[kind]) for kind, count in model.kinds.items()
+    )
+    further = attention + scores + model.mlp_matrices * h * mlp[model.main_kind] + model.joining_parameters
+    logits = (1 + model.mtp_depth) * h * padded_vocab(model.vocab, tp)
+    return 6.0 * sequences * s * (layers + model.mtp_depth * further + logits)
 
 
 def iteration_flops(workload: Workload, tp: int, formula: FlopsFormula) -> float:
@@ -52,6 +81,8 @@ def iteration_flops(workload: Workload, tp: int, formula: FlopsFormula) -> float
         return 96.0 * batch * s * model.layers * model.hidden**2
     if formula in ("2kN_k4", "2kN_k3"):
         return 2.0 * (4 if formula == "2kN_k4" else 3) * BIGSCIENCE_1B3_PARAMETERS * batch * s
+    if formula == "megatron_core":
+        return megatron_core_flops(model, s, batch, tp)
     return model_flops(model, s, batch, tp)
 
 

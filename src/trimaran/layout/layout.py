@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from trimaran.layout.axes import DEGREES_IN_WORDS, USUAL_PLACEMENT, AxisName, Laid
-from trimaran.layout.choices import CHOICES, field, usual_schedule
+from trimaran.layout.axes import DEGREES_IN_WORDS, USUAL_PLACEMENT, AxisName, Laid, full_placement
+from trimaran.layout.choices import CHOICES, field, usual_chunks, usual_schedule
 from trimaran.layout.stages import stack_split
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute
-from trimaran.nouns.stack import DataParallelKind, Schedule, Stack
+from trimaran.nouns.stack import (
+    ContextParallelKind,
+    DataParallelKind,
+    Dispatcher,
+    ExpertOverlap,
+    Offload,
+    Schedule,
+    Stack,
+)
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 
@@ -22,12 +30,20 @@ class Layout(Noun, Laid[int]):
 
     `stage_split` gives the layers of each stage (each virtual stage in pipeline order under
     vpp > 1); empty means the split that the stack would choose. `placement` orders the axes
-    from the innermost (neighbouring ranks, inside a node) to the outermost.
+    from the innermost (neighbouring ranks, inside a node) to the outermost. A `shard` of 0 is DP where ZeRO shards
+    anything, else 1; an `etp` of 0 is TP. `size` answers with what they stand for.
     """
 
     dp: int = field("dp")
+    shard: int = field("shard")
     tp: int = field("tp")
+    cp: int = field("cp")
+    cp_kind: ContextParallelKind = field("cp_kind")
     pp: int = field("pp")
+    ep: int = field("ep")
+    etp: int = field("etp")
+    dispatcher: Dispatcher = field("dispatcher")
+    ep_overlap: ExpertOverlap = field("ep_overlap")
     vpp: int = field("vpp")
     mbs: int = field("mbs")
     zero_stage: int = field("zero_stage")
@@ -35,20 +51,28 @@ class Layout(Noun, Laid[int]):
     sequence_parallel: bool = field("sequence_parallel")
     recompute: Recompute = field("recompute")
     recompute_every: int = field("recompute_every")
+    offload: Offload = field("offload")
     precision: PrecisionName = field("precision")
     schedule: Schedule = field("schedule")
-    stage_split: tuple[Annotated[int, Field(gt=0, le=100_000)], ...] = field("stage_split")
+    stage_split: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = field("stage_split")
     placement: tuple[AxisName, ...] = field("placement")
 
     @model_validator(mode="before")
     @classmethod
     def _default_schedule(cls, data: object) -> object:
-        """A pipeline needs a schedule: the usual one unless one is named."""
-        if not isinstance(data, dict) or data.get("schedule") not in (None, "", "none"):
+        """A pipeline needs a schedule: the usual one unless one is named, whose chunks are then the usual ones."""
+        if not isinstance(data, dict):
             return data
+        if data.get("schedule") not in (None, "", "none"):
+            return {"vpp": usual_chunks(data["schedule"]), **data}
         pp, vpp = data.get("pp", 1), data.get("vpp", 1)
         known = isinstance(pp, int) and isinstance(vpp, int)
         return {**data, "schedule": usual_schedule(pp, vpp) if known else "none"}
+
+    @field_validator("placement", mode="before")
+    @classmethod
+    def _name_all_axes(cls, stated: object) -> object:
+        return full_placement(tuple(stated)) if isinstance(stated, list | tuple) else stated
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -81,5 +105,5 @@ def resolve_split(layout: Layout, workload: Workload, stack: Stack) -> tuple[int
     if layout.stage_split:
         return layout.stage_split
     stages = layout.pp * layout.vpp
-    model = workload.model
+    model = stack.trained(workload.model)
     return stack_split(stack, model.layers, stages, lambda: head_in_layers(model, workload.seq_len, layout.tp))

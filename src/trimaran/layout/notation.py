@@ -11,8 +11,7 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.text import quoted
 
-_LATER = {"cp": "context parallelism", "ep": "expert parallelism", "hsdp": "hybrid sharding"}
-_LATER |= {"offload": "offload to the host"}
+_LATER = {"offload": "offload to the host"}
 
 
 def _parse_word(word: str) -> tuple[str, dict[str, object]] | None:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from trimaran.layout import axis_rules
 from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
-from trimaran.layout.stages import even_split
+from trimaran.layout.stages import even_split, most_stages
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import FOLDED, Stack
 from trimaran.nouns.workload import Workload
 
 # What a rule is about: sizes that cannot be, what the stack does, or what the cluster has.
@@ -107,14 +108,15 @@ def _hidden(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
 def _stages(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     stages, layers = layout.pp * layout.vpp, workload.model.layers
     if layout.stage_split:
-        if len(layout.stage_split) != stages or sum(layout.stage_split) != layers or min(layout.stage_split) < 1:
+        between = layout.stage_split[1:-1] if stack.bare_ends else layout.stage_split
+        if len(layout.stage_split) != stages or sum(layout.stage_split) != layers or min(between, default=1) < 1:
             return (
                 f"stage_split {'-'.join(map(str, layout.stage_split))} has {len(layout.stage_split)} stages of "
                 f"{sum(layout.stage_split)} layers, but PP {layout.pp} x VPP {layout.vpp} = {stages} stages and "
-                f"{layers} layers are needed, at least one a stage"
+                f"{layers} layers are needed, at least one a stage{' but the ends' if stack.bare_ends else ''}"
             )
         return None
-    if stages > layers:
+    if stages > most_stages(stack, layers):
         return f"PP {layout.pp} x VPP {layout.vpp} = {stages} stages, but the model has {layers} layers: lower PP"
     return None
 
@@ -154,7 +156,7 @@ def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
     if layout.schedule not in stack.schedules:
         has = f"one of {stack.name}'s {', '.join(stack.schedules)}" if stack.schedules else f"known to {stack.name}"
         return f"schedule {layout.schedule} is not {has}: choose another schedule or stack"
-    if layout.schedule != "interleaved" and layout.vpp > 1:
+    if layout.schedule not in ("interleaved", *FOLDED) and layout.vpp > 1:
         return f"schedule {layout.schedule} has one chunk a stage, but VPP is {layout.vpp}: write interleaved"
     return None
 
@@ -162,6 +164,11 @@ def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
 def _chunks(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     if layout.schedule == "interleaved" and layout.vpp == 1:
         return "the interleaved schedule needs VPP of 2 or more, but it is 1: raise VPP or write 1f1b"
+    if layout.schedule in FOLDED and layout.vpp != 2:
+        return (
+            f"the {layout.schedule} schedule folds two chunks onto each rank, but VPP is {layout.vpp}: set it to 2 or "
+            f"write interleaved"
+        )
     return None
 
 
@@ -178,6 +185,12 @@ def _micro_batches(layout: Layout, workload: Workload, cluster: Cluster, stack: 
             return (
                 f"the zero-bubble schedule needs at least PP {layout.pp} micro-batches, but there are "
                 f"{micro_batches} in a global batch of {batch}: lower the micro-batch or PP"
+            )
+        # torch 2.13.0, torch/distributed/pipelining/schedules.py, line 3439
+        if layout.schedule == "dualpipev" and micro_batches < 2 * layout.pp:
+            return (
+                f"the dualpipev schedule needs at least as many micro-batches as 2 x PP {layout.pp} = {2 * layout.pp} "
+                f"stages, but there are {micro_batches} in a global batch of {batch}: lower the micro-batch or PP"
             )
     return None
 
@@ -252,11 +265,33 @@ def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -
             f"model.head is {model.head}, and {stack.name} trains a head over the vocabulary: set it to vocabulary "
             f"or choose another stack"
         )
+    if model.qk_norm == "all_heads" and model.norm != "rmsnorm":
+        return (
+            f"model.qk_norm is all_heads and model.norm {model.norm}, and {stack.name} norms all heads as one by their "
+            f"root mean square alone: set norm to rmsnorm or qk_norm to head, or choose another stack"
+        )
     if model.dropout:
         return (
             f"model.dropout is {model.dropout:g}, and {stack.name} trains without: set it to 0 or choose another stack"
         )
+    if model.latent_attention is not None and (trait := _beside_latent(model)):
+        return f"{trait}, and {stack.name} trains latent attention without: leave it out or choose another stack"
+    if model.experts and model.bias:
+        return (
+            f"model.bias is true, and {stack.name} trains {model.experts} experts without biases: set it to false or "
+            f"choose another stack"
+        )
     return None
+
+
+def _beside_latent(model: Model) -> str | None:
+    """What a model with latent attention has beside it that such attention has no place for."""
+    beside = (
+        (model.biased_attention != "none", f"model.attention_bias is {model.biased_attention}"),
+        (model.qk_norm != "none", f"model.qk_norm is {model.qk_norm}"),
+        (model.kv_heads != model.heads, f"model.kv_heads is {model.kv_heads} of {model.heads} heads"),
+    )
+    return next((stated for is_there, stated in beside if is_there), None)
 
 
 def trait_it_lacks(model: Model, stack: Stack) -> str | None:
@@ -275,9 +310,10 @@ def _sequence_parallel(layout: Layout, workload: Workload, cluster: Cluster, sta
         return None
     if layout.tp == 1:
         return "sequence parallelism splits what TP repeats, but TP is 1: raise TP to 2 or turn it off"
-    if workload.seq_len % layout.tp:
+    if workload.seq_len % (layout.tp * layout.cp):
+        of_ranks = f"TP {layout.tp}" + (f" x CP {layout.cp} = {layout.tp * layout.cp}" if layout.cp > 1 else "")
         return (
-            f"seq_len {workload.seq_len} is not a multiple of TP {layout.tp}, as sequence parallelism needs: "
+            f"seq_len {workload.seq_len} is not a multiple of {of_ranks}, as sequence parallelism needs: "
             f"choose a TP that divides it"
         )
     return None
@@ -308,8 +344,29 @@ RULES: tuple[Rule, ...] = (
     Rule("zero_stage", "software", ("zero_stage", "dp_kind", "schedule", "pp"), _zero),
     Rule("stack", "software", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
     Rule("recompute_every", "software", ("recompute", "recompute_every", "pp", "vpp"), _recompute_every),
-    Rule("sequence_parallel", "software", ("tp", "sequence_parallel"), _sequence_parallel),
+    Rule("sequence_parallel", "software", ("tp", "cp", "sequence_parallel"), _sequence_parallel),
+    Rule("shard", "arithmetic", ("dp", "shard", "zero_stage"), axis_rules.shard),
+    Rule("hybrid_sharding", "software", ("dp", "cp", "shard", "zero_stage"), axis_rules.hybrid_sharding),
+    Rule("context_parallel", "software", ("cp", "cp_kind"), axis_rules.context_parallel),
+    Rule("context_tokens", "arithmetic", ("cp",), axis_rules.context_tokens),
+    Rule("context_halves", "software", ("cp", "cp_kind"), axis_rules.context_halves),
+    Rule("context_softcap", "software", ("cp", "cp_kind"), axis_rules.context_softcap),
+    Rule("context_heads", "arithmetic", ("tp", "cp", "cp_kind"), axis_rules.context_heads),
+    Rule("context_kv_heads", "software", ("tp", "cp", "cp_kind"), axis_rules.context_kv_heads),
+    Rule("experts", "arithmetic", ("tp", "ep", "etp"), axis_rules.experts),
+    Rule("expert_fold", "arithmetic", ("dp*tp*cp", "tp", "ep", "etp"), axis_rules.expert_fold),
+    Rule("expert_slices", "software", ("tp", "sequence_parallel"), axis_rules.expert_slices),
+    Rule("expert_parallel", "software", ("tp", "ep", "etp", "dispatcher"), axis_rules.expert_parallel),
+    Rule(
+        "expert_overlap",
+        "software",
+        ("ep", "pp", "schedule", "dispatcher", "ep_overlap", "recompute"),
+        axis_rules.expert_overlap,
+    ),
+    Rule("offload", "software", ("offload", "zero_stage", "pp", "recompute"), axis_rules.offload),
+    Rule("offload_link", "machine", ("offload",), axis_rules.offload_link),
     Rule("precision", "machine", ("precision",), _precision),
+    Rule("placement", "software", ("placement",), axis_rules.placement),
 )
 
 

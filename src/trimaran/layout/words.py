@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from trimaran.layout.axes import full_placement, stated_placement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.recompute import MODULES, WHOLE, recompute_word
 from trimaran.nouns.text import QUOTED, shortened
@@ -53,6 +54,15 @@ def spelled(name: str, words: tuple[str, ...], usual: Callable[[Fields], str]) -
         "|".join(words),
         lambda match: {name: match[0]},
         lambda fields: "" if fields[name] == usual(fields) else fields[name],
+    )
+
+
+def prefixed(name: str, prefix: str, words: tuple[str, ...], usual: str) -> Word:
+    """The choice's own word behind a prefix, `cp-ulysses`; left out where it is the usual one."""
+    return Word(
+        rf"{prefix}[-=]({'|'.join(words)})",
+        lambda match: {name: match[1]},
+        lambda fields: "" if fields[name] == usual else f"{prefix}-{fields[name]}",
     )
 
 
@@ -110,6 +120,6 @@ def ordered(name: str, usual: tuple[str, ...]) -> Word:
     """Axes from the innermost outwards: `place-tp-pp-dp`."""
     return Word(
         r"place-(.*)",
-        lambda match: {name: tuple(match[1].split("-"))},
-        lambda fields: "" if fields[name] == usual else "place-" + "-".join(fields[name]),
+        lambda match: {name: full_placement(tuple(match[1].split("-")))},
+        lambda fields: "" if fields[name] == usual else "place-" + "-".join(stated_placement(fields[name])),
     )

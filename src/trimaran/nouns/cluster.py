@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimaran.nouns.faults import Faults
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.precision import PRECISIONS, PrecisionName, ProbedRate, Rate
@@ -93,7 +94,18 @@ class Device(Noun):
     usual_stack: str = Field(default="", description="the stack that a plan assumes where nobody names one")
     context_gib: float = Field(default=0.0, ge=0, description="runtime context: CUDA, or the process itself")
     multiprocessors: int = Field(default=0, ge=0, description="SMs of a GPU, for wave quantization")
+    host_link_gb_s: float = Field(
+        default=0.0, ge=0, le=1e6, description="one direction of the link between device and host; 0: not stated"
+    )
+    host_mem_gb_s: float = Field(
+        default=0.0, ge=0, le=1e6, description="bandwidth of the host's memory, a device's share of it; 0: not stated"
+    )
     cores: int = Field(default=0, ge=0, description="CPU cores that one slot computes with")
+    kubernetes_resource: str = Field(
+        default="", description="as which a device plugin of Kubernetes counts it, as nvidia.com/gpu; empty: not stated"
+    )
+    # sky/utils/gpu_names.py of skypilot-org/skypilot, commit 7e595970a806
+    skypilot_name: str = Field(default="", description="SkyPilot's name of it, as H100; empty: not stated")
     clock_ghz: float = Field(default=0.0, ge=0)
     op_overhead_us: float = Field(default=0.0, ge=0, description="measured cost of one small operator; 0: prior")
 
@@ -109,6 +121,15 @@ class Device(Noun):
     def attention_share(self, kernel: str) -> float:
         """The published rate of flash attention over peak, by whose kernel it is (Stack.flash_kernel); 0: none."""
         return (self.cudnn_share if kernel == "cudnn" else 0.0) or self.flash_share
+
+    def attention_sustained(self, kernel: str) -> float:
+        """What hours of training keep up of that rate.
+
+        cuDNN's is published at a fixed clock below the highest (arXiv 2407.08608, section 4) and draws less power than
+        the best product, so a power limit does not lower it: Qwen3 at 131,072 tokens, most of whose time is
+        attention's, reaches it.
+        """
+        return 1.0 if kernel == "cudnn" and self.cudnn_share else self.sustained_share
 
     def peak(self, precision: PrecisionName) -> float | None:
         """Peak TFLOP/s of matrix products in `precision`, or None where the device has none.
@@ -153,11 +174,18 @@ class Cluster(Noun):
         description="network cards of a node, spread over its devices; 0: all devices share what there is",
     )
     cores_per_node: int = Field(default=0, ge=0, description="CPU nodes: real cores; slots may want more")
-    host_mem_gib: float = Field(default=0.0, ge=0, description="memory that all slots of a node share; 0: none")
+    host_mem_gib: float = Field(
+        default=0.0,
+        ge=0,
+        description="memory of a host: all slots of a CPU node share it, beside accelerators it is what offload has; "
+        "0: not stated",
+    )
     all_reduce_gb_s: float = Field(
         default=0.0, ge=0, le=1e9, description="measured bus bandwidth of large all-reduces across nodes; 0: not known"
     )
     price_per_device_hour: float | None = Field(default=None, ge=0)
+    spot_price_per_device_hour: float | None = Field(default=None, ge=0)
+    faults: Faults | None = Field(default=None, description="how often its devices fail; None: not stated")
     source: str = Field(default="", description="where the figures come from")
     matmul: tuple[MatmulRate, ...] = Field(default=(), description="measured by probe")
     collectives: tuple[CollectiveTime, ...] = Field(default=(), description="measured by probe")

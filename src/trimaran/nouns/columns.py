@@ -7,24 +7,35 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import recompute_cell
-from trimaran.nouns.stack import DataParallelKind, Schedule
+from trimaran.nouns.stack import (
+    ContextParallelKind,
+    DataParallelKind,
+    Dispatcher,
+    ExpertOverlap,
+    Offload,
+    Schedule,
+)
 from trimaran.nouns.text import QUOTED, quoted, shortened, without_shield
 
 Kind = Literal["text", "int", "float"]
 Cell = str | int | float | None
 
 
-@dataclass(frozen=True)
+# Cells whose values are kept: the rows of a long table differ in few of them.
+_CELLS_KEPT = 4096
+
+
+@dataclass(frozen=True, eq=False)  # there is one of each, and a cell is looked up by it
 class Column:
     """One column: its cell type, unit, the default of a missing cell, and whether it must be there.
 
-    `choices` are the words a text cell may hold (lower case; the cell's case is ignored).
+    `choices` are the words a text cell may hold (lower case; the cell's case is ignored, a hyphen reads as underscore).
     `minimum` bounds a number from below (inclusive). `looks` is a pattern that a text cell must have something of, and
     `like` what such a cell is: a row shifted by a column is noticed by it. `word` reads a cell whose words may be put
     together, and raises ValueError for what is none.
@@ -43,6 +54,19 @@ class Column:
     word: Callable[[str], str] | None = None
     says: str = ""
 
+    @cached_property
+    def words(self) -> Mapping[str, str]:
+        """Its choices by their lower case."""
+        return {choice.lower(): choice for choice in self.choices}
+
+
+def dispatcher_cell(text: str) -> str:
+    """A cell of the column `dispatcher`: a word, or `a2a` for alltoall; else ValueError."""
+    word = "alltoall" if text.lower() == "a2a" else text.lower()
+    if word not in get_args(Dispatcher):
+        raise ValueError(f"dispatcher is {quoted(text)}, expected one of {', '.join(get_args(Dispatcher))}")
+    return word
+
 
 COLUMNS: tuple[Column, ...] = (
     Column("source", "text", says="document or run that the row comes from"),
@@ -55,7 +79,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("hardware", "text", says="the hardware in words"),
     Column("nodes", "int", "nodes", minimum=1, maximum=1e7, says="nodes used"),
     Column("devices_per_node", "int", "devices", minimum=1, maximum=1e5, says="devices used on each node"),
-    Column("devices", "int", "devices", minimum=1, maximum=1e8, says="devices used; default DP x TP x PP"),
+    Column("devices", "int", "devices", minimum=1, maximum=1e8, says="devices used; default DP x TP x CP x PP"),
     Column("layers", "int", required=True, minimum=1, maximum=1e5, says="transformer layers"),
     Column("hidden", "int", required=True, minimum=1, maximum=1e7, says="hidden size"),
     Column("ffn_hidden", "int", minimum=1, maximum=1e8, says="MLP width; default 4 x hidden"),
@@ -63,11 +87,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("kv_heads", "int", minimum=1, maximum=1e6, says="key-value heads; default heads"),
     Column("seq_len", "int", "tokens", required=True, minimum=1, maximum=1e8, says="sequence length"),
     Column("vocab", "int", "tokens", required=True, minimum=2, maximum=1e8, says="vocabulary; padded to 128 x TP"),
-    Column("dp", "int", minimum=1, maximum=1e7, says="data-parallel degree; default devices / (TP x PP)"),
+    Column("dp", "int", minimum=1, maximum=1e7, says="data-parallel degree; default devices / (TP x CP x PP)"),
     Column("tp", "int", default=1, minimum=1, maximum=1e7, says="tensor-parallel degree"),
     Column("pp", "int", default=1, minimum=1, maximum=1e7, says="pipeline-parallel degree"),
     Column("vpp", "int", default=1, minimum=1, maximum=1e5, says="model chunks per stage"),
-    Column("cp", "int", default=1, minimum=1, maximum=1e7, says="context-parallel degree; only 1 is supported"),
+    Column("cp", "int", default=1, minimum=1, maximum=1e7, says="context-parallel degree"),
     Column("mbs", "int", "sequences", required=True, minimum=1, maximum=1e8, says="micro-batch"),
     Column("gbs", "int", "sequences", required=True, minimum=1, maximum=1e9, says="global batch"),
     Column("zero_stage", "int", default=0, minimum=0, maximum=3, says="ZeRO stage"),
@@ -91,7 +115,8 @@ COLUMNS: tuple[Column, ...] = (
         "text",
         default="fp16",
         choices=tuple(PRECISIONS),
-        says="arithmetic; 16 bit keeps an fp32 master copy, bf16_pure does not",
+        says="arithmetic; 16 bit keeps an fp32 master copy, bf16_pure does not; fp8 has one scale a tensor or "
+        "as the stack says, fp8_rowwise one a row",
     ),
     Column("optimizer", "text", default="adam", choices=("adam", "sgd"), says="optimizer"),
     Column(
@@ -118,7 +143,15 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "flops_formula",
         "text",
-        choices=("megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops"),
+        choices=(
+            "megatron_eq3_k4",
+            "megatron_eq3_k3",
+            "bs_old_96BsLh2",
+            "2kN_k4",
+            "2kN_k3",
+            "model_flops",
+            "megatron_core",
+        ),
         says="the calculator behind tflops",
     ),
     Column("date", "text", looks=r"\d{4}|\d\d[./-]\d\d", like="a date such as 2022-02-25", says="day of the run"),
@@ -142,9 +175,62 @@ FURTHER_COLUMNS: tuple[Column, ...] = (
         "attention",
         "text",
         choices=("mha", "gqa", "mla"),
-        says="a key-value head for each head, or for several (state kv_heads); mla is not predicted yet",
+        says="a key-value head for each head, or for several (state kv_heads); mla: latent attention",
     ),
     Column("mlp", "text", choices=get_args(Mlp), says="kind of MLP; default the model's, gelu where no model is known"),
+    Column("experts", "int", minimum=0, maximum=1e6, says="routed experts of a layer; empty: a dense MLP"),
+    Column("top_k", "int", minimum=0, maximum=1e6, says="routed experts that a token goes to"),
+    Column("shared_experts", "int", minimum=0, maximum=1e6, says="experts that every token goes to"),
+    Column("moe_ffn_hidden", "int", minimum=0, maximum=1e8, says="inner width of one expert"),
+    Column("dense_layers", "int", minimum=0, maximum=1e5, says="first layers, which have a dense MLP"),
+    Column(
+        "capacity_factor",
+        "float",
+        minimum=1e-6,
+        maximum=1e6,
+        says="tokens that an expert takes at most, of its even share; empty: no token is dropped",
+    ),
+    Column(
+        "shard",
+        "int",
+        minimum=1,
+        maximum=1e7,
+        says="replicas that share out what ZeRO shards; empty: dp where zero_stage > 0, else 1",
+    ),
+    Column(
+        "cp_kind",
+        "text",
+        choices=get_args(ContextParallelKind),
+        says="how ranks that share a sequence exchange keys and values; empty: ring",
+    ),
+    Column("ep", "int", minimum=1, maximum=1e7, says="expert-parallel degree; empty: 1"),
+    Column("etp", "int", minimum=1, maximum=1e7, says="tensor-parallel degree of the experts; empty: tp"),
+    Column(
+        "dispatcher",
+        "text",
+        word=dispatcher_cell,
+        says="how tokens come to the ranks of their experts; empty: alltoall",
+    ),
+    Column(
+        "ep_overlap",
+        "text",
+        choices=get_args(ExpertOverlap),
+        says="what hides the exchange of tokens: shared experts, or another micro-batch (batch); empty: none",
+    ),
+    Column(
+        "offload",
+        "text",
+        choices=get_args(Offload),
+        says="what lies in the host's memory: optimizer (states), weights (with gradients and states), activations; "
+        "empty: none",
+    ),
+    Column(
+        "expert_imbalance",
+        "float",
+        minimum=1.0,
+        maximum=1e6,
+        says="tokens that the busiest rank's experts are sent, over the mean; empty: 1",
+    ),
     Column("layout_label", "text", says="the whole layout in short notation; blank cells of a layout follow from it"),
     Column("model", "text", says="catalogue name, file or JSON of the model; blank cells of its shape follow from it"),
 )
@@ -159,6 +245,7 @@ _FOLLOWS_FROM = {"layers": "model", "hidden": "model", "heads": "model", "vocab"
 FIT_QUALITIES = frozenset({"ok", "corrected"})
 
 
+@lru_cache(_CELLS_KEPT)
 def parse_cell(column: Column, text: str) -> Cell:
     """The typed value of one cell; a blank gives the column's default.
 
@@ -176,26 +263,31 @@ def parse_cell(column: Column, text: str) -> Cell:
     return _checked(column, number, text)
 
 
+@lru_cache(_CELLS_KEPT, typed=True)
 def check_cell(column: Column, value: Cell) -> Cell:
     """As `parse_cell`, for a cell that is typed already; None gives the column's default."""
     if value is None:
         return column.default
     if isinstance(value, str) or column.kind == "text":
         return parse_cell(column, str(value))
-    return _checked(column, value, f"{value:.10g}" if isinstance(value, float) else str(value))
+    return _checked(column, value, None)
 
 
-def _checked(column: Column, number: float, text: str) -> Cell:
-    shown = shortened(text, QUOTED)
+def _checked(column: Column, number: float, printed: str | None) -> Cell:
+    """The number, or ValueError with what is wrong with it, which quotes it as it is printed."""
     if not math.isfinite(number):
-        raise ValueError(f"{column.name} is {quoted(text)}, expected a finite number{_unit(column)}")
-    if column.kind == "int" and number != int(number):
-        raise ValueError(f"{column.name} is {shown}, expected a whole number{_unit(column)}")
-    if column.minimum is not None and number < column.minimum:
-        raise ValueError(f"{column.name} is {shown}, below the least possible {column.minimum:g}{_unit(column)}")
-    if column.maximum is not None and number > column.maximum:
-        raise ValueError(f"{column.name} is {shown}, above the most believable {column.maximum:g}{_unit(column)}")
-    return int(number) if column.kind == "int" else number
+        wrong = "expected a finite number"
+    elif column.kind == "int" and number != int(number):
+        wrong = "expected a whole number"
+    elif column.minimum is not None and number < column.minimum:
+        wrong = f"below the least possible {column.minimum:g}"
+    elif column.maximum is not None and number > column.maximum:
+        wrong = f"above the most believable {column.maximum:g}"
+    else:
+        return int(number) if column.kind == "int" else number
+    text = printed or (f"{number:.10g}" if isinstance(number, float) else str(number))
+    shown = shortened(text, QUOTED) if math.isfinite(number) else quoted(text)
+    raise ValueError(f"{column.name} is {shown}, {wrong}{_unit(column)}")
 
 
 def _parse_word(column: Column, text: str) -> str:
@@ -205,15 +297,10 @@ def _parse_word(column: Column, text: str) -> str:
         if column.looks and not re.search(column.looks, text):
             raise ValueError(f"{column.name} is {quoted(text)}, expected {column.like}: is a cell missing or shifted?")
         return sys.intern(text)  # a long table says the same names in every row
-    word = _words(column.choices).get(text.lower())
+    word = column.words.get(text.lower()) or column.words.get(text.lower().replace("-", "_"))
     if word is None:
         raise ValueError(f"{column.name} is {quoted(text)}, expected one of {', '.join(column.choices)}")
     return word
-
-
-@cache
-def _words(choices: tuple[str, ...]) -> Mapping[str, str]:
-    return {choice.lower(): choice for choice in choices}
 
 
 def _unit(column: Column) -> str:

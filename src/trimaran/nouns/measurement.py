@@ -43,13 +43,27 @@ class Measurement(Noun):
     head_dim: int | None = None
     attention: str | None = None
     mlp: str | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    shared_experts: int | None = None
+    moe_ffn_hidden: int | None = None
+    dense_layers: int | None = None
+    capacity_factor: float | None = None
     seq_len: int
     vocab: int
     dp: int | None = None
+    shard: int | None = None
     tp: int | None = 1
     pp: int | None = 1
     vpp: int | None = 1
     cp: int | None = 1
+    cp_kind: str | None = None
+    ep: int | None = None
+    etp: int | None = None
+    dispatcher: str | None = None
+    ep_overlap: str | None = None
+    offload: str | None = None
+    expert_imbalance: float | None = None
     mbs: int
     gbs: int
     zero_stage: int | None = 0

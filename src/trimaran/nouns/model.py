@@ -7,7 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimaran.nouns.latent_attention import LatentAttention
+from trimaran.nouns.attention import LatentAttention, RotaryScaling, RotaryYarn
+from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.noun import Noun
 
 Positions = Literal["learned", "rotary", "alibi"]
@@ -17,6 +18,8 @@ Activation = Literal["gelu", "gelu_tanh"]
 Head = Literal["vocabulary", "classifier"]
 NormPlacement = Literal["before", "after", "both"]
 QkNorm = Literal["none", "head", "all_heads"]
+# Layers of a model differ in what stands behind attention: an MLP, or a mixture of experts.
+LayerKind = Literal["dense", "experts"]
 AttentionBias = Literal["none", "qkv", "all"]
 RotaryStretch = Literal["none", "linear", "dynamic", "yarn", "longrope"]
 
@@ -29,6 +32,7 @@ PLAIN: Mapping[str, object] = {
     "parallel_residual": False,
     "rotary_share": 1.0,
     "rotary_stretch": "none",
+    "rotary_yarn": None,
     "sliding_window": 0,
     "full_attention_every": 0,
     "query_scale": None,
@@ -42,6 +46,9 @@ PLAIN: Mapping[str, object] = {
     "moe_ffn_hidden": 0,
     "shared_experts": 0,
     "dense_layers": 0,
+    "expert_groups": 0,
+    "top_groups": 0,
+    "router": Router(),
 }
 
 
@@ -49,24 +56,6 @@ def padded_vocab(vocab: int, tp: int) -> int:
     """Vocabulary rounded up to a multiple of 128 x TP, as Megatron-LM lays it out."""
     multiple = 128 * tp
     return -(-vocab // multiple) * multiple
-
-
-class RotaryScaling(Noun):
-    """How rotary frequencies are stretched to a longer context than the model was first trained on (Llama 3.1)."""
-
-    factor: float = Field(ge=1)
-    low_freq_factor: float = Field(gt=0)
-    high_freq_factor: float = Field(gt=0)
-    original_max_positions: int = Field(gt=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor {self.high_freq_factor:g} is not above low_freq_factor {self.low_freq_factor:g}: "
-                f"wavelengths between the two are blended"
-            )
-        return self
 
 
 class Model(Noun):
@@ -88,6 +77,7 @@ class Model(Noun):
     rotary_stretch: RotaryStretch = Field(
         default="none", description="how angles reach a longer context, where not as rotary_scaling says"
     )
+    rotary_yarn: RotaryYarn | None = Field(default=None, description="of a rotary_stretch of yarn, its numbers")
     rotary_share: float = Field(default=1.0, gt=0, le=1, description="share of a head's features that are turned")
     norm: Norm = "layernorm"
     norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
@@ -126,6 +116,18 @@ class Model(Noun):
     moe_ffn_hidden: int = Field(default=0, ge=0, le=100_000_000, description="inner width of one expert")
     shared_experts: int = Field(default=0, ge=0, le=1_000_000, description="experts that every token goes to")
     dense_layers: int = Field(default=0, ge=0, le=MOST_LAYERS, description="first layers, which have a dense MLP")
+    expert_groups: int = Field(
+        default=0, ge=0, le=1_000_000, description="equal groups of experts, of which a token first chooses; 0: none"
+    )
+    top_groups: int = Field(default=0, ge=0, le=1_000_000, description="groups whose experts a token may go to")
+    router: Router = Router()
+    mtp_depth: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="further tokens that a token predicts, each by a layer of its own behind the last (multi-token "
+        "prediction); software that does not train them leaves them out",
+    )
     embedding_norm: bool = False
     head: Head = Field(default="vocabulary", description="classifier: no logits over the vocabulary")
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -159,16 +161,18 @@ class Model(Noun):
                 f"full_attention_every is {self.full_attention_every}, but sliding_window is 0: state the window of "
                 f"the other layers, or leave both out"
             )
-        self._check_experts()
-        latent = self.latent_attention
-        if latent is not None and self.head_dim != latent.head_dim:
+        if self.rotary_yarn is not None and self.rotary_stretch != "yarn":
             raise ValueError(
-                f"head_dim {self.head_dim} is not latent_attention's plain_dim {latent.plain_dim} + rotary_dim "
-                f"{latent.rotary_dim}: state their sum"
+                f"rotary_yarn is stated, but rotary_stretch is {self.rotary_stretch}: set that to yarn, or leave "
+                f"rotary_yarn out"
             )
-        if self.positions == "rotary" and self.head_dim % 2:
+        self._check_experts()
+        self._check_latent()
+        if self.positions == "rotary" and self.rotary_dim % 2:
+            whole = self.rotary_share == 1
+            share = "" if whole else f" x rotary_share {self.rotary_share:g} is {self.rotary_dim}, which"
             raise ValueError(
-                f"head_dim {self.head_dim} is odd, and rotary positions turn features in pairs: make it even"
+                f"head_dim {self.head_dim}{share} is odd, and rotary positions turn features in pairs: make it even"
             )
         if self.heads % self.kv_heads:
             raise ValueError(
@@ -177,12 +181,35 @@ class Model(Noun):
             )
         return self
 
+    def _check_latent(self) -> None:
+        latent = self.latent_attention
+        if latent is None:
+            return
+        if self.head_dim != latent.head_dim:
+            raise ValueError(
+                f"head_dim {self.head_dim} is not latent_attention's plain_dim {latent.plain_dim} + rotary_dim "
+                f"{latent.rotary_dim}: state their sum"
+            )
+        if self.rotary_share != 1:
+            raise ValueError(
+                f"rotary_share is {self.rotary_share:g}, but latent_attention's rotary_dim {latent.rotary_dim} says "
+                f"what is turned: leave rotary_share out"
+            )
+        if self.positions == "rotary" and latent.rotary_dim % 2:
+            raise ValueError(
+                f"latent_attention's rotary_dim {latent.rotary_dim} is odd, and rotary positions turn features in "
+                f"pairs: make it even"
+            )
+
     def _check_experts(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("top_k", "moe_ffn_hidden", "shared_experts", "dense_layers")}
+        fields = ("top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "expert_groups", "top_groups")
+        sizes = {name: getattr(self, name) for name in fields}
         if not self.experts:
             for name, value in sizes.items():
                 if value:
                     raise ValueError(f"{name} is {value}, but experts is 0: state experts, or leave {name} out")
+            if self.router != Router():
+                raise ValueError("router is stated, but experts is 0: state experts, or leave router out")
             return
         for name in ("top_k", "moe_ffn_hidden"):
             if not sizes[name]:
@@ -194,26 +221,51 @@ class Model(Noun):
                 f"dense_layers {self.dense_layers} leave none of {self.layers} layers to the {self.experts} experts: "
                 f"lower dense_layers, or leave experts out"
             )
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        groups, chosen = self.expert_groups, self.top_groups
+        if not groups and not chosen:
+            return
+        if not 0 < chosen <= groups:
+            raise ValueError(
+                f"top_groups {chosen} is not one of 1 to expert_groups {groups}: state both, or leave both out"
+            )
+        if self.experts % groups:
+            raise ValueError(
+                f"experts {self.experts} is not a multiple of expert_groups {groups}: groups are of one size"
+            )
+        if self.top_k > chosen * (self.experts // groups):
+            raise ValueError(
+                f"top_k {self.top_k} is more than the {self.experts // groups} experts of each of top_groups {chosen}: "
+                f"raise top_groups"
+            )
+        if self.router.group_best > self.experts // groups:
+            raise ValueError(
+                f"router.group_best {self.router.group_best} is more than the {self.experts // groups} experts of each "
+                f"of expert_groups {groups}: lower it"
+            )
 
     @property
-    def not_computed(self) -> str | None:
-        """The sentence on what of this model has no operators here, so that nothing plans or trains it, or None."""
-        if self.experts:
-            return (
-                f"model.experts is {self.experts}, and mixtures of experts are counted, not yet planned or trained: "
-                f"choose a dense model"
-            )
-        if self.latent_attention is not None:
-            return (
-                f"model.latent_attention has kv_rank {self.latent_attention.kv_rank}, and such models are counted, not "
-                f"yet planned or trained: choose one without"
-            )
-        return None
+    def main_kind(self) -> LayerKind:
+        """The kind of all layers but the first dense ones."""
+        return "experts" if self.experts else "dense"
+
+    @property
+    def kinds(self) -> dict[LayerKind, int]:
+        """How many layers there are of each kind, the first ones first."""
+        counts: dict[LayerKind, int] = {"dense": self.dense_layers, self.main_kind: self.layers - self.dense_layers}
+        return {kind: count for kind, count in counts.items() if count}
 
     @property
     def traits(self) -> dict[str, object]:
-        """Fields by which this model differs from GPT-2's, BLOOM's and Llama's kind, which software may lack."""
+        """Fields by which this model differs from GPT-2's, BLOOM's and Llama's kind, which software may lack.
+
+        A stretch of rotary angles of which the numbers are known is one with them, and else one by its name.
+        """
         found = {name: value for name, plain in PLAIN.items() if (value := getattr(self, name)) != plain}
+        if self.rotary_yarn is not None:
+            del found["rotary_stretch"]
         return found | ({"mlp": self.mlp} if self.mlp == "geglu" else {})
 
     @property
@@ -222,9 +274,36 @@ class Model(Noun):
         return self.heads * self.head_dim
 
     @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotary positions turn: its first ones, of latent attention its last."""
+        if self.latent_attention is not None:
+            return self.latent_attention.rotary_dim
+        return int(self.head_dim * self.rotary_share)
+
+    @property
+    def biased_attention(self) -> AttentionBias:
+        """Which of attention's matrices have biases."""
+        return self.attention_bias or ("all" if self.bias else "none")
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a token attends to in a layer, counted from 0; 0: all before it."""
+        every = self.full_attention_every
+        return 0 if every and (layer + 1) % every == 0 else self.sliding_window
+
+    @property
     def kv_hidden(self) -> int:
         """Width of the keys (and of the values)."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a head's values."""
+        return self.head_dim if self.latent_attention is None else self.latent_attention.value_dim
+
+    @property
+    def context_hidden(self) -> int:
+        """Width of what the heads give together."""
+        return self.heads * self.value_dim
 
     @property
     def layer_shape(self) -> tuple[object, ...]:
@@ -250,8 +329,7 @@ class Model(Noun):
         if self.latent_attention is not None:
             return self.latent_attention.parameters(self.hidden, self.heads) + sinks
         h, a, kv = self.hidden, self.attention_hidden, self.kv_hidden
-        of_attention = self.attention_bias or ("all" if self.bias else "none")
-        biases = {"none": 0, "qkv": a + 2 * kv, "all": a + 2 * kv + h}[of_attention]
+        biases = {"none": 0, "qkv": a + 2 * kv, "all": a + 2 * kv + h}[self.biased_attention]
         return h * a + 2 * h * kv + a * h + biases + self.qk_norm_parameters + sinks
 
     def mlp_parameters(self, width: int) -> int:
@@ -262,15 +340,51 @@ class Model(Noun):
     @property
     def mixture_parameters(self) -> int:
         """Parameters of one layer's router, routed experts and shared experts, these as one MLP of their width."""
-        router = self.experts * (self.hidden + (1 if self.bias else 0))
         shared = self.mlp_parameters(self.shared_experts * self.moe_ffn_hidden) if self.shared_experts else 0
-        return router + self.experts * self.mlp_parameters(self.moe_ffn_hidden) + shared
+        return self.router_parameters + self.expert_parameters + shared
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one layer's routed experts."""
+        return self.experts * self.mlp_parameters(self.moe_ffn_hidden)
+
+    @property
+    def uncut_parameters(self) -> int:
+        """Parameters of one layer of experts that all TP ranks hold: the router, and latent attention's way down."""
+        return self.router_parameters + self.uncut_attention_parameters
+
+    @property
+    def uncut_attention_parameters(self) -> int:
+        """Parameters of one layer's attention that all TP ranks hold: latent attention's way down."""
+        latent = self.latent_attention
+        return 0 if latent is None else self.hidden * (latent.query_rank + latent.kv_rank + latent.rotary_dim)
+
+    @property
+    def router_parameters(self) -> int:
+        """Parameters of one layer's router."""
+        return self.experts * (self.hidden + (1 if self.bias else 0))
 
     @property
     def layer_parameters(self) -> int:
         """Parameters of one transformer layer with a dense MLP, biases and norms included."""
         norms = self.norms * self.norm_parameters
         return self.attention_parameters + self.mlp_parameters(self.ffn_hidden) + norms
+
+    @property
+    def mixture_layer_parameters(self) -> int:
+        """Parameters of one transformer layer with a mixture of experts."""
+        return self.layer_parameters - self.mlp_parameters(self.ffn_hidden) + self.mixture_parameters
+
+    @property
+    def joining_parameters(self) -> int:
+        """Parameters of a module for a further token beside its layer: a product of 2 h x h and three norms."""
+        return 2 * self.hidden * self.hidden + 3 * self.norm_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: of the routed experts top_k a layer, of all else everything."""
+        idle = (self.experts - self.top_k) * self.mlp_parameters(self.moe_ffn_hidden) if self.experts else 0
+        return self.parameters - (self.layers - self.dense_layers) * idle
 
     @property
     def norms(self) -> int:
@@ -308,11 +422,11 @@ class Model(Noun):
 
     @property
     def parameters(self) -> int:
-        """All parameters, with the vocabulary padded for one device."""
-        in_place_of_mlp = self.mixture_parameters - self.mlp_parameters(self.ffn_hidden) if self.experts else 0
+        """All parameters, with the vocabulary padded for one device; modules for further tokens are not counted."""
+        mixtures = self.kinds.get("experts", 0)
         return (
-            self.layers * self.layer_parameters
-            + (self.layers - self.dense_layers) * in_place_of_mlp
+            (self.layers - mixtures) * self.layer_parameters
+            + mixtures * self.mixture_layer_parameters
             + self.embedding_parameters()
             + self.head_parameters()
             + self.norm_parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from trimaran.nouns.text import one_line, quoted
 # No count, size, time or rate that anybody means is larger.
 LARGEST = 2.0**63
 _SLIP = "slip"
+_PLAIN_NUMBERS = (int, float)
 
 
 class TrimaranError(Exception):
@@ -47,6 +48,8 @@ class Noun(BaseModel):
             takes = fields.get(name)
             if takes is None:
                 raise ValueError(unknown(str(name), fields))
+            if type(given) is str or (type(given) in _PLAIN_NUMBERS and -LARGEST < given < LARGEST):
+                continue  # as nearly all cells of a hundred thousand rows
             if given is not None and not isinstance(given, str) and (int in takes or float in takes):
                 for where, value in _numbers(name, given):
                     if isinstance(value, bool) and bool not in takes:
@@ -114,3 +117,14 @@ def first_error(error: ValidationError) -> str:
         message = f"a list is expected, as [{quoted(given)}]"
     shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {quoted(given)})"
     return f"{where}: {message}{shown}" if where else message
+
+
+def assignments(words: Iterable[str], what: str, form: str, example: str) -> dict[str, str]:
+    """What `NAME=VALUE` words of a command line give; raises TrimaranError naming the word that is not one."""
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise TrimaranError(f"{what} {word!r} is not {form}: write for example {example}")
+        given[name.strip().replace("-", "_")] = value.strip()
+    return given

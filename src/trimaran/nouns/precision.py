@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-PrecisionName = Literal["fp32", "fp16", "bf16", "bf16_pure", "fp8", "mxfp8", "nvfp4"]
+PrecisionName = Literal["fp32", "fp16", "bf16", "bf16_pure", "fp8", "fp8_rowwise", "mxfp8", "nvfp4"]
 # Formats of products that PyTorch has a type for, and a probe measures.
 ProbedRate = Literal["fp32", "bf16", "fp16"]
 PROBED_RATES: tuple[ProbedRate, ...] = get_args(ProbedRate)
@@ -20,16 +20,17 @@ class NarrowFormat:
 
     They are cast to it from 16 bit and leave 16 bit. `element_bytes` are of one element, `scale_bytes` of the scales
     beside it, which one scale a tensor does not count. Where `tensor_scale` the largest value of a whole tensor has
-    to be known before it is cast. A `block` of elements along one direction shares a scale: the copy that the forward
-    reads then is not the one that the backward reads, whatever the device. `gathers`: software can shard and gather
-    weights in it.
+    to be known before it is cast. Where elements of `one_direction` share a scale, the copy that the forward reads is
+    not the one that the backward reads, whatever the device. `gathers`: software can shard and gather weights in it;
+    `gathers_inputs`: sequence parallelism gathers in it what a product reads.
     """
 
     element_bytes: float
     scale_bytes: float = 0.0
     tensor_scale: bool = False
-    block: int = 0
+    one_direction: bool = False
     gathers: bool = True
+    gathers_inputs: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Precision:
         return self.like or self.name
 
 
-def _narrow(name: Literal["fp8", "mxfp8", "nvfp4"], narrow: NarrowFormat) -> Precision:
+def _narrow(name: PrecisionName, rate: Literal["fp8", "mxfp8", "nvfp4"], narrow: NarrowFormat) -> Precision:
     """Linear products of layers in a narrow format, all else as in bf16 (arXiv 2209.05433; 2506.08027; 2509.25149)."""
-    return Precision(name, name, "bfloat16", 2.0, 2.0, 2.0, 4.0, master=True, narrow=narrow, like="bf16")
+    return Precision(name, rate, "bfloat16", 2.0, 2.0, 2.0, 4.0, master=True, narrow=narrow, like="bf16")
 
 
 # Every precision by its name, in the order of their indexes in a grid of layouts.
@@ -78,10 +79,13 @@ PRECISIONS: Mapping[PrecisionName, Precision] = {
         Precision("bf16", "bf16", "bfloat16", 2.0, 2.0, 2.0, 4.0, master=True),
         Precision("bf16_pure", "bf16", "bfloat16", 2.0, 2.0, 2.0, 2.0),
         # E4M3 forward, E5M2 backward; the stack says how scales are found (Stack.fp8_scaling).
-        _narrow("fp8", NarrowFormat(1.0, tensor_scale=True)),
+        _narrow("fp8", "fp8", NarrowFormat(1.0, tensor_scale=True)),
+        # One scale a row of each operand, found as the row is cast. FSDP and sequence parallelism gather 16 bit, since
+        # torchtitan has float8 gathers for one scale a tensor alone (docs/float8.md; llama3/infra/parallelize.py).
+        _narrow("fp8_rowwise", "fp8", NarrowFormat(1.0, one_direction=True, gathers=False, gathers_inputs=False)),
         # One byte of exponent for 32 elements (OCP Microscaling Formats 1.0, section 5.1).
-        _narrow("mxfp8", NarrowFormat(1.0, scale_bytes=1.0 / 32.0, block=32)),
+        _narrow("mxfp8", "mxfp8", NarrowFormat(1.0, scale_bytes=1.0 / 32.0, one_direction=True)),
         # One byte for 16 elements of half a byte each, under one scale of the tensor.
-        _narrow("nvfp4", NarrowFormat(0.5, scale_bytes=1.0 / 16.0, tensor_scale=True, block=16, gathers=False)),
+        _narrow("nvfp4", "nvfp4", NarrowFormat(0.5, 1.0 / 16.0, tensor_scale=True, one_direction=True, gathers=False)),
     )
 }

@@ -16,6 +16,11 @@ WHOLE = ("none", "selective", "full")
 RECOMPUTES: tuple[str, ...] = (
     *WHOLE, *("+".join(chosen) for count in range(1, len(MODULES) + 1) for chosen in combinations(MODULES, count)),
 )  # fmt: skip
+# Names that published tables shorten.
+_SHORT = {
+    "norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts", "attn": "core_attn",
+    "mla_up": "mla_up_proj",
+}  # fmt: skip
 _EVERY = re.compile(r"every-([1-9]\d{0,4})")
 
 
@@ -35,8 +40,14 @@ def modules_of(word: str) -> tuple[str, ...]:
 
 
 def recompute_cell(text: str) -> str:
-    """A cell of the column `recompute`: a word, `every-2` for every second layer, or unknown; else ValueError."""
-    text = text.lower()
+    """A cell of the column `recompute`: a word, `every-2` for every second layer, or unknown; else ValueError.
+
+    Modules may stand behind `selective:`, apart by commas or spaces, and be named shortly: `norm, act`.
+    """
+    text = text.lower().strip()
+    named = re.split(r"[\s,+]+", text.removeprefix("selective:").strip())
+    if set(named) - set(WHOLE) and set(named) <= {*MODULES, *_SHORT}:
+        text = "+".join(_SHORT.get(name, name) for name in named)
     if text == "unknown" or _EVERY.fullmatch(text):
         return text
     try:

@@ -6,15 +6,25 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
-Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble"]
+ContextParallelKind = Literal["ring", "all_gather", "ulysses"]
+Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
+# How the exchange of tokens hides: not, behind shared experts, or behind another micro-batch's layer.
+ExpertOverlap = Literal["none", "shared", "batch"]
+# What lies in the host's memory: moments and master weights; those, weights and gradients; or what layers keep.
+Offload = Literal["none", "optimizer", "weights", "activations"]
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+# Schedules of two chunks a rank, folded: rank r of p holds stages r and 2 p - 1 - r, so that the first has both ends.
+FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 RmsNorm = Literal["fused", "eager", "composite", "torch"]
 FlashKernel = Literal["flash", "cudnn"]
 Fp8Scaling = Literal["delayed", "current", "blockwise"]
+GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -85,6 +95,9 @@ class Stack(Noun):
     wide_gradients: tuple[PrecisionName, ...] = Field(
         default=("bf16",), description="precisions whose gradients take grad_bytes_16bit"
     )
+    narrow_gradient_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
+        default=(), description="ZeRO stages whose gradients travel in 16 bit, whatever they are summed in"
+    )
     wide_gradient_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
         default=(0, 1, 2, 3), description="ZeRO stages under which they do; under the others 16 bit"
     )
@@ -100,13 +113,22 @@ class Stack(Noun):
     repeats_kv: bool = Field(default=False, description="grouped keys and values are repeated for every query head")
     copies_context: bool = Field(
         default=False,
-        description="after rotary angles attention's result is kept in its own order and in the next product's",
+        description="after rotary angles, or of heads that were dealt out, attention's result is kept in its own order "
+        "and in the next product's",
+    )
+    attends_in_blocks: bool = Field(
+        default=False,
+        description="attention with a window or capped scores, and on a CPU in bf16 with a key a query, goes by blocks "
+        "of queries, and keeps queries, keys and values alone",
     )
     keeps_gathered: bool = Field(
         default=False,
         description="sequence parallelism keeps what it gathered for a product, not this rank's slice of it",
     )
     loss_copies: int = Field(default=3, ge=1, le=8, description="fp32 copies of the logits that an fp32 loss makes")
+    loss_copies_over_tp: int | None = Field(
+        default=None, ge=1, le=8, description="the same where TP ranks share the vocabulary; None: as loss_copies"
+    )
     frees_logits: bool = Field(default=False, description="16-bit logits are let go before the loss's backward")
     lean_activation: bool = Field(default=False, description="an MLP's activation keeps its inputs alone, fused or not")
     holds_mlp_gradients: bool = Field(
@@ -161,6 +183,17 @@ class Stack(Noun):
     gathers_casts: bool = Field(
         default=False, description="sharded weights are cast for their products before they are gathered"
     )
+    grouped_products: GroupedProducts = Field(
+        default="one_by_one",
+        description="experts' products: one kernel for all, kernels of their own on several streams, or one by one",
+    )
+    weighs_results: bool = Field(
+        default=False, description="experts' results, not what they activate, are multiplied by tokens' weights"
+    )
+    pads_experts: bool = Field(
+        default=False,
+        description="experts' tokens are copied with padding for narrow products, unless the dispatcher permutes them",
+    )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
     recomputes_by_stage: bool = Field(
@@ -170,6 +203,7 @@ class Stack(Noun):
         default=False,
         description="embedding and head stand for a layer each: where layers + 2 divide, or always with uneven_stages",
     )
+    bare_ends: bool = Field(default=False, description="first and last stage may hold embedding and head alone")
     head_weighted_stages: bool = False
     tied_embedding_replicated: bool = Field(default=True, description="last stage keeps a copy and reduces it")
     pads_vocab: bool = True
@@ -190,8 +224,67 @@ class Stack(Noun):
     )
     tensor_parallel: bool = True
     pipeline_parallel: bool = True
+    context_parallel: tuple[ContextParallelKind, ...] = Field(
+        default=(),
+        description="how ranks that share a sequence let each query meet all keys: keys and values go round a ring, "
+        "are gathered, or heads are dealt out in place of tokens (Ulysses); none: no context parallelism",
+    )
+    ring_keeps_steps: bool = Field(
+        default=False, description="ring attention keeps each step's keys, values and result until the last step"
+    )
+    packs_context: bool = Field(
+        default=False, description="a ring, or gathered keys and values, work with copies of a rank's own alone"
+    )
+    gathers_for_steps: bool = Field(
+        default=False, description="gathered keys and values are attended to in steps, as those of a ring are"
+    )
+    context_repeats_kv: bool = Field(
+        default=False, description="Ulysses repeats keys and values where it has more ranks than these have heads"
+    )
+    placements: tuple[str, ...] = Field(
+        default=(),
+        description="orders of axes in which it lays out ranks, from neighbours outwards (`tp-dp-pp`); none: in any",
+    )
+    hybrid_zero_stages: tuple[Annotated[int, Field(ge=1, le=3)], ...] = Field(
+        default=(), description="ZeRO stages that can share out among a part of the replicas; none: among all alone"
+    )
+    sums_copies_once: bool = Field(
+        default=False, description="copies of ZeRO-3's shards are summed once an iteration, not every micro-batch"
+    )
+    expert_parallel: bool = Field(default=False, description="experts of a layer lie on ranks of their own")
+    own_expert_tensor: bool = Field(
+        default=False, description="experts' tensor parallelism may be any, not that of the other weights or 1 alone"
+    )
+    experts_want_slices: bool = Field(
+        default=False, description="experts with tensor parallelism run with sequence parallelism alone"
+    )
+    dispatchers: tuple[Dispatcher, ...] = Field(
+        default=(), description="how tokens come to the ranks of their experts, and back"
+    )
+    expert_overlaps: tuple[ExpertOverlap, ...] = Field(
+        default=(), description="what the exchange of tokens can run beside: shared experts, or another micro-batch"
+    )
+    overlaps_batches: tuple[Schedule, ...] = Field(
+        default=("none", "interleaved"),
+        description="schedules under which that other micro-batch's layer can run beside",
+    )
+    multi_token_prediction: bool = Field(
+        default=False, description="a model's modules for further tokens are trained, and not left out"
+    )
+    offloads: tuple[Offload, ...] = Field(default=(), description="what can lie in the host's memory")
+    offload_overlaps: bool = Field(
+        default=False, description="gradients go to the host, are stepped there and come back by parts, at once"
+    )
+    fused_host_step: bool = Field(default=False, description="the host's optimizer passes over all states once")
+    flops_formula: str = Field(default="", description="the calculator behind the TFLOPs that its logs print, if known")
     memory_report: MemoryReport = "allocated"
     source: str = ""
+
+    def trained(self, model: Model) -> Model:
+        """The model as this software trains it: without modules for further tokens where it has none."""
+        if self.multi_token_prediction or not model.mtp_depth:
+            return model
+        return model.model_copy(update={"mtp_depth": 0})
 
     @property
     def blocking_schedules(self) -> tuple[Schedule, ...]:

@@ -20,7 +20,12 @@ def printable(text: str) -> str:
     """The text with its lines and tabs, and a space for every other character that would steer a terminal."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in _ESCAPE.sub("", text))
+    # a line at a time, since the lines of a long table are printable and its line ends are not
+    return "\n".join(line if line.isprintable() else _printable_line(line) for line in text.split("\n"))
+
+
+def _printable_line(line: str) -> str:
+    return "".join(c if c.isprintable() or c == "\t" else " " for c in _ESCAPE.sub("", line))
 
 
 def one_line(text: str) -> str:

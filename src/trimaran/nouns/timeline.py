@@ -8,7 +8,10 @@ from pydantic import Field
 
 from trimaran.nouns.noun import Noun
 
-EventKind = Literal["forward", "backward", "backward_weight", "recompute", "send", "receive", "wait", "reduce", "step"]
+EventKind = Literal[
+    "forward", "backward", "backward_input", "backward_weight", "recompute", "send", "receive", "wait", "reduce",
+    "step",
+]  # fmt: skip
 
 
 class Event(Noun):

@@ -44,11 +44,15 @@ class Workload(Noun):
     optimizer: Optimizer = "adam"
     tokens: int | None = Field(default=None, gt=0)
     ramp_up: RampUp | None = None
+    expert_imbalance: float = Field(
+        default=1.0, ge=1, le=1e6, description="tokens that the busiest rank's experts are sent, over the mean"
+    )
+    capacity_factor: float | None = Field(
+        default=None, gt=0, le=1e6, description="tokens an expert takes at most, of its even share; None: all"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.model.not_computed:
-            raise ValueError(self.model.not_computed)
         if self.model.positions == "learned" and self.seq_len > self.model.max_positions:
             raise ValueError(
                 f"seq_len {self.seq_len} exceeds max_positions {self.model.max_positions} of the model: "
@@ -66,6 +70,11 @@ class Workload(Noun):
     def tokens_per_step(self) -> int:
         """Tokens that one iteration consumes at the full global batch."""
         return self.global_batch * self.seq_len
+
+    @property
+    def expert_load(self) -> float:
+        """Tokens that the busiest rank's experts take, over the mean."""
+        return min(self.expert_imbalance, self.capacity_factor or self.expert_imbalance)
 
     @property
     def iterations(self) -> int | None:

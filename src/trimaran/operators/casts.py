@@ -37,6 +37,12 @@ class Casts:
     read: Number = 0.0
     orders: Number = 1.0
     gathered: Number = 0.0
+    sliced: Number = 1.0
+
+    @property
+    def gathered_share(self) -> Number:
+        """Bytes of an element that sequence parallelism gathers for a product over those of its 16 bit."""
+        return np.where(np.asarray(self.sliced) > 0, self.share, 1.0)
 
     @property
     def share(self) -> Number:
@@ -59,9 +65,10 @@ def casts_of(precision: Precision, stack: Stack, device: Device) -> Casts:
     by_block = precision.name == "fp8" and stack.fp8_scaling == "blockwise"
     scale = BLOCK_SCALE_BYTES / BLOCK if by_block else narrow.scale_bytes
     scans = narrow.tensor_scale and not (precision.name == "fp8" and stack.fp8_scaling != "current")
-    both = bool(narrow.block) or by_block or device.transposes_fp8
+    both = narrow.one_direction or by_block or device.transposes_fp8
     read, orders = WIDE_BYTES * (2.0 if scans else 1.0), 2.0 if both else 1.0
-    return Casts(narrow.element_bytes + scale, read, orders, float(stack.gathers_casts and narrow.gathers))
+    gathered = float(stack.gathers_casts and narrow.gathers)
+    return Casts(narrow.element_bytes + scale, read, orders, gathered, float(narrow.gathers_inputs))
 
 
 @dataclass(frozen=True)

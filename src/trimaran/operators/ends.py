@@ -24,8 +24,8 @@ def head_operator(part: Part, vocab: Number) -> Operator:
     """Logits over `vocab` words and cross-entropy; a classifier has neither, and its TP ranks sum all the same.
 
     An fp32 loss casts to fp32, takes maximum, exponential and sum, and casts its gradient back: it keeps so many fp32
-    copies (`loss_copies`) beside the 16-bit logits, where those are not let go before. One that takes the logits as
-    they are keeps them and their gradient. A loss made in chunks of tokens keeps one chunk.
+    copies (`loss_copies`, or `loss_copies_over_tp`) beside the 16-bit logits, where those are not let go before. One
+    that takes the logits as they are keeps them and their gradient. A loss made in chunks of tokens keeps one chunk.
     """
     model, stack = part.model, part.stack
     collectives = (Collective("all_reduce", "tp", "backward", part.message),)
@@ -37,9 +37,9 @@ def head_operator(part: Part, vocab: Number) -> Operator:
     capped_forward, capped_backward, capped = SOFTCAP_PASSES if model.logit_softcap else (0.0, 0.0, 0.0)
     forward, backward = (element + 16.0, element + 8.0) if stack.fp32_loss else (2.0 * element, 2.0 * element)
     narrow = np.where(np.asarray(part.element) < 4.0, part.element, 0.0)
-    copies = (
-        4.0 * stack.loss_copies + (0.0 if stack.frees_logits else narrow) if stack.fp32_loss else 2.0 * part.element
-    )
+    alone, shared = stack.loss_copies, stack.loss_copies_over_tp or stack.loss_copies
+    loss_copies = np.where(np.asarray(part.tp) > 1, shared, alone)
+    copies = 4.0 * loss_copies + (0.0 if stack.frees_logits else narrow) if stack.fp32_loss else 2.0 * part.element
     copies = copies + capped * np.asarray(part.element)
     chunk = (stack.loss_chunk_cpu_tokens if part.on_cpu else stack.loss_chunk_gpu_tokens) or np.inf
     return Operator(

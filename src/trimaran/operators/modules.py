@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trimaran.nouns.model import Model
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import Number
@@ -26,16 +27,31 @@ class Module:
     discards_output: bool = False
 
 
-# Modules of experts and of latent attention cover nothing in a dense layer.
 MODULES: Mapping[str, Module] = {
     "core_attn": Module(("attention",)),
-    "layernorm": Module(("attention norm", "MLP norm"), discards_output=True),
-    "mla_up_proj": Module(discards_output=True),
+    "layernorm": Module(
+        ("attention norm", "MLP norm", "latent attention norm", "experts norm"), discards_output=True
+    ),
+    "mla_up_proj": Module(("queries up", "keys and values up", "latent angles"), discards_output=True),
     "mlp": Module(("up", "activation", "down")),
-    "moe": Module(),
-    "moe_act": Module(discards_output=True),
-    "shared_experts": Module(),
-}
+    "moe": Module(
+        (
+            "router", "shared up", "shared activation", "shared down", "dispatch", "experts up", "experts activation",
+            "experts down", "combine",
+        )
+    ),
+    "moe_act": Module(("experts activation",), discards_output=True),
+    "shared_experts": Module(("shared up", "shared activation", "shared down")),
+}  # fmt: skip
+
+
+def covers(module: str, model: Model) -> bool:
+    """Whether a module that recompute may name covers anything in a layer of the model."""
+    if module == "shared_experts":
+        return bool(model.shared_experts)
+    if module in ("moe", "moe_act"):
+        return bool(model.experts)
+    return module != "mla_up_proj" or model.latent_attention is not None
 
 
 def module_of(name: str, stack: Stack) -> Module:

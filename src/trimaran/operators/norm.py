@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
+
+import numpy as np
 
 from trimaran.operators.casts import Number
 from trimaran.operators.operator import Collective, Operator, Part, Phase, Tensor
@@ -14,7 +17,12 @@ EAGER_RMS_NORM_BYTES = (32.0, 50.0)
 
 def norm_before(part: Part, name: str) -> tuple[Operator, ...]:
     """The norm of what attention or MLP reads, where the model has it."""
-    return (_norm(part, name),) if part.model.norm_placement != "after" else ()
+    if part.model.norm_placement == "after":
+        return ()
+    norm = _norm(part, name)
+    # side by side both blocks norm the same tensor, which is kept once as it is
+    is_same = part.model.parallel_residual and name != "attention norm" and _keeps_input(part)
+    return (replace(norm, inputs=()) if is_same else norm,)
 
 
 def norm_after(part: Part, name: str) -> tuple[Operator, ...]:
@@ -24,14 +32,20 @@ def norm_after(part: Part, name: str) -> tuple[Operator, ...]:
 
 def _norm(part: Part, name: str) -> Operator:
     """A norm of the hidden state."""
-    elements = part.hidden_elements
+    return norm_of(part, name, part.hidden_elements, "hidden")
+
+
+def norm_of(
+    part: Part, name: str, elements: Number, kept: str, also: tuple[Tensor, ...] = (), launches: float = 2.0
+) -> Operator:
+    """A norm of so many elements, which it keeps as `kept`; `also` is kept of what it gives."""
     forward, backward = _norm_bytes(part)
     return Operator(
         name,
         moved_forward=elements * forward,
         moved_backward=elements * backward,
-        inputs=(Tensor("hidden", elements * _norm_kept(part)),),
-        launches=2.0,
+        inputs=(Tensor(kept, elements * _norm_kept(part)), *also),
+        launches=launches,
     )
 
 
@@ -40,7 +54,7 @@ def query_key_norm(part: Part) -> Operator:
 
     Under TP heads that are normed as one need the sum of squares of all ranks' heads, in fp32, for queries and keys;
     their backward needs another such sum. Where one product makes queries, keys and values, its result is kept whole
-    beside what attention keeps, and is all that the norms need in the type of the activations.
+    beside what attention keeps (`joint_tensor`), and is the input that the norms keep.
     """
     elements = part.tokens * (part.model.attention_hidden / part.tp + part.key_features)
     forward, backward = _norm_bytes(part)
@@ -50,7 +64,8 @@ def query_key_norm(part: Part) -> Operator:
         "query and key norms",
         moved_forward=elements * forward,
         moved_backward=elements * backward,
-        inputs=(Tensor("queries and keys", elements * (_norm_kept(part) - (part.element if is_joint(part) else 0.0))),),
+        inputs=joint_tensor(part),
+        inside=(Tensor("queries and keys", elements * (_norm_kept(part) - _shared(part))),),
         launches=4.0,
         collectives=tuple(Collective("all_reduce", "tp", phase, squares) for phase in phases),
     )
@@ -59,6 +74,25 @@ def query_key_norm(part: Part) -> Operator:
 def is_joint(part: Part) -> bool:
     """Whether queries and keys that were turned or normed stand beside one tensor of queries, keys and values."""
     return part.stack.joint_qkv and (part.model.positions == "rotary" or part.model.qk_norm != "none")
+
+
+def _shared(part: Part) -> Number:
+    """Bytes an element of what norms of queries and keys keep that are those of the one tensor behind the product.
+
+    Norms that go through fp32 keep a copy of what is narrower.
+    """
+    if not is_joint(part):
+        return 0.0
+    return np.where(_keeps_input(part) | (np.asarray(part.element) == 4.0), part.element, 0.0)
+
+
+def joint_tensor(part: Part) -> tuple[Tensor, ...]:
+    """The one tensor of queries, keys and values that the first operator behind its product keeps, if there is one."""
+    if not is_joint(part):
+        return ()
+    keys = part.model.attention_hidden / part.tp if part.stack.repeats_kv else part.key_features
+    width = part.model.attention_hidden / part.tp + 2.0 * keys
+    return (Tensor("queries, keys and values", part.tokens * width * part.element),)
 
 
 def _norm_bytes(part: Part) -> tuple[Number, Number]:
@@ -78,6 +112,11 @@ def _norm_kept(part: Part) -> Number:
         return part.element
     kept: dict[str, Number] = {"fused": part.element, "eager": 4.0 + part.element, "composite": 8.0}
     return kept[_rms_norm_of(part)]
+
+
+def _keeps_input(part: Part) -> bool:
+    """Whether a norm keeps its input as it is, and nothing else."""
+    return part.model.norm != "rmsnorm" or _rms_norm_of(part) == "fused"
 
 
 def _rms_norm_of(part: Part) -> Literal["fused", "eager", "composite"]:

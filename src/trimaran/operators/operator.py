@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.model import Model
-from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import UNCAST, Casts, Number
 
 Bools = NDArray[np.bool_]
-# linear: by weights; batched: one product a head; flash: scores are never written, and the masked half is skipped.
-Kernel = Literal["linear", "batched", "flash"]
-CollectiveKind = Literal["all_reduce"]
+# linear: by weights, those of a batch in one kernel or beside each other; one_by_one: of a batch one after the other;
+# batched: one product a head; flash: scores are never written, and the masked half is skipped.
+Kernel = Literal["linear", "one_by_one", "batched", "flash"]
+CollectiveKind = Literal["all_reduce", "all_gather", "dispatch", "combine", "ring", "all_to_all"]
 Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 # A soft cap of what lies in memory divides, takes tanh and multiplies, in PyTorch's eager operators: passes over it
 # forward and backward, and copies kept (of tanh's result).
 SOFTCAP_PASSES = (6.0, 7.0, 1.0)
@@ -27,12 +29,16 @@ SOFTCAP_PASSES = (6.0, 7.0, 1.0)
 
 @dataclass(frozen=True)
 class Product:
-    """`batch` matrix products of m x k times k x n."""
+    """`batch` matrix products of m x k times k x n.
+
+    Of a `ragged` one k may be any number: its operands lie in memory along m and n.
+    """
 
     m: Number
     n: Number
     k: Number
     batch: Number = 1.0
+    ragged: bool = False
 
     @property
     def operations(self) -> Number:
@@ -95,11 +101,40 @@ class Operator:
 
 
 @dataclass(frozen=True)
+class Permuting:
+    """Passes that permute copies of tokens for their experts, and copies that stay meanwhile; see nouns.dispatcher.
+
+    `arriving` are tokens that are held before they are copied for their experts, over those that a rank routes.
+    """
+
+    passes: Number = 2.0
+    sorts: Number = 0.0
+    held: Number = 0.0
+    held_sorted: Number = 0.0
+    arriving: Number = 0.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """How ranks that share a sequence let each query meet all keys: `ranks` of them, and 1 where it is by each way.
+
+    By a `ring`, by an all-gather (`gathers`), or by dealing out heads in place of tokens (`heads`, Ulysses). Where none
+    is 1, keys and values come for nothing, as bounds have it.
+    """
+
+    ranks: Number
+    ring: Number
+    gathers: Number
+    heads: Number
+
+
+@dataclass(frozen=True)
 class Part:
     """One rank's part of one micro-batch, over n distinct shapes: arrays of shape (n,), or plain numbers.
 
     `element` is the bytes of an element that is kept, `moved_element` of one that passes through memory: a CPU makes
-    fp16 products in fp32.
+    fp16 products in fp32. Experts are spread over `ep` ranks and each cut over `etp`; `load` is what the busiest of
+    these ranks is sent, over the mean. `context` says how sequences are shared out; None: each lies on one rank.
     """
 
     model: Model
@@ -112,16 +147,17 @@ class Part:
     element: Number
     moved_element: Number
     casts: Casts = UNCAST
-
-    def __post_init__(self) -> None:
-        """Raise TrimaranError for a model that the operators here are not those of."""
-        if self.model.not_computed:
-            raise TrimaranError(self.model.not_computed)
+    ep: Number = 1.0
+    etp: Number = 1.0
+    load: float = 1.0
+    permuting: Permuting = Permuting()
+    context: Context | None = None
 
     @property
     def tokens(self) -> Number:
-        """Tokens of the micro-batch, b s."""
-        return self.mbs * float(self.seq_len)
+        """Tokens of the micro-batch on this rank, b s, or b s / CP where its sequences are shared out."""
+        whole = self.mbs * float(self.seq_len)
+        return whole if self.context is None else whole / self.context.ranks
 
     @cached_property
     def message(self) -> Number:
@@ -136,12 +172,36 @@ class Part:
         """
         if self.casts is UNCAST:
             return self.message
-        return self.message * np.where(self.sequence_parallel, 0.5 + 0.5 * self.casts.share, 1.0)
+        return self.message * np.where(self.sequence_parallel, 0.5 + 0.5 * self.casts.gathered_share, 1.0)
 
     @property
     def repeated(self) -> Number:
         """By how much what TP ranks all hold of the hidden state is split: TP under sequence parallelism, else 1."""
         return np.where(self.sequence_parallel, self.tp, 1.0)
+
+    @property
+    def latent(self) -> LatentAttention:
+        """The model's latent attention, of which there is one."""
+        assert self.model.latent_attention is not None
+        return self.model.latent_attention
+
+    @property
+    def own_tokens(self) -> Number:
+        """Tokens that this rank routes to experts: its slice under sequence parallelism."""
+        return self.tokens / self.repeated
+
+    @property
+    def local_experts(self) -> Number:
+        """Experts that this rank holds."""
+        return self.model.experts / np.asarray(self.ep)
+
+    @property
+    def received(self) -> Number:
+        """Tokens that the busiest rank's experts are given: copies of its own group's, and those of the ranks that cut
+        the same experts, unless these hold the same tokens already.
+        """
+        slices = np.where(self.sequence_parallel, self.etp, np.maximum(np.asarray(self.etp) / self.tp, 1.0))
+        return self.own_tokens * self.model.top_k * self.load * slices
 
     @property
     def hidden_elements(self) -> Number:
@@ -160,13 +220,17 @@ class Part:
         A window of w keeps w s - w^2 / 2 of the s^2 / 2 pairs that causal attention has, so it stands for
         w (2 - w / s) keys.
         """
-        model, s = self.model, float(self.seq_len)
-        if not 0 < model.sliding_window < s:
-            return s
-        windowed = model.sliding_window * (2.0 - model.sliding_window / s)
-        every = model.full_attention_every
-        whole = (model.layers // every) / model.layers if every else 0.0
-        return whole * s + (1.0 - whole) * windowed
+        window, s = self.model.sliding_window, float(self.seq_len)
+        share = self.windowed_share
+        return (1.0 - share) * s + (share * window * (2.0 - window / s) if share else 0.0)
+
+    @property
+    def windowed_share(self) -> float:
+        """Share of the layers whose window is shorter than a sequence."""
+        model, every = self.model, self.model.full_attention_every
+        if not 0 < model.sliding_window < self.seq_len:
+            return 0.0
+        return 1.0 - (model.layers // every) / model.layers if every else 1.0
 
     @property
     def fused_softmax(self) -> Bools:

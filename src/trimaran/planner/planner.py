@@ -12,7 +12,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import each_of, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
-from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
+from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS, devices_of
 from trimaran.layout.choices import COUNTS
 from trimaran.layout.flops import OWN_FORMULA, days_to_train, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
@@ -23,6 +23,7 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.advice import advise
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
+from trimaran.planner.explain.ways_out import ways_out
 from trimaran.planner.plan import Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.candidates import Proposer
@@ -38,6 +39,12 @@ RIVAL_CHANCE = 0.25
 # errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
+# Clusters of more devices than this are not used whole unless somebody says so: as many devices are planned on as
+# make training at least so many times as fast as half of them do, which is 80% of what doubling could bring.
+MANY_DEVICES = 1024
+WORTH_DOUBLING = 1.6
+# How often as many devices are tried where nothing fits.
+DOUBLINGS = 5
 # The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
 # ranked by that.
 SIMULATED = 1000
@@ -63,6 +70,8 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
     """
     notes: list[str] = []
     cluster = case.cluster
+    settings, chosen = with_sensible_size(case, settings)
+    notes += [note for note in (chosen, case.left_out) if note]
     cap = settings.devices or cluster.devices
     if cap > cluster.devices:
         notes.append(
@@ -95,25 +104,90 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
     )
 
 
+def with_sensible_size(case: Case, settings: PlanSettings) -> tuple[PlanSettings, str]:
+    """Settings that say how many devices to use, and the sentence why, empty where nobody has to be told.
+
+    Where a plan for the fastest training names no number, on a cluster of more than MANY_DEVICES.
+    """
+    cluster, objective = case.cluster, settings.objective
+    is_open = not (settings.devices or settings.device_counts or objective.limited) and objective.goal == "time"
+    if not is_open or cluster.devices <= MANY_DEVICES:
+        return settings, ""
+    size, gain = cluster.devices, WORTH_DOUBLING
+    seconds, used = _fastest(case, settings, size)
+    while math.isfinite(seconds) and size > cluster.devices_per_node:
+        half = size // 2 // cluster.devices_per_node * cluster.devices_per_node or cluster.devices_per_node
+        # The fastest on more devices than it uses is the fastest on as many as it uses.
+        slower, used = (seconds, used) if used <= half else _fastest(case, settings, half)
+        if slower >= seconds * WORTH_DOUBLING:
+            break
+        size, seconds, gain = half, slower, slower / seconds
+    sized = settings.model_copy(update={"devices": size})
+    if size == cluster.devices:
+        return sized, ""
+    return sized, (
+        f"{size} of the {cluster.devices} devices of {cluster.name} are planned on: twice as many would train "
+        f"{gain:.2f} times as fast, and less than {WORTH_DOUBLING:g} times is not worth them; --devices states another "
+        f"number"
+    )
+
+
+def _fastest(case: Case, settings: PlanSettings, devices: int) -> tuple[float, int]:
+    """Seconds a sequence of the fastest layout on at most so many devices, by the closed form, and how many it uses.
+
+    inf and all of them where none fits.
+    """
+    ranking = _search(case, settings.model_copy(update={"devices": devices, "top": 1}), most=1).search()
+    if not len(ranking.value):
+        return math.inf, devices
+    return float(ranking.value[0]), int(devices_of(ranking.rows)[0])
+
+
+def _enough_devices(case: Case, settings: PlanSettings, devices: int) -> int:
+    """The first of twice, four times, ... so many devices on which some layout fits, or 0."""
+    several = () if settings.device_counts else (devices * 2**doubling for doubling in range(1, DOUBLINGS + 1))
+    return next((more for more in several if math.isfinite(_fastest(case, settings, more)[0])), 0)
+
+
+def _search(case: Case, settings: PlanSettings, most: int) -> Search:
+    """The search that the settings ask for, which ranks so many at most."""
+    cap = settings.devices or case.cluster.devices
+    case = case.on(on_devices(case.cluster, cap))
+    about = case.workload, case.cluster, case.stack
+    space = space_of(*about, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
+    proposer = Proposer(space, Sieve(*about), settings, cap)
+    return Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top)
+
+
 def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:
     """The search that the settings ask for, and what it ranked, the best SIMULATED (or as many as asked) by simulation.
 
     Raises TrimaranError where that is nothing.
     """
     settings.objective.check(case.workload, case.cluster)
-    cap = settings.devices or case.cluster.devices
-    case = case.on(on_devices(case.cluster, cap))
-    about = case.workload, case.cluster, case.stack
-    space = space_of(*about, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
-    proposer = Proposer(space, Sieve(*about), settings, cap)
-    most = max(settings.top, SIMULATED)
-    search = Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top)
+    search = _search(case, settings, max(settings.top, SIMULATED))
     ranking = search.search()
+    if not len(ranking.value) and ranking.over_limit and not ranking.unmet:
+        search, ranking = _offloaded(case, settings) or (search, ranking)
     if len(ranking.value):
         search.simulate(ranking)
     if not len(ranking.value):
-        raise TrimaranError(_nothing(ranking, search, cap))
+        raise TrimaranError(_nothing(ranking, search, settings.devices or case.cluster.devices))
     return search, ranking
+
+
+def _offloaded(case: Case, settings: PlanSettings) -> tuple[Search, Ranking] | None:
+    """The first search that finds something with a part in the host's memory, since nothing fits without; else None."""
+    device = case.cluster.device
+    if "offload" in settings.fixed or not (device.host_link_gb_s and device.host_mem_gb_s):
+        return None
+    for word in case.stack.offloads:
+        asked = settings.model_copy(update={"fixed": {**settings.fixed, "offload": word}})
+        search = _search(case, asked, max(settings.top, SIMULATED))
+        ranking = search.search()
+        if len(ranking.value):
+            return search, ranking
+    return None
 
 
 def on_devices(cluster: Cluster, devices: int) -> Cluster:
@@ -247,9 +321,12 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
         # What is fixed may be nothing that stack or device has, of which memory knows nothing.
         case = search.case
         for violation in violations(unfit.layout, case.workload, case.cluster, case.stack):
-            if violation.rule in ("stack", "precision"):
+            if violation.rule in ("stack", "precision", "placement"):
                 return f"no layout is valid; for example, {unfit.layout}: {violation.sentence}"
-        return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}"
+        limit = float(memory_limit_gib(case.cluster, np.array([unfit.layout.devices]), search.mem_margin)[0])
+        settings = search.proposer.settings
+        helps = ways_out(unfit.layout, case, limit, settings.fixed, _enough_devices(case, settings, devices))
+        return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}{helps}"
     sieve, counts = search.proposer.sieve, search.proposer.settings.device_counts
     if sieve.emptied is None and counts:
         return (

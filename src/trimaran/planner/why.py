@@ -64,6 +64,13 @@ def explain(
     notation is not understood or no layout at all is left to compare with.
     """
     plan = plan_with(case, settings)
+    if settings.devices is None and not settings.device_counts:
+        # A layout may be asked about that needs more devices than are planned on where nobody says how many.
+        stated = parse_layout(text).devices
+        settings = settings.model_copy(
+            update={"devices": plan.devices if stated <= plan.devices else case.cluster.devices}
+        )
+        plan = plan if stated <= plan.devices else plan_with(case, settings)
     asked = case.on(on_devices(case.cluster, plan.devices))
     layout = complete(text, asked, settings)
     best = plan.best
@@ -85,7 +92,7 @@ def explain(
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
     rank = _rank(layout, workload, predicted, *searched(asked, far))
     verdict: Verdict = "ranked" if rank else "slower"
-    reasons = _beside_the_best(predicted, plan)
+    reasons = _beside_the_best(layout, predicted, plan)
     if predicted.mem_gib > limit:
         verdict, rank = "does not fit", None
         reasons = [memory_sentence(predicted, limit, settings.mem_margin), *reasons]
@@ -114,7 +121,7 @@ def complete(
     fixed = {name: _fixable(value) for name, value in stated.items() if name in FIXABLE}
     cluster = case.cluster
     proposed = {c.name: c.proposes(case.workload, cluster, stack, cluster.devices) for c in CHOICES if c.proposes}
-    plainest: dict[str, object] = {name: values[0] for name, values in proposed.items()}
+    plainest: dict[str, object] = {name: next(iter(values)) for name, values in proposed.items()}
     for margin in (settings.mem_margin, None):
         roomy = case
         if margin is None:
@@ -154,8 +161,11 @@ def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Searc
     return rank if rank <= len(ranking.value) or len(ranking.value) < search.top else None
 
 
-def _beside_the_best(predicted: Estimate, plan: Plan) -> list[str]:
-    """What the layout loses to the best, and what it gains, by part of the iteration."""
+def _beside_the_best(layout: Layout, predicted: Estimate, plan: Plan) -> list[str]:
+    """What the layout loses to the best, and what it gains, by part of the iteration.
+
+    What ranks that share layers, sequences or experts say to each other is told where the two share them differently.
+    """
     best = plan.best.estimate
     ratio = predicted.sec_per_it / best.sec_per_it
     told = f"{predicted.sec_per_it:.3g} s/it, {ratio:.2f} times the {best.sec_per_it:.3g} s/it of {plan.best.layout}"
@@ -163,6 +173,8 @@ def _beside_the_best(predicted: Estimate, plan: Plan) -> list[str]:
         return [told]
     differences = {name: getattr(predicted.time, name) - getattr(best.time, name) for name in TIME_PARTS}
     order = sorted(differences, key=lambda name: -abs(differences[name]))
-    telling = [name for name in order if abs(differences[name]) > _WORTH_SAYING * best.sec_per_it]
+    shared = {axis for axis in ("tp", "cp", "ep") if getattr(layout, axis) != getattr(plan.best.layout, axis)}
+    worth = {name: _WORTH_SAYING * best.sec_per_it * (name not in shared) for name in differences}
+    telling = [name for name in order if abs(differences[name]) > worth[name]]
     parts = [f"{name} {differences[name]:+.3g} s" for name in telling]
     return [f"{told}: {', '.join(parts)}"]

@@ -7,6 +7,7 @@ of its group do nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import groupby, product
 from typing import Literal, get_args
 
@@ -20,7 +21,7 @@ from trimaran.nouns.probed_model import PartName, PartTime
 from trimaran.probe.probe_settings import PartCase, ProbeSettings
 from trimaran.probe.timing import undisturbed_seconds
 from trimaran.train.comm.group import Group
-from trimaran.train.comm.mesh import Mesh
+from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
 from trimaran.train.model.autograd import backward
 from trimaran.train.model.gpt import Stage
@@ -82,7 +83,7 @@ class PartMaker:
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
-        self.layers = min(LAYERS, model.layers)
+        self.layers = min(LAYERS, model.layers - model.dense_layers)
         self._pool = 0.02 * torch.randn(_POOL)
         self._held: tuple[PartName, Layout] | None = None
 
@@ -105,10 +106,17 @@ class PartMaker:
 
     def stage(self, part: PartName, layout: Layout) -> Stage:
         """A stage between others with the layers alone, or the last one with none: the final norm, head and loss."""
-        split = (1, self.layers, 1) if part == "layer" else (1, 0)
-        one, shares = Group((0,), 0, None), SilentGroup(tuple(range(layout.tp)), 0, None)
+        # of a mixture's layers those with experts, which stand behind the dense ones
+        split = (max(1, self.model.dense_layers), self.layers, 1) if part == "layer" else (1, 0)
+        shares = SilentGroup(tuple(range(layout.tp)), 0, None)
         pipeline = SilentGroup(tuple(range(len(split))), 1, None)
-        mesh = Mesh(world=one, along={"dp": one, "tp": shares, "pp": pipeline}, pp_returning=pipeline, tied=one)
+        alone = lone_mesh()
+        mesh = replace(
+            alone,
+            along={**alone.along, "tp": shares, "pp": pipeline},
+            holders={**alone.holders, "dense": replace(alone.holders["dense"], cut=shares)},
+            pp_returning=pipeline,
+        )
         stage = Stage(self.model, layout, split, mesh)
         FlatWeights(stage, layout, mesh, self._initial, self.device)
         return stage

@@ -96,7 +96,7 @@ def probe_settings(
     """Settings for a node of `slots` slots; with a model, its own products, attention and parts too.
 
     They are those of a rank of `stack`, or of Trimaran's own trainer. Raises TrimaranError where the model has learned
-    fewer positions than the sequence has, or has no operators here.
+    fewer positions than the sequence has.
     """
     degrees = _powers_of_two(slots)
     on_cpu = device == "cpu"
@@ -105,8 +105,6 @@ def probe_settings(
     attention = [] if quick and model else [AttentionShape(batch_heads=8, seq_len=s, head_dim=64) for s in (256, 1024)]
     parts: list[PartCase] = []
     if model is not None:
-        if model.not_computed:
-            raise TrimaranError(model.not_computed)
         stack = stack or load_stack("trimaran")
         sequence = seq_len or model.max_positions
         if model.positions == "learned" and sequence > model.max_positions:
@@ -121,7 +119,8 @@ def probe_settings(
             products += model_products(model, sequence, mbs, tp, pads_vocab=stack.pads_vocab)
             attention += model_attention(model, sequence, mbs, tp) if stack.flash_attention else []
         if not_measured_whole(model, stack) is None:
-            parts = model_parts(model, sequence, mbs, shares)
+            # ranks of TP have experts of their own, which a rank alone has no tokens for
+            parts = model_parts(model, sequence, mbs, [1] if model.experts else shares)
     top = 4 * MIB if quick and on_cpu else 64 * MIB
     sizes = [4 * KIB * 4**n for n in range(20) if 4 * KIB * 4**n <= top]
     return ProbeSettings(
@@ -181,24 +180,50 @@ def model_products(
     if not _divides(tp, model):
         return []
     h = model.hidden
-    weights = [
-        ((model.attention_hidden + 2 * model.kv_hidden) // tp, h),
-        (h, model.attention_hidden // tp),
-        (model.ffn_hidden * (model.mlp_matrices - 1) // tp, h),
-        (h, model.ffn_hidden // tp),
-    ]
+    weights = _attention_weights(model, tp)
+    if model.main_kind == "dense" or model.dense_layers:
+        weights += _mlp(model, model.ffn_hidden, tp)
+    if model.shared_experts:
+        weights += _mlp(model, model.shared_experts * model.moe_ffn_hidden, tp)
     if model.head == "vocabulary":
         weights.append(((padded_vocab(model.vocab, tp) if pads_vocab else model.vocab) // tp, h))
     products = []
     for b in mbs:
         tokens = b * seq_len
-        for out, into in weights:
-            products += [
-                ProbedProduct(m=tokens, n=out, k=into),
-                ProbedProduct(m=tokens, n=into, k=out, orientation="input_gradient"),
-                ProbedProduct(m=out, n=into, k=tokens, orientation="weight_gradient"),
-            ]
+        products += [product for out, into in weights for product in _products(tokens, out, into)]
+        if model.experts:
+            each = max(1, tokens * model.top_k // model.experts)
+            experts = _mlp(model, model.moe_ffn_hidden, 1)
+            products += [product for out, into in experts for product in _products(each, out, into)]
     return products
+
+
+def _attention_weights(model: Model, tp: int) -> list[tuple[int, int]]:
+    """(out, in) of the matrices of attention on one of `tp` ranks."""
+    h, latent, projection = model.hidden, model.latent_attention, (model.hidden, model.context_hidden // tp)
+    if latent is None:
+        return [((model.attention_hidden + 2 * model.kv_hidden) // tp, h), projection]
+    keys_values = model.heads * (latent.plain_dim + latent.value_dim)
+    return [
+        (latent.query_rank + latent.kv_rank + latent.rotary_dim, h),
+        (model.attention_hidden // tp, latent.query_rank or h),
+        (keys_values // tp, latent.kv_rank),
+        projection,
+    ]
+
+
+def _mlp(model: Model, width: int, tp: int) -> list[tuple[int, int]]:
+    """(out, in) of the matrices of an MLP of an inner `width`."""
+    return [(width * (model.mlp_matrices - 1) // tp, model.hidden), (model.hidden, width // tp)]
+
+
+def _products(tokens: int, out: int, into: int) -> tuple[ProbedProduct, ...]:
+    """The products of one matrix (out, in): forward, and backward for its input and for itself."""
+    return (
+        ProbedProduct(m=tokens, n=out, k=into),
+        ProbedProduct(m=tokens, n=into, k=out, orientation="input_gradient"),
+        ProbedProduct(m=out, n=into, k=tokens, orientation="weight_gradient"),
+    )
 
 
 def model_attention(model: Model, seq_len: int, mbs: tuple[int, ...], tp: int) -> list[AttentionShape]:

@@ -14,6 +14,9 @@ RENDEZVOUS_FD = "TRIMARAN_RENDEZVOUS_FD"
 # torchrun sets these: ranks that have them meet in torchrun's own store, under another prefix after each restart.
 TORCHRUN_ID, TORCHRUN_RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 
+# Which GPUs of its node a process sees, as CUDA reads it.
+SHOWN_GPUS = "CUDA_VISIBLE_DEVICES"
+
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK_INTERFACE, LOOPBACK = "lo", "127.0.0.1"
 

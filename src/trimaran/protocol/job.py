@@ -51,6 +51,7 @@ class ConvertJob(Noun):
 
     source: str
     output: str
+    family: str | None = Field(default=None, description="Hugging Face family to write; None: the first that fits")
 
 
 class TrainJob(Noun):

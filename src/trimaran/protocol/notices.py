@@ -18,6 +18,8 @@ class Notice(StrEnum):
     STOPPED = "stopped"  # step
     NOT_SAVED = "not_saved"  # step, text (a sentence)
     DAMAGED = "damaged"  # step, text
+    SLOW = "slow"  # step, rank, why
+    BAD_LOSS = "bad_loss"  # step, why, done (what was done, in words), back_to (the step gone back to, or null)
 
 
 class Tell(Protocol):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun
@@ -12,6 +13,7 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.data_settings import DataSettings
+from trimaran.recipe.manifest_settings import ManifestSettings
 from trimaran.recipe.published import PublishedTable
 from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.recipe.train_settings import TrainSettings
@@ -29,6 +31,7 @@ class Recipe(Noun):
     data: DataSettings = DataSettings()
     sweep: SweepSettings = SweepSettings()
     train: TrainSettings = TrainSettings()
+    manifest: ManifestSettings = ManifestSettings()
     tables: tuple[PublishedTable, ...] = Field(default=(), description="published tables to be repeated")
 
     @property
@@ -42,3 +45,11 @@ class Recipe(Noun):
         if not _FOLDER_NAME.fullmatch(name):
             raise ValueError("a study's folder has this name: use letters, digits, spaces and . _ + -, at most 100")
         return name
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("balance_loss", "router_z_loss"):
+            weight = getattr(self.train, name)
+            if weight and not self.workload.model.experts:
+                raise ValueError(f"train.{name} is {weight:g}, but model.experts is 0: leave it out, or state experts")
+        return self

@@ -11,6 +11,7 @@ from trimaran.nouns.noun import Noun
 from trimaran.nouns.shaped_network import ShapedNetwork
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.nouns.variant import Variant
+from trimaran.recipe.ray_settings import RaySettings
 
 
 class SweepSettings(Noun):
@@ -31,7 +32,8 @@ class SweepSettings(Noun):
         default=(), description="networks to measure every layout on, shaped inside this machine; empty: its own"
     )
     margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
-    slurm: SlurmSettings | None = Field(default=None, description="None: the ranks are processes of this machine")
+    slurm: SlurmSettings | None = Field(default=None, description="None, and no `ray`: processes of this machine")
+    ray: RaySettings | None = Field(default=None, description="None, and no `slurm`: processes of this machine")
     variants: tuple[Variant, ...] = Field(default=(), description="each layout is run under each; empty: plainly")
 
     @model_validator(mode="after")
@@ -47,6 +49,8 @@ class SweepSettings(Noun):
         names = [network.name for network in self.networks]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"networks has {twice!r} {names.count(twice)} times: give each a name of its own")
+        if self.slurm and self.ray:
+            raise ValueError("slurm and ray both ask to start the ranks: drop one of the sections")
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} leaves none of steps {self.steps} to be timed: raise steps"

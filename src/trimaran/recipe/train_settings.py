@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from trimaran.nouns.noun import Noun
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+# What a training does at a step whose loss or gradient is bad.
+OnBadLoss = Literal["stop", "skip", "go_back"]
 
 # What a learning-rate schedule may be stated in.
 SCHEDULE_UNITS = ("steps", "samples", "tokens")
@@ -32,6 +34,13 @@ class TrainSettings(Noun):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
+    balance_loss: float = Field(
+        default=0.0, ge=0, description="weight of the loss that evens out experts' load; 0: none"
+    )
+    router_z_loss: float = Field(default=0.0, ge=0, description="weight of the routers' z-loss; 0: none")
+    router_bias_rate: float = Field(
+        default=1e-3, ge=0, description="by how much a step moves the biases of routers that have them"
+    )
     document_mask: bool = Field(default=False, description="attention stays within a document, positions begin with it")
     validation: float = Field(default=0.0, ge=0, lt=1, description="share of every text held out, at its end")
     eval_every: int | None = Field(default=None, gt=0, description="steps between validations; None: none")
@@ -40,9 +49,27 @@ class TrainSettings(Noun):
         default=None, min_length=1, description="checkpoint or Hugging Face folder to begin with; None: drawn"
     )
     checkpoint_every: int | None = Field(
-        default=None, ge=0, description="steps between checkpoints; None: one at the end; 0: none at all"
+        default=None, ge=0, description="steps between checkpoints; None: by checkpoint_minutes; 0: none at all"
+    )
+    checkpoint_minutes: float = Field(
+        default=10.0, gt=0, le=1e6, description="minutes between checkpoints, at least 50 times what one stops a step"
+    )
+    restarts: int = Field(
+        default=3, ge=0, description="starts anew after faults, in a row without a newer checkpoint; 0: none"
     )
     keep_checkpoints: int = Field(default=3, gt=0, description="the newest so many are kept")
+    on_bad_loss: OnBadLoss = Field(
+        default="stop",
+        description="stop: go on, until there are bad_steps of them; skip: the batch teaches nothing; go_back: to the "
+        "newest checkpoint, and on with the data behind the bad batch",
+    )
+    bad_steps: int = Field(
+        default=10, gt=0, description="so many bad steps in a row end the training; of go_back, without a checkpoint"
+    )
+    spike_sigmas: float = Field(
+        default=0.0, ge=0, description="a loss so far above the median of the last good ones is bad too; 0: none is"
+    )
+    spike_steps: int = Field(default=100, ge=10, le=10_000, description="how many good losses that median is of")
     track: tuple[TrackerName, ...] = Field(default=("tensorboard",), description="what else is told of every step")
 
     @model_validator(mode="after")
@@ -58,6 +85,11 @@ class TrainSettings(Noun):
         for unit, (warmup, decay) in spans.items():
             if warmup and unit != "steps" and (decay is None or decay <= warmup):
                 raise ValueError(f"warmup_{unit} {warmup} needs a larger decay_{unit} than {decay}: state one")
+        if self.on_bad_loss == "go_back" and self.checkpoint_every == 0:
+            raise ValueError(
+                'on_bad_loss is "go_back" and checkpoint_every is 0, so there is nothing to go back to: '
+                "state checkpoint_minutes"
+            )
         if self.eval_every and not self.validation:
             raise ValueError(
                 f"eval_every {self.eval_every} validates on held-out text, and validation is 0: "

@@ -42,11 +42,11 @@ def unused(shown: Sequence[tuple[Choice, Heading]], rows: Iterable[Layout | Meas
     A plan says a number that matters (its ZeRO stage) all the same, a table of runs does not.
     """
     left_out = {
-        c.name: c.default
+        c.name: {c.default, c.cell(c.default)}
         for c, heading in shown
         if heading.blank == "table" or (shown is MEASURED and c.bounds and heading.dull)
     }
     for row in rows:
-        for name in [name for name, default in left_out.items() if getattr(row, name) != default]:
+        for name in [name for name, default in left_out.items() if getattr(row, name) not in default]:
             del left_out[name]
     return frozenset(left_out)

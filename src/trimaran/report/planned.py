@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trimaran.layout.flops import aggregate_pflops
+from trimaran.planner.goodput.forecast import Forecast
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.ramp_up import RampUpSchedule
 from trimaran.report.layouts import PLANNED, layout_cells, layout_fields, unused
@@ -98,9 +99,9 @@ def explanation(plan: Plan) -> str:
     if plan.advice:
         lines.append(f"advice: {plan.advice.sentence}")
     for refusal in plan.refusals:
-        fields = " x ".join(refusal.fields)
+        fields, valued = " x ".join(refusal.fields), "value" if refusal.combinations == 1 else "values"
         lines.append(
-            f"refused by rule {refusal.rule}: {refusal.combinations:,} values of {fields}; e.g. {refusal.example}"
+            f"refused by rule {refusal.rule}: {refusal.combinations:,} {valued} of {fields}; e.g. {refusal.example}"
         )
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(lines)
@@ -140,7 +141,7 @@ def ramp_up_table(schedule: RampUpSchedule, form: Format) -> str:
     return "\n".join([render(rows, RAMP_UP_FIELDS, form), *sentences])
 
 
-def as_json(plan: Plan, schedule: RampUpSchedule | None = None) -> dict[str, Any]:
+def as_json(plan: Plan, schedule: RampUpSchedule | None = None, expected: Forecast | None = None) -> dict[str, Any]:
     """The whole plan as plain data; its keys are documented in docs/json.md and stay."""
     return {
         "model": plan.model,
@@ -169,6 +170,7 @@ def as_json(plan: Plan, schedule: RampUpSchedule | None = None) -> dict[str, Any
         "advice": None if plan.advice is None else plan.advice.model_dump(),
         "notes": list(plan.notes),
         "ramp_up": None if schedule is None else _schedule_json(schedule),
+        "goodput": None if expected is None else expected.model_dump(mode="json"),
     }
 
 

@@ -9,6 +9,7 @@ from trimaran.files.row_table import read_table
 from trimaran.files.user_file import MIB, read_json
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.files import RunFile
 from trimaran.report.page.content import Content
 from trimaran.report.page.measured import measured_content
 from trimaran.report.page.planned import plan_content
@@ -21,6 +22,10 @@ PLAN_BYTES = 64 * MIB
 
 def measured_rows(path: Path, recipe: str | None = None) -> list[Measurement]:
     """The rows of a store, or of a CSV of the table contract. Raises TrimaranError where it cannot be read."""
+    if path.is_dir():
+        raise TrimaranError(
+            f"{path} is a folder without {RunFile.LOG} of a training: give a store, a table, a plan or runs/NAME/train"
+        )
     if path.suffix == PLAN_ENDING:
         raise TrimaranError(f"{path}: a plan is shown as a page or a figure: give -o {path.with_suffix('.html')}")
     if path.suffix == TABLE_ENDING:

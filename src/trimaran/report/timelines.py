@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 TRACE_ENDING = ".json"
 # What keeps a rank's processor busy; the rest is waiting or runs beside it.
-WORK: tuple[EventKind, ...] = ("forward", "backward", "backward_weight", "recompute", "step")
+WORK: tuple[EventKind, ...] = ("forward", "backward", "backward_input", "backward_weight", "recompute", "step")
 COLORS: dict[EventKind, str] = {
     "forward": "#7fb3e0",
     "backward": "#f0a35e",
+    "backward_input": "#f0a35e",
     "backward_weight": "#c9b037",
     "recompute": "#8fc98b",
     "send": "#9a86d2",

@@ -12,7 +12,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.recipe.recipe import Recipe
 from trimaran.report.disturbance import trained_otherwise
-from trimaran.study.training import largest_rank
+from trimaran.study.training.folders import largest_rank
 
 
 def summary(

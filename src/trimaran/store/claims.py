@@ -78,6 +78,19 @@ class Claims:
             held = self._held.get(key)
         return held is not None and self._newest(key) == held[0] and _is_ours(*held)
 
+    def holder(self, key: str) -> Owner | None:
+        """Who holds `key`, as the claim says; None where nobody does."""
+        content = self._content(self._newest(key))
+        return None if content is None else content.owner
+
+    def is_alive(self, key: str) -> bool:
+        """Whether the holder of `key` is known to live: it runs here, or gave a sign since `take` last asked."""
+        newest = self._newest(key)
+        if (content := self._content(newest)) is None or newest is None:
+            return False
+        alive, before = content.owner.is_alive(), self._seen.get(newest)
+        return alive if alive is not None else before is not None and before[0] != _look(newest)
+
     def release(self, key: str) -> None:
         """Give `key` back, if this process holds it."""
         with self._lock:
@@ -101,14 +114,21 @@ class Claims:
         claims = [self._folder / name for name in names if name.rpartition(".")[0] == key]
         return max(claims, key=_generation, default=None)
 
+    def _content(self, claim: Path | None) -> _Content | None:
+        look = None if claim is None else _look(claim)
+        try:
+            return None if look is None else _Content.model_validate_json(look[1])
+        except ValidationError:
+            return None  # not written yet
+
     def _lapsed(self, claim: Path) -> bool:
         look = _look(claim)
         if look is None:
             return True  # given back meanwhile
-        with contextlib.suppress(ValidationError):
-            alive = _Content.model_validate_json(look[1]).owner.is_alive()
-            if alive is not None:
-                return not alive
+        content = self._content(claim)
+        alive = None if content is None else content.owner.is_alive()
+        if alive is not None:
+            return not alive
         now = time.monotonic()
         before = self._seen.get(claim)
         if before is None or before[0] != look:

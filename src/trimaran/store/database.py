@@ -172,7 +172,7 @@ class Store:
                 for measurement in measurements:
                     cells = to_cells(measurement)
                     digest = _digest(cells)
-                    if digest in known or (_KEPT_SINCE and _digest(_as_before(cells)) in known):
+                    if digest in known or (_keeps_more(cells) and _digest(_as_before(cells)) in known):
                         continue
                     known.add(digest)
                     if self._shared:
@@ -377,6 +377,11 @@ class ChosenMeasurements:
 def _digest(cells: Sequence[object]) -> bytes:
     """What a row's cells are known by: 16 bytes, where those of a hundred thousand rows would fill the memory."""
     return hashlib.blake2b(repr(tuple(cells)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _keeps_more(cells: Sequence[object]) -> bool:
+    """Whether stores of earlier versions would have lost something of the cells."""
+    return any(cells[at] is not None for at in _KEPT_SINCE)
 
 
 def _as_before(cells: Sequence[object]) -> list[object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
+from trimaran.layout.axes import stated_placement
+from trimaran.layout.choices import CHOICE
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import PLAIN
@@ -12,19 +14,18 @@ from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
 USUAL_WARMUP_STEPS = 2
-# Facts of a stack that say how it is predicted, not what runs.
-PREDICTION_FACTS = {
-    "source", "kernels_like", "gathers_beside_products", "wide_gradients", "lean_activation", "holds_mlp_gradients",
-    "alibi_tensor", "loss_chunk_cpu_tokens", "loss_chunk_gpu_tokens", "heap_keeps_logits", "agrees_every_step",
-    "recompute_stops_early", "selective", "rms_norm", "native_gelu", "joint_qkv", "repeats_kv", "frees_logits",
-    "selective_keeps", "shards_master", "gathers_ends", "low_gradient_bytes", "copies_context", "keeps_gathered",
-    "fragmentation", "sequence_parallel_default",
-    "software", "flash_kernel", "gathers_behind_forward", "sums_behind_weights", "fused_accumulation", "overlaps_sends",
-    "wide_gradient_stages", "loss_copies", "recompute_modules", "recompute_every", "pipelined_zero_stages",
-    "overlapped_zero_stages", "sums_behind_products", "recomputes_by_stage",
-    "fp8_scaling", "narrow_as", "keeps_casts", "casts_weights_once", "gathers_casts",
-    "model_traits",
+# Facts of a stack that say what runs, as they were when stores began: all others say how it is predicted.
+RUN_FACTS = {
+    "name", "framework", "flash_attention", "fused_softmax", "fused_softmax_max_seq", "fused_gelu", "dropout",
+    "keeps_freed_memory", "fused_layernorm", "fused_optimizer", "fp32_softmax", "fp32_loss", "overlap_dp", "overlap_pp",
+    "splits_sends", "recomputes_stage", "master_weight_bytes", "grad_bytes_16bit", "bucket_elements", "uneven_stages",
+    "ends_count_as_layers", "head_weighted_stages", "tied_embedding_replicated", "pads_vocab", "schedules",
+    "zero_stages", "dp_kinds", "precisions", "recomputes", "sequence_parallel", "tensor_parallel", "pipeline_parallel",
+    "memory_report",
 }  # fmt: skip
+
+# Choices that layouts had from later on: said where they are not as usual.
+_LATER_CHOICES = ("shard", "cp", "cp_kind", "ep", "etp", "dispatcher", "ep_overlap", "offload")
 
 
 def trial_key(
@@ -49,10 +50,17 @@ def trial_key(
     device = cluster.device
     # traits are said where a model has them, so that stores from before there were any still know their trials
     plain = PLAIN.keys() - workload.model.traits.keys()
+    unsaid = {"tokens"} | ({"capacity_factor"} if workload.capacity_factor is None else set())
+    unsaid |= {"expert_imbalance"} if workload.expert_imbalance == 1.0 else set()
+    chosen = layout.model_copy(update={"stage_split": stage_split}).model_dump(mode="json")
+    chosen = {name: value for name, value in chosen.items() if not _is_later_default(name, value)}
+    chosen["placement"] = list(stated_placement(layout.placement))
     stated: dict[str, object] = {
-        "workload": workload.model_dump(mode="json", exclude={"tokens": True, "model": {"name", *plain}}),
-        "layout": layout.model_copy(update={"stage_split": stage_split}).model_dump(mode="json"),
-        "stack": stack.model_dump(mode="json", exclude=PREDICTION_FACTS),
+        "workload": workload.model_dump(
+            mode="json", exclude={**dict.fromkeys(unsaid, True), "model": {"name", "mtp_depth", *plain}}
+        ),
+        "layout": chosen,
+        "stack": stack.model_dump(mode="json", include=RUN_FACTS),
         "device": {"name": device.name, "kind": device.kind, "cores": device.cores, "clock_ghz": device.clock_ghz},
         "node": {
             "devices": cluster.devices_per_node,
@@ -71,3 +79,7 @@ def trial_key(
         stated["network"] = cluster.shaped.model_dump(mode="json", exclude={"name"})
     canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _is_later_default(name: str, value: object) -> bool:
+    return name in _LATER_CHOICES and value == CHOICE[name].default

@@ -99,7 +99,22 @@ _NO_CLAIMS = ("DROP TABLE claim",)
 # What other programs took of the cores while a trial ran.
 _OTHERS = ("ALTER TABLE measurement ADD COLUMN others_share REAL",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS, _NO_CLAIMS, _OTHERS)
+# Degrees that the first layouts had no need of, and the experts of a mixture.
+_AXES = (
+    *(f"ALTER TABLE measurement ADD COLUMN {name} INTEGER" for name in ("experts", "top_k", "shared_experts")),
+    *(f"ALTER TABLE measurement ADD COLUMN {name} INTEGER" for name in ("moe_ffn_hidden", "dense_layers")),
+    "ALTER TABLE measurement ADD COLUMN capacity_factor REAL",
+    *(f"ALTER TABLE measurement ADD COLUMN {name} INTEGER" for name in ("shard", "ep", "etp")),
+    *(f"ALTER TABLE measurement ADD COLUMN {name} TEXT" for name in ("cp_kind", "dispatcher")),
+)
+
+# Where what a rank holds lies, what hides exchanges of tokens, and how even these are.
+_OFFLOAD = (
+    *(f"ALTER TABLE measurement ADD COLUMN {name} TEXT" for name in ("ep_overlap", "offload")),
+    "ALTER TABLE measurement ADD COLUMN expert_imbalance REAL",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS, _NO_CLAIMS, _OTHERS, _AXES, _OFFLOAD)
 VERSION = len(MIGRATIONS)
 
 

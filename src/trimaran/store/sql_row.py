@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,9 +17,6 @@ _EMPTY = {"step_times_s": "[]", "losses": "[]", "mem_gib_per_rank": "[]", "libra
 _JSON_FIELDS = frozenset(_EMPTY)
 
 
-_USUAL = object()
-
-
 def quoted(name: str) -> str:
     """A column name as SQL wants it (`table` is a keyword)."""
     return f'"{name}"'
@@ -29,7 +25,11 @@ def quoted(name: str) -> str:
 def to_cells(measurement: Measurement) -> list[object]:
     """The cells of one row, in the order of FIELDS."""
     values = vars(measurement)
-    return [json.dumps(values[name]) if name in _JSON_FIELDS else values[name] for name in FIELDS]
+    return [_json_of(name, values[name]) if name in _JSON_FIELDS else values[name] for name in FIELDS]
+
+
+def _json_of(name: str, value: Any) -> str:
+    return json.dumps(value) if value else _EMPTY[name]
 
 
 def from_cells(row: sqlite3.Row) -> Measurement:
@@ -38,21 +38,15 @@ def from_cells(row: sqlite3.Row) -> Measurement:
     Raises TrimaranError naming the row that does not hold one.
     """
     stored = dict(zip(row.keys(), row, strict=True))
+    # what is as usual is left out: a hundred thousand rows need not hold it again
+    stated: dict[str, Any] = {name: stored[name] for name in FIELDS if stored.get(name) is not None}
+    stated |= {name: None for name in ASSUMED if name in stored and stored[name] is None}
     try:
-        return Measurement.model_validate(
-            {name: cell for name in FIELDS if (cell := _cell(stored, name)) is not _USUAL}
-        )
+        for name, empty in _EMPTY.items():
+            if (text := stated.pop(name, empty)) != empty:
+                stated[name] = json.loads(text)
+        return Measurement.model_validate(stated)
     except ValidationError as error:
         raise TrimaranError(f"store row {row['id']} is damaged: {first_error(error)}") from None
     except (ValueError, TypeError) as error:
         raise TrimaranError(f"store row {row['id']} is damaged: {error}") from None
-
-
-def _cell(stored: Mapping[str, Any], name: str) -> Any:
-    """The value of one stored cell, or that it is as usual, which a hundred thousand rows need not hold again."""
-    if name not in stored:
-        return _USUAL
-    cell = stored[name]
-    if name in _JSON_FIELDS:
-        return _USUAL if cell == _EMPTY[name] else json.loads(cell)
-    return _USUAL if cell is None and name not in ASSUMED else cell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trimaran.bench.launch.ray.ray_cluster import require_ray
 from trimaran.files.recipe_file import load_recipe
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
@@ -16,13 +17,20 @@ from trimaran.recipe.recipe import Recipe
 
 
 def runnable_recipe(path: Path, *, trust: bool) -> Recipe:
-    """The recipe of a file, to be run on this machine or its Slurm.
+    """The recipe of a file, to be run on this machine, its Slurm or its Ray.
 
-    Raises TrimaranError where it is for other software, and where it names interpreters and libraries without `trust`.
+    Raises TrimaranError where it is for other software, where it names interpreters, libraries or images without
+    `trust`, and where it asks for a Ray that is not installed.
     """
     recipe = load_recipe(str(path))
     require_trimaran_stack(recipe)
     require_trust(recipe.sweep.variants, trust)
+    if not trust and recipe.sweep.slurm and (setting := recipe.sweep.slurm.foreign_code()):
+        raise TrimaranError(
+            f"sweep.slurm: {setting} makes the ranks run code that the recipe names: read the recipe, then add --trust"
+        )
+    if recipe.sweep.ray is not None:
+        require_ray()
     return recipe
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
+from trimaran.bench.watch.verdict import signal_name
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
@@ -30,7 +31,7 @@ def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bo
     """Run one of Trimaran's torch programs to its end; its standard output when captured.
 
     Its lines of progress are passed on as they come. Raises TrimaranError with the program's own last line when it
-    fails.
+    fails, and with the signal that killed it.
     """
     require_torch(what)
     command = [sys.executable, "-P", "-m", module, *arguments]
@@ -48,8 +49,10 @@ def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bo
         status = process.wait()
         output.seek(0)
         told = output.read()
+    if status < 0:
+        raise TrimaranError(f"{what}: the process that does it was killed by {signal_name(-status)}: try it again")
     if status:
-        raise TrimaranError(last.removeprefix("trimaran: ") or f"it ended with status {status}")
+        raise TrimaranError(last.removeprefix("trimaran: ") or f"{what} ended with status {status}")
     return told
 
 

@@ -7,16 +7,21 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from trimaran.bench.launch.joined import Joined
+from trimaran.cost.calibration import load_calibration
+from trimaran.cost.case import Case
 from trimaran.files.row_nouns import measured_workload
+from trimaran.layout.axes import DEGREES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.planner import plan_with
+from trimaran.planner.search.settings import settings_from
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
-from trimaran.study.training import run_training
+from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
 
 # Shows so many steps while its block runs, and takes each line of the trainer's log.
@@ -53,8 +58,29 @@ def train_recipe(
         row = run_training(
             recipe, cluster, layout, data_dir=data, out_dir=workspace.training,
             resume=resume, among=joined, trace_steps=trace_steps, on_step=on_step, on_notice=say,
+            layout_on=lambda devices: layout_on(recipe, workspace, cluster, layout, devices),
         )  # fmt: skip
     return row, cluster
+
+
+def layout_on(recipe: Recipe, workspace: Workspace, cluster: Cluster, layout: Layout, devices: int) -> Layout:
+    """The fastest planned layout on so many devices at most, for a training to go on that began on `layout`.
+
+    The plan keeps its precision, and the recipe's own global batch. Raises TrimaranError where there is none.
+    """
+    known = load_calibration(str(workspace.calibration)) if workspace.calibration.exists() else None
+    case = Case.of(recipe.workload, cluster, recipe.stack, known)
+    held = {name: value for name, value in recipe.sweep.fixed.items() if name not in DEGREES}
+    settings = settings_from(
+        devices=devices, fixed={**held, "precision": layout.precision}, mem_margin=recipe.sweep.mem_margin, top=1
+    )
+    return plan_with(case, settings).best.layout
+
+
+def planned_layout(recipe: Recipe, cluster: Cluster) -> Layout:
+    """The fastest planned layout of a recipe on a cluster. Raises TrimaranError where there is none."""
+    settings = settings_from(fixed=dict(recipe.sweep.fixed), mem_margin=recipe.sweep.mem_margin, top=1)
+    return plan_with(Case.of(recipe.workload, cluster, recipe.stack), settings).best.layout
 
 
 def fastest_layout(recipe: Recipe, workspace: Workspace) -> Layout | None:

@@ -61,9 +61,10 @@ class Workspace:
         """
         if recipe.cluster is not None:
             return recipe.cluster
-        if recipe.sweep.slurm is not None:
+        if recipe.sweep.slurm is not None or recipe.sweep.ray is not None:
+            whose = "Slurm's" if recipe.sweep.slurm is not None else "Ray's"
             raise TrimaranError(
-                f"recipe {recipe.name}: cluster is missing, and a probe of this machine says nothing of Slurm's nodes: "
+                f"recipe {recipe.name}: cluster is missing, and a probe of this machine says nothing of {whose} nodes: "
                 f'name one, as cluster = "dgx-h100", or a file that `trimaran probe` wrote there'
             )
         if not self.cluster_file.exists():

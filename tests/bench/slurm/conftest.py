@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from on_slurm import LIMITS, Run, squeue
 from virtual_cluster import missing, virtual_cluster
 
+from trial_helpers import fake_worker, processes_that_name
+from trimaran.bench.launchers import launcher_of
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.slurm_settings import SlurmSettings
+from trimaran.recipe.recipe import Recipe
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +46,26 @@ def in_slurm(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def two_nodes(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"nodes": 2, "devices_per_node": 2})
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(in_slurm: None, tmp_path: Path) -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 20
+    while (squeue() or processes_that_name(str(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert squeue() == []
+    assert processes_that_name(str(tmp_path)) == []
+
+
+@pytest.fixture
+def run_on_slurm(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> Run:
+    """One trial of the fake worker on four ranks of two nodes."""
+
+    def run(behaviour: str, submit: str = "allocation", layout: str = "dp4,mbs1", **limits: float) -> Measurement:
+        trial = prepare_trial(recipe, two_nodes, parse_layout(layout), data_dir=tmp_path, work_dir=tmp_path / "runs")
+        sweep = recipe.sweep.model_copy(update={"slurm": SlurmSettings(submit=submit)})
+        with launcher_of(sweep, two_nodes) as launcher:
+            return run_trial(trial, launcher, Limits(**{**vars(LIMITS), **limits}), worker=fake_worker(behaviour))
+
+    return run

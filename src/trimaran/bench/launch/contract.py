@@ -25,10 +25,14 @@ RESTARTS = 3
 
 @dataclass(frozen=True)
 class Loss:
-    """Why ranks are gone by no fault of theirs or of the trial's limits; `again`: another start is wanted."""
+    """Why ranks are gone by no fault of theirs or of the trial's limits, and which nodes with them.
+
+    `again`: another start is wanted.
+    """
 
     sentence: str
     again: bool = True
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class Launch:
 
     `environment` is added to the launcher's. Ranks find each other by the variables of
     `trimaran.protocol.environment`, as under torchrun. `ranks_per_node` is how many share a node (None: all),
-    `memory_gib` what those of a node may hold together.
+    `memory_gib` what those of a node may hold together, `devices` the numbers of a node's GPUs that they may use
+    (None: all). `reads` are files and folders that ranks read beside the folder that `out_dir` is in, where they also
+    write.
     """
 
     command: Sequence[str]
@@ -50,6 +56,8 @@ class Launch:
     pin_cpus: bool = False
     clock_ghz: float | None = None
     gpus: bool = False
+    devices: tuple[int, ...] | None = None
+    reads: tuple[Path, ...] = ()
 
 
 class Ranks(Protocol):
@@ -73,6 +81,10 @@ class Ranks(Protocol):
 
     def stopped(self) -> tuple[int, ...]:
         """Ranks that stand still until they are told to go on, by a signal or a debugger."""
+        ...
+
+    def node_of(self, rank: int) -> str | None:
+        """The name of the machine that a rank was started on; None where it is not known."""
         ...
 
     def remarks(self) -> dict[int, str]:
@@ -112,6 +124,10 @@ class Launcher(Protocol):
 
         Raises TrimaranError where so many can never be had.
         """
+        ...
+
+    def nodes_left(self) -> int | None:
+        """On how many nodes ranks can be started from now on, those that died left out; None: on as many as ever."""
         ...
 
     def start(self, launch: Launch) -> Ranks:

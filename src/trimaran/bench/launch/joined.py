@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.local import LocalRanks, shared_environment, start_process
-from trimaran.bench.launch.port import HeldPort
 from trimaran.bench.launch.slurm.node import address_towards, interface_of, node_address
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import environment as env
@@ -31,11 +30,15 @@ _FIRST_PORT, _PORTS = 15000, 15000
 
 @dataclass(frozen=True)
 class Joined:
-    """The place of this process among ranks that something else started."""
+    """The place of this process among ranks that something else started.
+
+    `again`: they were started before, by the same torchrun, and one of them failed.
+    """
 
     rank: int
     world_size: int
     environment: Mapping[str, str]
+    again: bool = False
 
     def follow(self) -> None:
         """Become a trainer that waits for rank 0's job. Does not return."""
@@ -65,7 +68,8 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
         return None
     if one_node and sys.platform == "linux":
         stated[env.GLOO_INTERFACE] = env.LOOPBACK_INTERFACE
-    return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated)
+    again = _number(environment, env.TORCHRUN_RESTARTS, "0") > 0
+    return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated, again)
 
 
 def _meeting_node(environment: Mapping[str, str], *, one_node: bool) -> dict[str, str]:
@@ -102,14 +106,18 @@ def _number(environment: Mapping[str, str], name: str, default: str) -> int:
 class JoinedRanks(LocalRanks):
     """Rank 0 as a process of this one, and the ranks that something else has started and will see end."""
 
-    def __init__(self, port: HeldPort, ranks: int) -> None:
-        super().__init__(port)
+    def __init__(self, ranks: int) -> None:
+        super().__init__(None)
         self._ranks = ranks
 
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank. Rank 0 leaves with 0 when all do; how others end otherwise is not known here."""
         (first,) = super().exit_codes()
         return (first, *((0 if first == 0 else None,) * (self._ranks - 1)))
+
+    def node_of(self, rank: int) -> str | None:
+        """This machine of rank 0; where the others run is not known here."""
+        return super().node_of(rank) if rank == 0 else None
 
     def remarks(self) -> dict[int, str]:
         """Who knows of the other ranks."""
@@ -130,11 +138,15 @@ class JoinedLauncher:
     def expect(self, nodes: int) -> None:
         """The ranks are started already."""
 
+    def nodes_left(self) -> int | None:
+        """The ranks are started already."""
+        return None
+
     def start(self, launch: Launch) -> JoinedRanks:
         """Start rank 0's trainer, which hands the job to the others."""
         place = self._place.environment
         environment = {**shared_environment(launch), **place}
-        ranks = JoinedRanks(HeldPort(), launch.ranks)
+        ranks = JoinedRanks(launch.ranks)
         with contextlib.ExitStack() as stack:
             handed_over: dict[str, int] = {}
             if place[env.MASTER_ADDR] == env.LOOPBACK and env.TORCHRUN_ID not in environment:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -27,6 +29,19 @@ from trimaran.protocol.rank_process import settled
 from trimaran.recipe.sweep_settings import SweepSettings
 
 _FREED_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """The ranks of a launch that start on this machine, and where they meet the others.
+
+    `address` and `port` are rank 0's, `interface` is the one by which this machine reaches it.
+    """
+
+    ranks: range
+    address: str
+    port: int
+    interface: str
 
 
 class LocalLauncher:
@@ -59,19 +74,29 @@ class LocalLauncher:
     def expect(self, nodes: int) -> None:
         """This machine is one node, to which the rules of layouts hold a trial."""
 
+    def nodes_left(self) -> int | None:
+        """This machine is there."""
+        return None
+
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
         if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:
             raise TrialRefusedError(
                 f"environment.{env.GLOO_INTERFACE} is {interface!r}, but ranks of one machine speak over its loopback: "
-                f"leave it out, or have Slurm start the ranks ([sweep.slurm])"
+                f"leave it out, or have Slurm or Ray start the ranks ([sweep.slurm], [sweep.ray])"
             )
+        port = HeldPort()
+        whole = Share(range(launch.ranks), env.LOOPBACK, port.number, env.LOOPBACK_INTERFACE)
+        return self.start_share(launch, whole, port)
+
+    def start_share(self, launch: Launch, share: Share, port: HeldPort | None) -> LocalRanks:
+        """Start those ranks of a launch that this machine has; `port` is where rank 0, if it is among them, listens."""
         try:
-            return _start(launch, self._nursery_for(launch))
+            return _start(launch, share, port, self._nursery_for(launch))
         except NurseryLostError:
             self.close()
             # ranks that are started by themselves say in their logs what is wrong
-            return _start(launch, None)
+            return _start(launch, share, port, None)
 
     def _nursery_for(self, launch: Launch) -> Nursery | None:
         """The process to fork the ranks from; None for ranks that must be started: of other programs, or on GPUs."""
@@ -87,20 +112,22 @@ class LocalLauncher:
         return self._nursery
 
 
-def _start(launch: Launch, nursery: Nursery | None) -> LocalRanks:
-    ranks = LocalRanks(HeldPort())
+def _start(launch: Launch, share: Share, port: HeldPort | None, nursery: Nursery | None) -> LocalRanks:
+    ranks = LocalRanks(port)
     ranks.nursery = nursery
     try:
         ranks.hold(capped_clock(launch.clock_ghz))
         ranks.memory = memory_group(launch.memory_gib)
-        for rank in range(launch.ranks):
-            ranks.add(_start_rank(launch, rank, ranks, nursery))
+        for rank in share.ranks:
+            ranks.add(_start_rank(launch, share, rank, ranks, nursery))
     except NurseryLostError:
+        ranks.port = None  # for another start
         ranks.kill()
         raise
     except OSError as error:
         ranks.kill()
-        raise TrimaranError(f"rank {len(ranks.processes)} of {launch.ranks} cannot be started: {error}") from None
+        rank = share.ranks[len(ranks.processes)]
+        raise TrimaranError(f"rank {rank} of {launch.ranks} cannot be started: {error}") from None
     except BaseException:
         ranks.kill()
         raise
@@ -109,22 +136,28 @@ def _start(launch: Launch, nursery: Nursery | None) -> LocalRanks:
 
 def shared_environment(launch: Launch) -> dict[str, str]:
     """What the environments of all ranks have in common."""
-    return {**os.environ, **env.computing(launch.threads_per_rank), **launch.environment}
+    environment = {**os.environ, **env.computing(launch.threads_per_rank), **launch.environment}
+    if launch.gpus and launch.devices is not None:
+        shown = [name for name in environment.get(env.SHOWN_GPUS, "").split(",") if name]
+        names = [shown[device] if device < len(shown) else str(device) for device in launch.devices]
+        environment[env.SHOWN_GPUS] = ",".join(names)
+    return environment
 
 
-def _start_rank(launch: Launch, rank: int, ranks: LocalRanks, nursery: Nursery | None) -> Process:
-    port = ranks.port
+def _start_rank(launch: Launch, share: Share, rank: int, ranks: LocalRanks, nursery: Nursery | None) -> Process:
+    here = rank - share.ranks.start
     place = {
         env.RANK: str(rank),
-        env.LOCAL_RANK: str(rank),
+        env.LOCAL_RANK: str(here),
         env.WORLD_SIZE: str(launch.ranks),
-        env.LOCAL_WORLD_SIZE: str(launch.ranks),
-        env.MASTER_ADDR: env.LOOPBACK,
-        env.MASTER_PORT: str(port.number),
-        env.GLOO_INTERFACE: env.LOOPBACK_INTERFACE,  # nothing of a trial listens where other machines could reach it
+        env.LOCAL_WORLD_SIZE: str(len(share.ranks)),
+        env.MASTER_ADDR: share.address,
+        env.MASTER_PORT: str(share.port),
+        # where one machine has all ranks, nothing of a trial listens where others could reach it
+        env.GLOO_INTERFACE: share.interface,
     }
-    handed_over = {env.RENDEZVOUS_FD: port.fileno()} if rank == 0 else {}
-    cores = ",".join(map(str, cores_of(rank, launch))) if launch.pin_cpus else "-"
+    handed_over = {env.RENDEZVOUS_FD: ranks.port.fileno()} if rank == 0 and ranks.port else {}
+    cores = ",".join(map(str, cores_of(here, launch))) if launch.pin_cpus else "-"
     group = str(ranks.memory.processes_file) if ranks.memory else "-"
     # without a group one rank alone can be held to the limit, and the watch looks at their sum
     data = "-" if ranks.memory or launch.memory_gib is None else str(int(launch.memory_gib * 2**30))
@@ -182,7 +215,8 @@ class Process(Protocol):
 class LocalRanks:
     """Running ranks of this machine. Each leads a process group that holds its own children."""
 
-    def __init__(self, port: HeldPort) -> None:
+    def __init__(self, port: HeldPort | None) -> None:
+        """`port` is where rank 0 listens, if it is of this machine; it is given back with the ranks."""
         self.port = port
         self.processes: list[Process] = []
         self.memory: MemoryGroup | None = None
@@ -223,6 +257,10 @@ class LocalRanks:
             return None
         return Loss("the process that the ranks were forked from was ended, and they with it")
 
+    def node_of(self, rank: int) -> str | None:
+        """This machine."""
+        return socket.gethostname()
+
     def remarks(self) -> dict[int, str]:
         """Which ranks are stopped."""
         return dict.fromkeys(self.stopped(), "was stopped (by SIGSTOP or a debugger)")
@@ -261,11 +299,15 @@ class LocalRanks:
         if self.memory:
             self.memory.close()
         self._held.close()
-        self.port.close()
+        if self.port:
+            self.port.close()
 
 
 def cores_of(rank: int, launch: Launch) -> list[int]:
-    """The cores that a pinned rank computes on: those of no other rank where there are enough, else shared in turns."""
+    """The cores that a pinned rank computes on: those of no other rank where there are enough, else shared in turns.
+
+    `rank` counts the ranks of this machine.
+    """
     usable = sorted(os.sched_getaffinity(0))
     threads = launch.threads_per_rank
     return sorted({usable[(rank * threads + thread) % len(usable)] for thread in range(threads)})

@@ -1,4 +1,4 @@
-"""A TCP port on the loopback that no other process can be given while a trial uses it."""
+"""A TCP port that no other process can be given while a trial uses it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class HeldPort:
     queue; where it did not listen yet they would be refused, and try again only after half a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = LOOPBACK) -> None:
+        """Take a port of `address`, which is one of this machine's. Raises OSError where it is not."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((LOOPBACK, 0))
+        self._socket.bind((address, 0))
         self._socket.listen(_QUEUE)
         self.number: int = self._socket.getsockname()[1]
 

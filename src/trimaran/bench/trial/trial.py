@@ -127,10 +127,10 @@ def run_trial(
     interpreter).
     """
     for _ in range(launcher.restarts):
-        loss, row = _run_once(trial, launcher, limits, on_step, worker)
-        if loss is None or not loss.again:
-            return row
-    return _run_once(trial, launcher, limits, on_step, worker)[1]
+        run = run_once(trial, launcher, limits, on_step=on_step, worker=worker)
+        if run.loss is None or not run.loss.again:
+            return run.row
+    return run_once(trial, launcher, limits, on_step=on_step, worker=worker).row
 
 
 def finished_before(trial: Trial) -> Measurement | None:
@@ -158,10 +158,28 @@ def stored(trial: Trial) -> None:
     (Path(trial.job.out_dir) / UNSTORED).unlink(missing_ok=True)
 
 
-def _run_once(
-    trial: Trial, launcher: Launcher, limits: Limits, on_step: Callable[[int], None], worker: tuple[str, ...]
-) -> tuple[Loss | None, Measurement]:
-    """Why the ranks were lost, where they were, and the row."""
+@dataclass(frozen=True)
+class Run:
+    """One start of a trial's ranks: its row, how it was judged, and why the ranks were lost, where they were.
+
+    `node` is the machine of the rank that its end is laid to, or the machines that were lost.
+    """
+
+    row: Measurement
+    verdict: Verdict
+    loss: Loss | None = None
+    node: str | None = None
+
+
+def run_once(
+    trial: Trial,
+    launcher: Launcher,
+    limits: Limits,
+    *,
+    on_step: Callable[[int], None] = lambda step: None,
+    worker: tuple[str, ...] = WORKER,
+) -> Run:
+    """Start the trial's ranks once and see them through to whatever end. Raises TrimaranError as `run_trial` does."""
     out_dir = Path(trial.job.out_dir)
     _fresh_folder(out_dir)
     job_file = RunFile.JOB.of(out_dir)
@@ -177,11 +195,13 @@ def _run_once(
         pin_cpus=trial.variant.pin_cpus,
         clock_ghz=trial.variant.clock_ghz,
         gpus=trial.job.device == "cuda",
+        reads=tuple(Path(path) for path in (trial.job.data_dir, trial.job.train.init_from) if path),
     )
     try:
         ranks = launcher.start(launch)
     except TrialRefusedError as refusal:
-        return None, _row(trial, "not_run", str(refusal), str(refusal), 0.0)
+        row = _row(trial, "not_run", str(refusal), str(refusal), 0.0)
+        return Run(row, Verdict("not_run", str(refusal), refused=True))
     started = time.monotonic()
     # of ranks that others have started, or elsewhere, this machine's work says nothing
     before = Work.so_far() if ranks.process_ids() else None
@@ -199,7 +219,9 @@ def _run_once(
     if judged.status != "ok":
         evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s, ending.remarks)
     row = _row(trial, judged.status, result, evidence, wall_s)
-    return ending.loss, row.model_copy(update={"others_share": others_share})
+    lost = ending.loss.nodes if ending.loss else ()
+    node = ",".join(lost) or (None if judged.rank is None else ranks.node_of(judged.rank))
+    return Run(row.model_copy(update={"others_share": others_share}), judged, ending.loss, node)
 
 
 def _row(
@@ -266,10 +288,17 @@ def _circumstances(trial: Trial) -> dict[str, object]:
         "comparable_group": f"{trial.recipe.name} {now:%Y-%m-%d}",
         "code_version": code_version(),
         "machine": machine(),
-        "libraries": libraries(trial.variant.python or sys.executable),
+        "libraries": _libraries(trial),
         "environment": tuning_environment({**os.environ, **trial.variant.environment}),
         "created_at": now.isoformat(timespec="seconds"),
     }
+
+
+def _libraries(trial: Trial) -> dict[str, str]:
+    """Versions of the libraries that the ranks ran with; none where their interpreter is of the nodes or an image."""
+    slurm = trial.recipe.sweep.slurm
+    elsewhere = slurm is not None and slurm.python is not None and trial.variant.python is None
+    return {} if elsewhere else libraries(trial.variant.python or sys.executable)
 
 
 def _fresh_folder(out_dir: Path) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from trimaran.bench.watch.limits import Limits
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.phases import RankPhase
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A rank that has been silent too long, and the sentence that says so."""
+
+    rank: int
+    sentence: str
 
 
 class Pulse:
@@ -54,14 +63,14 @@ class Pulse:
             self._in_step[rank] = self.steps > 0
             self._stamps[rank], self._seen_at[rank] = stamp, now
 
-    def silent(self, running: list[int], limits: Limits) -> str | None:
-        """A sentence naming the rank among `running` that has been silent too long, or None."""
+    def silent(self, running: list[int], limits: Limits) -> Silence | None:
+        """The rank among `running` that has been silent too long, or None."""
         now = time.monotonic()
         for rank in sorted(running, key=self._last_sign_at):
             age, allowed = now - self._last_sign_at(rank), self._allowed_s(rank, limits)
             if age > allowed:
                 when = f"after step {self.steps}" if self.steps else self._start_of(rank)
-                return f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed"
+                return Silence(rank, f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed")
         return None
 
     def _last_sign_at(self, rank: int) -> float:

@@ -38,10 +38,15 @@ _SAYS_WHY = re.compile(r"(?:\[rank\d+\]: )?((?:trimaran: |Fatal Python error: |[
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a trial ended."""
+    """How a trial ended, and the rank that it is laid to, where there is one.
+
+    `refused`: that rank told of a mistake of the user's, which another start would only tell again.
+    """
 
     status: Status
     sentence: str
+    rank: int | None = None
+    refused: bool = False
 
 
 def verdict(ending: Ending, launch: Launch) -> Verdict:
@@ -49,8 +54,10 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
 
     `ok` here means that every rank left with 0; whether its result can be read is judged later.
     """
-    if ending.cause in ("hang", "timeout"):
-        return Verdict("hang" if ending.cause == "hang" else "timeout", ending.sentence)
+    if ending.cause == "hang":
+        return Verdict("hang", ending.sentence, next(iter(ending.hung), None))
+    if ending.cause == "timeout":
+        return Verdict("timeout", ending.sentence)
     if ending.cause == "memory":
         return Verdict("oom", ending.sentence)
     if ending.cause == "lost":
@@ -63,8 +70,8 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     if ending.over_memory:
         limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its machine has"
         return Verdict("oom", f"the kernel ended a process for memory: the trial's limit is {limit}")
-    if sentence := _out_of_memory(ending, launch):
-        return Verdict("oom", sentence)
+    if out_of_memory := _out_of_memory(ending, launch):
+        return out_of_memory
     return _by_exit_code(ending, launch)
 
 
@@ -78,13 +85,16 @@ def _preload_not_loaded(launch: Launch) -> str | None:
     return None
 
 
-def _out_of_memory(ending: Ending, launch: Launch) -> str | None:
-    for rank, code in enumerate(ending.exit_codes):
-        if code == OUT_OF_MEMORY or noted_out_of_memory(RunFile.ERROR.of(launch.out_dir, rank)):
-            return f"rank {rank} ran out of memory: {_last_words(launch, rank)}"
-    for rank in ending.first_failed:
-        if _SAYS_OOM.search(last_lines(RunFile.STDERR.of(launch.out_dir, rank))):
-            return f"rank {rank} ran out of memory: {_last_words(launch, rank)}"
+def _out_of_memory(ending: Ending, launch: Launch) -> Verdict | None:
+    def noted(rank: int, code: int | None) -> bool:
+        return code == OUT_OF_MEMORY or noted_out_of_memory(RunFile.ERROR.of(launch.out_dir, rank))
+
+    def says_so(rank: int) -> bool:
+        return _SAYS_OOM.search(last_lines(RunFile.STDERR.of(launch.out_dir, rank))) is not None
+
+    ranks = [rank for rank, code in enumerate(ending.exit_codes) if noted(rank, code)]
+    for rank in ranks or [rank for rank in ending.first_failed if says_so(rank)]:
+        return Verdict("oom", f"rank {rank} ran out of memory: {_last_words(launch, rank)}", rank)
     return None
 
 
@@ -99,12 +109,12 @@ def _by_exit_code(ending: Ending, launch: Launch) -> Verdict:
         # how the other ended is not known where something else had started it, but it may have said why
         for other in range(launch.ranks):
             if reason := _reason(launch, other):
-                return Verdict("fail", f"rank {other} failed: {reason}")
+                return Verdict("fail", f"rank {other} failed: {reason}", other)
     if code < 0:
-        return Verdict("crash", f"rank {rank} was killed by {_signal_name(-code)}")
+        return Verdict("crash", f"rank {rank} was killed by {signal_name(-code)}", rank)
     if code == USER_ERROR:
-        return Verdict("fail", f"rank {rank} refused: {_last_words(launch, rank)}")
-    return Verdict("fail", f"rank {rank} left with status {code}: {_last_words(launch, rank)}")
+        return Verdict("fail", f"rank {rank} refused: {_last_words(launch, rank)}", rank, refused=True)
+    return Verdict("fail", f"rank {rank} left with status {code}: {_last_words(launch, rank)}", rank)
 
 
 def is_consequence(sentence: str) -> bool:
@@ -128,7 +138,8 @@ def _last_words(launch: Launch, rank: int) -> str:
     return f"no space is left on the disk of {launch.out_dir}" if full else "it said nothing"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal, or its number where it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

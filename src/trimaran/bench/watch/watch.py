@@ -10,7 +10,7 @@ from typing import Literal
 from trimaran.bench.launch.contract import Launch, Loss, Ranks
 from trimaran.bench.launch.held_memory import memory_exceeded, resident_gib
 from trimaran.bench.watch.limits import Limits
-from trimaran.bench.watch.pulse import Pulse
+from trimaran.bench.watch.pulse import Pulse, Silence
 from trimaran.protocol.files import RunFile
 
 Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
@@ -26,7 +26,8 @@ class Ending:
     """How the processes of a trial ended, as seen from outside.
 
     `first_failed` are the ranks that had ended badly when that was first noticed; those that
-    followed failed because of them or were ended by the watch.
+    followed failed because of them or were ended by the watch. `hung` are the ranks that a hang is laid to: those that
+    are stopped, or else the one that fell silent first.
     """
 
     cause: Cause
@@ -38,6 +39,7 @@ class Ending:
     over_memory: bool
     loss: Loss | None = None
     remarks: Mapping[int, str] = field(default_factory=dict)
+    hung: tuple[int, ...] = ()
 
 
 def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int], None]) -> Ending:
@@ -46,6 +48,7 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
     However this function is left, by an exception or Ctrl-C too, no process of the trial is left.
     """
     watcher = _Watch(ranks, launch, limits, on_step)
+    hung: tuple[int, ...] = ()
     try:
         cause, sentence = watcher.until_the_end()
         codes = ranks.exit_codes()
@@ -53,7 +56,9 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
             ranks.ask_for_stacks()
             time.sleep(_STACKS_WITHIN_S)
             # of ranks that wait for one that is stopped, any may have been silent first
-            sentence = "; ".join([*(f"rank {rank} is stopped" for rank in ranks.stopped()), sentence])
+            stopped = ranks.stopped()
+            hung = stopped or ((watcher.silence.rank,) if watcher.silence else ())
+            sentence = "; ".join([*(f"rank {rank} is stopped" for rank in stopped), sentence])
         elif watcher.first_failed and None in codes:
             ranks.find_lost()  # ranks fail when they lose others, long before anybody tells of a node
         suspect = cause in ("hang", "lost") or (cause == "exited" and watcher.first_failed)
@@ -74,6 +79,7 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         over_memory=ranks.over_memory(),
         loss=loss,
         remarks=remarks,
+        hung=hung,
     )
 
 
@@ -85,6 +91,7 @@ class _Watch:
         self._held_gib = 0.0
         self.pulse = Pulse(launch.out_dir, launch.ranks)
         self.first_failed: tuple[int, ...] = ()
+        self.silence: Silence | None = None
 
     def until_the_end(self) -> tuple[Cause, str]:
         closer_look = 0.0
@@ -126,8 +133,9 @@ class _Watch:
         if now - self._started > self._limits.timeout_s:
             return "timeout", f"{self.pulse.steps} steps in {self._limits.timeout_s:g} s, the trial's time limit"
         running = [rank for rank, code in enumerate(codes) if code is None]
-        if silent := self.pulse.silent(running, self._limits):
-            return "hang", silent
+        if silence := self.pulse.silent(running, self._limits):
+            self.silence = silence
+            return "hang", silence.sentence
         return None
 
     def _broken_resource(self) -> tuple[Cause, str] | None:

@@ -13,8 +13,11 @@ from trimaran.cli.terminal import tell
 def convert(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a study's folder (its newest one).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist yet.")],
+    family: Annotated[
+        str | None, typer.Option(help="Family to write, such as phi3, where several compute the same model.")
+    ] = None,
 ) -> None:
-    """Write a trained GPT-2, BLOOM or Llama model as a Hugging Face folder: config.json, safetensors, tokenizer.json.
+    """Write a trained model as a Hugging Face folder of its family: config.json, safetensors, tokenizer.json.
 
     The other way needs no conversion: a recipe's `train.init_from` and `trimaran sample` take such folders.
 
@@ -23,5 +26,6 @@ def convert(
     from trimaran.protocol.job import ConvertJob
     from trimaran.study.torch_programs import run_program_on
 
-    run_program_on(ConvertJob(source=str(checkpoint), output=str(output)), "trimaran.train.programs.convert", "convert")
+    job = ConvertJob(source=str(checkpoint), output=str(output), family=family)
+    run_program_on(job, "trimaran.train.programs.convert", "convert")
     tell(f"wrote {output}", err=True)

@@ -1,4 +1,4 @@
-"""`trimaran export`: a layout as another trainer's flags or configuration."""
+"""`trimaran export`: a layout as another trainer's flags or configuration, or as a manifest that starts a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from trimaran.cli.terminal import tell
 def export(
     recipe: OverriddenRecipeArgument = None,
     to: Annotated[
-        str, typer.Option("--to", help="megatron-lm, megatron-deepspeed, torchtitan or deepspeed.")
+        str,
+        typer.Option(
+            "--to", help="megatron-lm, megatron-deepspeed, torchtitan or deepspeed; trainjob, jobset or skypilot."
+        ),
     ] = "megatron-lm",
     layout: Annotated[
         str | None, typer.Option(help="Layout, as dp8,tp4,pp12,mbs2. Default: the best of the plan.")
@@ -22,41 +25,66 @@ def export(
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
-    devices: Annotated[int | None, typer.Option(help="Devices to use at most. Default: all of the cluster.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="Devices to use at most. Default: the cluster, or what of it is worth it.")
+    ] = None,
     seq: Annotated[
         int | None, typer.Option("--seq-len", "--seq", help="Sequence length, tokens. Default: the model's positions.")
     ] = None,
     stack: StackOption = None,
     ramp_up: Annotated[str | None, typer.Option(help="Batch ramp-up START,INCREMENT,SAMPLES.")] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Hold a choice: tp=8. May be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A field of a manifest, over the recipe's [manifest]: image=NAME. May be repeated."),
+    ] = None,
     runs: RunsOption = Path("runs"),
+    for_version: Annotated[
+        str | None,
+        typer.Option(
+            "--for-version",
+            help="The trainer's version where its forms differ: megatron-lm 0.19 ... 0.15, torchtitan "
+            "0.3 or 0.2, deepspeed 0.19 or 0.18. Default: the newest.",
+            metavar="V",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: print.")] = None,
 ) -> None:
-    """Write a layout as flags of Megatron-LM or Megatron-DeepSpeed, or as a torchtitan or DeepSpeed config.
+    """Write a layout as flags or configuration of another trainer, or as a manifest that starts a recipe's training.
+
+    Manifests are a TrainJob of Kubeflow Trainer, a JobSet of Kubernetes, a task of SkyPilot.
 
     Example: trimaran export --to megatron-deepspeed --model bloom-176b --cluster jean-zay-a100-80gb --gbs 2048
     """
     from trimaran.cli.question import TRAINER_STACKS, question_of
+    from trimaran.cli.starting import require_recipe_as_it_stands, start_of
     from trimaran.files.catalogue import write_atomically
     from trimaran.layout.rules import check_layout
-    from trimaran.planner.export.exporters import export as write
-    from trimaran.planner.export.exporters import first_exported
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.planner.export.exporters import exporter_of, first_exported
     from trimaran.planner.planner import on_devices, plan_with
     from trimaran.planner.why import complete
 
+    starts = exporter_of(to, for_version).starts  # a word that is not known is told before a search of seconds
+    if starts:
+        require_recipe_as_it_stands(
+            recipe, model=model, cluster=cluster, gbs=gbs, seq_len=seq, stack=stack, ramp_up=ramp_up
+        )
+    elif settings:
+        raise TrimaranError(f"--set {settings[0]} is of a manifest, and {to} is another trainer's: leave it out")
     # Without a stack (or a recipe's) the layout is planned for the software that will run it.
     chosen_stack = stack or (None if recipe else TRAINER_STACKS.get(to))
     question = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=chosen_stack, ramp_up=ramp_up
     )
-    case, settings = question.case, question.settings(devices, fix)
+    case, search = question.case, question.settings(devices, fix)
+    start = start_of(recipe, settings or [], case.cluster) if starts else None
     if layout is None:
-        layouts = [entry.layout for entry in plan_with(case, settings).entries]
-        chosen, text = first_exported(layouts, case.workload, case.stack, to)
+        layouts = [entry.layout for entry in plan_with(case, search).entries]
     else:
-        chosen = complete(layout, case, settings)
-        check_layout(chosen, case.workload, on_devices(case.cluster, settings.devices or 0), case.stack)
-        text = write(chosen, case.workload, case.stack, to)
+        layouts = [complete(layout, case, search)]
+        check_layout(layouts[0], case.workload, on_devices(case.cluster, search.devices or 0), case.stack)
+    chosen, text = first_exported(layouts, case.workload, case.stack, to, for_version, start)
     tell(f"layout {chosen}", err=True)
     if output is None:
         tell(text)

@@ -1,4 +1,4 @@
-"""`trimaran import`: logs and tables of others into a store."""
+"""`trimaran import`: logs and tables of others into a store, and configurations of others as layouts."""
 
 from __future__ import annotations
 
@@ -45,8 +45,21 @@ class ImportFormat(StrEnum):
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="Logs, Markdown documents or CSV tables.", metavar="FILE...")],
-    into: Annotated[Path, typer.Option("--into", help="Store to add the rows to.", metavar="STORE.sqlite")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Logs, Markdown documents or CSV tables.", metavar="[FILE...]")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", help="Store to add the rows to.", metavar="STORE.sqlite")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="In place of FILEs: Megatron-LM's arguments, a torchtitan or DeepSpeed configuration, or a "
+            "NeMo recipe, read as a layout; says what it would cost on --cluster.",
+            metavar="FILE",
+        ),
+    ] = None,
     source_format: Annotated[ImportFormat, typer.Option("--as", help="What the files are.")] = ImportFormat.auto,
     profile: Annotated[
         str | None, typer.Option(help="What the files do not state: a shipped profile's name or a TOML file.")
@@ -60,13 +73,27 @@ def import_(
     repairs: Annotated[
         Repairs, typer.Option(help="Rows that contradict themselves: keep them flagged, accept the repairs, or ask.")
     ] = Repairs.keep,
+    gbs: Annotated[int | None, typer.Option(help="With --config: global batch, sequences a step.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq-len", "--seq", help="With --config: sequence length, tokens.")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="With --config: devices that it runs on.")] = None,
     form: FormatOption = OutputFormat.table,
 ) -> None:
-    """Read logs and tables into a store; what is doubtful is flagged, never repaired in silence.
+    """Read logs and tables into a store, what is doubtful flagged; or price a configuration of another trainer.
 
     Example: trimaran import prequel.md --into published.sqlite
     """
     from trimaran.nouns.noun import TrimaranError
+
+    if config is not None:
+        if files or into:
+            raise TrimaranError("--config is read alone: import logs and tables by another command")
+        _price(config, source_format, form, model, cluster, stack, gbs, seq, devices)
+        return
+    if not files or into is None:
+        missing = "FILE" if not files else "--into STORE.sqlite"
+        raise TrimaranError(f"{missing} is missing: name files and a store, or a configuration by --config")
     from trimaran.report.tables import Field, render
     from trimaran.store import Store
     from trimaran.store.importers.formats import Asked, import_file
@@ -89,6 +116,28 @@ def import_(
     names = ("file", "format", "profile", "rows", "added", "refused", "flagged")
     fields = [Field(name, name.capitalize(), left=name not in ("rows", "added", "refused")) for name in names]
     tell(render(lines, fields, form.value))
+
+
+def _price(
+    config: Path,
+    source_format: ImportFormat,
+    form: OutputFormat,
+    model: str | None,
+    cluster: str | None,
+    stack: str | None,
+    gbs: int | None,
+    seq: int | None,
+    devices: int | None,
+) -> None:
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.planner.configs.cost import cost_of
+    from trimaran.planner.configs.resolve import Given
+    from trimaran.report.configured import answer
+
+    if cluster is None:
+        raise TrimaranError("--cluster is missing: state where the configuration is to run")
+    given = Given(cluster, model, stack, gbs, seq, devices)
+    tell(answer(cost_of(config, source_format.value, given), form.value))
 
 
 def _given(model: str | None, cluster: str | None, stack: str | None, pairs: list[str]) -> dict[str, Cell]:

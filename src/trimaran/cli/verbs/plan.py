@@ -19,6 +19,9 @@ from trimaran.cli.options import (
 from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
+    from trimaran.cli.question import PlanQuestion
+    from trimaran.cost.case import Case
+    from trimaran.planner.plan import Plan
     from trimaran.report.tables import Format
 
 
@@ -27,7 +30,9 @@ def plan(
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
-    devices: Annotated[int | None, typer.Option(help="Devices to use at most. Default: all of the cluster.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="Devices to use at most. Default: the cluster, or what of it is worth it.")
+    ] = None,
     seq: Annotated[
         int | None, typer.Option("--seq-len", "--seq", help="Sequence length, tokens. Default: the model's positions.")
     ] = None,
@@ -50,10 +55,19 @@ def plan(
     ] = "time",
     deadline_days: Annotated[float | None, typer.Option(help="Finish --tokens within so many days.")] = None,
     price: Annotated[float | None, typer.Option(help="Price of a device-hour, in place of the cluster's.")] = None,
+    faults: Annotated[
+        str | None, typer.Option(help="How often devices fail: catalogue name or TOML file. Counts with --tokens.")
+    ] = None,
     budget: Annotated[float | None, typer.Option(help="Finish --tokens for at most so much money.")] = None,
     why: Annotated[
         str | None, typer.Option(help="Explain one layout, as dp8,tp4,pp12,mbs2, beside the best.", metavar="LAYOUT")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Trace one step of the best layouts' ranks, without devices (as train --dry-run)."
+        ),
+    ] = False,
     top: Annotated[int, typer.Option(help="How many layouts to rank.")] = 20,
     calibration: CalibrationOption = None,
     runs: RunsOption = Path("runs"),
@@ -66,13 +80,15 @@ def plan(
     import json
 
     from trimaran.cli.question import question_of
+    from trimaran.planner.goodput.forecast import forecast
     from trimaran.planner.planner import on_devices, plan_with
+    from trimaran.report.forecasts import forecast_lines
     from trimaran.report.planned import FIELDS, as_json, explanation, headline, ramp_up_table, records
     from trimaran.report.tables import render
 
     question = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, optimizer=optimizer, tokens=tokens,
-        ramp_up=ramp_up, calibration=calibration, price=price,
+        ramp_up=ramp_up, calibration=calibration, price=price, faults=faults,
     )  # fmt: skip
     settings = question.settings(
         devices, fix, goal=objective, deadline_days=deadline_days, budget=budget, top=top,
@@ -87,6 +103,8 @@ def plan(
 
         tell(answer(explain(why, ranked, settings), form.value))
         return
+    if check:
+        _refuse_check(case, form)
     planned = plan_with(ranked, settings)
     printed: Format = form.value
     schedule = None
@@ -97,11 +115,38 @@ def plan(
         schedule = ramp_up_schedule(
             planned.best.layout, used, devices=planned.devices, mem_margin=planned.mem_margin
         )  # fmt: skip
+    expected = forecast(ranked, planned, settings)
     if form is OutputFormat.json:
-        tell(json.dumps(as_json(planned, schedule), indent=2, allow_nan=False))
+        tell(json.dumps(as_json(planned, schedule, expected), indent=2, allow_nan=False))
         return
     tell(headline(planned, assumes_stack=question.assumes_stack) + "\n", err=form is OutputFormat.csv)
     tell(render(records(planned), FIELDS, printed))
     tell("\n" + explanation(planned), err=form is OutputFormat.csv)
+    if told := forecast_lines(expected, planned.best.days):
+        tell(f"\n{told}", err=form is OutputFormat.csv)
     if schedule is not None and form is not OutputFormat.csv:
         tell(f"\n{ramp_up_table(schedule, printed)}")
+    if check:
+        _check(question, planned)
+
+
+def _refuse_check(case: Case, form: OutputFormat) -> None:
+    """Before a long search: what --check cannot trace or print."""
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.study.dry_run import refuse_untraceable
+
+    if form is not OutputFormat.table:
+        raise TrimaranError(
+            f"--check prints tables of what it traced, not --format {form.value}: leave one of them out"
+        )
+    refuse_untraceable(case)
+
+
+def _check(question: PlanQuestion, planned: Plan) -> None:
+    """Trace the layouts that a plan names to measure, each after the other, as `train --dry-run` does."""
+    from trimaran.report.dry_run import dry_run_table
+    from trimaran.study.dry_run import dry_run
+
+    case = question.case
+    for layout in planned.measure:
+        tell("\n" + dry_run_table(layout, case.cluster.name, dry_run(case, question.train, layout)))

@@ -17,6 +17,9 @@ from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
     from trimaran.bench.launch.joined import Joined
+    from trimaran.layout.layout import Layout
+    from trimaran.recipe.recipe import Recipe
+    from trimaran.study.workspace import Workspace
 
 # torchrun ends all ranks when one has left: the others wait until rank 0 has said why it refuses.
 SPEAKS_WITHIN_S = 5.0
@@ -33,6 +36,10 @@ def train(
     trace: Annotated[
         int, typer.Option(min=0, help="Profile so many steps, from the third on, into train/trace.RANK.json.")
     ] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Trace one step of a rank of each kind, without devices, beside the plan.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="With --dry-run: this rank alone.")] = None,
     runs: RunsOption = Path("runs"),
     trust: TrustOption = False,
 ) -> None:
@@ -50,10 +57,15 @@ def train(
     from trimaran.study.train_recipe import fastest_layout, measured_before, train_recipe
     from trimaran.study.workspace import Workspace
 
+    if rank is not None and not dry_run:
+        raise TrimaranError(f"--rank {rank} names the rank of a --dry-run: give both, or neither to train")
     joined = _place_among_ranks()
     stated = runnable_recipe(recipe, trust=trust)
     workspace = Workspace(runs / stated.name)
     chosen = parse_layout(layout, dict(stated.sweep.fixed)) if layout else fastest_layout(stated, workspace)
+    if dry_run:
+        tell(_traced(stated, workspace, chosen, rank))
+        return
     if chosen is None:
         raise TrimaranError(
             f"no layout of {stated.name} was measured yet: give --layout, or `trimaran tune {recipe}` first"
@@ -63,6 +75,17 @@ def train(
     )
     before = measured_before(stated, workspace, row)
     tell(summary(row, stated, cluster, chosen, workspace.training, before))
+
+
+def _traced(recipe: Recipe, workspace: Workspace, layout: Layout | None, rank: int | None) -> str:
+    """A table of what a dry run traced, on the stated or the fastest measured layout, or else on the planned one."""
+    from trimaran.report.dry_run import dry_run_table
+    from trimaran.study.dry_run import case_to_trace, dry_run
+    from trimaran.study.train_recipe import planned_layout
+
+    case = case_to_trace(recipe, workspace)
+    chosen = layout or planned_layout(recipe, case.cluster)
+    return dry_run_table(chosen, case.cluster.name, dry_run(case, recipe.train, chosen, rank))
 
 
 def _place_among_ranks() -> Joined | None:

@@ -13,9 +13,9 @@ from trimaran.layout.layout import Layout
 def _seconds(iteration: IterationCost) -> Mapping[str, Floats]:
     m, work = iteration.micro_batches, iteration.work
     return {
-        "forward": m * work.layers * work.layer_forward,
-        "backward": m * work.layers * work.layer_backward,
-        "recompute": m * work.layers * work.layer_recompute,
+        "forward": work.of_layers("forward", m),
+        "backward": work.of_layers("backward", m),
+        "recompute": work.of_layers("recompute", m),
         "head": m * work.ends,
     }
 

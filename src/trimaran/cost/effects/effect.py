@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.cost.memory.stage import fullest_parameters
+from trimaran.cost.memory.stage import fullest_experts, fullest_parameters
 from trimaran.cost.network import Network
 from trimaran.cost.pipeline.closed_form import PipelineTime, pipeline_time
 from trimaran.cost.stage_work import StageWork, stage_work
@@ -40,6 +40,12 @@ class IterationCost:
     def parameters(self) -> Floats:
         """Parameters on the rank that has most of them, before ZeRO shards them."""
         return fullest_parameters(self.case.model, self.case.stack, self.grid)
+
+    @cached_property
+    def expert_parameters(self) -> Floats | None:
+        """Those of routed experts on the rank that has most of them; None where the model has none."""
+        model = self.case.model
+        return fullest_experts(model, self.grid) if model.experts else None
 
     @cached_property
     def network(self) -> Network:

@@ -7,79 +7,115 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, padded_vocab_of
-from trimaran.cost.network import Group, group
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes
+from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
+from trimaran.cost.network import Group, crowded, expert_group, group, group_along
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes, shards
 from trimaran.layout.layout import Layout
-
-# Channels of a ring over NVLink or several network cards, each a block of threads (NVIDIA/nccl 2.23, graph/connect.cc).
-COLLECTIVE_MULTIPROCESSORS = 16.0
 
 
 def exposed_time(iteration: IterationCost) -> Floats:
     """Seconds an iteration waits for data-parallel traffic.
 
     All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them and all-gathers the weights, the same
-    volume; ZeRO-2 reduce-scatters every micro-batch (Rajbhandari et al., arXiv 1910.02054, section 7). A parameter
-    server takes in the sum of the gradients and sends out the weights. Traffic can hide behind the last backwards, and
-    weights that ZeRO-1 and 2 gather behind the first forwards where the stack does so. Where weights are sharded,
-    traffic is layer by layer.
+    volume; ZeRO-2 reduce-scatters every micro-batch (Rajbhandari et al., arXiv 1910.02054, section 7). Ranks that share
+    a sequence take part as replicas do; where a part of the replicas shares out the states, the parts' copies are
+    summed besides. A parameter server takes in the sum of the gradients and sends out the weights. Traffic can hide
+    behind the last backwards, and weights that ZeRO-1 and 2 gather behind the first forwards where the stack does so.
+    Where weights are sharded, traffic is layer by layer.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
-    replicas = group(grid.dp, grid.stride("dp"), grid.devices, network.cluster)
-    gradient = sent_gradient_bytes(grid, case.stack) * iteration.parameters
+    replicas = group_along(grid, network.cluster, "cp", "dp")
+    sharers = group_along(grid, network.cluster, "cp", "shard")
+    sent, gathered = sent_gradient_bytes(grid, case.stack), gathered_bytes(case, grid)
     m, zero = iteration.micro_batches, grid.zero_stage
-    scatter = network.all_gather(gradient, replicas)
-    gather = network.all_gather(gathered_bytes(case, grid) * iteration.parameters, replicas)
-    traffic = np.where(zero == 0, network.all_reduce(gradient, replicas), scatter + gather)
-    traffic = np.where(zero == 2, m * scatter + gather, traffic)
+    of_experts = iteration.expert_parameters
+    shared = iteration.parameters if of_experts is None else iteration.parameters - of_experts
+    gradient = sent * shared
+    scatter = network.all_gather(gradient, sharers)
+    gather = network.all_gather(gathered * shared, sharers)
+    reduced = network.all_reduce(gradient, replicas)
+    if of_experts is not None:
+        own = expert_replicas(iteration)
+        scatter = scatter + network.all_gather(sent * of_experts, own)
+        gather = gather + network.all_gather(gathered * of_experts, own)
+        reduced = reduced + network.all_reduce(sent * of_experts, own)
+    copied = copies_time(iteration, gradient)
+    traffic = np.where(zero == 0, reduced, scatter + gather + copied)
+    traffic = np.where(zero == 2, m * scatter + gather + copied, traffic)
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
         traffic = np.where(served, network.serve(gradient, replicas), traffic)
     overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
-    backward = work.layer_backward * work.layers
+    backward = work.of_layers("backward")
     hidden = _hidden(traffic * overlap, backward, grid)
     if case.stack.gathers_behind_forward:
         apart = _hidden((traffic - gather) * overlap, backward, grid)
-        apart = apart + _hidden(gather * overlap, work.layer_forward * work.layers, grid)
+        apart = apart + _hidden(gather * overlap, work.of_layers("forward"), grid)
         hidden = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), apart, hidden)
-    exposed = traffic - hidden * (1.0 - _crowded(case))
+    exposed = traffic - hidden * (1.0 - crowded(case.cluster))
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
-        exposed = np.where(sharded, _by_layer(iteration, replicas), exposed)
+        exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
     return np.asarray(exposed + _tied_embedding(iteration))
 
 
-def _by_layer(iteration: IterationCost, replicas: Group) -> Floats:
+def copies_time(iteration: IterationCost, gradient: Floats) -> Floats | float:
+    """Seconds in which replicas that hold the same shards sum theirs of `gradient` bytes: hybrid sharding's."""
+    grid = iteration.grid
+    if not grid.shard.any():
+        return 0.0
+    between = group_along(grid, iteration.network.cluster, "replicate")
+    reduced = iteration.network.all_reduce(gradient / shards(grid, OPTIMIZER), between)
+    return np.where(grid.zero_stage > 0, reduced, 0.0)
+
+
+def expert_replicas(iteration: IterationCost) -> Group:
+    """The ranks that hold the same routed experts."""
+    return expert_group(iteration.grid, iteration.network.cluster, "edp")
+
+
+def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     """Seconds exposed where each layer's weights are gathered for its forward, and under ZeRO-3 for its backward.
 
     The next layer's gather, and in the backward the reduce-scatter of the layer before, run while a layer computes
     (PyTorch FSDP: Zhao et al., arXiv 2304.11277, section 3.3; fully_shard prefetches one unit likewise); what is
-    longer than the layer shows. Nothing hides the first gathers of a micro-batch and its last reduce-scatters, the
-    ends' among them.
+    longer than the layer with its collectives inside a node shows. Nothing hides the first gathers of a micro-batch and
+    its last reduce-scatters, the ends' among them.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
-    layer = case.model.layer_parameters / grid.tp
+    layer = layer_parameters(case.model, grid)
     ends = np.maximum(iteration.parameters - work.layers * layer, 0.0)
+    experts: Floats | float = 0.0
+    if case.model.experts:
+        experts = rank_expert_parameters(case.model, grid)
+        layer = layer - experts
     element, sent = gathered_bytes(case, grid), sent_gradient_bytes(grid, case.stack)
-    gather, gather_ends = (network.all_gather(element * each, replicas) for each in (layer, ends))
-    scatter, scatter_ends = (network.all_gather(sent * each, replicas) for each in (layer, ends))
+    gather, gather_ends = (network.all_gather(element * each, sharers) for each in (layer, ends))
+    scatter, scatter_ends = (network.all_gather(sent * each, sharers) for each in (layer, ends))
+    times = 1.0 / iteration.micro_batches if case.stack.sums_copies_once else 1.0
+    copied, copied_ends = (copies_time(iteration, sent * each) * times for each in (layer, ends))
+    if case.model.experts:
+        own = expert_replicas(iteration)
+        gather = gather + network.all_gather(element * experts, own)
+        scatter = scatter + network.all_gather(sent * experts, own)
     again = np.where(grid.zero_stage == 2, 0.0, gather)
-    forward = work.layer_forward
-    backward = work.layer_backward + work.layer_recompute
+    forward, backward = work.layer.busy_forward, work.layer.busy_backward
+    if case.model.experts:
+        # tokens on their way between nodes take the same cards
+        across = group(grid.ep, grid.stride("ep"), grid.devices, network.cluster).crosses
+        forward = forward - np.where(across, work.layer.ep_forward, 0.0)
+        backward = backward - np.where(across, work.layer.ep_backward, 0.0)
     overlap = case.calibration.dp_overlap
     behind_forward = np.minimum(gather, forward) * overlap
-    behind_backward = np.minimum(again + scatter, backward) * overlap
-    shown = (gather - behind_forward) + (again + scatter - behind_backward)
-    crowded = _crowded(case) * (behind_forward + behind_backward)
-    first_and_last = gather_ends + gather + scatter + scatter_ends
-    of_layers = np.maximum(work.layers - 1.0, 0.0) * (shown + crowded)
+    # Copies' sums have a stream of their own, and links of their own where shards are gathered inside a node.
+    travels = again + scatter
+    travels = np.where(sharers.crosses, travels + copied, np.maximum(travels, copied))
+    behind_backward = np.minimum(travels, backward) * overlap
+    shown = (gather - behind_forward) + (travels - behind_backward)
+    slowed = crowded(case.cluster) * (behind_forward + behind_backward)
+    first_and_last = gather_ends + gather + scatter + scatter_ends + copied + copied_ends
+    of_layers = np.maximum(work.layers - 1.0, 0.0) * (shown + slowed)
     return np.asarray(iteration.micro_batches * (of_layers + first_and_last))
-
-
-def _crowded(case: Case) -> float:
-    """Share of a GPU's multiprocessors that a collective takes from the products beside it."""
-    multiprocessors = case.cluster.device.multiprocessors
-    return min(1.0, COLLECTIVE_MULTIPROCESSORS / multiprocessors) if multiprocessors else 0.0
 
 
 def _hidden(traffic: Floats, one: Floats, grid: LayoutGrid) -> Floats:
@@ -95,18 +131,22 @@ def _hidden(traffic: Floats, one: Floats, grid: LayoutGrid) -> Floats:
 
 
 def _tied_embedding(iteration: IterationCost) -> Floats:
-    """All-reduce of a tied embedding's gradient between the first and the last stage, which both hold it."""
+    """All-reduce of a tied embedding's gradient between the first and the last stage, which both hold it.
+
+    Folded, both are on one rank, which holds it once.
+    """
     case, grid, model = iteration.case, iteration.grid, iteration.case.model
     if not (case.stack.tied_embedding_replicated and model.tied_embedding and model.head == "vocabulary"):
         return np.zeros(len(grid))
     ends = group(np.where(grid.pp > 1, 2, 1), grid.stride("pp") * (grid.pp - 1), grid.devices, case.cluster)
     parameters = padded_vocab_of(model, case.stack, grid.tp) * model.hidden / grid.tp
     reduced = iteration.network.all_reduce(parameters * sent_gradient_bytes(grid, case.stack), ends)
-    return np.where(grid.pp > 1, reduced, 0.0)
+    return np.where((grid.pp > 1) & ~grid.folded, reduced, 0.0)
 
 
 def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
-    return f"{layout.dp} replicas agree on gradients; a larger global batch, more overlap or a faster network"
+    ranks = f"{layout.dp} replicas" + (f" of {layout.cp} ranks each" if layout.cp > 1 else "")
+    return f"{ranks} agree on gradients; a larger global batch, more overlap or a faster network"
 
 
 DATA = Effect(

@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.kernels import Rates
-from trimaran.cost.states import OPTIMIZER, WEIGHTS, casts_on, gradient_bytes, shards
+from trimaran.cost.states import OPTIMIZER, WEIGHTS, casts_on, expert_shards, gradient_bytes, shards
 from trimaran.layout.layout import Layout
 from trimaran.operators.casts import weight_cast_bytes
 
@@ -16,12 +16,15 @@ from trimaran.operators.casts import weight_cast_bytes
 UNFUSED = 3.5
 
 
-def step_time(case: Case, grid: LayoutGrid, parameters: Floats, rate: Rates) -> Floats:
+def step_time(
+    case: Case, grid: LayoutGrid, parameters: Floats, rate: Rates, of_experts: Floats | None = None
+) -> Floats:
     """Seconds of gradient norm, clipping and update on one rank.
 
-    Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes
-    in fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches
-    weights and gradient only. ZeRO divides it by DP. Weights that are cast once an iteration are cast here.
+    Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes in
+    fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches weights
+    and gradient only. ZeRO divides it by DP, and what is `of_experts` by the replicas of their own group. Weights that
+    are cast once an iteration are cast here.
     """
     gradient = gradient_bytes(grid, case.stack)
     moments = 4.0 if case.workload.optimizer == "adam" else 0.0
@@ -32,12 +35,16 @@ def step_time(case: Case, grid: LayoutGrid, parameters: Floats, rate: Rates) -> 
     if not case.stack.fused_optimizer:
         state_bytes = state_bytes * UNFUSED
     stepped = parameters / shards(grid, OPTIMIZER)
+    if of_experts is not None:
+        stepped = stepped + of_experts * (1.0 / expert_shards(grid, OPTIMIZER) - 1.0 / shards(grid, OPTIMIZER))
     # The norm reads all gradients that the rank holds; clipping (and the fp16 scaler) reads and writes them.
     norm_bytes = np.where(grid.zero_stage >= 2, stepped, parameters) * gradient * 3.0
     cast_bytes = parameters * weight_cast_bytes(casts_on(case, grid.precision), case.stack)
     if case.stack.gathers_casts:
         cast_bytes = cast_bytes / shards(grid, WEIGHTS)
-    moved: Floats = stepped * state_bytes + norm_bytes + cast_bytes
+    # what lies on the host is stepped there
+    on_host = grid.chose("offload", "optimizer", "weights")
+    moved: Floats = np.where(on_host, 0.0, stepped * state_bytes) + norm_bytes + cast_bytes
     return moved / rate.bandwidth * rate.memory_slowdown
 
 
@@ -48,6 +55,8 @@ def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
 STEP = Effect(
     (TimePart("optimizer", "the optimizer's step", _cause),),
     lambda iteration: {
-        "optimizer": step_time(iteration.case, iteration.grid, iteration.parameters, iteration.work.rate)
+        "optimizer": step_time(
+            iteration.case, iteration.grid, iteration.parameters, iteration.work.rate, iteration.expert_parameters
+        )
     },
 )

@@ -15,9 +15,14 @@ AGREED_BYTES = 32.0
 
 
 def overhead_time(case: Case, grid: LayoutGrid) -> Floats:
-    """Seconds that every micro-batch and every iteration cost besides."""
+    """Seconds that every micro-batch and every iteration cost besides.
+
+    The host goes through its schedule, sends and hooks once for each virtual stage of a rank (Megatron-Core 0.15,
+    core/pipeline_parallel/schedules.py, forward_step_helper and backward_step_helper, lines 1200 and 1273).
+    """
     calibration = case.calibration
-    fixed = grid.micro_batches * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3
+    passes = grid.micro_batches * grid.vpp
+    fixed = passes * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3
     return np.asarray(fixed + _agreement(case, grid))
 
 

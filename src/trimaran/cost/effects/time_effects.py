@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from trimaran.cost.effects.compute import COMPUTE
+from trimaran.cost.effects.context import CONTEXT
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
+from trimaran.cost.effects.expert import EXPERT
 from trimaran.cost.effects.gradient_traffic import DATA
+from trimaran.cost.effects.offload import OFFLOAD
 from trimaran.cost.effects.optimizer import STEP
 from trimaran.cost.effects.overhead import OVERHEAD
 from trimaran.cost.effects.pipelines import PIPELINE
@@ -12,7 +15,7 @@ from trimaran.cost.effects.tensor import TENSOR
 from trimaran.cost.grid import Floats
 from trimaran.cost.similar import time_scales
 
-EFFECTS: tuple[Effect, ...] = (COMPUTE, TENSOR, PIPELINE, DATA, STEP, OVERHEAD)
+EFFECTS: tuple[Effect, ...] = (COMPUTE, TENSOR, EXPERT, CONTEXT, PIPELINE, DATA, STEP, OFFLOAD, OVERHEAD)
 PARTS: tuple[TimePart, ...] = tuple(part for effect in EFFECTS for part in effect.parts)
 TIME_PARTS: tuple[str, ...] = tuple(part.name for part in PARTS)
 

@@ -12,7 +12,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.fit.learn import Lesson, learn
 from trimaran.cost.fit.solve import MEAN_TO_SIGMA, Observation, batches, predict_memory, predict_times
 from trimaran.cost.grid import Floats
-from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_nouns import nouns_of, seconds_of
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
@@ -43,6 +43,11 @@ class Fitted:
     notes: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
+def _says(row: Measurement) -> bool:
+    """Whether a row has a time, what a time follows from, or memory."""
+    return any((row.sec_per_it, row.tokens_per_s_per_gpu, row.tflops, row.mem_gib))
+
+
 def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None, stack: str | None = None) -> Fitted:
     """Fit to the rows that ran and whose quality is fit for it; leave one comparable group out for the error.
 
@@ -56,7 +61,7 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
     skipped: list[str] = []
     notes: list[tuple[int, tuple[str, ...]]] = []
     for number, row in enumerate(measurements, start=1):
-        if row.status != "ok" or row.quality not in FIT_QUALITIES or not (row.sec_per_it or row.mem_gib):
+        if row.status != "ok" or row.quality not in FIT_QUALITIES or not _says(row):
             continue
         try:
             observed, odd = _observed_with_notes(row, cluster, stack)
@@ -128,7 +133,7 @@ def _observed_with_notes(
     observed = Observation(
         Case.of(nouns.workload, nouns.cluster, nouns.stack),
         nouns.layout,
-        sec_per_it=row.sec_per_it,
+        sec_per_it=seconds_of(row, nouns),
         mem_gib=row.mem_gib,
         day=row.date or "",
     )

@@ -14,6 +14,13 @@ def memory_limit_gib(cluster: Cluster, devices: Ints, margin: float = 0.0) -> Fl
     By how many devices are used; shape of `devices`.
     """
     limit = np.full(np.shape(devices), cluster.device.mem_gib)
-    if cluster.host_mem_gib:
-        limit = np.minimum(limit, cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_machine))
+    if cluster.host_mem_gib and cluster.device.kind == "cpu":
+        limit = np.minimum(limit, host_share_gib(cluster, devices))
     return np.asarray(limit * (1.0 - margin))
+
+
+def host_share_gib(cluster: Cluster, devices: Ints) -> Floats:
+    """GiB of its host's memory that is there for each of so many devices; shape of `devices`."""
+    return np.asarray(
+        cluster.host_mem_gib / np.minimum(devices, cluster.devices_per_host or cluster.devices_per_machine)
+    )

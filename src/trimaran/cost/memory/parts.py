@@ -10,7 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.cost.memory.rank_memory import RankMemory
+from trimaran.cost.memory.rank_memory import GIB, OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import StageShape
 from trimaran.cost.states import (
     GRADIENTS,
@@ -22,8 +22,6 @@ from trimaran.cost.states import (
     shards,
 )
 from trimaran.operators.casts import kept_weight_bytes
-
-GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -43,25 +41,32 @@ def _weights(rank: RankMemory) -> Floats:
     beside them where the stack keeps those.
     """
     share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
-    layer = rank.case.model.layer_parameters / rank.grid.tp
-    ends = rank.count - rank.shape.layers * layer if stack.gathers_ends else 0.0
+    layer, layers = rank.layer, rank.of_layers
+    ends = rank.count - layers if stack.gathers_ends else 0.0
     gathered = 2.0 * layer * gathered_bytes(rank.case, rank.grid) + ends * rank.element
-    casts = rank.shape.layers * layer * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
+    casts = layers * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
-    return np.where(master_alone, 0.0, rank.count / share * rank.element) + np.where(share > 1, gathered, 0.0) + casts
+    elsewhere = master_alone | rank.offloads("weights")
+    whole: Floats = np.where(elsewhere, 0.0, rank.kept_of(WEIGHTS) * rank.element)
+    return whole + np.where(share > 1, gathered, 0.0) + casts
 
 
 def _gradients(rank: RankMemory) -> Floats:
-    """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones."""
+    """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones.
+
+    Where weights lie on the host so do their gradients, but for those of the layer at work.
+    """
     low = low_gradient_bytes(rank.grid, rank.case.stack)
-    return rank.count / shards(rank.grid, GRADIENTS) * rank.gradient + rank.count * low
+    here = np.where(rank.offloads("weights"), rank.layer, rank.kept_of(GRADIENTS))
+    return here * rank.gradient + rank.count * low
 
 
 def _optimizer(rank: RankMemory) -> Floats:
     """Moments and master copy; activations and logits are gone when the step makes its copies."""
     master = np.where(rank.has_master > 0, float(rank.case.stack.master_weight_bytes), 0.0)
     copies = np.maximum(rank.step_copies - rank.activations - rank.logits, 0.0)
-    return rank.count / shards(rank.grid, OPTIMIZER) * (rank.moment_bytes + master) + copies
+    here = rank.kept_of(OPTIMIZER) * (rank.moment_bytes + master) + copies
+    return np.where(rank.offloads("optimizer", "weights"), 0.0, here)
 
 
 def _activations(rank: RankMemory) -> Floats:
@@ -116,8 +121,8 @@ class StageMemory:
         return self.total - reduce(np.add, (self.parts[part.name] for part in reversed(PARTS) if not part.allocated))
 
 
-def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape) -> StageMemory:
-    """Memory of a rank of the stage described by `shape` under each layout."""
-    rank = RankMemory(case, grid, shape)
+def stage_memory(case: Case, grid: LayoutGrid, shape: StageShape, every: OnEveryStage | None = None) -> StageMemory:
+    """Memory of a rank of the stage described by `shape` under each layout; `every` where it is known already."""
+    rank = RankMemory(case, grid, shape, every or OnEveryStage(case, grid))
     scale = np.full(len(grid), case.calibration.memory_scale)
     return StageMemory({part.name: part.size(rank) * scale for part in PARTS})

@@ -8,10 +8,53 @@ from functools import cached_property
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid, by_precision
-from trimaran.cost.memory.stage import StageShape, parameters
+from trimaran.cost.grid import Bools, Floats, LayoutGrid, by_precision
+from trimaran.cost.memory.limit import host_share_gib
+from trimaran.cost.memory.stage import (
+    StageShape,
+    expert_parameters,
+    layer_parameters,
+    parameters,
+    stage_layer_parameters,
+)  # fmt: skip
 from trimaran.cost.shapes import KeptBytes, kept_bytes
-from trimaran.cost.states import OPTIMIZER, element_bytes, gradient_bytes, shards
+from trimaran.cost.states import OPTIMIZER, WEIGHTS, element_bytes, expert_shards, gradient_bytes, shards
+
+GIB = 2.0**30
+
+
+@dataclass
+class OnEveryStage:
+    """What is the same on a rank of every stage under each layout of a grid, found once: arrays over layouts."""
+
+    case: Case
+    grid: LayoutGrid
+
+    @cached_property
+    def kept(self) -> KeptBytes:
+        """What one layer of most layers' kind and the head keep of one micro-batch."""
+        return kept_bytes(self.case, self.grid)
+
+    @cached_property
+    def kept_dense(self) -> KeptBytes:
+        """What one layer with a dense MLP keeps."""
+        return kept_bytes(self.case, self.grid, "dense")
+
+    @cached_property
+    def layer(self) -> Floats:
+        """Parameters of a layer on a rank."""
+        return layer_parameters(self.case.model, self.grid)
+
+    @cached_property
+    def gradient(self) -> Floats:
+        """Bytes of a kept gradient."""
+        return gradient_bytes(self.grid, self.case.stack)
+
+    @cached_property
+    def shards(self) -> tuple[tuple[Floats, Floats], ...]:
+        """Over how many ranks is cut what ZeRO shards from stage 0, 1, 2 and 3 on, and experts' part of it."""
+        grid = self.grid
+        return tuple((shards(grid, stage), expert_shards(grid, stage)) for stage in range(WEIGHTS + 1))
 
 
 @dataclass
@@ -21,21 +64,50 @@ class RankMemory:
     case: Case
     grid: LayoutGrid
     shape: StageShape
+    every: OnEveryStage
 
     @cached_property
     def count(self) -> Floats:
         """Parameters on the rank, before ZeRO shards them."""
         return parameters(self.case.model, self.case.stack, self.grid, self.shape)
 
+    @property
+    def layer(self) -> Floats:
+        """Parameters of the largest layer on the rank."""
+        return self.every.layer
+
+    @cached_property
+    def of_layers(self) -> Floats:
+        """Parameters of all layers on the rank."""
+        model = self.case.model
+        if model.experts:
+            return stage_layer_parameters(model, self.grid, self.shape)
+        return np.asarray(self.shape.layers * self.layer)
+
+    @cached_property
+    def experts(self) -> Floats:
+        """Those of them that are routed experts'."""
+        return expert_parameters(self.case.model, self.grid, self.shape)
+
+    def kept_of(self, stage: int) -> Floats:
+        """Parameters whose part of a state this rank keeps, where ZeRO shards it from `stage` on.
+
+        Experts' are sharded over the replicas of their own group.
+        """
+        cut, cut_experts = self.every.shards[stage]
+        if not self.case.model.experts:
+            return self.count / cut
+        return (self.count - self.experts) / cut + self.experts / cut_experts
+
     @cached_property
     def element(self) -> Floats:
         """Bytes of an activation or a working weight."""
         return element_bytes(self.grid)
 
-    @cached_property
+    @property
     def gradient(self) -> Floats:
         """Bytes of a kept gradient."""
-        return gradient_bytes(self.grid, self.case.stack)
+        return self.every.gradient
 
     @cached_property
     def has_master(self) -> Floats:
@@ -48,10 +120,10 @@ class RankMemory:
         moments = 2.0 if self.case.workload.optimizer == "adam" else 0.0
         return by_precision(self.grid.precision, lambda p: moments * p.moment_bytes)
 
-    @cached_property
+    @property
     def kept(self) -> KeptBytes:
         """What one layer and the head keep of one micro-batch."""
-        return kept_bytes(self.case, self.grid)
+        return self.every.kept
 
     @cached_property
     def logits(self) -> Floats:
@@ -65,19 +137,50 @@ class RankMemory:
         Logits are gone before the backward pass makes the first layer's activations again, so the larger of the two
         counts; but a heap in which other buffers lie between has no room for large ones where logits were.
         """
-        stack, kept, every = self.case.stack, self.kept, self.grid.recompute_every.astype(np.float64)
+        stack, kept = self.case.stack, self.kept
         full = self.grid.chose("recompute", "full")
-        stored = np.where(full, kept.layer_input / every + kept.layer * (1.0 - 1.0 / every), kept.partly)
+        stored = self._stored(kept)
         at_work = np.where(full, kept.layer, kept.layer - kept.partly)
         if stack.recomputes_stage:
             stored = np.where(full, kept.layer_input / np.maximum(self.shape.layers, 1.0), stored)
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
-        at_work = at_work + kept.mlp_gradients
+        at_work = at_work + kept.mlp_gradients + kept.context + kept.exchange
         reused = 0.0 if stack.heap_keeps_logits and self.case.on_cpu else self.logits
-        return self.shape.in_flight * self.shape.layers * stored + np.maximum(at_work - reused, 0.0)
+        # of what is offloaded the layer at work and the one whose tensors are on their way are here
+        offloaded = self.offloads("activations")
+        here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), self.shape.in_flight * self.shape.layers)
+        all_layers = here * stored
+        if self.case.model.dense_layers:
+            dense = self._stored(self.every.kept_dense)
+            all_layers = all_layers + self.shape.in_flight * self.shape.dense * (dense - stored)
+        return all_layers + np.maximum(at_work - reused, 0.0)
+
+    def offloads(self, *words: str) -> Bools:
+        """Whether one of these lies in the host's memory: what that has no room for stays on the device."""
+        chosen = self.grid.chose("offload", *words)
+        return chosen & self._has_room if chosen.any() and self.case.cluster.host_mem_gib else chosen
+
+    @cached_property
+    def _has_room(self) -> Bools:
+        """Whether this rank's share of its host's memory holds what the layout would offload.
+
+        States with the gradients that they are stepped by (and weights); or activations of all micro-batches in flight.
+        """
+        master = np.where(self.has_master > 0, float(self.case.stack.master_weight_bytes), 0.0)
+        states = self.kept_of(OPTIMIZER) * (self.moment_bytes + master + self.gradient)
+        weights = np.where(self.grid.chose("offload", "weights"), self.kept_of(WEIGHTS) * self.element, 0.0)
+        activations = self.shape.in_flight * self.shape.layers * self._stored(self.kept)
+        offloaded = np.where(self.grid.chose("offload", "activations"), activations, states + weights)
+        return np.asarray(offloaded <= host_share_gib(self.case.cluster, self.grid.devices) * GIB)
+
+    def _stored(self, kept: KeptBytes) -> Floats:
+        """Bytes that a layer keeps of a micro-batch under the layout's recompute."""
+        every = self.grid.recompute_every.astype(np.float64)
+        full = self.grid.chose("recompute", "full")
+        return np.where(full, kept.layer_input / every + kept.layer * (1.0 - 1.0 / every), kept.partly)
 
     @cached_property
     def step_copies(self) -> Floats:
         """Where gradients are kept in 16 bit, the step makes fp32 copies of those that it updates by."""
         narrow = (self.has_master > 0) & (self.gradient == 2.0)
-        return self.count / shards(self.grid, OPTIMIZER) * np.where(narrow, 4.0, 0.0)
+        return self.kept_of(OPTIMIZER) * np.where(narrow, 4.0, 0.0)

@@ -2,52 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
-from trimaran.nouns.model import Model
+from trimaran.nouns.model import LayerKind, Model
 from trimaran.nouns.stack import Stack
 
 
 @dataclass(frozen=True)
 class StageShape:
-    """What a rank of one stage holds: layers, micro-batches in flight (in units of whole stages), ends."""
+    """What a rank of one stage holds: layers, micro-batches in flight (in units of whole stages), ends.
+
+    Layers that predict further tokens are among those of the stage of the head. So many of the layers as are `dense`
+    have an MLP where the model's others have a mixture of experts.
+    """
 
     layers: Floats
     in_flight: Floats
     embedding: Bools
     head: Bools
+    dense: Floats | float = 0.0
 
 
-def end_shapes(grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
-    """The first, the fullest middle and the last stage of every layout."""
-    single = grid.pp == 1
+def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
+    """The first, the fullest middle and the last rank of a pipeline, of every layout.
+
+    Folded, the first one has both ends. Layers that predict further tokens are on the rank of the head.
+    """
+    both_ends, single = (grid.pp == 1) | grid.folded, grid.pp == 1
     yes, no = np.ones(len(grid), dtype=bool), np.zeros(len(grid), dtype=bool)
     last = np.maximum(grid.pp - 1, 0).astype(np.float64)
     first, second = np.zeros(len(grid)), np.minimum(last, 1.0)
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
     counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
+    counts[0] = counts[0] + model.mtp_depth * both_ends
+    counts[2] = counts[2] + model.mtp_depth * (~grid.folded | single)
+    dense: Sequence[Floats | float] = (0.0, 0.0, 0.0)
+    if model.dense_layers:
+        dense = [ranks[grid.split_row].astype(np.float64) for ranks in grid.splits.first_layers(model.dense_layers)]
     return (
-        StageShape(counts[0], in_flight(grid, first), yes, single),
-        StageShape(counts[1], in_flight(grid, second), no, no),
-        StageShape(counts[2], in_flight(grid, last), single, yes),
+        StageShape(counts[0], in_flight(grid, first), yes, both_ends, dense[0]),
+        StageShape(counts[1], in_flight(grid, second), no, no, dense[1]),
+        StageShape(counts[2], in_flight(grid, last), single, ~grid.folded | single, dense[2]),
     )
 
 
 def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
     """Micro-batches whose activations a rank of `stage` (0 the first) keeps at the peak.
 
-    1F1B and zero-bubble (ZB-H1): p - stage; GPipe: all; interleaved: 2 (p - stage - 1) + (v - 1) p + 1
-    chunks of 1/v of its layers (Narayanan et al., arXiv 2104.04473, section 2.2).
+    1F1B: p - stage; zero-bubble (ZB-H1): besides, of as many as are missing from p the products of the weights'
+    gradients are put off, whose factors are about as large as what they are made of (Qi et al., arXiv 2401.10241,
+    section 2.3; benchmarks/results/traced.md is of other software, tests/train/test_dry_run.py of ours); GPipe: all;
+    interleaved: 2 (p - stage - 1) + (v - 1) p + 1 chunks of 1/v of its layers (Narayanan et al., arXiv 2104.04473,
+    section 2.2).
     """
     m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
-    one_f_one_b = np.minimum(p - stage, m)
-    chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0, m * v) / v
+    one_f_one_b = np.minimum(p - np.where(grid.chose("schedule", "zero_bubble"), 0.0, stage), m)
+    # one more where a forward runs beside another micro-batch's backward (Megatron-Core 0.15, schedules.py:730)
+    beside = grid.chose("ep_overlap", "batch")
+    chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0 + beside, m * v) / v
     flying = np.where(grid.chose("schedule", "gpipe"), m, one_f_one_b)
     flying = np.where(grid.chose("schedule", "interleaved"), chunks, flying)
+    if grid.folded.any():
+        flying = np.where(grid.folded, _folded_in_flight(grid, stage), flying)
     return np.where(p > 1, flying, 1.0)
+
+
+def _folded_in_flight(grid: LayoutGrid, rank: Floats) -> Floats:
+    """Micro-batches in flight of the two chunks, weighed by their layers.
+
+    A micro-batch is kept until its weight gradients are made, for which its activations are needed. Of rank r those are
+    2 p - r of the first chunk and r of the second, or one less and one more (ZB-V), and r + 1 beside 2 p - r where a
+    forward runs beside a backward (DualPipeV): the peak of the orders in trimaran.layout.schedule.
+    """
+    m, p = grid.micro_batches.astype(np.float64), grid.pp
+    down, up = grid.splits.chunks(grid.split_row, rank)
+    before, after = np.minimum(2.0 * p - rank, m), np.minimum(2.0 * p - 1.0 - rank, m)
+    fewer, more = np.minimum(rank, m), np.minimum(rank + 1.0, m)
+    kept = np.maximum(before * down + fewer * up, after * down + more * up)
+    kept = np.where(grid.chose("schedule", "dualpipev"), before * down + more * up, kept)
+    return np.asarray(kept / np.maximum(down + up, 1.0))
 
 
 def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) -> Floats:
@@ -59,15 +96,57 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
     if model.tied_embedding:
         # A tied head is the embedding itself where both sit on one stage, and a copy of it elsewhere.
         head_here = head_here & ~shape.embedding & stack.tied_embedding_replicated
-    return (
-        shape.layers * model.layer_parameters / t
-        + np.where(shape.embedding, vocabulary + fixed, 0.0)
-        + np.where(head_here, vocabulary, 0.0)
-        + np.where(shape.head, float(model.norm_parameters), 0.0)
-    )
+    ends = np.where(shape.embedding, vocabulary + fixed, 0.0) + np.where(head_here, vocabulary, 0.0)
+    if model.mtp_depth:
+        # further tokens are embedded where they are predicted: a tied head has that matrix already
+        again = 0.0 if model.tied_embedding else np.where(shape.head & ~shape.embedding, vocabulary, 0.0)
+        ends = ends + again + np.where(shape.head, model.mtp_depth * model.joining_parameters / t, 0.0)
+    norm = np.where(shape.head, float(model.norm_parameters), 0.0)
+    return np.asarray(stage_layer_parameters(model, grid, shape) + ends + norm)
+
+
+def stage_layer_parameters(model: Model, grid: LayoutGrid, shape: StageShape) -> Floats:
+    """Parameters of all layers on a rank of the stage."""
+    if not model.experts and model.latent_attention is None:
+        return shape.layers * model.layer_parameters / grid.tp
+    of_main = layer_parameters(model, grid)
+    return shape.layers * of_main + shape.dense * (rank_layer_parameters(model, grid, "dense") - of_main)
+
+
+def layer_parameters(model: Model, grid: LayoutGrid) -> Floats:
+    """Parameters of a layer of most layers' kind on a rank, experts among them."""
+    if not model.experts:
+        return rank_layer_parameters(model, grid, "dense")
+    return rank_layer_parameters(model, grid, "experts") + rank_expert_parameters(model, grid)
+
+
+def rank_layer_parameters(model: Model, grid: LayoutGrid, kind: LayerKind) -> Floats:
+    """Parameters of one layer of a kind on a rank, its routed experts apart."""
+    if kind == "dense":
+        uncut, whole = model.uncut_attention_parameters, model.layer_parameters
+    else:
+        uncut, whole = model.uncut_parameters, model.mixture_layer_parameters - model.expert_parameters
+    cut: Floats = (whole - uncut) / grid.tp
+    return uncut + cut
+
+
+def rank_expert_parameters(model: Model, grid: LayoutGrid) -> Floats:
+    """Parameters of one layer's routed experts on a rank."""
+    return np.asarray(model.expert_parameters / grid.fold("ep", "etp"))
+
+
+def expert_parameters(model: Model, grid: LayoutGrid, shape: StageShape) -> Floats:
+    """Parameters of routed experts on a rank of the stage, before ZeRO shards them."""
+    return (shape.layers - shape.dense) * rank_expert_parameters(model, grid)
 
 
 def fullest_parameters(model: Model, stack: Stack, grid: LayoutGrid) -> Floats:
     """Parameters on the rank that has most of them."""
-    first, middle, last = (parameters(model, stack, grid, shape) for shape in end_shapes(grid))
+    first, middle, last = (parameters(model, stack, grid, shape) for shape in end_shapes(model, grid))
+    return np.maximum(np.maximum(first, middle), last)
+
+
+def fullest_experts(model: Model, grid: LayoutGrid) -> Floats:
+    """Parameters of routed experts on the rank that has most of them."""
+    first, middle, last = (expert_parameters(model, grid, shape) for shape in end_shapes(model, grid))
     return np.maximum(np.maximum(first, middle), last)

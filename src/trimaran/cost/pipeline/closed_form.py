@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
-from trimaran.cost.pipeline.lockstep import PipelineRuns
+from trimaran.cost.pipeline.folded_form import folded_time
+from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.splits.split_table import SplitTable
-from trimaran.nouns.stack import Schedule
+from trimaran.nouns.stack import FOLDED, Schedule
 
 # An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -52,11 +53,12 @@ def _rank_work(grid: LayoutGrid, times: StageTimes, layers: tuple[Floats, Floats
     layer = times.forward + times.backward
     first, last = times.first_forward + times.first_backward, times.last_forward + times.last_backward
     single = grid.pp == 1
+    turned = np.where(grid.folded, last, 0.0)  # the first rank has both ends
     return np.stack(
         [
-            np.where(single, -1.0, layers[0] * layer + first),
+            np.where(single, -1.0, layers[0] * layer + first + turned),
             np.where(grid.pp > 2, layers[1] * layer, -1.0),
-            layers[2] * layer + last + np.where(single, first, 0.0),
+            layers[2] * layer + (last - turned) + np.where(single, first, 0.0),
         ]
     )
 
@@ -111,6 +113,10 @@ def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
 def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
     """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
     longest = np.zeros(len(grid))
+    if grid.folded.any():
+        for schedule in FOLDED:
+            rows = np.flatnonzero(grid.chose("schedule", schedule) & (grid.pp > 1))
+            longest[rows] = folded_time(schedule, grid.take(rows), times.take(rows))
     for schedule, formula in _FORMULAS.items():
         members = np.flatnonzero(grid.chose("schedule", schedule) & (grid.pp > 1))
         if not len(members):
@@ -135,7 +141,7 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
     def stages(layer: Floats, first: Floats | float, last: Floats | float) -> Floats:
         of = layers * layer[:, None, None]
         of[:, 0, 0] += first
-        of[np.arange(len(grid)), grid.vpp - 1, grid.pp - 1] += last
+        of[np.arange(len(grid)), grid.vpp - 1, np.where(grid.folded, 0, grid.pp - 1)] += last
         return of
 
     links = np.ones(layers.shape[2])

@@ -9,20 +9,22 @@ them, if rank r starts r steps (1F1B, zero-bubble) or 2r half-steps (interleaved
 So a level is a few NumPy operations on (layouts, ranks), and the latest arrival is all that a rank need keep of its
 neighbour. Such a recurrence is linear in (max, +): once the state of a period ago differs from today's by the same time
 everywhere, it does so for ever, and the rest of the steady state is skipped at that pace. The result equals
-trimaran.cost.simulate's to rounding, which the tests hold.
+trimaran.cost.simulate's to rounding, which the tests hold. trimaran.cost.pipeline.folded plays folded schedules.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.cost.grid import Bools, Floats, Ints
+from trimaran.cost.pipeline.folded import play_folded
+from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.layout.choices import CHOICE, index_of
-from trimaran.nouns.stack import Schedule
+from trimaran.nouns.stack import FOLDED
 
 # Before any arrival. Sums with times leave it where it is.
 _NEVER = -np.inf
@@ -32,41 +34,6 @@ _TOGETHER = 160
 _SAME = 1e-9
 # Micro-batches after which a pace that has not settled exactly is taken as it is.
 _LONGEST = 4096
-
-
-@dataclass(frozen=True)
-class PipelineRuns:
-    """n pipelines to play, one schedule for all of them or several; arrays over runs first.
-
-    `forward_s`, `backward_s` and `weight_s` have shape (n, chunks, ranks), 0 where a run has fewer: seconds of the
-    virtual stage `chunk * ranks + rank`, the backward with its weight gradients. A send between a rank and the next
-    (the last one's next is the first) holds their link for `held_s` and arrives after `arrives_s`, shape (n, ranks);
-    the two directions do not meet. Under the schedules of `blocks` the sender waits until it arrives.
-    """
-
-    schedule: Ints
-    ranks: Ints
-    chunks: Ints
-    micro_batches: Ints
-    forward_s: Floats
-    backward_s: Floats
-    weight_s: Floats
-    held_s: Floats
-    arrives_s: Floats
-    blocks: tuple[Schedule, ...]
-
-    def take(self, index: NDArray[Any]) -> Self:
-        """The runs at `index`, their padding cut to what they need."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        chunks, ranks = int(self.chunks[index].max(initial=1)), int(self.ranks[index].max(initial=1))
-        for name, value in columns.items():
-            if name in ("forward_s", "backward_s", "weight_s"):
-                columns[name] = value[index, :chunks, :ranks]
-            elif name in ("held_s", "arrives_s"):
-                columns[name] = value[index, :ranks]
-            elif name != "blocks":
-                columns[name] = value[index]
-        return type(self)(**columns)
 
 
 def play(runs: PipelineRuns) -> Floats:
@@ -79,6 +46,9 @@ def play(runs: PipelineRuns) -> Floats:
         members, schedule = np.flatnonzero(kind == index), CHOICE["schedule"].value(index)
         if schedule in ("none", "gpipe"):
             total[members] = _sweeps(runs.take(members), piped=schedule == "gpipe")
+            continue
+        if schedule in FOLDED:
+            total[members] = play_folded(schedule, runs.take(members))
             continue
         order = members[np.lexsort((rounds[members], runs.ranks[members]))]
         for start in range(0, len(order), _TOGETHER):

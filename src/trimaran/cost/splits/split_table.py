@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +79,51 @@ class SplitTable:
         return self._ranks[:, 2]
 
     @cached_property
+    def _folded_chunks(self) -> NDArray[np.float64]:
+        """Layers of the two chunks of every rank of folded splits, zeros of the others: (k, 2, most ranks)."""
+        table = np.zeros((len(self.splits), 2, max(split.ranks for split in self.splits)))
+        for row, (p, layers, folded) in enumerate(self.splits):
+            if folded:
+                table[row, 0, :p], table[row, 1, :p] = layers[:p], layers[: p - 1 : -1]
+        return table
+
+    def chunks(self, index: NDArray[np.int64], rank: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Layers of a rank's two chunks in the splits at `index`, where these are folded; else zeros."""
+        at = np.minimum(np.asarray(rank, dtype=np.int64), self._folded_chunks.shape[2] - 1)
+        return self._folded_chunks[index, 0, at], self._folded_chunks[index, 1, at]
+
+    @cached_property
+    def first_stage(self) -> NDArray[np.int64]:
+        """Layers of the first virtual stage of each split, shape (k,)."""
+        return np.array([split.layers[0] for split in self.splits], dtype=np.int64)
+
+    def first_layers(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """How many of the model's first `count` layers the first, the fullest middle and the last rank hold.
+
+        Of middle ranks with as many layers, that with fewest of them.
+        """
+        rows = np.array([_ends_of_first(split, count) for split in self.splits], dtype=np.int64).reshape(-1, 3)
+        return rows[:, 0], rows[:, 1], rows[:, 2]
+
+    def first_in_stages(self, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """How many of the first `count` layers each virtual stage of the splits at `index` has: as `layers`."""
+        layers = self._upright(index, self.layers(index))
+        flat = layers.reshape(len(layers), -1)
+        before = np.cumsum(flat, axis=1) - flat
+        return self._upright(index, np.asarray(np.clip(count - before, 0, flat).reshape(layers.shape)))
+
+    def _upright(self, index: NDArray[np.int64], stages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Stages by chunk and rank in pipeline order, or such stages by rank again, of the splits at `index`."""
+        turned = stages.copy()
+        for row in np.flatnonzero([self.splits[i].folded for i in index]):
+            p = self.splits[index[row]].ranks
+            turned[row, 1, :p] = stages[row, 1, :p][::-1]
+        return turned
+
+    @cached_property
     def totals(self) -> NDArray[np.int64]:
         """All layers of each split."""
-        return np.array([sum(layers) for _, layers in self.splits], dtype=np.int64)
+        return np.array([sum(split.layers) for split in self.splits], dtype=np.int64)
 
     @cached_property
     def phases(self) -> Phases:
@@ -125,27 +167,39 @@ class SplitTable:
         return np.array([len(_pivots(split)) for split in self.splits], dtype=np.int64)
 
     def layers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Layers of each virtual stage of the splits at `index`: (n, chunks, ranks), 0 where a split has fewer."""
+        """Layers of each rank's chunks in the splits at `index`: (n, chunks, ranks), 0 where a split has fewer."""
         used, inverse = np.unique(index, return_inverse=True)
         chosen = [self.splits[i] for i in used]
-        ranks = max((ranks for ranks, _ in chosen), default=1)
-        chunks = max((len(layers) // p for p, layers in chosen), default=1)
+        ranks = max((split.ranks for split in chosen), default=1)
+        chunks = max((len(split.layers) // split.ranks for split in chosen), default=1)
         table = np.zeros((len(chosen), chunks, ranks), dtype=np.int64)
-        for row, (p, layers) in enumerate(chosen):
-            table[row, : len(layers) // p, :p] = np.reshape(layers, (-1, p))
+        for row, (p, layers, folded) in enumerate(chosen):
+            by_chunk = np.reshape(layers, (-1, p))
+            table[row, : len(by_chunk), :p] = by_chunk
+            if folded:
+                table[row, 1, :p] = by_chunk[1, ::-1]
         return table[inverse]
 
 
 @cache
 def _rank_layers(split: Split) -> tuple[int, ...]:
-    ranks, layers = split
-    return tuple(sum(layers[rank::ranks]) for rank in range(ranks))
+    return tuple(sum(split.of_rank(rank, split.layers)) for rank in range(split.ranks))
+
+
+@cache
+def _ends_of_first(split: Split, count: int) -> tuple[int, int, int]:
+    before = accumulate(split.layers, initial=0)
+    of_stage = [min(max(count - start, 0), held) for start, held in zip(before, split.layers, strict=False)]
+    held = [sum(split.of_rank(rank, of_stage)) for rank in range(split.ranks)]
+    between = list(zip(_rank_layers(split), held, strict=True))[1:-1]
+    _, fewest = max(((layers, -few) for layers, few in between), default=(0, 0))
+    return held[0], -fewest, held[-1]
 
 
 @cache
 def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
     """The ends of each run of equal ranks; the first and the last rank, which hold the ends, are separate runs."""
-    p, layers = split
+    p, layers, _ = split
     chunks = [layers[rank::p] for rank in range(p)]
     runs = [[rank for rank, _ in run] for _, run in groupby(enumerate(chunks[1:-1], 1), key=lambda item: item[1])]
     between = [rank for run in runs for rank in (run[0], (run[0] + run[-1]) // 2, run[-1])]
@@ -160,7 +214,7 @@ def _pivots(split: Split) -> tuple[tuple[int, ...], ...]:
 
 def _heavier(split: Split) -> list[tuple[bool, tuple[int, int]]]:
     """By phase: whether the last rank is the heavier, and the chunks' layers that the heavier runs down and up."""
-    p, layers = split
+    p, layers, _ = split
     v = len(layers) // p
     first, last = layers[::p], layers[p - 1 :: p]
     by_phase = []
@@ -173,7 +227,7 @@ def _heavier(split: Split) -> list[tuple[bool, tuple[int, int]]]:
 
 @cache
 def _phases(split: Split) -> tuple[tuple[float, ...], ...]:
-    p, layers = split
+    p, layers, _ = split
     v = len(layers) // p
     chunks = [sum(layers[chunk * p : chunk * p + p]) for chunk in range(v)]
     (at_last, stays), *others = _heavier(split)
@@ -184,5 +238,5 @@ def _phases(split: Split) -> tuple[tuple[float, ...], ...]:
 @cache
 def _changing(split: Split) -> float:
     on_last = {at_last for at_last, _ in _heavier(split)}
-    layers = split[1]
+    layers = split.layers
     return min(layers) + 2.0 * (max(layers) - min(layers)) if len(on_last) > 1 else 0.0

@@ -14,6 +14,7 @@ the same recurrence of backwards: its chunks come in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from typing import NamedTuple
@@ -21,8 +22,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Layers of each virtual stage in pipeline order, and over how many ranks.
-Split = tuple[int, tuple[int, ...]]
+
+class Split(NamedTuple):
+    """Layers of each virtual stage in pipeline order, over how many ranks, and whether these hold them folded."""
+
+    ranks: int
+    layers: tuple[int, ...]
+    folded: bool = False
+
+    def of_rank(self, rank: int, stages: Sequence[int]) -> tuple[int, ...]:
+        """Of one number a stage those of the stages that a rank holds, its first chunk first."""
+        return (stages[rank], stages[-1 - rank]) if self.folded else tuple(stages[rank :: self.ranks])
+
 
 # What a send and the first stage's own work take, in layers: which way is longest depends on them, and its counts are
 # kept for each pair. A link as fast as a layer's hundredth, usual ones, and one as slow as a layer.
@@ -92,9 +103,9 @@ def _warm_ups(split: Split) -> NDArray[np.float64]:
 
     Before the middle a warm-up reaches into the second group of p micro-batches, behind it it ends in the first.
     """
-    p, layers = split
+    p, layers, folded = split
     v = len(layers) // p
-    if v == 1:
+    if v == 1 or folded:
         return np.zeros((1, 6 + 3 * len(_SEND) + 14))  # not interleaved, but of the same table
     chunks = [layers[rank::p] for rank in range(p)]
     pivots = {p // 2 - 1, p // 2}
@@ -125,7 +136,7 @@ def _detours(split: Split, stops: list[int], nearer: NDArray[np.float64]) -> NDA
     The way to the last rank is `nearer` layers longer than that to the stop. Detours stay for whole chunks: what a turn
     adds is the same all along one.
     """
-    p, layers = split
+    p, layers, _ = split
     table = np.reshape(layers, (-1, p))
     v = len(table)
     ranks, turns = np.array(stops), np.arange(v) * p
@@ -162,7 +173,7 @@ def _ways(split: Split, stops: list[int]) -> list[tuple[float, ...]]:
     Among equal ranks nothing is lost by staying with the first or the last of them alone. So between stops a way goes
     straight on, and the turns of a chunk that a stop stays with are a running maximum.
     """
-    p, layers = split
+    p, layers, _ = split
     v = len(layers) // p
     send, first = (_parts(_SEND) * _PART + _HOP)[:, None], (_parts(_FIRST) * _PART + _VISIT)[:, None]
     turn = np.arange(p)

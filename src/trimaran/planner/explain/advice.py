@@ -75,7 +75,12 @@ def _rate(layout: Layout, case: Case) -> float:
 
 
 def _neighbours(model: Model) -> Iterator[Model]:
-    """Models of about the same size, nearest hidden first, with head sizes that kernels like."""
+    """Models of about the same size, nearest hidden first, with head sizes that kernels like.
+
+    None of a model with latent attention, whose heads have widths of their own.
+    """
+    if model.latent_attention is not None:
+        return
     near = {model.hidden}
     for multiple in _ROUND_TO:
         below = model.hidden // multiple * multiple

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration (https://www.deepspeed.ai/docs/config-json/)."""
+"""A DeepSpeed configuration (https://www.deepspeed.ai/docs/config-json/, deepspeed/runtime/config.py of 0.19.8)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,56 @@ import json
 from typing import Any
 
 from trimaran.layout.layout import Layout
-from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.refuse import refuse_first
 
+VERSIONS = ("0.19", "0.18")
 
-def deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
+
+def deepspeed(asked: Asked) -> str:
     """The JSON file for a data-parallel run; TP and PP are Megatron-DeepSpeed's to state."""
+    layout, workload, stack, version = asked.layout, asked.workload, asked.stack, asked.version
     refuse_first(
         "DeepSpeed",
         layout,
         (
+            (layout.cp > 1 and layout.cp_kind != "ulysses", f"CP by {layout.cp_kind}"),
+            (
+                layout.size("replicate") > 1 and layout.zero_stage in (1, 2),
+                f"shard {layout.shard} in ZeRO stage {layout.zero_stage}",
+            ),
+            # deepspeed/runtime/config.py of 0.19.8, line 121: MiCS has been removed
+            (
+                layout.size("replicate") > 1 and layout.zero_stage == 3 and version == "0.19",
+                f"shard {layout.shard} (0.18 has MiCS: --for-version 0.18)",
+            ),
+            (workload.model.experts > 0, "experts, which are laid out where the model is made"),
+            (layout.offload == "activations", "offload activations in its configuration file"),
             (layout.tp > 1, f"TP {layout.tp} in its configuration file (export to megatron-deepspeed)"),
             (layout.pp > 1, f"PP {layout.pp} in its configuration file (export to megatron-deepspeed)"),
+            (
+                layout.recompute != "none",
+                f"{layout.recompute} recompute in its configuration file (the model switches it on)",
+            ),
         ),
     )
-    return json.dumps(deepspeed_config(layout, workload), indent=2)
+    config = deepspeed_config(layout, workload)
+    zero = config["zero_optimization"]
+    if layout.zero_stage:
+        # What the planner counted; left out, 0.19 overlaps under stage 3 alone (deepspeed/runtime/zero/config.py).
+        zero["overlap_comm"] = stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
+    if layout.zero_stage and stack.bucket_elements:
+        zero["reduce_bucket_size"] = stack.bucket_elements
+    if layout.zero_stage == 3 and layout.size("replicate") > 1:
+        zero["mics_shard_size"] = layout.size("shard")
+    if layout.offload in ("optimizer", "weights"):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if layout.offload == "weights":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    if layout.cp > 1:
+        config["sequence_parallel_size"] = layout.cp
+    return json.dumps(config, indent=2)
 
 
 def deepspeed_config(layout: Layout, workload: Workload) -> dict[str, Any]:

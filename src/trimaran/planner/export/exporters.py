@@ -1,48 +1,99 @@
-"""The trainers that a layout can be written for."""
+"""What a layout can be written for: other trainers, and managers of clusters that start Trimaran's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
-from trimaran.planner.export.deepspeed import deepspeed
+from trimaran.planner.export import deepspeed as plain_deepspeed
+from trimaran.planner.export import megatron_lm as megatron
+from trimaran.planner.export import torchtitan as titan
+from trimaran.planner.export.asked import Asked
+from trimaran.planner.export.jobset import jobset
 from trimaran.planner.export.megatron_deepspeed import megatron_deepspeed
-from trimaran.planner.export.megatron_lm import megatron_lm
-from trimaran.planner.export.torchtitan import torchtitan
+from trimaran.planner.export.refuse import refuse_first
+from trimaran.planner.export.skypilot import skypilot
+from trimaran.planner.export.start import Start
+from trimaran.planner.export.trainjob import trainjob
 
-Exporter = Callable[[Layout, Workload, Stack], str]
 
-EXPORTERS: dict[str, Exporter] = {
-    "megatron-lm": megatron_lm,
-    "megatron-deepspeed": megatron_deepspeed,
-    "torchtitan": torchtitan,
-    "deepspeed": deepspeed,
+@dataclass(frozen=True)
+class Exporter:
+    """How a layout is written: for which `versions` of what reads it, the newest first; () where none differ.
+
+    `starts`: what is written starts the training of a recipe, by Trimaran's own trainer.
+    """
+
+    write: Callable[[Asked], str]
+    versions: tuple[str, ...] = ()
+    starts: bool = False
+
+
+EXPORTERS: Mapping[str, Exporter] = {
+    "megatron-lm": Exporter(megatron.megatron_lm, megatron.VERSIONS),
+    "megatron-deepspeed": Exporter(megatron_deepspeed),
+    "torchtitan": Exporter(titan.torchtitan, titan.VERSIONS),
+    "deepspeed": Exporter(plain_deepspeed.deepspeed, plain_deepspeed.VERSIONS),
+    "trainjob": Exporter(trainjob, starts=True),
+    "jobset": Exporter(jobset, starts=True),
+    "skypilot": Exporter(skypilot, starts=True),
 }
 
 
-def export(layout: Layout, workload: Workload, stack: Stack, to: str) -> str:
-    """Flags or a configuration file of the trainer `to`, which does what the layout says.
-
-    Raises TrimaranError where the trainer is not known, or has no flag for what the layout asks.
-    """
+def exporter_of(to: str, version: str | None = None) -> Exporter:
+    """The exporter to `to`. Raises TrimaranError where it, or that version of it, is not known."""
     exporter = EXPORTERS.get(to)
     if exporter is None:
         raise TrimaranError(f"export to {to!r} is not known: choose one of {', '.join(EXPORTERS)}")
-    return exporter(layout, workload, stack)
+    if version is not None and version not in exporter.versions:
+        known = f"one of {', '.join(exporter.versions)}" if exporter.versions else "without it: all are told the same"
+        raise TrimaranError(f"--for-version {version!r} is not known of {to}: write {known}")
+    return exporter
 
 
-def first_exported(layouts: Sequence[Layout], workload: Workload, stack: Stack, to: str) -> tuple[Layout, str]:
-    """The first of the layouts that the trainer can state, and its text.
+def export(
+    layout: Layout, workload: Workload, stack: Stack, to: str, version: str | None = None, start: Start | None = None
+) -> str:
+    """Flags, a configuration file or a manifest, by which `to` does what the layout says; of its newest version.
+
+    `start` is what a manifest starts. Raises TrimaranError where `to` or its version is not known, has no word for
+    what the layout asks, or needs what `start` does not state.
+    """
+    exporter = exporter_of(to, version)
+    at_once = layout.dp * layout.mbs
+    refuse_first(
+        to,
+        layout,
+        [
+            (
+                workload.global_batch % at_once > 0,
+                f"a global batch of {workload.global_batch} that DP x micro-batch {at_once} does not divide",
+            )
+        ],
+    )
+    return exporter.write(Asked(layout, workload, stack, version or next(iter(exporter.versions), ""), start))
+
+
+def first_exported(
+    layouts: Sequence[Layout],
+    workload: Workload,
+    stack: Stack,
+    to: str,
+    version: str | None = None,
+    start: Start | None = None,
+) -> tuple[Layout, str]:
+    """The first of the layouts that `to` can state, and its text.
 
     Raises TrimaranError with the first layout's reason where it can state none.
     """
     refused: TrimaranError | None = None
     for layout in layouts:
         try:
-            return layout, export(layout, workload, stack, to)
+            return layout, export(layout, workload, stack, to, version, start)
         except TrimaranError as error:
             refused = refused or error
     raise refused or TrimaranError("no layout is given: name at least one")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 
-from trimaran.layout.layout import Layout
+from trimaran.layout.axes import USUAL_PLACEMENT
+from trimaran.nouns.model import padded_vocab
 from trimaran.nouns.precision import PRECISIONS
-from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Workload
+from trimaran.nouns.stack import FOLDED
+from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.deepspeed import deepspeed_config
 from trimaran.planner.export.megatron_lm import batch_flags, joined, model_flags, parallel_flags
-from trimaran.planner.export.refuse import refuse_first, untold_traits
+from trimaran.planner.export.megatron_words import DROPOUTS
+from trimaran.planner.export.refuse import refuse_first, untold_degrees, untold_traits
 
 _POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 
 
-def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
+def megatron_deepspeed(asked: Asked) -> str:
     """A here-document for the configuration file, then one flag a line."""
+    layout, workload, stack = asked.layout, asked.workload, asked.stack
     model = workload.model
     # DeepSpeed can count the embedding and the head as a layer each, as BLOOM's training did.
     ends_count = model.layers % layout.pp > 0 and stack.ends_count_as_layers and (model.layers + 2) % layout.pp == 0
@@ -24,13 +27,14 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
         "Megatron-DeepSpeed",
         layout,
         (
-            (layout.schedule in ("gpipe", "interleaved", "zero_bubble"), f"the {layout.schedule} schedule"),
+            (layout.schedule in ("gpipe", "interleaved", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
             (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
             (layout.sequence_parallel, "sequence parallelism"),
             (layout.recompute not in ("none", "full"), f"{layout.recompute} recompute"),
             (PRECISIONS[layout.precision].narrow is not None, f"precision {layout.precision}"),
             (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
-            (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
+            *untold_degrees(layout),
+            (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),
             (model.layers % layout.pp > 0 and not ends_count, f"{model.layers} layers on {layout.pp} stages"),
             *untold_traits(model),
@@ -49,6 +53,9 @@ def megatron_deepspeed(layout: Layout, workload: Workload, stack: Stack) -> str:
     flags = [*model_flags(workload), f"--position-embedding-type {_POSITIONS[model.positions]}"]
     if model.embedding_norm:
         flags.append("--embed-layernorm")
+    flags += [f"{flag} {model.dropout:g}" for flag in DROPOUTS]
+    # The tokenizer is the user's to name, by --tokenizer-type: the trainer does not start without one.
+    flags.append(f"--pad-vocab-size-to {padded_vocab(model.vocab, layout.tp)}")
     flags += [*parallel_flags(layout), *batch_flags(layout, workload)]
     if layout.recompute == "full":
         flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]

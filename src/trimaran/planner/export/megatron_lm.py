@@ -1,42 +1,93 @@
-"""Flags of Megatron-LM (megatron/training/arguments.py, core 0.15)."""
+"""Flags of Megatron-LM (megatron/training/arguments.py, core 0.15 to 0.19)."""
 
 from __future__ import annotations
 
+from trimaran.layout.axes import USUAL_PLACEMENT, full_placement
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import modules_of
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import FOLDED, Stack
 from trimaran.nouns.workload import Workload
+from trimaran.planner.export.asked import Asked
+from trimaran.planner.export.megatron_mixtures import (
+    DEEPEP_ALONE,
+    MIXTURE_TRAITS,
+    WITHOUT_YARN,
+    further_degrees,
+    latent_flags,
+    mixture_flags,
+)
+from trimaran.planner.export.megatron_words import (
+    FP8_RECIPES,
+    OFFLOADED_LAYERS,
+    OFFLOADED_OPTIMIZER,
+    TOLD_TRAITS,
+    WITHOUT_OFFLOADED_LAYERS,
+    kind_flags,
+    rope_scaling,
+    shape_flags,
+)
 from trimaran.planner.export.refuse import refuse_first, untold_traits
 
-_POSITIONS = {"learned": "learned_absolute", "rotary": "rope"}
+# --use-tp-pp-dp-mapping
+_STAGES_INSIDE = full_placement(("tp", "pp", "dp"))
+
+VERSIONS = ("0.19", "0.18", "0.17", "0.16", "0.15")
+# Those whose NullTokenizer adds a token of its own to --vocab-size (megatron/core/tokenizers/text/libraries/
+# null_tokenizer.py, vocab_size, at core_v0.15.0 to core_v0.17.0 and at core_v0.18.0).
+_NULL_TOKENIZER_ADDS_ONE = ("0.17", "0.16", "0.15")
 _WIDE = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": list[str]()}
-_FP8_RECIPES = {"current": "tensorwise", "delayed": "delayed", "blockwise": "blockwise"}
 
 
-def megatron_lm(layout: Layout, workload: Workload, stack: Stack) -> str:
-    """One flag a line, ready to be continued with data, tokenizer and learning-rate flags."""
-    split = resolve_split(layout, workload, stack)
-    _refuse(layout, workload, stack)
-    flags = [*model_flags(workload), *_model_kind(workload), *parallel_flags(layout), *_stage_flags(layout, split)]
+def megatron_lm(asked: Asked) -> str:
+    """A comment and one flag a line, ready to be continued with flags of data, tokenizer and learning rate."""
+    layout, workload, stack, version = asked.layout, asked.workload, asked.stack, asked.version
+    split, model = resolve_split(layout, workload, stack), stack.trained(workload.model)
+    _refuse(layout, workload, stack, version)
+    flags = [
+        *model_flags(workload),
+        *kind_flags(model),
+        *latent_flags(model),
+        *mixture_flags(workload),
+        *_vocabulary_flags(workload, version),
+        *parallel_flags(layout),
+        *further_degrees(layout, model, version),
+        *_stage_flags(layout, split, model.mtp_depth),
+    ]
     if layout.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.zero_stage == 1:
         flags.append("--use-distributed-optimizer")
-    if layout.placement == ("tp", "pp", "dp"):
+    if layout.placement == _STAGES_INSIDE:
         flags.append("--use-tp-pp-dp-mapping")
-    flags += [*_recompute_flags(layout, stack, split), *_stack_flags(layout, stack)]
-    return joined([*flags, *batch_flags(layout, workload), *_narrow_flags(layout, stack)])
+    flags += [*_recompute_flags(layout, stack, split), *_overlap_flags(layout, stack), *_offload_flags(layout, split)]
+    if stack.fp32_loss and stack.loss_copies == 1:
+        flags.append("--cross-entropy-loss-fusion")
+    flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack)]
+    head = [f"# Megatron-LM, core {version}: {layout} on {layout.devices} devices"]
+    if model.rotary_stretch == "yarn":
+        head.append("# By how much yarn stretches the rotary angles is not planned: state --rotary-scaling-factor.")
+    if model.experts:
+        head.append(
+            "# How the router scores and balances is not planned: state --moe-router-score-function and the like."
+        )
+    return "\n".join([*head, joined(flags)])
 
 
-def _stage_flags(layout: Layout, split: tuple[int, ...]) -> list[str]:
+def _vocabulary_flags(workload: Workload, version: str) -> list[str]:
+    """The vocabulary's size without text: a tokenizer for data that is token numbers already, or for --mock-data."""
+    size = workload.model.vocab - int(version in _NULL_TOKENIZER_ADDS_ONE)
+    return ["--tokenizer-type NullTokenizer", f"--vocab-size {size}"]
+
+
+def _stage_flags(layout: Layout, split: tuple[int, ...], mtp_depth: int) -> list[str]:
     """The stage split: nothing where it is even, first and last stage where only these differ, else every stage."""
     if len(set(split)) == 1:
         return [f"--num-layers-per-virtual-pipeline-stage {split[0]}"] if layout.vpp > 1 else []
-    if layout.vpp == 1 and len(set(split[1:-1])) <= 1:
+    if layout.vpp == 1 and len(set(split[1:-1])) <= 1 and min(split) > 0:
         return [f"--decoder-first-pipeline-num-layers {split[0]}", f"--decoder-last-pipeline-num-layers {split[-1]}"]
     stages = "|".join("t" * layers for layers in split)
-    return [f"--pipeline-model-parallel-layout 'E{stages}L'"]
+    return [f"--pipeline-model-parallel-layout 'E{stages}{'m' * mtp_depth}L'"]
 
 
 def _recompute_flags(layout: Layout, stack: Stack, split: tuple[int, ...]) -> list[str]:
@@ -58,32 +109,30 @@ def _recompute_flags(layout: Layout, stack: Stack, split: tuple[int, ...]) -> li
     return []
 
 
-def _stack_flags(layout: Layout, stack: Stack) -> list[str]:
-    """Switches by which Megatron-LM does what the stack's facts say, and is off otherwise."""
-    sharded = layout.zero_stage == 1 and stack.gathers_behind_forward
+def _offload_flags(layout: Layout, split: tuple[int, ...]) -> list[str]:
+    """What lies in the host's memory; the last layer's activations are wanted at once and stay."""
+    if layout.offload == "optimizer":
+        return list(OFFLOADED_OPTIMIZER)
+    if layout.offload == "activations":
+        return [f"{OFFLOADED_LAYERS} {sum(split) - 1}"]
+    return []
+
+
+def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
+    """What runs beside products, as far as the stack that was planned for counts it; it is off unless asked for."""
+    gathers = layout.zero_stage == 1 and stack.gathers_behind_forward
+    sums = layout.dp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
     switches = (
-        (sharded, "--overlap-grad-reduce"),
-        (sharded, "--overlap-param-gather"),
+        (sums or gathers, "--overlap-grad-reduce"),
+        (gathers, "--overlap-param-gather"),
         (layout.sequence_parallel and stack.sums_behind_products, "--tp-comm-overlap"),
-        (stack.fp32_loss and stack.loss_copies == 1, "--cross-entropy-loss-fusion"),
-        (not stack.dropout, "--attention-dropout 0"),
-        (not stack.dropout, "--hidden-dropout 0"),
     )
     return [flag for said, flag in switches if said]
 
 
 def model_flags(workload: Workload) -> list[str]:
-    """The shape, in flags that all Megatrons share."""
-    model = workload.model
-    return [
-        f"--num-layers {model.layers}",
-        f"--hidden-size {model.hidden}",
-        f"--ffn-hidden-size {model.ffn_hidden}",
-        f"--num-attention-heads {model.heads}",
-        f"--seq-length {workload.seq_len}",
-        f"--max-position-embeddings {model.max_positions}",
-        "--make-vocab-size-divisible-by 128",
-    ]
+    """The shape and the length of sequences, in flags that all Megatrons share."""
+    return [*shape_flags(workload.model), f"--seq-length {workload.seq_len}", "--make-vocab-size-divisible-by 128"]
 
 
 def parallel_flags(layout: Layout) -> list[str]:
@@ -113,7 +162,7 @@ def _narrow_flags(layout: Layout, stack: Stack) -> list[str]:
     if narrow is None:
         return []
     flags = {
-        "fp8": ["--fp8-format hybrid", f"--fp8-recipe {_FP8_RECIPES[stack.fp8_scaling]}"],
+        "fp8": ["--fp8-format hybrid", f"--fp8-recipe {FP8_RECIPES[stack.fp8_scaling]}"],
         "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8"],
     }.get(layout.precision, ["--fp4-format e2m1", "--fp4-recipe nvfp4"])
     return [*flags, *(["--fp8-param-gather"] if stack.gathers_casts and narrow.gathers else [])]
@@ -124,54 +173,48 @@ def joined(flags: list[str]) -> str:
     return " \\\n".join(flags)
 
 
-def _model_kind(workload: Workload) -> list[str]:
-    model = workload.model
-    flags = [f"--position-embedding-type {_POSITIONS[model.positions]}"]
-    if model.kv_heads != model.heads:
-        flags += ["--group-query-attention", f"--num-query-groups {model.kv_heads}"]
-    if model.head_dim != model.hidden // model.heads:
-        flags.append(f"--kv-channels {model.head_dim}")
-    if model.norm == "rmsnorm":
-        flags.append("--normalization RMSNorm")
-    if model.norm_epsilon != 1e-5:
-        flags.append(f"--norm-epsilon {model.norm_epsilon:g}")
-    if model.positions == "rotary":
-        flags.append(f"--rotary-base {model.rotary_theta:.0f}")
-    if model.rotary_share != 1.0:
-        flags.append(f"--rotary-percent {model.rotary_share:g}")
-    if model.qk_norm == "head":
-        flags.append("--qk-layernorm")
-    if model.attention_bias == "qkv":
-        flags.append("--add-qkv-bias")
-    if model.rotary_scaling is not None:
-        flags += ["--use-rope-scaling", f"--rope-scaling-factor {model.rotary_scaling.factor:g}"]
-    if model.mlp == "swiglu":
-        flags.append("--swiglu")
-    if not model.bias:
-        flags.append("--disable-bias-linear")
-    if not model.tied_embedding:
-        flags.append("--untie-embeddings-and-output-weights")
-    return flags
-
-
-def _refuse(layout: Layout, workload: Workload, stack: Stack) -> None:
-    model, every = workload.model, layout.recompute_every
+def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> None:
+    model, every, scaling = workload.model, layout.recompute_every, workload.model.rotary_scaling
     refuse_first(
         "Megatron-LM",
         layout,
         (
-            (layout.schedule in ("gpipe", "zero_bubble"), f"the {layout.schedule} schedule"),
+            (layout.size("replicate") > 1 and layout.zero_stage > 1, f"shard {layout.shard}"),
+            (
+                model.experts > 0 and layout.dispatcher == "hybridep" and version in DEEPEP_ALONE,
+                f"dispatcher hybridep in core {version}",
+            ),
+            (
+                model.rotary_stretch not in ("none", "yarn")
+                or (model.rotary_stretch == "yarn" and not model.latent_attention and version in WITHOUT_YARN),
+                f"model.rotary_stretch {model.rotary_stretch} in core {version}",
+            ),
+            (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
             (layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind != "all_reduce", f"data-parallel kind {layout.dp_kind}"),
             (every > 1 and not stack.recomputes_by_stage, f"recomputing every {every}th layer alone"),
-            (layout.precision == "bf16_pure", "precision bf16_pure"),
-            (layout.placement not in (("tp", "dp", "pp"), ("tp", "pp", "dp")), f"placement {layout.placement}"),
-            *untold_traits(model, "attention_bias", "qk_norm", "rotary_share"),
+            (
+                layout.recompute == "selective" and bool(stack.selective_keeps),
+                f"selective recompute that keeps {', '.join(stack.selective_keeps)}",
+            ),
+            (layout.offload == "weights", "offload weights"),
+            (
+                layout.offload == "activations" and version in WITHOUT_OFFLOADED_LAYERS,
+                f"offload activations in core {version}",
+            ),
+            (layout.precision in ("bf16_pure", "fp8_rowwise"), f"precision {layout.precision}"),
+            (layout.placement not in (USUAL_PLACEMENT, _STAGES_INSIDE), f"placement {layout.placement}"),
+            *untold_traits(model, *TOLD_TRAITS, *MIXTURE_TRAITS),
             (model.qk_norm == "all_heads", "norms of all heads' queries and keys as one"),
             (
-                model.attention_bias not in (None, "qkv"),
+                model.attention_bias not in (None, "qkv") or (model.attention_bias == "qkv" and model.bias),
                 f"attention_bias {model.attention_bias} beside bias {model.bias}",
             ),
+            (
+                scaling is not None and scaling != rope_scaling(scaling.factor),
+                "rotary scaling but with low_freq_factor 1, high_freq_factor 4 and original_max_positions 8192",
+            ),
+            (model.rotary_theta % 1 > 0, f"a rotary base that is no whole number, {model.rotary_theta}"),
             (model.positions == "alibi", "ALiBi positions"),
             (model.embedding_norm, "a norm after the embedding"),
             (model.head == "classifier", "a classifier head"),

@@ -14,6 +14,17 @@ def untold_traits(model: Model, *told: str) -> tuple[tuple[bool, str], ...]:
     return tuple((trait not in told, f"model.{trait} {value}") for trait, value in model.traits.items())
 
 
+def untold_degrees(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    """Degrees that no exporter states yet, as what refuse_first takes."""
+    return (
+        (layout.cp > 1, f"CP {layout.cp}"),
+        (layout.shard not in (0, layout.dp), f"shard {layout.shard}"),
+        (layout.ep > 1, f"EP {layout.ep}"),
+        (layout.etp > 1, f"ETP {layout.etp}"),
+        (layout.offload != "none", f"offload {layout.offload}"),
+    )
+
+
 def refuse_first(trainer: str, layout: Layout, asked: Iterable[tuple[bool, str]]) -> None:
     """Raise TrimaranError for the first thing that is asked (True) and that the trainer cannot state."""
     for wanted, what in asked:

@@ -1,108 +1,149 @@
-"""A torchtitan job configuration (torchtitan/config/job_config.py, 0.2)."""
+"""A torchtitan configuration: a TOML file for 0.2 (torchtitan/config/job_config.py), a Python module for 0.3."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import tomli_w
+
+from trimaran.layout.axes import USUAL_PLACEMENT
 from trimaran.layout.layout import Layout, resolve_split
-from trimaran.layout.stages import ends_split
+from trimaran.nouns.model import Model
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import modules_of
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import FOLDED, ContextParallelKind, Stack
 from trimaran.nouns.workload import Workload
+from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.refuse import refuse_first
+from trimaran.planner.export.torchtitan_experts import expert_settings, untold_experts
+from trimaran.planner.export.torchtitan_registry import registry_module
+from trimaran.planner.export.torchtitan_stages import SCHEDULES, stage_settings
 
-_USUAL_CHUNKS = 2
-_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+VERSIONS = ("0.3", "0.2")
+# 0.2's words: its alltoall passes keys and values on around the ranks.
+ROTATE_METHODS: Mapping[ContextParallelKind, str] = {"ring": "alltoall", "all_gather": "allgather"}
 
 
-def torchtitan(layout: Layout, workload: Workload, stack: Stack) -> str:
-    """The TOML sections that state a layout; the model's name, flavor and data are the user's to add."""
-    import tomli_w
-
+def torchtitan(asked: Asked) -> str:
+    """What states a layout; with 0.2 the model's name, flavor and data are the user's to add."""
+    layout, workload, stack, version = asked.layout, asked.workload, asked.stack, asked.version
     split = resolve_split(layout, workload, stack)
+    unsharded = layout.zero_stage == 0 and layout.tp * layout.pp > 1
     refuse_first(
-        "torchtitan",
+        f"torchtitan {version}",
         layout,
         (
-            (layout.schedule == "zero_bubble", "the zero-bubble schedule without W-split stages"),
+            *untold_experts(layout, workload.model, version),
+            (layout.cp > 1 and layout.zero_stage != 3, "whole weights under CP, which it shares out over CP as well"),
+            (layout.cp > 1 and layout.cp_kind == "ulysses", "CP by ulysses"),
+            # torchtitan 0.3.0, distributed/context_parallel/api.py, gathers; 0.2.2 has context_parallel_rotate_method
+            (layout.cp > 1 and layout.cp_kind == "ring" and version == "0.3", "CP by ring (0.2: --for-version 0.2)"),
+            (layout.schedule not in ("none", *SCHEDULES), f"the {layout.schedule} schedule"),
             (layout.zero_stage in (1, 2), f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind == "parameter_server", "a parameter server"),
-            (layout.tp > 1 and not layout.sequence_parallel, "TP without sequence parallelism"),
+            (layout.tp > 1 and not layout.sequence_parallel and version == "0.2", "TP without sequence parallelism"),
+            # torchtitan/models/llama3/infra/parallelize.py, line 151, and distributed/utils.py, line 251, of 0.2.2
+            (unsharded and layout.dp > 1 and version == "0.2", "replicas that are not sharded beside TP or PP"),
+            (
+                unsharded and layout.precision != "fp32" and version == "0.2",
+                f"precision {layout.precision} under TP or PP where nothing is sharded",
+            ),
+            (layout.offload in ("optimizer", "activations"), f"offload {layout.offload}"),
+            (
+                layout.ep_overlap != "none" and layout.schedule != "dualpipev",
+                f"ep_overlap {layout.ep_overlap} under the {layout.schedule} schedule",
+            ),
+            (
+                layout.ep_overlap != "none" and version == "0.3",
+                f"ep_overlap {layout.ep_overlap} (0.2 has: --for-version 0.2)",
+            ),
+            (
+                layout.schedule in FOLDED and PRECISIONS[layout.precision].narrow is not None,
+                f"precision {layout.precision}, which is compiled, under the {layout.schedule} schedule",
+            ),
             (bool(modules_of(layout.recompute)), f"recompute of {layout.recompute}"),
+            (
+                layout.recompute == "full" and layout.recompute_every > 1 and version == "0.3",
+                f"recomputing every {layout.recompute_every}th layer alone (0.2 has: --for-version 0.2)",
+            ),
+            # torchtitan 0.3.0, components/quantization/float8.py: the recipe is rowwise, and FSDP gathers 16 bit
+            (
+                layout.precision == "fp8" and version == "0.3",
+                "precision fp8 with a scale a tensor (0.2 has: --for-version 0.2; 0.3 has fp8_rowwise)",
+            ),
             (layout.precision in ("fp16", "bf16_pure", "nvfp4"), f"precision {layout.precision}"),
-            (layout.placement != ("tp", "dp", "pp"), f"placement {'-'.join(layout.placement)}"),
-            (not _splits_so(split, workload.model.layers), "a stage split that torchtitan does not make"),
-            (not _counts_out(layout, split), f"VPP {layout.vpp}, whose chunks do not follow from layers a stage"),
+            (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
+            (workload.optimizer != "adam", f"optimizer {workload.optimizer}"),
             (workload.ramp_up is not None, "a batch ramp-up"),
         ),
     )
-    return tomli_w.dumps(_config(layout, workload, stack, split)).rstrip()
+    training, parallelism = _training(layout, workload), _parallelism(layout, workload.model, split, version)
+    if version == "0.3":
+        return registry_module(layout, workload.model, training, parallelism)
+    config = {
+        "training": training,
+        "parallelism": parallelism,
+        "activation_checkpoint": _recompute(layout),
+        **_narrow(layout, stack),
+    }
+    head = f"# torchtitan {version}: {layout} on {layout.devices} devices"
+    return f"{head}\n{tomli_w.dumps(config).rstrip()}"
 
 
-def _splits_so(split: tuple[int, ...], layers: int) -> bool:
-    """Whether torchtitan splits so: ends that count as a layer each, or equal stages."""
-    return split == ends_split(layers, len(split)) or len(set(split)) == 1
-
-
-def _counts_out(layout: Layout, split: tuple[int, ...]) -> bool:
-    """Whether so many layers a stage, rounded up, make as many stages again (distributed/pipeline_parallel.py)."""
-    weight = sum(split) + 2 * int(len(set(split)) > 1)
-    return layout.vpp <= _USUAL_CHUNKS or -(-weight // -(-weight // len(split))) == len(split)
-
-
-def _config(layout: Layout, workload: Workload, stack: Stack, split: tuple[int, ...]) -> dict[str, Any]:
-    sharded = layout.zero_stage == 3
+def _training(layout: Layout, workload: Workload) -> dict[str, Any]:
+    # A pipeline cuts its replica's whole batch into micro-batches; without one the batch accumulates.
     per_replica = workload.global_batch // layout.dp
-    parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if sharded else layout.dp,
-        "data_parallel_shard_degree": layout.dp if sharded else 1,
+    return {
+        "local_batch_size": per_replica if layout.pp > 1 else layout.mbs,
+        "global_batch_size": workload.global_batch,
+        "seq_len": workload.seq_len,
+        "mixed_precision_param": PRECISIONS[layout.precision].dtype,
+        **({"enable_cpu_offload": True} if layout.offload == "weights" else {}),
+    }
+
+
+def _parallelism(layout: Layout, model: Model, split: tuple[int, ...], version: str) -> dict[str, Any]:
+    sharded = layout.zero_stage == 3
+    settings: dict[str, Any] = {
+        "data_parallel_replicate_degree": layout.size("replicate") if sharded else layout.dp,
+        "data_parallel_shard_degree": layout.size("shard") if sharded else 1,
         "tensor_parallel_degree": layout.tp,
         "pipeline_parallel_degree": layout.pp,
     }
-    if layout.pp > 1:
-        parallelism["pipeline_parallel_schedule"] = _SCHEDULES[layout.schedule]
-        parallelism["pipeline_parallel_microbatch_size"] = layout.mbs
-        # What embedding and head stand for; without layers a stage torchtitan makes two chunks a rank, or one.
-        less = int(len(set(split)) > 1)
-        parallelism["pipeline_parallel_first_stage_less_layers"] = less
-        parallelism["pipeline_parallel_last_stage_less_layers"] = less
-        if layout.vpp > _USUAL_CHUNKS:
-            parallelism["pipeline_parallel_layers_per_stage"] = -(-(sum(split) + 2 * less) // len(split))
-    recompute: dict[str, Any] = {"mode": layout.recompute}
+    if layout.tp > 1 and not layout.sequence_parallel:
+        settings["enable_sequence_parallel"] = False
+    if layout.cp > 1:
+        settings["context_parallel_degree"] = layout.cp
+        if version == "0.2":
+            settings["context_parallel_rotate_method"] = ROTATE_METHODS[layout.cp_kind]
+    settings |= expert_settings(layout, model, version)
+    return settings | stage_settings(layout, split, head="output" if version == "0.2" else "lm_head")
+
+
+def _recompute(layout: Layout) -> dict[str, Any]:
     if layout.recompute == "selective":
-        recompute["selective_ac_option"] = "op"
-    elif layout.recompute == "full" and layout.recompute_every > 1:
-        recompute = {"mode": "selective", "selective_ac_option": str(layout.recompute_every)}
-    return {
-        "training": {
-            # A pipeline cuts its replica's whole batch into micro-batches; without one the batch accumulates.
-            "local_batch_size": per_replica if layout.pp > 1 else layout.mbs,
-            "global_batch_size": workload.global_batch,
-            "seq_len": workload.seq_len,
-            "mixed_precision_param": "float32" if layout.precision == "fp32" else "bfloat16",
-        },
-        "parallelism": parallelism,
-        "activation_checkpoint": recompute,
-        **_narrow(layout, stack),
-    }
+        return {"mode": "selective", "selective_ac_option": "op"}
+    if layout.recompute == "full" and layout.recompute_every > 1:
+        return {"mode": "selective", "selective_ac_option": str(layout.recompute_every)}
+    return {"mode": layout.recompute}
 
 
 def _narrow(layout: Layout, stack: Stack) -> dict[str, Any]:
-    """The converter that makes linear layers compute in fp8 or mxfp8, and what is gathered in it."""
+    """The converter that makes linear layers compute in fp8 or mxfp8, and what is gathered in it; both are compiled."""
     if layout.precision == "mxfp8":
-        return {"model": {"converters": ["quantize.linear.mx"]}}
-    if layout.precision != "fp8":
+        return {"compile": {"enable": True}, "model": {"converters": ["quantize.linear.mx"]}}
+    float8: dict[str, Any] = {"filter_fqns": ["output"]}
+    if layout.precision == "fp8":
+        gathers = stack.gathers_casts and layout.zero_stage == 3
+        float8["enable_fsdp_float8_all_gather"] = gathers
+        float8["precompute_float8_dynamic_scale_for_fsdp"] = gathers
+    elif layout.precision == "fp8_rowwise":
+        float8["recipe_name"] = "rowwise"
+    else:
         return {}
-    gathers = stack.gathers_casts and layout.zero_stage == 3
     return {
+        "compile": {"enable": True},
         "model": {"converters": ["quantize.linear.float8"]},
-        "quantize": {
-            "linear": {
-                "float8": {
-                    "enable_fsdp_float8_all_gather": gathers,
-                    "precompute_float8_dynamic_scale_for_fsdp": gathers,
-                    "filter_fqns": ["output"],
-                }
-            }
-        },
+        "quantize": {"linear": {"float8": float8}},
     }

@@ -8,13 +8,13 @@ are the same run under two names only one is proposed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 
 from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
 from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
-from trimaran.layout.choices import index_of
+from trimaran.layout.choices import CHOICE, index_of, usual_chunks
 from trimaran.layout.stages import even_split, stack_split, weighted_split
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.stack import Stack
@@ -22,14 +22,18 @@ from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
 from trimaran.planner.search.batches import batch_of
 from trimaran.planner.search.settings import PlanSettings
-from trimaran.planner.search.sieve import Columns, Sieve, cross, join, take
+from trimaran.planner.search.sieve import Columns, Sieve, count, cross, join, take
 from trimaran.planner.search.space import Space
 
 # Degrees of data parallelism up to here are all asked about, above only likely ones.
 ALL_PROPOSED = 4096
 _NONE, _INTERLEAVED = index_of("schedule", "none"), index_of("schedule", "interleaved")
+# How many chunks a rank may have under each schedule but the interleaved one.
+_CHUNKS = {index: (usual_chunks(word),) for index, word in enumerate(CHOICE["schedule"].words)}
 _PIPE = frozenset({"pp", "vpp", "schedule"})
-_ZERO = frozenset({"zero_stage", "dp_kind"})
+_ZERO = frozenset({"zero_stage", "dp_kind", "shard"})
+_EXPERTS = ("ep", "etp", "dispatcher")
+_IN_NODE = -1
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Proposer:
 
     def parts(self) -> Parts:
         """The axes, each passed through the rules that read it alone."""
-        zero = self.sieve.keep(self._proposed("zero_stage", "dp_kind"))
+        shard = () if self.parts_share else self.space.unusual("shard")
+        zero = self.sieve.keep(self._proposed("zero_stage", "dp_kind", *shard))
         alone = tuple(self.sieve.keep(self._proposed(axis)) for axis in DEGREES if axis not in ("pp", "dp"))
         return Parts(alone, self._pipe(), self._batch(), zero)
 
@@ -85,27 +90,72 @@ class Proposer:
     def recomputed(self, piped: Columns) -> Columns:
         """Piped rows with recompute, sequence parallelism and precision: valid ones, no duplicates."""
         space = self.space
-        others = self._proposed("recompute", "recompute_every", "sequence_parallel", "precision")
+        others = self._proposed(
+            "recompute", "recompute_every", "sequence_parallel", "precision", *space.unusual("ep_overlap", "offload")
+        )
         if len(space["recompute_every"]) > 1:
             full = others["recompute"] == index_of("recompute", "full")
             others = take(others, full | (others["recompute_every"] == space["recompute_every"][0]))
         return self.sieve.keep(cross(piped, others), known=(frozenset(piped),))
 
+    def spread(self, rows: Columns) -> Columns:
+        """Rows with the ranks of their experts and the way that tokens come to them: valid ones, no duplicates."""
+        if not self.workload.model.experts:
+            return rows
+        several = cross(rows, self._proposed(*_EXPERTS))
+        return self.sieve.keep(take(several, ~self._same_exchange(several)), known=(frozenset(rows),))
+
+    def _same_exchange(self, rows: Columns) -> Bools:
+        """Rows whose experts are laid out as another's: nothing is sent under EP 1, and an ETP of TP 1 is 1."""
+        space = self.space
+        same = np.zeros(count(rows), dtype=np.bool_)
+        if "dispatcher" in rows and "dispatcher" not in space.fixed:
+            same |= (rows.get("ep", np.array(1)) == 1) & (rows["dispatcher"] != space["dispatcher"][0])
+        if "etp" in rows and len(space["etp"]) > 1:
+            same |= (rows["tp"] == 1) & (rows["etp"] != space["etp"][0])
+        return same
+
     def sharded(self, recomputed: Columns, parts: Parts) -> Columns:
-        """Recomputed rows with ZeRO and its data-parallel kind: all but the placement; valid ones, no duplicates."""
-        rows = cross(recomputed, parts.zero)
+        """Recomputed rows with ZeRO, its data-parallel kind and the way of sharing out sequences, placed as usual.
+
+        All but shards of a part of the replicas; valid ones, no duplicates.
+        """
+        rows = cross(recomputed, parts.zero, self._proposed(*self.space.unusual("cp_kind")))
+        if "cp_kind" in rows and "cp_kind" not in self.space.fixed:
+            # A whole sequence on a rank is shared out in no way.
+            rows = take(rows, (rows["cp"] > 1) | (rows["cp_kind"] == self.space["cp_kind"][0]))
         if "zero_stage" not in self.space.fixed and "dp_kind" not in self.space.fixed:
             # A lone replica shards nothing.
             plain = [rows[name] == values[0] for name, values in parts.zero.items()]
-            rows = take(rows, (rows["dp"] > 1) | np.logical_and.reduce(plain))
-        return self.sieve.keep(rows, known=(frozenset(recomputed), _ZERO))
+            rows = take(rows, (rows["dp"] * rows["cp"] > 1) | np.logical_and.reduce(plain))
+        if self.parts_share:
+            rows["shard"] = np.zeros(count(rows), dtype=np.int64)
+        return self.sieve.keep(self.usual_placement(rows), known=(frozenset(recomputed), _ZERO))
+
+    @property
+    def parts_share(self) -> bool:
+        """Whether a part of the replicas may share out what ZeRO shards, by the search's own choice."""
+        return "shard" not in self.space.fixed and len(self.space["shard"]) > 1
+
+    def shared_by_parts(self, rows: Columns) -> Columns:
+        """Each row under every part of its replicas that shares out what ZeRO shards: valid ones.
+
+        With what shares out each replica it fills 1, 4, 16, ... nodes: less would gather no faster and hold more.
+        """
+        parts = self._proposed("shard")
+        plain = {name: values for name, values in rows.items() if name != "shard"}
+        hybrid = cross({"row": np.arange(count(rows))}, take(parts, parts["shard"] > 0))
+        hybrid = take(plain, hybrid["row"]) | {"shard": hybrid["shard"]}
+        nodes = hybrid["shard"] * hybrid["cp"] * hybrid["tp"] / self.cluster.devices_per_node
+        fills = np.isin(nodes, [4**power for power in range(self.devices.bit_length())])
+        hybrid = take(hybrid, fills & (hybrid["shard"] < hybrid["dp"]) & (hybrid["zero_stage"] > 0))
+        return self.sieve.keep(hybrid, known=(frozenset(plain),))
 
     def placements(self, rows: Columns) -> Columns:
         """Each row under every order of the axes over the nodes that differs from the others."""
-        placed = cross({"row": np.arange(len(rows["dp"]))}, self._proposed("placement"))
-        row = placed.pop("row")
-        placed = {name: values[row] for name, values in rows.items()} | placed
-        return take(placed, self._distinct_placement(placed))
+        placed = join(rows | {"shape": self._placed_shape(rows)}, self._orders, "shape")
+        del placed["shape"]
+        return placed
 
     def usual_placement(self, rows: Columns) -> Columns:
         """Each row under the first placement that the space allows."""
@@ -130,7 +180,7 @@ class Proposer:
             for schedule in space["schedule"]:
                 if schedule == _NONE:
                     continue
-                usual = tuple(range(2, layers // pp + 1)) if schedule == _INTERLEAVED else (1,)
+                usual = tuple(range(2, layers // pp + 1)) if schedule == _INTERLEAVED else _CHUNKS[schedule]
                 rows += [(pp, vpp, schedule) for vpp in space.values.get("vpp", usual)]
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return self.sieve.keep({"pp": table[:, 0], "vpp": table[:, 1], "schedule": table[:, 2]})
@@ -167,30 +217,33 @@ class Proposer:
     def _same_split(self, rows: Columns) -> Bools:
         """Where the stack's own split and the other one that is proposed are the same."""
         layers, stack = self.workload.model.layers, self.stack
-        head = cache(partial(head_in_layers, self.workload.model, self.workload.seq_len))
+        head = cache(partial(head_in_layers, stack.trained(self.workload.model), self.workload.seq_len))
         stages = rows["pp"] * rows["vpp"]
         first, inverse = distinct([rows["tp"], stages])
         same = []
-        for tp, count in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True):
-            weighted = weighted_split(layers, count, head(tp))
-            other = even_split(layers, count) if stack.head_weighted_stages else weighted
-            same.append(stack_split(stack, layers, count, partial(head, tp)) == other)
+        for tp, several in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True):
+            weighted = weighted_split(layers, several, head(tp), stack.bare_ends)
+            other = even_split(layers, several) if stack.head_weighted_stages else weighted
+            same.append(stack_split(stack, layers, several, partial(head, tp)) == other)
         return np.array(same, dtype=np.bool_)[inverse]
 
-    def _distinct_placement(self, rows: Columns) -> Bools:
-        """Rows whose placement is the first that orders their axes of more than one rank so."""
-        inside = devices_of(rows) <= self.cluster.devices_per_node
-        shape = sum((rows[axis] > 1) << bit for bit, axis in enumerate(DEGREES))
-        is_first = np.zeros((2 ** len(DEGREES), len(PLACEMENTS)), dtype=np.bool_)
-        for code in range(len(is_first)):
-            active = [axis for bit, axis in enumerate(DEGREES) if code >> bit & 1]
-            seen: set[tuple[str, ...]] = set()
+    @cached_property
+    def _orders(self) -> Columns:
+        """For every set of axes of more than one rank the first placement of each order of them, by its `shape`."""
+        shapes, placements = [_IN_NODE], [self.space["placement"][0]]
+        for shape in range(2 ** len(DEGREES)):
+            active = {axis for bit, axis in enumerate(DEGREES) if shape >> bit & 1}
+            orders: dict[tuple[str, ...], int] = {}
             for placement in self.space["placement"]:
-                order = tuple(axis for axis in PLACEMENTS[placement] if axis in active)
-                is_first[code, placement] = order not in seen
-                seen.add(order)
-        usual = rows["placement"] == self.space["placement"][0]
-        return np.asarray(np.where(inside, usual, is_first[shape, rows["placement"]]), dtype=np.bool_)
+                orders.setdefault(tuple(axis for axis in PLACEMENTS[placement] if axis in active), placement)
+            shapes += [shape] * len(orders)
+            placements += orders.values()
+        return {"shape": np.array(shapes), "placement": np.array(placements, dtype=np.int64)}
+
+    def _placed_shape(self, rows: Columns) -> Ints:
+        """The set of axes of more than one rank as bits, or _IN_NODE where all ranks share a node."""
+        shape = sum((rows[axis] > 1).astype(np.int64) << bit for bit, axis in enumerate(DEGREES))
+        return np.where(devices_of(rows) <= self.cluster.devices_per_node, _IN_NODE, shape)
 
 
 def _unique(columns: Columns, name: str) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,11 +11,13 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simulated_many, stages_many, time_many
 from trimaran.cost.estimates import Estimates
-from trimaran.cost.grid import Bools, Floats, Ints, distinct
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, distinct
+from trimaran.cost.layers.exchange import FREE
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.similar import at_least
 from trimaran.layout.axes import PLACEMENTS, devices_of
 from trimaran.layout.choices import CHOICES, index_of
+from trimaran.nouns.stack import Schedule
 from trimaran.planner.search.candidates import Parts, Proposer
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.sieve import Columns, count, take
@@ -22,6 +25,8 @@ from trimaran.planner.search.sieve import Columns, count, take
 # (TP, PP, DP, MBS) rows that are expanded at once: few at first, which give a threshold to the others.
 BLOCK = 32
 LARGEST_BLOCK = 2048
+# For each row of a mixture that is expanded, so many rows' experts are spread at once, in some tens of ways each.
+SPREAD = 8
 # The bound on a layout's time leaves out all that choices can change; this much more is left for what
 # the slowest stage's share of the layers can change.
 BOUND_SLACK = 0.95
@@ -33,8 +38,14 @@ BEHIND = 1.1
 # Layouts within this factor of the fastest are as good: predictions err by ten times as much, and a run that is
 # repeated on the same machine differs by about so much. Of them the plainest is the first.
 EQUAL = 1.01
+# What replicas wait for each other, as a share of an iteration, from which on sharing out states among parts of them is
+# tried: it can gain no more than that.
+LEAST_GAIN = 0.005
 # Layouts kept of each block that do not fit: the best may yet become better than some of them.
 KEPT_UNFIT = 64
+_FULL = index_of("recompute", "full")
+# Schedules, those first that keep fewer micro-batches in flight.
+LEANEST: tuple[Schedule, ...] = ("none", "1f1b", "zero_bubble", "gpipe", "interleaved", "zbv", "dualpipev")
 # What makes two layouts different in a ranking: all but placement and stage split.
 DISTINCT = (*(choice.name for choice in CHOICES if choice.distinct), "global_batch")
 
@@ -102,16 +113,46 @@ class Search:
         ranking = Ranking()
         parts = self.proposer.parts()
         rows, bound = self._promising(parts, ranking)
+        best_first = self._spread_first if self.case.model.experts else self._blocks
+        for block in best_first(rows, bound, parts, ranking):
+            self._expand(block, parts, ranking)
+        return ranking
+
+    def _blocks(self, rows: Columns, bound: Floats, parts: Parts, ranking: Ranking) -> Iterator[Columns]:
+        """Rows in the order of their bounds, few at first, as long as they can enter the ranking."""
         order = np.argsort(bound, kind="stable")
         start, size = 0, BLOCK
         while start < len(order):
             block = order[start : start + size]
             block = block[bound[block] <= self._threshold(ranking)]
             if not len(block):
-                break
-            self._expand(take(rows, block), parts, ranking)
+                return
+            yield take(rows, block)
             start, size = start + size, min(4 * size, LARGEST_BLOCK)
-        return ranking
+
+    def _spread_first(self, rows: Columns, bound: Floats, parts: Parts, ranking: Ranking) -> Iterator[Columns]:
+        """The same of a mixture's rows, their experts spread in every way, in the order of bounds that know of that.
+
+        Exchanges and small products differ far more than what the rows' own bounds know. Rows are spread as long as
+        one of them could be better than the next ones in turn.
+        """
+        order = np.argsort(bound, kind="stable")
+        spread, bounds = dict[str, Ints](), np.empty(0)
+        start, size = 0, BLOCK
+        while True:
+            order = order[bound[order] <= self._threshold(ranking)]
+            while start < len(order) and np.count_nonzero(bounds <= bound[order[start]]) < size:
+                more, their = self._spread(take(rows, order[start : start + SPREAD * size]), parts, ranking)
+                spread = {name: np.concatenate([spread.get(name, values[:0]), values]) for name, values in more.items()}
+                bounds = np.concatenate([bounds, their])
+                start += SPREAD * size
+            order_now = np.argsort(bounds, kind="stable")
+            order_now = order_now[bounds[order_now] <= self._threshold(ranking)]
+            if not len(order_now):
+                return
+            yield take(spread, order_now[:size])
+            spread, bounds = take(spread, order_now[size:]), bounds[order_now[size:]]
+            size = min(3 * size, LARGEST_BLOCK)
 
     def simulate(self, ranking: Ranking) -> None:
         """Rank the best anew by what a simulation of their pipelines says, the objective's limits included.
@@ -157,36 +198,69 @@ class Search:
             return degrees, np.empty(0)
         smallest = _smallest_batch(parts.batch)
         least = degrees | {name: smallest[name][np.searchsorted(smallest["dp"], degrees["dp"])] for name in smallest}
-        fits, _ = self._lean(least, parts, ranking)
-        rows = proposer.with_batches(take(degrees, fits), parts)
+        rows = proposer.with_batches(take(degrees, self._fits_lean(least, parts, ranking)), parts)
         if not count(rows):
             return rows, np.empty(0)
-        fits, seconds = self._lean(rows, parts, ranking)
+        rows = take(rows, self._fits_lean(rows, parts, ranking))
+        if not count(rows):
+            return rows, np.empty(0)
+        seconds = self._least_seconds(rows, parts)
         devices = devices_of(rows)
         batch = rows["global_batch"]
-        bound = self.objective.value(seconds * BOUND_SLACK, devices, batch)
-        met = self.objective.meets(seconds * BOUND_SLACK, devices, batch, self.case.workload, self.case.cluster)
-        ranking.unmet += int(np.count_nonzero(fits & ~met))
-        promising = fits & met
-        return take(rows, promising), bound[promising]
+        bound = self.objective.value(seconds, devices, batch)
+        met = self.objective.meets(seconds, devices, batch, self.case.workload, self.case.cluster)
+        ranking.unmet += int(np.count_nonzero(~met))
+        return take(rows, met), bound[met]
 
-    def _lean(self, rows: Columns, parts: Parts, ranking: Ranking) -> tuple[Bools, Floats]:
-        """Whether each row fits in its leanest form, and seconds of compute alone in its fastest one.
+    def _fits_lean(self, rows: Columns, parts: Parts, ranking: Ranking) -> Bools:
+        """Whether each row fits in its leanest form, and a note of those that nearly do.
 
-        The leanest has the highest ZeRO stage, most recomputation and sequence parallelism; the fastest
-        recomputes least, waits for nothing and has its layers spread best. Neither need be a valid layout.
+        The leanest has the highest ZeRO stage, most recomputation and sequence parallelism; it need not be valid.
         """
-        common = self._leanest(rows, parts)
-        lean, fast = (common | {"recompute": np.full(count(rows), choose(self.proposer.space["recompute"]))}
-                      for choose in (max, min))  # fmt: skip
+        lean = self._leanest(rows, parts) | {"recompute": np.full(count(rows), self._most)}
         excess = self._least_memory(lean) / self._limit(rows)
         fits = excess <= 1.0
         # Nothing is ranked yet, so that of those that do not fit the nearest to it are worth their time's prediction.
         nearest = np.flatnonzero(~fits)[np.argsort(excess[~fits], kind="stable")[:KEPT_UNFIT]]
         if len(nearest):
-            unfit = take(lean, nearest)
+            unfit = take(lean, nearest) | self._widest(take(lean, nearest))
             self._note_unfit(unfit, self._seconds(unfit), excess[nearest], ranking)
-        return fits, busy_many(self.bounding, self.proposer.grid(fast))
+        return np.asarray(fits)
+
+    def _least_seconds(self, rows: Columns, parts: Parts) -> Floats:
+        """Seconds of an iteration that each row takes at least: compute alone in its fastest form.
+
+        That recomputes least, waits for nothing and has its layers spread best; it need not be valid.
+        """
+        return busy_many(self.bounding, self._fastest(rows, parts)) * BOUND_SLACK
+
+    @property
+    def _most(self) -> int:
+        """The most that layouts may recompute: everything, or else the last word."""
+        words = self.proposer.space["recompute"]
+        return _FULL if _FULL in words else max(words)
+
+    @property
+    def _least(self) -> int:
+        """The least that layouts may recompute."""
+        return min(self.proposer.space["recompute"])
+
+    def _freely_spread(self, rows: Columns) -> Columns:
+        """Experts spread over all ranks of a stage, to which tokens come for nothing: a bound, and no layout."""
+        if not self.case.model.experts:
+            return {}
+        stage = rows["dp"] * rows["tp"] * rows.get("cp", np.ones_like(rows["dp"]))
+        return {"ep": stage, "etp": np.ones_like(stage), "dispatcher": np.full(len(stage), FREE)}
+
+    def _widest(self, rows: Columns) -> Columns:
+        """Experts spread as widely as a layout can, of each row, and sequences shared out in the first way."""
+        kinds = self.proposer.space["cp_kind"]
+        usual = [kind for way in self.case.stack.context_parallel if (kind := index_of("cp_kind", way)) in kinds]
+        context = {"cp_kind": np.where(rows["cp"] > 1, [*usual, kinds[0]][0], kinds[0])}
+        if not self.case.model.experts:
+            return context
+        plain = {name: np.full(count(rows), self.proposer.space[name][0]) for name in ("etp", "dispatcher")}
+        return context | plain | {"ep": np.gcd(self._freely_spread(rows)["ep"], self.case.model.experts)}
 
     def _leanest(self, rows: Columns, parts: Parts) -> Columns:
         space, size = self.proposer.space, count(rows)
@@ -199,57 +273,90 @@ class Search:
         columns["precision"] = np.full(size, space["precision"][0])
         columns["recompute_every"] = np.full(size, min(space["recompute_every"]))
         columns["split"] = np.full(size, max(space.split))
+        columns |= {name: np.full(size, space[name][0]) for name in space.unusual("offload", "ep_overlap")}
         if "schedule" not in rows:
             # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
-            order = [index_of("schedule", name) for name in ("none", "1f1b", "zero_bubble", "gpipe", "interleaved")]
+            order = [index_of("schedule", name) for name in LEANEST]
             rank = np.array([order.index(int(schedule)) for schedule in parts.pipe["schedule"]])
             best = np.lexsort((parts.pipe["vpp"], rank, parts.pipe["pp"]))
             pp, first = np.unique(parts.pipe["pp"][best], return_index=True)
             chosen = best[first][np.searchsorted(pp, rows["pp"])]
             columns |= {name: parts.pipe[name][chosen] for name in ("vpp", "schedule")}
-        columns |= rows
+        if len(space["cp_kind"]) > 1:
+            columns["cp_kind"] = np.full(size, FREE)
+        columns |= self._freely_spread(rows) | rows
         return self.proposer.usual_placement(columns)
+
+    def _spread(self, rows: Columns, parts: Parts, ranking: Ranking) -> tuple[Columns, Floats]:
+        """Rows with their experts spread in every way that can fit and enter the ranking, each with a bound."""
+        rows = self.proposer.spread(rows)
+        if not count(rows):
+            return rows, np.empty(0)
+        bound = self.objective.value(self._least_seconds(rows, parts), devices_of(rows), rows["global_batch"])
+        fast = bound <= self._threshold(ranking)
+        rows, bound = take(rows, fast), bound[fast]
+        if not count(rows):
+            return rows, bound
+        fits = self._can_fit(rows, parts)
+        return take(rows, fits), bound[fits]
 
     def _expand(self, rows: Columns, parts: Parts, ranking: Ranking) -> None:
         """Evaluate all layouts of the rows under the usual placement, then the promising ones under the others."""
         proposer = self.proposer
         piped = self._hopeful(proposer.piped(rows, parts), parts, ranking)
         recomputed = self._hopeful(proposer.recomputed(piped), parts, ranking)
-        usual = proposer.usual_placement(proposer.sharded(recomputed, parts))
+        usual = proposer.sharded(recomputed, parts)
         if not count(usual):
             return
         estimates = self._estimate(usual)
         fits = self._take_in(usual, estimates.sec_per_it, estimates.mem_gib, ranking)
-        if len(self.proposer.space["placement"]) == 1:
-            return
-        quiet = estimates.sec_per_it - estimates.parts["pp"] - estimates.parts["dp"]
+        # What goes over links that another placement, or another part of the replicas, may shorten.
+        quiet = estimates.sec_per_it - sum(estimates.parts[name] for name in ("pp", "dp", "cp", "ep"))
         if PLACEMENTS[self.proposer.space["placement"][0]][0] != "tp":
             quiet = quiet - estimates.parts["tp"]  # else no other placement keeps more of a TP group inside a node
         devices = devices_of(usual)
         hopeful = fits & (self.objective.value(quiet, devices, usual["global_batch"]) <= self._threshold(ranking))
-        placed = self.proposer.placements(take(usual | {"row": np.arange(count(usual))}, hopeful))
-        placed = take(placed, placed["placement"] != self.proposer.space["placement"][0])
         # Where its ranks are does not change what a layout holds.
-        memory = estimates.mem_gib[placed.pop("row")]
+        self._place(take(usual, hopeful), estimates.mem_gib[hopeful], ranking)
+        if proposer.parts_share:
+            gains = hopeful & (estimates.parts["dp"] > LEAST_GAIN * estimates.sec_per_it)
+            hybrid = proposer.shared_by_parts(take(usual, gains))
+            if count(hybrid):
+                self._take_in(hybrid, self._seconds(hybrid), self._memory(hybrid), ranking)
+
+    def _place(self, rows: Columns, memory: Floats, ranking: Ranking) -> None:
+        """Evaluate rows under the placements that differ from the usual one."""
+        placed = self.proposer.placements(rows | {"row": np.arange(count(rows))})
+        placed = take(placed, placed["placement"] != self.proposer.space["placement"][0])
+        held = memory[placed.pop("row")]
         if count(placed):
-            self._take_in(placed, self._seconds(placed), memory, ranking)
+            self._take_in(placed, self._seconds(placed), held, ranking)
 
     def _hopeful(self, rows: Columns, parts: Parts, ranking: Ranking) -> Columns:
         """Partial layouts that can still fit and enter the ranking, whatever is chosen besides."""
+        if count(rows):
+            rows = take(rows, self._can_fit(rows, parts))
         if not count(rows):
             return rows
-        space = self.proposer.space
-        least, most = min(space["recompute_every"]), max(space["recompute_every"])
-        lean = {"recompute": max(space["recompute"]), "recompute_every": least}
-        rows = take(rows, self._least_memory(self._leanest(_with_defaults(rows, lean), parts)) <= self._limit(rows))
-        if not count(rows):
-            return rows
-        fast = {"recompute": min(space["recompute"]), "recompute_every": most}
-        grid = self.proposer.grid(self._leanest(_with_defaults(rows, fast), parts))
+        grid = self._fastest(rows, parts)
         # How replicas agree, and over which links, is not chosen yet.
         quiet = stages_many(self.bounding, grid)
         value = self.objective.value(quiet * CHOICE_SLACK, grid.devices, rows["global_batch"])
         return take(rows, value <= self._threshold(ranking))
+
+    def _can_fit(self, rows: Columns, parts: Parts) -> Bools:
+        """Whether the leanest layout that each row can become fits."""
+        lean = {"recompute": self._most, "recompute_every": min(self.proposer.space["recompute_every"])}
+        memory = self._least_memory(self._leanest(_with_defaults(rows, lean), parts))
+        return np.asarray(memory <= self._limit(rows))
+
+    def _fastest(self, rows: Columns, parts: Parts) -> LayoutGrid:
+        """The rows as what computes least, of what they can become; exchanges that may hide show nothing."""
+        fast = {"recompute": self._least, "recompute_every": max(self.proposer.space["recompute_every"])}
+        columns = self._leanest(_with_defaults(rows, fast), parts)
+        if len(self.proposer.space["ep_overlap"]) > 1 and "ep_overlap" not in rows:
+            columns["dispatcher"] = np.full(count(rows), FREE)
+        return self.proposer.grid(columns)
 
     def _take_in(self, rows: Columns, seconds: Floats, memory: Floats, ranking: Ranking) -> Bools:
         """Merge evaluated layouts into the ranking; answers which of them fit."""
@@ -276,7 +383,7 @@ class Search:
         memory = np.concatenate([ranking.mem_gib, memory])
         order = _order(value, memory, rows)
         rows = take(rows, order)
-        kept = np.sort(distinct([rows[name] for name in DISTINCT])[0])[: self.top]
+        kept = np.sort(distinct([rows[name] for name in DISTINCT if name in rows])[0])[: self.top]
         ranking.rows, ranking.mem_gib = take(rows, kept), memory[order][kept]
         ranking.value, ranking.sec_per_it = value[order][kept], seconds[order][kept]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from trimaran.nouns.noun import Noun, TrimaranError, first_error
+from trimaran.nouns.noun import Noun, TrimaranError, assignments, first_error
 from trimaran.planner.search.objective import Objective
 
 Fixable = int | bool | str | tuple[int | str, ...]
@@ -42,10 +42,4 @@ def settings_from(**given: object) -> PlanSettings:
 
 def fixed_choices(words: list[str]) -> dict[str, object]:
     """`NAME=VALUE` words as choices to hold; raises TrimaranError naming the word that is not one."""
-    fixed: dict[str, object] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals and value):
-            raise TrimaranError(f"fixed choice {word!r} is not NAME=VALUE: write for example tp=8")
-        fixed[name.strip().replace("-", "_")] = value.strip()
-    return fixed
+    return dict(assignments(words, "fixed choice", "NAME=VALUE", "tp=8"))

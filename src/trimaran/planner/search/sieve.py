@@ -112,7 +112,8 @@ def take(rows: Columns, index: Bools | Ints | slice) -> Columns:
 
 
 def cross(*parts: Columns) -> Columns:
-    """Every combination of the rows of the parts."""
+    """Every combination of the rows of the parts; one without columns has nothing to combine."""
+    parts = tuple(part for part in parts if part)
     sizes = [len(next(iter(part.values()))) for part in parts]
     rows: Columns = {}
     for position, part in enumerate(parts):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from trimaran.cost.grid import EVEN_SPLIT, STACK_SPLIT, WEIGHTED_SPLIT
-from trimaran.layout.axes import DEGREES, DEGREES_IN_WORDS, PLACEMENTS, USUAL_PLACEMENT
+from trimaran.layout.axes import DEGREES, DEGREES_IN_WORDS, PLACEMENTS, USUAL_PLACEMENT, full_placement
 from trimaran.layout.choices import CHOICE, CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
@@ -40,6 +40,10 @@ class Space:
     def __getitem__(self, choice: str) -> tuple[int, ...]:
         return self.values[choice]
 
+    def unusual(self, *choices: str) -> tuple[str, ...]:
+        """Those of the choices that may be other than their default: candidates need no column for the others."""
+        return tuple(name for name in choices if self.values[name] != (CHOICE[name].index(CHOICE[name].default),))
+
 
 def space_of(
     workload: Workload, cluster: Cluster, stack: Stack, devices: int, fixed: Fixed, *, tolerant: bool = False
@@ -53,6 +57,10 @@ def space_of(
     """
     stated = {_LONG.get(name, name): values for name, values in fixed.items()}
     values = {name: _fixed_values(name, given) for name, given in stated.items()}
+    for name in ("ep", "etp"):
+        degree = min(values.get(name, (1,)))
+        if degree > 1 and not workload.model.experts:
+            raise TrimaranError(f"fixed {name} {degree} lays out experts, but the model has none: leave it out")
     for choice in CHOICES:
         if choice.proposes and choice.name not in values:
             proposed = [choice.index(value) for value in choice.proposes(workload, cluster, stack, devices)]
@@ -80,7 +88,7 @@ def _fixed_values(name: str, values: object) -> tuple[int, ...]:
 
 def _fixed_value(name: str, value: object) -> int:
     text = str(value).strip().lower()
-    given: object = tuple(text.split("-")) if name == "placement" else text
+    given: object = full_placement(tuple(text.split("-"))) if name == "placement" else text
     if name == "placement" and given not in PLACEMENTS:
         raise TrimaranError(
             f"fixed placement {text!r} does not name {DEGREES_IN_WORDS} once each: write {'-'.join(USUAL_PLACEMENT)}"

@@ -98,7 +98,7 @@ def layout_of(row: Measurement) -> str:
 
 def choices_of(row: Measurement) -> dict[str, Any]:
     """What was chosen of a row's layout, by the name of the layout's field."""
-    return {choice.name: getattr(row, choice.name) for choice, _ in MEASURED} | {"dp": row.dp or 1}
+    return {choice.name: choice.stated(getattr(row, choice.name)) for choice, _ in MEASURED} | {"dp": row.dp or 1}
 
 
 def work_of(row: Measurement) -> str:

@@ -1,52 +1,7 @@
 // The charts: each is built anew from the rows in view, or left out where they have nothing for it.
-const style = cssColor;
-// Plotly reads a little HTML in texts; those here come from files of others
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-
-function axis(title, more = {}) {
-  return { ...chartLook(style).xaxis, title: { text: title, standoff: 8 }, ...more };
-}
-
-const charts = [];
-function chart(id, title, build) {
-  const figure = element("figure", { "aria-labelledby": `${id}-title`, "aria-describedby": `${id}-said` });
-  const plot = element("div", { class: "plot", id, role: "img", "aria-labelledby": `${id}-said` });
-  figure.append(element("h2", { id: `${id}-title` }, title), element("ul", { class: "legend" }), plot, element("figcaption", { id: `${id}-said` }));
-  $("#charts").append(figure);
-  charts.push({ id, figure, plot, build });
-}
-
-const CHART_WIDTH = 430; // pixels below which a chart is hard to read
-function drawCharts() {
-  const built = charts.map((one) => [one, one.build()]);
-  for (const [{ figure }, made] of built) figure.hidden = made === null;
-  // a chart is drawn at the width that it has beside the others
-  placeCharts();
-  for (const [{ id, figure, plot }, made] of built) {
-    if (made === null) continue;
-    const layout = {
-      ...chartLook(style), margin: { l: 50, r: 12, t: 10, b: 44 }, showlegend: false, ...made.layout,
-    };
-    drawLegend(figure.querySelector(".legend"), made.traces, made.says);
-    Plotly.react(plot, made.traces, layout, CHART_CONFIG);
-    if (!plot.wired) {
-      plot.on("plotly_click", (event) => {
-        const one = id === "memory" ? undefined : cases[event.points[0].customdata];
-        if (one) choose(one);
-      });
-      plot.wired = true;
-    }
-    document.getElementById(`${id}-said`).replaceChildren(...breakable(made.said));
-  }
-}
-
-// Rows of equally many charts: a last one would stand alone beside a hole.
-function placeCharts() {
-  const shown = charts.filter(({ figure }) => !figure.hidden).length || 1;
-  const room = Math.max(1, Math.floor($("#charts").clientWidth / CHART_WIDTH));
-  $("#charts").style.setProperty("--abreast", Math.ceil(shown / Math.ceil(shown / room)));
-}
-
+onPoint = (id, place) => {
+  if (id !== "memory" && cases[place]) choose(cases[place]);
+};
 // A layout as the name of a bar: in two lines, since it would take the chart's width; the end of a stage split is left out.
 const LINE = 30;
 function short(text) {
@@ -58,19 +13,6 @@ function short(text) {
   const kept = lines.slice(0, 2).map((line) => plain(line.length > LINE + 4 ? `${line.slice(0, LINE)}\u2026` : line));
   return kept.join("<br>") + (lines.length > 2 ? "\u2026" : "");
 }
-// Plotly's own legend takes as much room as the chart where names are many
-function drawLegend(list, traces, says = {}) {
-  let next = 0;
-  const entries = traces.flatMap((trace) => {
-    const color = trace.line?.color ?? trace.marker?.color ?? PALETTE[next++ % PALETTE.length];
-    if (!trace.name || trace.showlegend === false) return [];
-    const entry = element("li", { title: says[trace.name] ?? "" }, new DOMParser().parseFromString(trace.name, "text/html").body.textContent);
-    entry.style.setProperty("--swatch", color);
-    return [entry];
-  });
-  list.replaceChildren(...(entries.length > 1 ? entries : []));
-}
-
 // a part has one colour in every chart, whatever other parts are shown
 const colorOf = (kind, part) => PALETTE[Object.keys(content.legend[kind]).indexOf(part) % PALETTE.length];
 // neighbours differ in their dashes too
@@ -128,6 +70,7 @@ chart("parts", "Where the time goes", () => {
   const names = Object.keys(listed[0].time_s).filter((part) => listed.some((one) => one.time_s[part] > 0));
   // two rows may carry one layout (two sources, two networks): bars are placed by number and named by layout
   const places = listed.map((_, i) => i);
+  const named = listed.map((one) => short(one.layout));
   const traces = names.map((part) => ({
     type: "bar", orientation: "h", name: part, marker: { color: colorOf("time_s", part) }, y: places, x: listed.map((one) => one.time_s[part]),
     customdata: listed.map((one) => one.id), hovertemplate: `${part}: %{x:.4g} s<extra></extra>`,
@@ -136,10 +79,11 @@ chart("parts", "Where the time goes", () => {
   const total = Object.values(first.time_s).reduce((sum, x) => sum + x, 0);
   const largest = names.reduce((a, b) => (first.time_s[a] >= first.time_s[b] ? a : b));
   return {
-    traces, says: content.legend.time_s,
+    // the names of neighbours would run into each other in a narrow window
+    traces, says: content.legend.time_s, least: `${90 + listed.length * (named.some((name) => name.includes("<br>")) ? 26 : 16)}px`,
     layout: {
       barmode: "stack", xaxis: axis("predicted s/it"),
-      yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: listed.map((one) => short(one.layout)), tickfont: { size: 9 } },
+      yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: named, tickfont: { size: 9 } },
     },
     said: `Predicted parts of the first ${listed.length} layouts of the table. ${first.layout}: ` +
       names.map((part) => [part, first.time_s[part] / total]).filter(([, share]) => share >= 0.005)
@@ -205,8 +149,8 @@ chart("scaling", "Scaling over devices", () => {
   if (!lines.length) return null;
   const traces = lines.flatMap(([source, members]) => [
     {
-      type: "scatter", mode: "lines+markers", name: plain(source), x: members.map((one) => one.devices), y: members.map((one) => 1 / pace(one)),
-      customdata: members.map((one) => one.id), text: members.map(hover), hovertemplate: "%{text}<br>%{y:.4g} samples/s<extra></extra>",
+      type: "scatter", mode: "lines+markers", name: plain(source), x: thin(members).map((one) => one.devices), y: thin(members).map((one) => 1 / pace(one)),
+      customdata: thin(members).map((one) => one.id), text: thin(members).map(hover), hovertemplate: "%{text}<br>%{y:.4g} samples/s<extra></extra>",
     },
     {
       type: "scatter", mode: "lines", name: "linear", showlegend: lines.length === 1, line: { dash: "dot", color: style("--faint") }, hoverinfo: "skip",
@@ -217,7 +161,8 @@ chart("scaling", "Scaling over devices", () => {
   const [, members] = lines[0], last = members[members.length - 1];
   const share = (pace(members[0]) * members[0].devices) / (pace(last) * last.devices);
   return {
-    traces, layout: { xaxis: axis("devices"), yaxis: axis("samples a second, best layout", { rangemode: "tozero" }) },
+    // half a device is none
+    traces, layout: { xaxis: axis("devices", last.devices <= 8 ? { dtick: 1 } : {}), yaxis: axis("samples a second, best layout", { rangemode: "tozero" }) },
     said: `From ${members[0].devices} to ${last.devices} devices the best layouts keep ${(share * 100).toFixed(0)}% of linear scaling.`,
   };
 });

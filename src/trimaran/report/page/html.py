@@ -16,7 +16,7 @@ from trimaran.report import appearance
 from trimaran.report.page.content import Content, ShownLayout
 from trimaran.version import __version__
 
-# In the order in which they are read: what a row is, its table, its charts, and the page's start.
+# In the order in which they are read, behind what all pages share: what a row is, its table, its charts, its start.
 SCRIPTS = ("rows.js", "table.js", "charts.js", "page.js")
 # Of the levels of deflate, the first from which a page gets little smaller.
 LEVEL = 6
@@ -27,23 +27,33 @@ def page(content: Content) -> str:
 
     Raises TrimaranError where Plotly is not installed.
     """
+    here = files("trimaran.report.page")
+    scripts = "".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return filled((here / "page.html").read_text(encoding="utf-8"), content.title, _by_column(content), scripts)
+
+
+def filled(main: str, title: str, data: bytes, scripts: str) -> str:
+    """The frame of all pages about one page's main part, its title, JSON for its scripts, and these behind the shared.
+
+    Raises TrimaranError where Plotly is not installed.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise TrimaranError("the page needs Plotly, which is not installed: pip install 'trimaran[report]'") from None
     here = files("trimaran.report.page")
     parts = {
-        "title": html.escape(content.title),
+        "main": main,
+        "title": html.escape(title),
         "version": html.escape(__version__),
         "style": appearance.style() + (here / "page.css").read_text(encoding="utf-8"),
-        # a table of many rows says the same over and over; in base 64 no string of somebody's log can end the block
-        "data": base64.b64encode(zlib.compress(_by_column(content), LEVEL)).decode(),
+        # a table of many rows says the same over and over; in base64 no string of somebody's log can end the block
+        "data": base64.b64encode(zlib.compress(data, LEVEL)).decode(),
         "plotly": get_plotlyjs(),
-        "script": appearance.script() + "".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "script": appearance.script() + (here / "shared.js").read_text(encoding="utf-8") + scripts,
     }
-    frame = (here / "page.html").read_text(encoding="utf-8")
     # in one pass: what is filled in may itself hold braces
-    return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], frame)
+    return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], (here / "frame.html").read_text(encoding="utf-8"))
 
 
 def _by_column(content: Content) -> bytes:

@@ -1,15 +1,9 @@
 // The page's start: what is said first, the heads of columns, and what a reader's hand does.
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  // the button says what it leads to
-  $("#theme").textContent = dark ? "Light" : "Dark";
-}
-
 const SAID = [["fastest", "Fastest"], ["sure", "How sure"], ["next", "Next"]];
 const ANSWERS = 3; // of more works at once each is answered in a line
 function answered(kind, text) {
   const said = element("dd", { class: kind });
-  said.append(...breakable(text));
+  for (const [place, part] of String(text).split("`").entries()) said.append(...(place % 2 ? [element("code", {}, part)] : breakable(part)));
   return said;
 }
 function drawAnswers() {
@@ -29,13 +23,6 @@ function follow() {
   refresh();
 }
 
-$("h1").textContent = content.title;
-for (const [name, value] of content.facts) {
-  const pair = element("div");
-  pair.append(element("dt", {}, name), element("dd", {}, value));
-  $("#facts").append(pair);
-}
-for (const sentence of content.sentences) $("#sentences").append(element("li", {}, sentence));
 for (const [key, title] of columns) {
   const head = element("th", { scope: "col", class: classOf(key), "data-key": key });
   head.append(element("button", { type: "button" }, title));
@@ -74,24 +61,5 @@ $("#filters").addEventListener("submit", (event) => event.preventDefault());
 $("#filters").addEventListener("reset", () => setTimeout(follow));
 $("#before").addEventListener("click", () => turn(-1));
 $("#after").addEventListener("click", () => turn(1));
-function changeTheme(dark) {
-  setTheme(dark);
-  drawCharts();
-}
-$("#theme").addEventListener("click", () => changeTheme(document.documentElement.dataset.theme !== "dark"));
-const preferred = matchMedia("(prefers-color-scheme: dark)");
-preferred.addEventListener("change", (event) => changeTheme(event.matches));
-setTheme(preferred.matches);
-// charts are drawn light on paper
-addEventListener("beforeprint", () => changeTheme(false));
-addEventListener("afterprint", () => changeTheme(preferred.matches));
 follow();
-let width = 0;
-new ResizeObserver(([{ contentRect }]) => {
-  // cards change the height alone
-  if (Math.round(contentRect.width) === width) return;
-  width = Math.round(contentRect.width);
-  placeCharts();
-  fitTable($("#layouts .scroll"));
-}).observe($("#layouts"));
-document.documentElement.dataset.ready = "true";
+beginPage();

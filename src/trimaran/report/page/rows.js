@@ -1,7 +1,4 @@
 // The page's rows, and how each of their columns is read.
-const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
-const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-const content = JSON.parse(await new Response(unpacked).text());
 const { choices, ...told } = content.cases;
 const byColumn = Object.entries({ ...told, ...choices });
 const cases = told.layout.map((_, id) => {
@@ -9,13 +6,10 @@ const cases = told.layout.map((_, id) => {
   for (const [key, values] of byColumn) one[key] = values[id];
   return one;
 });
-const $ = (selector) => document.querySelector(selector);
 const PAGE = 100; // rows of the table that are drawn at once
 const DRAWN = 2000; // points a chart draws at most: more cannot be told apart on a screen
 const BARS = 12;
 
-const fixed = (digits) => (x) => x.toFixed(digits);
-const significant = (digits) => (x) => (Math.abs(x) >= 10 ** digits ? x.toFixed(0) : x.toPrecision(digits));
 // key, title, how a person reads it, word that filters use
 const COLUMNS = [
   ["layout", "Layout", null, "layout"],

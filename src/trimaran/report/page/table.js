@@ -1,14 +1,4 @@
 // The table: one page of the rows that match the filter, in the order of a column.
-// Text that goes on in the next line behind a comma, where a layout is too long for one.
-const breakable = (text) => String(text).split(/(?<=,)/).flatMap((word) => [word, document.createElement("wbr")]);
-
-function element(name, attributes = {}, text) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
 function compare(a, b) {
   const x = a[state.sort], y = b[state.sort];
   if (x === y) return a.id - b.id;
@@ -82,13 +72,13 @@ function drawTable() {
     const sorted = head.dataset.key === state.sort;
     head.setAttribute("aria-sort", sorted ? (state.down ? "descending" : "ascending") : "none");
   }
-  fitTable($("#layouts .scroll"));
+  fitTable($("#table .scroll"));
 }
 
 function turn(pages) {
   state.from += pages * PAGE;
   drawTable();
-  $("#layouts").scrollIntoView();
+  $("#table").scrollIntoView();
 }
 
 function choose(one) {

@@ -31,6 +31,7 @@ DOUBTS = (
 )
 
 _GIVEN = set(Measurement.model_fields)
+_DEFAULTS = {column.name: column.default for column in BY_NAME.values() if column.default is not None}
 
 Accept = Callable[[str], bool]
 
@@ -129,12 +130,15 @@ def finish(draft: Draft, source: str) -> Measurement | str:
     cells["quality"] = _quality(draft)
     cells["notes"] = "; ".join(dict.fromkeys(note for note in draft.notes if note)) or None
     try:
-        for name, column in BY_NAME.items():
-            cells[name] = None if name in blank else check_cell(column, cells.get(name))
-        stated = {name: value for name, value in cells.items() if value is not None or name in blank}
-        valid = Measurement.model_validate(stated | draft.extra)
+        stated = {
+            name: check_cell(BY_NAME[name], value) if name in BY_NAME else value
+            for name, value in cells.items()
+            if value is not None
+        }
+        valid = Measurement.model_validate(_DEFAULTS | stated | dict.fromkeys(blank) | draft.extra)
         # one set of the fields that were given, for all rows: their own would be half of what a row holds
-        return Measurement.model_construct(_GIVEN, **vars(valid))
+        object.__setattr__(valid, "__pydantic_fields_set__", _GIVEN)
+        return valid
     except ValidationError as error:
         return f"{draft.name}: {first_error(error)}"
     except ValueError as error:

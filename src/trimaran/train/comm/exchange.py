@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather where ranks do not share memory: NCCL's, and for gloo direct sends.
+"""Collectives where ranks do not share memory that go to every rank in its own way: NCCL's, and for gloo direct sends.
 
 Gloo in PyTorch has a reduce-scatter that is an all-reduce and a copy, and an all-gather that copies through
 further buffers. A rank that sends each shard straight to the rank that needs it moves the fewest bytes: 32 MiB over
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from trimaran.train.comm.device_kind import on_gpu
 
 # Waits until a collective that was begun is done.
 Finish = Callable[[], None]
@@ -36,7 +38,7 @@ def begin_all_gather(
     whole: Tensor, shard: Tensor, ranks: Sequence[int], index: int, handle: dist.ProcessGroup | None
 ) -> Finish:
     """Begin to fill `whole` with every rank's `shard`, which may be a part of `whole`."""
-    if whole.is_cuda:
+    if on_gpu(whole.device):
         return finish_all([dist.all_gather_into_tensor(whole, shard, group=handle, async_op=True)])
     shards = whole.view(len(ranks), -1)
     peers = [place for place in range(len(ranks)) if place != index]
@@ -53,7 +55,7 @@ def begin_reduce_scatter(
 
     This rank's numbers come first in the sum, then those of its peers in their order.
     """
-    if whole.is_cuda:
+    if on_gpu(whole.device):
         return finish_all([dist.reduce_scatter_tensor(shard, whole, group=handle, async_op=True)])
     shards = whole.view(len(ranks), -1)
     peers = [place for place in range(len(ranks)) if place != index]
@@ -70,3 +72,19 @@ def begin_reduce_scatter(
         finish_all(sends)()
 
     return finish
+
+
+def begin_shift(
+    tensor: Tensor, arrived: Tensor, ranks: Sequence[int], index: int, handle: dist.ProcessGroup | None
+) -> Finish:
+    """Begin to send `tensor` to the next rank, and to fill `arrived` from the one before, round in a ring."""
+    following, before = ranks[(index + 1) % len(ranks)], ranks[index - 1]
+    # together, as on NCCL a send waits for its receive
+    return finish_all(
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, tensor, following, group=handle),
+                dist.P2POp(dist.irecv, arrived, before, group=handle),
+            ]
+        )
+    )

@@ -1,25 +1,56 @@
-"""Mesh: which ranks a rank talks to along each axis of the layout."""
+"""Mesh: which ranks a rank talks to along each axis of the layout, and which hold the same weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
+from typing import Literal
 
-from trimaran.layout.axes import DEGREES, AxisName, groups
+from trimaran.layout.axes import DEGREES, groups
 from trimaran.layout.layout import Layout
 from trimaran.train.comm.group import Group, GroupFactory
+from trimaran.train.comm.sequence_share import SequenceShare
+
+# Weights of one kind are held by the same ranks.
+WeightKind = Literal["dense", "experts"]
+
+
+@dataclass(frozen=True)
+class Holders:
+    """The ranks that hold weights of one kind, as one of them sees the others.
+
+    `cut` are the ranks among which each matrix is cut (TP, or experts' own: ETP), `dealt` those over which experts are
+    dealt out, by dimension 0 (EP; of other weights this rank alone). Ranks that hold the same part of it each see other
+    tokens, and sum its gradients: `sharers` share out what ZeRO shards, so that each owns an equal part of every unit,
+    and `copies` own the same part. The first of the copies owns everything where it `serves` the others (parameter
+    server).
+    """
+
+    cut: Group
+    dealt: Group
+    sharers: Group
+    copies: Group
+    serves: bool = False
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a sum of gradients that was begun goes on beside computing."""
+        return self.sharers.overlaps or self.copies.overlaps
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The groups of one rank: all ranks of the run, and those along each axis.
+    """The groups of one rank: all ranks of the run, those along each axis, and the holders of its weights by kind.
 
-    `tied` joins the first and the last stage, which both hold the tied embedding; what goes to a lower rank of
-    the pipeline goes through `pp_returning`.
+    `sequence` says which tokens of each sequence are this rank's. `tied` joins the first and the last stage, which both
+    hold the tied embedding; what goes to a lower rank of the pipeline goes through `pp_returning`.
     """
 
     world: Group
-    along: Mapping[AxisName, Group]
+    along: Mapping[str, Group]
+    holders: Mapping[WeightKind, Holders]
+    sequence: SequenceShare
     pp_returning: Group
     tied: Group
 
@@ -37,6 +68,16 @@ class Mesh:
     def pp(self) -> Group:
         """Stages of one pipeline."""
         return self.along["pp"]
+
+    @property
+    def ep(self) -> Group:
+        """Ranks among which the experts of every layer are dealt out."""
+        return self.along["ep"]
+
+    @property
+    def etp(self) -> Group:
+        """Ranks that share the weights of the same experts."""
+        return self.along["etp"]
 
     @property
     def is_first_stage(self) -> bool:
@@ -60,11 +101,57 @@ def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFact
         return next((group for group in made if group is not None), None)
 
     world = mine(groups(layout, *DEGREES))
-    along = {axis: group for axis in DEGREES if (group := mine(groups(layout, axis))) is not None}
+    axes = (*DEGREES, "ep", "etp")
+    along = {axis: group for axis in axes if (group := mine(groups(layout, axis))) is not None}
+    serves = layout.dp_kind == "parameter_server"
+    # ranks that share sequences hold the same weights, and share them out as replicas do
+    shares = layout.zero_stage > 0 and not serves
+    sharers = mine(groups(layout, *(("cp", "shard") if shares else ())))
+    copies = mine(groups(layout, *(("replicate",) if shares else ("cp", "dp"))))
+    expert_sharers, expert_copies = (mine(parts) for parts in _expert_replicas(layout, shares=shares))
     pipelines = groups(layout, "pp")
     pp_returning = mine(pipelines, returning=True)
     tied = mine([(group[0], group[-1]) if layout.pp > 1 else group for group in pipelines])
-    if world is None or pp_returning is None or len(along) < len(DEGREES):
+    if world is None or pp_returning is None or sharers is None or copies is None or len(along) < len(axes):
         return None
+    assert expert_sharers is not None and expert_copies is not None, "every rank holds experts, if any"
+    alone = Group((me,), 0, None)
     along["tp"] = replace(along["tp"], slices_sequence=layout.sequence_parallel)
-    return Mesh(world=world, along=along, pp_returning=pp_returning, tied=tied or Group((me,), 0, None))
+    return Mesh(
+        world=world,
+        along=along,
+        holders={
+            "dense": Holders(along["tp"], alone, sharers, copies, serves),
+            "experts": Holders(along["etp"], along["ep"], expert_sharers, expert_copies, serves),
+        },
+        sequence=SequenceShare(along["cp"], layout.cp_kind),
+        pp_returning=pp_returning,
+        tied=tied or alone,
+    )
+
+
+def lone_mesh() -> Mesh:
+    """The mesh of a rank that has no others."""
+    one = Group((0,), 0, None)
+    holders = Holders(cut=one, dealt=one, sharers=one, copies=one)
+    return Mesh(
+        world=one,
+        along=dict.fromkeys((*DEGREES, "ep", "etp"), one),
+        holders={"dense": holders, "experts": holders},
+        sequence=SequenceShare(one),
+        pp_returning=one,
+        tied=one,
+    )
+
+
+def _expert_replicas(layout: Layout, *, shares: bool) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """All groups of ranks that share out the same experts' states, and all that hold the same part of them.
+
+    Where ZeRO `shares` out other weights among a part of the replicas, experts' are among as large a part of theirs.
+    """
+    replicas = groups(layout, "edp")
+    size = layout.size("edp")
+    among = gcd(size, max(1, size * layout.size("shard") // layout.dp)) if shares else 1
+    sharers = [ranks[first : first + among] for ranks in replicas for first in range(0, size, among)]
+    copies = [ranks[place::among] for ranks in replicas for place in range(among)]
+    return sharers, copies

@@ -14,11 +14,14 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from trimaran.train.comm.waiting import WaitClock
 
 SHM_DIR = Path("/dev/shm")
 
@@ -50,8 +53,8 @@ class SharedMemory:
     in between waits for every rank.
     """
 
-    def __init__(self, path: Path, index: int, size: int, pids: Sequence[int]) -> None:
-        self._index, self._size, self._pids = index, size, pids
+    def __init__(self, path: Path, index: int, size: int, pids: Sequence[int], clock: WaitClock) -> None:
+        self._index, self._size, self._pids, self._clock = index, size, pids, clock
         self._turn = 0
         semaphores = size * size * SEMAPHORE_BYTES
         self._slots_at = -(-semaphores // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -82,8 +85,9 @@ class SharedMemory:
         """Return once every rank has come here."""
         for other in self._others():
             self._libc.sem_post(self._semaphore(self._index, other))
-        for other in self._others():
-            self._wait(self._semaphore(other, self._index), other)
+        with self._clock.waiting():
+            for other in self._others():
+                self._wait(self._semaphore(other, self._index), other)
 
     def _wait(self, semaphore: ctypes.c_void_p, other: int) -> None:
         while self._libc.sem_trywait(semaphore):
@@ -189,6 +193,64 @@ class SharedMemory:
                 shards[rank, span].copy_(source)
             self._turn = 1 - self._turn
 
+    def shift(self, tensor: Tensor, arrived: Tensor) -> None:
+        """Fill `arrived` with the `tensor` of the rank before this one, the last coming before the first."""
+        source, flat, at = (self._index - 1) % self._size, arrived.view(-1), 0
+        for chunk in self._chunks(tensor):
+            self._slot(self._index, chunk).copy_(chunk)
+            self._barrier()
+            flat[at : at + len(chunk)].copy_(self._slot(source, chunk))
+            at += len(chunk)
+
+    def all_to_all(self, arrived: Tensor, tensor: Tensor) -> None:
+        """Give every rank its part of `tensor`, and fill `arrived` with the parts for this rank, in order of rank."""
+        parts, targets = tensor.view(self._size, -1), arrived.view(self._size, -1)
+        step = SLOT_BYTES // tensor.element_size() // self._size
+        for begin in range(0, parts.shape[1], step):
+            chunks = parts[:, begin : begin + step]
+            self._slot(self._index, chunks).view(chunks.shape).copy_(chunks)
+            self._barrier()
+            for rank in range(self._size):
+                sent_here = self._slot(rank, chunks).view(chunks.shape)[self._index]
+                targets[rank, begin : begin + step].copy_(sent_here)
+            self._turn = 1 - self._turn
+
+    def exchange(self, received: Tensor, sent: Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Fill `received` with what each rank sends here, in their order; `counts[i][j]` elements go from i to j.
+
+        What a rank sends lies in `sent` in the order of the ranks. It passes through the rank's slot as one stream,
+        of which every rank takes its part; what stays here goes past it.
+        """
+        me, ranks = self._index, range(self._size)
+        flat_sent, flat_received = sent.view(-1), received.view(-1)
+        # where each part begins in a rank's stream, in what this rank sends and in what it receives
+        streams = [_begins([0 if j == i else counts[i][j] for j in ranks]) for i in ranks]
+        out, into = _begins(counts[me]), _begins([counts[i][me] for i in ranks])
+        flat_received[into[me] : into[me + 1]] = flat_sent[out[me] : out[me + 1]]
+        step = SLOT_BYTES // sent.element_size()
+        window = torch.empty(step, dtype=sent.dtype, device="meta")
+        for begin in range(0, max(stream[-1] for stream in streams), step):
+            for other in self._others():
+                at, low, high = _within(streams[me][other], counts[me][other], begin, begin + step)
+                self._slot(me, window)[at : at + high - low] = flat_sent[out[other] + low : out[other] + high]
+            self._barrier()
+            for other in self._others():
+                at, low, high = _within(streams[other][me], counts[other][me], begin, begin + step)
+                flat_received[into[other] + low : into[other] + high] = self._slot(other, window)[at : at + high - low]
+            self._turn = 1 - self._turn
+
+
+def _begins(lengths: Sequence[int]) -> list[int]:
+    """Where each part begins in parts laid one after the other, and where the last one ends."""
+    return [0, *accumulate(lengths)]
+
+
+def _within(first: int, length: int, begin: int, end: int) -> tuple[int, int, int]:
+    """Of a part at `first` in a stream: where it lies in the window from `begin` to `end`, and which of it does."""
+    low = min(max(begin - first, 0), length)
+    high = max(min(end - first, length), low)
+    return max(first + low - begin, 0), low, high
+
 
 def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
     """Sum two or more parts into `out`, in their order. Those of 16 bit are added up in fp32 and rounded once."""
@@ -227,10 +289,10 @@ def _gather_numbers(numbers: list[int], size: int, group: dist.ProcessGroup | No
     return [tensor.tolist() for tensor in gathered]
 
 
-def share_memory(index: int, size: int, group: dist.ProcessGroup | None) -> SharedMemory | None:
+def share_memory(index: int, size: int, group: dist.ProcessGroup | None, clock: WaitClock) -> SharedMemory | None:
     """Shared memory of a group, or None on all its ranks where they are not on one Linux machine with room for it.
 
-    Every rank of the group has to call this.
+    Every rank of the group has to call this. `clock` counts how long ranks then wait for each other.
     """
     token, machine = secrets.randbits(60), 0
     path = SHM_DIR / f"trimaran-{token:015x}"
@@ -243,7 +305,7 @@ def share_memory(index: int, size: int, group: dist.ProcessGroup | None) -> Shar
                 os.posix_fallocate(descriptor, 0, bytes_needed(size))
             finally:
                 os.close(descriptor)
-            memory = SharedMemory(path, index, size, [])
+            memory = SharedMemory(path, index, size, [], clock)
             memory.make_semaphores()
     except OSError:
         machine = 0
@@ -253,7 +315,7 @@ def share_memory(index: int, size: int, group: dist.ProcessGroup | None) -> Shar
         if usable:
             try:
                 pids = [pid for _, _, pid in peers]
-                memory = SharedMemory(SHM_DIR / f"trimaran-{peers[0][1]:015x}", index, size, pids)
+                memory = SharedMemory(SHM_DIR / f"trimaran-{peers[0][1]:015x}", index, size, pids, clock)
             except (OSError, ValueError):
                 usable = False
         agreed = all(answer for (answer,) in _gather_numbers([int(usable)], size, group))

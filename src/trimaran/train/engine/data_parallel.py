@@ -9,6 +9,9 @@ It is applied to a plain stage from outside, by hooks on its modules:
 * ZeRO 2: gradients are summed per micro-batch, unit by unit as the backward leaves it, so that whole gradients exist
   of two units at most.
 * ZeRO 3, fully sharded: whole weights too exist of two units at most, gathered as forward and backward reach a unit.
+
+Under hybrid sharding parts of the replicas shard so among themselves, and copies of a shard are summed besides. Every
+unit knows the ranks that hold it (`Holders`).
 """
 
 from __future__ import annotations
@@ -88,43 +91,38 @@ def blocks_of(stage: Stage, flat: FlatWeights) -> tuple[Block, ...]:
 
 
 class DataParallel:
-    """This rank's part in its group of replicas.
+    """This rank's part among the ranks that hold the same weights.
 
     In every step a trainer calls `begin`, `after` each action, and `finish`; then, once the optimizer has updated
     the master weights that the rank owns, `publish`.
     """
 
     def __init__(self, stage: Stage, flat: FlatWeights, layout: Layout, mesh: Mesh, *, tied: bool) -> None:
-        self._flat, self._group, self._tied = flat, mesh.dp, mesh.tied
-        self._zero_stage = flat.zero_stage
-        self._has_server = layout.dp_kind == "parameter_server"
+        self._flat, self._tied, self._zero_stage = flat, mesh.tied, flat.zero_stage
         self._blocks = blocks_of(stage, flat)
         self._tp = mesh.tp
-        self._uncut = [place.span for place in flat.places.values() if place.spec.shard_dim is None]
+        # weights of which each TP rank has seen a part of the gradient: that of its slice of the sequence, or features
+        uncut = [place for place in flat.places.values() if place.spec.shard_dim is None]
+        self._in_parts = [p.span for p in uncut if mesh.tp.slices_sequence or p.spec.summed_over_tp]
         # the first and the last stage hold a tied embedding, and the same replica owns the same part of it on both
         matrices = ("embedding.tokens", "head.weight") if tied and mesh.tied.size > 1 else ()
         self._tied_units = [unit for unit in flat.units if unit.name in matrices and len(unit.owned)]
         self._micro_batches = 0
         # ZeRO 2: units whose whole gradients have memory and are added to
         self._accumulating: list[Unit] = []
-        # what finishes the sum of a unit's gradients that was begun, and how many micro-batches have added to them
+        # what finishes the sum of a unit's gradients over those that share it out, and then over copies of the shards;
+        # and how many micro-batches have added to them
+        self._scattering: dict[Unit, Finish] = {}
         self._summing: dict[Unit, Finish] = {}
         self._added: Counter[Unit] = Counter()
         # ZeRO 3: blocks whose weights are gathered, the latest last, and what finishes a gather that was begun
         self._gathered: list[Block] = []
         self._gathering: dict[Unit, Finish] = {}
-        sums_in_backward = (
-            self._zero_stage < 2 and self._group.overlaps and not self._has_server and layout.schedule != "zero_bubble"
-        )
-        if self._zero_stage >= 2 or sums_in_backward:
+        overlaps = any(unit.holders.overlaps and not unit.holders.serves for unit in flat.units)
+        if self._zero_stage >= 2 or (overlaps and layout.schedule != "zero_bubble"):
             for block in self._blocks:
                 block.module.register_forward_pre_hook(partial(self._before_forward, block))
                 block.module.register_forward_hook(partial(self._after_forward, block))
-
-    @property
-    def counting_share(self) -> float:
-        """What a rank multiplies its sum over owned weights by, so that all replicas together count each once."""
-        return 1.0 if self._zero_stage or self._has_server else 1.0 / self._group.size
 
     def begin(self, micro_batches: int) -> None:
         """A step of so many micro-batches begins."""
@@ -135,23 +133,22 @@ class DataParallel:
         """An action is over: after a backward, sum the gradients of blocks whose end no hook has seen."""
         if self._zero_stage >= 2 and action.kind == "backward":
             for unit in self._accumulating.copy():
-                self._begin_shard_sum(unit)
+                self._begin_sum(unit)
 
     def finish(self) -> None:
         """Complete the gradients that this rank owns: sums over all ranks that hold the weight."""
-        if self._zero_stage >= 2:
-            for unit in list(self._summing):
-                self._finish_shard_sum(unit)
-        else:
+        if self._zero_stage < 2:
             for unit in self._flat.units:
-                if unit not in self._summing:
+                if unit not in self._scattering and unit not in self._summing:
                     self._begin_sum(unit)
-            for finish in self._summing.values():
-                finish()
-            self._summing.clear()
-        if self._tp.slices_sequence:
-            # each TP rank has seen a slice of the sequence alone
-            all_reduce_together(self._tp, self._flat.owned_parts(self._uncut, self._flat.grads))
+        self._finish_scattering()
+        for unit in self._flat.units:
+            if unit not in self._summing:
+                self._begin_sum_of_copies(unit)
+        for finish in self._summing.values():
+            finish()
+        self._summing.clear()
+        all_reduce_together(self._tp, self._flat.owned_parts(self._in_parts, self._flat.grads))
         for unit in self._tied_units:
             self._tied.all_reduce(self._flat.owned_part(unit, self._flat.grads))
 
@@ -165,51 +162,65 @@ class DataParallel:
         finishes = []
         for unit in self._flat.units:
             self._flat.refresh(unit)
-            if self._has_server:
-                self._group.broadcast_from_first(unit.weights)
-            elif self._zero_stage:
+            if unit.holders.serves:
+                unit.holders.copies.broadcast_from_first(unit.weights)
+            else:
                 finishes.append(self._begin_gather(unit))
         for finish in finishes:
             finish()
 
     # gradients
 
-    def _begin_sum(self, unit: Unit) -> None:
-        if self._has_server:
-            self._group.reduce_to_first(unit.grads)
-        elif self._zero_stage:
-            self._summing[unit] = self._group.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
-        else:
-            self._summing[unit] = self._group.begin_all_reduce(unit.grads)
-
     def _allocate_grads(self, unit: Unit) -> None:
         """Give a unit memory for the gradients of a micro-batch."""
         if unit in self._accumulating:
             return
-        if unit in self._summing:
-            self._finish_shard_sum(unit)
+        if unit in self._scattering:
+            self._finish_scattering()
         allocate_memory(unit.grads)
         unit.grads.zero_()
         self._accumulating.append(unit)
 
-    def _begin_shard_sum(self, unit: Unit) -> None:
-        """Begin to sum a micro-batch's gradients over the replicas; at most one unit's sum goes on at a time."""
-        for other in list(self._summing):
-            self._finish_shard_sum(other)
-        self._accumulating.remove(unit)
-        self._summing[unit] = self._group.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
-        if not self._group.overlaps:
-            self._finish_shard_sum(unit)
+    def _begin_sum(self, unit: Unit) -> None:
+        """Begin to sum a unit's gradients: over its sharers, and where that is over at once, over its copies.
 
-    def _finish_shard_sum(self, unit: Unit) -> None:
-        self._summing.pop(unit)()
-        self._flat.owned_part(unit, self._flat.grads).add_(unit.owned_part(unit.grads))
-        free_memory(unit.grads)
+        Where something waits for the sum over the sharers, a single unit's goes on at a time.
+        """
+        holders = unit.holders
+        if self._zero_stage >= 2:
+            self._accumulating.remove(unit)
+            self._added[unit] += 1
+        if self._zero_stage >= 2 or holders.copies.size > 1:
+            self._finish_scattering()
+        finish = done
+        if holders.sharers.size > 1:
+            finish = holders.sharers.begin_reduce_scatter(unit.owned_part(unit.grads), unit.grads)
+        self._scattering[unit] = finish
+        if not holders.sharers.overlaps:
+            self._finish_scattering()
+
+    def _finish_scattering(self) -> None:
+        """Finish the sums over sharers; copies begin to sum what no further micro-batch adds to."""
+        for unit in list(self._scattering):
+            self._scattering.pop(unit)()
+            if self._zero_stage >= 2:
+                self._flat.owned_part(unit, self._flat.grads).add_(unit.owned_part(unit.grads))
+                free_memory(unit.grads)
+            if self._zero_stage < 2 or self._added[unit] == self._micro_batches:
+                self._begin_sum_of_copies(unit)
+
+    def _begin_sum_of_copies(self, unit: Unit) -> None:
+        copies = unit.holders.copies
+        if unit.holders.serves:
+            copies.reduce_to_first(unit.grads)
+            self._summing[unit] = done
+        else:
+            self._summing[unit] = copies.begin_all_reduce(self._flat.owned_part(unit, self._flat.grads))
 
     # weights
 
     def _begin_gather(self, unit: Unit) -> Finish:
-        return self._group.begin_all_gather_into(unit.weights, unit.owned_part(unit.weights))
+        return unit.holders.sharers.begin_all_gather_into(unit.weights, unit.owned_part(unit.weights))
 
     def _gather(self, block: Block) -> None:
         """Begin to gather a block's weights, and free those of all other blocks but the latest."""
@@ -237,7 +248,7 @@ class DataParallel:
         self._await(block.units)
         # none where a virtual stage ends
         following = next((other for other in self._blocks if other.number == block.number + direction), None)
-        if self._group.overlaps and following is not None:
+        if following is not None and any(unit.holders.sharers.overlaps for unit in following.units):
             self._gather(following)
 
     # hooks
@@ -274,7 +285,7 @@ class DataParallel:
                 # the head's gradients are computed with the loss: under GPipe those of all micro-batches are summed
                 # with the first backward
                 if unit in self._accumulating:
-                    self._begin_shard_sum(unit)
+                    self._begin_sum(unit)
                 continue
             self._added[unit] += 1
             if self._added[unit] == self._micro_batches:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PRECISIONS
-from trimaran.train.comm.mesh import Mesh
-from trimaran.train.engine.units import Span, map_weights, merged, owned_slices, owned_span
+from trimaran.train.comm.mesh import Holders, Mesh
+from trimaran.train.engine.units import Span, map_weights, owned_slices
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
 
 # Gradients whose squares are added up in fp32, before these sums are added up in fp64.
@@ -25,23 +25,25 @@ NORM_ROW = 1024
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight lies in the rank's flat coordinates."""
+    """Where a weight lies in the rank's flat coordinates, and the ranks that hold it."""
 
     weight: Weight
     spec: WeightSpec
     span: Span
+    holders: Holders
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
     """Weights that are summed, gathered and freed together, as computed with, and their gradients.
 
-    `owned` is the part of the unit whose master weights and optimizer state this rank holds.
+    `owned` is the part of the unit whose master weights and optimizer state this rank holds; `holders` hold the unit.
     """
 
     name: str
     span: Span
     owned: Span
+    holders: Holders
     weights: Tensor
     grads: Tensor
 
@@ -65,40 +67,42 @@ class FlatWeights:
 
     `owned` are the spans whose master weights and optimizer state this rank holds, in the rank's flat
     coordinates: a single span over everything without ZeRO. `master` and `grads` hold a tensor for each of them, a
-    writable view, and so does each entry of the optimizer's `state`. `places` says where a weight lies in the
-    same coordinates. Whoever writes to `master` has to call `DataParallel.publish`.
+    writable view, and so does each entry of the optimizer's `state`. `counted` are the parts of the owned spans that
+    this rank counts where a sum, or a checkpoint, is to have every weight of the model once. `places` says where a
+    weight lies in the same coordinates. Whoever writes to `master` has to call `DataParallel.publish`.
 
     Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have memory only while they are worked with.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, mesh: Mesh, initial: Initial, device: torch.device) -> None:
-        self.zero_stage = layout.zero_stage if layout.dp > 1 else 0
+        is_shared = any(holders.sharers.size > 1 for holders in mesh.holders.values())
+        self.zero_stage = layout.zero_stage if is_shared else 0
         declared = declared_weights(module)
         specs = {name: spec for name, (_, _, spec) in declared.items()}
         sizes = {name: getattr(owner, attribute).numel() for name, (owner, attribute, _) in declared.items()}
-        weight_map = map_weights(sizes, specs, mesh.tp.index, layout.dp if self.zero_stage else 1)
-        owned_of = {name: owned_span(span, layout, mesh.dp.index) for name, span in weight_map.units.items()}
-        self.owned = merged(owned_of.values())
+        weight_map = map_weights(sizes, specs, mesh.holders)
+        self.owned, self.counted = weight_map.owned, weight_map.counted
 
         compute = compute_dtype(layout)
         in_fp32 = PRECISIONS[layout.precision].master
         self._dtype, self._device = torch.float32 if in_fp32 else compute, device
         # otherwise `master` are views of the weights that are computed with
         self._has_master_copy = in_fp32 or self.zero_stage == 3
-        spans, size = tuple(weight_map.units.values()), weight_map.size
+        spans, size = [unit.span for unit in weight_map.units.values()], weight_map.size
         weights, unit_weights = _memory(size, spans, compute, device, transient=self.zero_stage == 3)
         grads, unit_grads = _memory(size, spans, self._dtype, device, transient=self.zero_stage >= 2)
         self.master = self.zeros_like_owned() if self._has_master_copy else _cut(weights, self.owned)
         self.grads = self.zeros_like_owned() if self.zero_stage >= 2 else _cut(grads, self.owned)
         self._all_grads = self.grads if self.zero_stage >= 2 else (grads,)
         self.units = tuple(
-            Unit(name, span, owned_of[name], *tensors)
-            for (name, span), *tensors in zip(weight_map.units.items(), unit_weights, unit_grads, strict=True)
+            Unit(name, unit.span, unit.owned, unit.holders, *tensors)
+            for (name, unit), *tensors in zip(weight_map.units.items(), unit_weights, unit_grads, strict=True)
         )
 
         self.places: dict[str, Place] = {}
         for name, (owner, attribute, spec) in declared.items():
-            values = local_part(initial(name, spec), spec, mesh.tp.index, mesh.tp.size)
+            holders = mesh.holders[spec.kind]
+            values = local_part(initial(name, spec), spec, holders)
             begin = weight_map.begins[name]
             span = Span(begin, begin + values.numel())
             unit = next(unit for unit in self.units if len(span.within(unit.span)))
@@ -109,7 +113,7 @@ class FlatWeights:
             weight.main_grad = unit.grads.data[in_unit].view(values.shape)
             weight.register_post_accumulate_grad_hook(_move_to_main_grad)  # type: ignore[no-untyped-call]
             setattr(owner, attribute, weight)
-            self.places[name] = Place(weight, spec, span)
+            self.places[name] = Place(weight, spec, span, holders)
             for owned, master in zip(self.owned, self.master, strict=True):
                 part = span.within(owned)
                 if len(part):
@@ -122,11 +126,8 @@ class FlatWeights:
         treatments = weight_map.treatments
         self.decaying = owned_slices(self.owned, (span for span, treatment in treatments if treatment.decays))
         self.not_decaying = owned_slices(self.owned, (span for span, treatment in treatments if not treatment.decays))
-        counted = merged(span for span, treatment in treatments if treatment.counted)
-        self._counted = owned_slices(self.owned, counted)
-        without_padding = [place.span for place in self.places.values()]
-        self.parameters = _overlap(without_padding, counted)
-        self._owned_parameters = _overlap(without_padding, [a.within(b) for a in counted for b in self.owned])
+        self._counted = owned_slices(self.owned, self.counted)
+        self.parameters = sum(len(place.span.within(span)) for place in self.places.values() for span in self.counted)
 
     def zeros_like_owned(self) -> tuple[Tensor, ...]:
         """Zeros for each owned span, of the dtype of the master weights."""
@@ -155,7 +156,7 @@ class FlatWeights:
             grads.zero_()
 
     def squared_norm(self) -> Tensor:
-        """Sum of squares of the gradients that this rank owns and counts, as an fp64 scalar.
+        """Sum of squares of the gradients that this rank counts, as an fp64 scalar.
 
         Norms of short rows, then their sum in fp64: an fp32 norm over 17 million gradients is off by 0.1%, and by a
         different 0.1% on every layout.
@@ -169,8 +170,8 @@ class FlatWeights:
         return total
 
     def zeros(self) -> int:
-        """How many of the gradients that this rank owns and counts are exactly zero."""
-        return self._owned_parameters - sum(nonzero(part.of(self.grads)) for part in self._counted)
+        """How many of the gradients that this rank counts are exactly zero."""
+        return self.parameters - sum(nonzero(part.of(self.grads)) for part in self._counted)
 
 
 def allocate_memory(tensor: Tensor) -> bool:
@@ -202,11 +203,6 @@ def _memory(
 
 def _cut(tensor: Tensor, spans: Sequence[Span]) -> tuple[Tensor, ...]:
     return tuple(tensor[span.begin : span.end] for span in spans)
-
-
-def _overlap(some: Sequence[Span], others: Sequence[Span]) -> int:
-    """Elements that two sets of spans have in common."""
-    return sum(len(a.within(b)) for a in some for b in others)
 
 
 def nonzero(tensor: Tensor) -> int:

@@ -43,7 +43,8 @@ class Inbox:
         while action not in self._arrived:
             assert self._posted is not None, f"no tensor is expected for {action}"
             work, tensor = self._posted
-            work.wait()
+            with self._group.clock.waiting():
+                work.wait()
             self._arrived[self._expected.popleft()] = tensor
             self._posted = None
             self._post()
@@ -111,5 +112,6 @@ class Mailbox:
 
     def flush(self) -> None:
         """Wait until everything is sent."""
-        while self._sends:
-            self._sends.popleft()[0].wait()
+        with self._rising.clock.waiting():
+            while self._sends:
+                self._sends.popleft()[0].wait()

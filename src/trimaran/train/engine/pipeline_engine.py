@@ -52,8 +52,8 @@ class PipelineEngine:
         """Forward and backward of all micro-batches; gradients are added to the weights' main_grad.
 
         `tokens`, `targets` and, where attention is to stay within a document, `documents` are (micro-batches,
-        micro-batch, sequence). Returns the loss summed over this replica's micro-batches, on the last stage; zero
-        elsewhere.
+        micro-batch, sequence), the last of whole sequences. Returns the loss summed over this replica's micro-batches,
+        on the last stage; zero elsewhere.
         """
 
         def actions_of(rank: int) -> Sequence[Action]:

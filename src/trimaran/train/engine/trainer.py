@@ -12,7 +12,9 @@ import torch
 from trimaran.layout.schedule import Action
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.mesh import Mesh
+from trimaran.train.engine.bad_steps import Losses
 from trimaran.train.engine.data_parallel import DataParallel
+from trimaran.train.engine.expert_load import ExpertCounts, ExpertLoad
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
 from trimaran.train.engine.learning_rate import Position, learning_rate
 from trimaran.train.engine.loss_scale import LossScale
@@ -27,7 +29,12 @@ from trimaran.train.text.sampler import Sampler
 
 @dataclass(frozen=True)
 class StepResult:
-    """Figures of a step, the same on every rank; `zeros` counts gradients that are exactly zero."""
+    """Figures of a step, the same on every rank; `zeros` counts gradients that are exactly zero.
+
+    `stop` and `save`: a rank was told to leave, and a rank wants a checkpoint. `bad` says what is wrong with the loss
+    or its gradient, `skipped` whether the weights were left as they are. `own_s` are each rank's own seconds of the
+    step before, without those in which it waited for others. `load` is that of a mixture's experts.
+    """
 
     loss: float
     grad_norm: float
@@ -37,6 +44,10 @@ class StepResult:
     skipped: bool
     loss_scale: float = 1.0
     stop: bool = False
+    save: bool = False
+    bad: str | None = None
+    own_s: tuple[float, ...] = ()
+    load: ExpertLoad | None = None
 
 
 class Trainer:
@@ -54,11 +65,13 @@ class Trainer:
         layout, workload = job.layout, job.workload
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
+        self._counts = ExpertCounts(job, self.stage, mesh) if workload.model.experts else None
         self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
         self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
         self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)
-        slices = layout.tp if layout.sequence_parallel else 1
+        self.losses = Losses(job.train)
+        slices = layout.cp * (layout.tp if layout.sequence_parallel else 1)
         shape = (layout.mbs, workload.seq_len // slices, workload.model.hidden)
         new_activation = partial(torch.empty, shape, dtype=compute_dtype(layout), device=device)
         self.recorder = Recorder(mesh.pp.index, device)
@@ -73,8 +86,9 @@ class Trainer:
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0
-        # set where this rank was told to stop; all ranks learn of it with the loss
-        self.stop_wanted = False
+        # set where this rank was told to stop, or is to say when to save; all ranks learn of it with the loss
+        self.stop_wanted = self.save_wanted = False
+        self.own_s = 0.0  # what this rank tells the others of the last step
 
     @property
     def global_batch(self) -> int:
@@ -104,6 +118,8 @@ class Trainer:
         tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
         scale = self.loss_scale.scale / (batch * self.job.workload.seq_len)
         self.data_parallel.begin(len(tokens))
+        if self._counts is not None:
+            self._counts.begin(scale)
         loss = self.engine.run(tokens, targets, scale, documents)
         self.data_parallel.finish()
         loss /= self.loss_scale.scale
@@ -113,13 +129,17 @@ class Trainer:
     def _batch(
         self, sampler: Sampler, first: int, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """This replica's part of `count` samples, (micro-batches, micro-batch, s): tokens, targets, documents."""
+        """This replica's part of `count` samples, (micro-batches, micro-batch, s): tokens, targets, documents.
+
+        Of tokens and targets those of this rank's part of the sequences.
+        """
         layout = self.job.layout
         local_count = count // layout.dp
         samples = sampler.batch(first + self.mesh.dp.index * local_count, local_count)
         text = torch.from_numpy(samples).to(self.device)
         tokens, targets = text[:, :-1], text[:, 1:]
         documents = documents_of(tokens, sampler.end_of_document) if self.job.train.document_mask else None
+        tokens, targets = (self.mesh.sequence.of(whole, 1) for whole in (tokens, targets))
         shape = (local_count // layout.mbs, layout.mbs, -1)
         return tokens.reshape(shape), targets.reshape(shape), None if documents is None else documents.reshape(shape)
 
@@ -138,28 +158,52 @@ class Trainer:
         return share.item()
 
     def step(self) -> StepResult:
-        """Make a step. A loss or gradient that is not finite skips the update of the weights."""
+        """Make a step.
+
+        A loss or gradient that is not finite skips the update of the weights, and so does a leap unless the recipe's
+        `on_bad_loss` is "stop".
+        """
         batch = self.global_batch
         position = Position(self.step_number, self.consumed_samples, batch, self.job.workload.seq_len)
         rate = learning_rate(self.job.train, position)
         loss_share = self.forward_backward()
-        share = self.data_parallel.counting_share
-        zero = torch.zeros_like(loss_share)
-        sums = torch.stack((loss_share, self.flat.squared_norm() * share, zero, zero))
-        sums[2] = self.flat.zeros() * share
-        sums[3] = float(self.stop_wanted)
-        self.mesh.world.all_reduce(sums)
+        world = self.mesh.world
+        sums = torch.zeros(5 + world.size, dtype=loss_share.dtype, device=loss_share.device)
+        sums[0], sums[1], sums[2] = loss_share, self.flat.squared_norm(), self.flat.zeros()
+        sums[3], sums[4], sums[5 + world.index] = float(self.stop_wanted), float(self.save_wanted), self.own_s
+        if self._counts is not None:
+            sums = torch.cat((sums, self._counts.counted().to(sums.device)))
+        world.all_reduce(sums)
         self.recorder.lap("wait")
-        loss, squared_norm, zeros, stops = sums.tolist()
+        loss, squared_norm, zeros, stops, saves, *own_s = sums[: 5 + world.size].tolist()
+        load = None if self._counts is None else self._counts.load(sums[5 + world.size :], batch)
         loss_scale = self.loss_scale.scale
         grad_norm = math.sqrt(squared_norm) / loss_scale if squared_norm >= 0 else math.nan
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        # under fp16 a gradient that is too large is in order: it lowers the loss scale
+        bad = self.losses.judge(loss, None if self.job.layout.precision == "fp16" else grad_norm)
+        overflow = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        skipped = overflow or (bad is not None and self.job.train.on_bad_loss != "stop")
         if not skipped:
             self.optimizer.step(rate, grad_norm, loss_scale)
+            if self._counts is not None and load is not None:
+                self._counts.move_biases(self.flat, load)
             self.data_parallel.publish()
-        self.loss_scale.update(overflow=skipped)
+        self.loss_scale.update(overflow=overflow)
         self.flat.clear_grads()
         self.recorder.lap("step")
         self.step_number += 1
         self.consumed_samples += batch
-        return StepResult(loss, grad_norm, round(zeros), rate, batch, skipped, loss_scale, stop=stops > 0)
+        return StepResult(
+            loss,
+            grad_norm,
+            round(zeros),
+            rate,
+            batch,
+            skipped,
+            loss_scale,
+            stops > 0,
+            saves > 0,
+            bad,
+            tuple(own_s),
+            load,
+        )

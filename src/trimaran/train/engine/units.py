@@ -1,8 +1,8 @@
-"""Units: where each weight lies among all weights of a rank, and which part a data-parallel rank owns.
+"""Units: where each weight lies among all weights of a rank, which ranks hold it, and which part of it a rank owns.
 
 A unit is a run of weights that are summed, gathered and freed together: a layer, a matrix over the vocabulary, a
-norm. Every unit is cut into equal shards, one for each rank that shares the optimizer state, so that a collective
-over a unit is balanced and no rank waits for another.
+norm. All of a unit's weights are held by the same ranks. Every unit is cut into equal shards, one for each rank that
+shares the optimizer state, so that a collective over a unit is balanced and no rank waits for another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trimaran.layout.layout import Layout
+from trimaran.train.comm.mesh import Holders, WeightKind
 from trimaran.train.model.weight import WeightSpec
 
 # Weights and shards begin on a cache line, whatever their element size.
@@ -44,7 +44,7 @@ class Treatment:
     """How the weights of a span are treated.
 
     `decays` says whether weight decay applies. `counted` is False where another TP rank or stage holds the same
-    weights and counts them in the gradient norm.
+    weights and counts them in the gradient norm and writes them to checkpoints.
     """
 
     decays: bool
@@ -52,21 +52,58 @@ class Treatment:
 
 
 @dataclass(frozen=True)
+class HeldSpan:
+    """The span of a unit, and the ranks that hold its weights."""
+
+    span: Span
+    holders: Holders
+
+    @property
+    def owned(self) -> Span:
+        """The part whose master weights and optimizer state this rank holds.
+
+        All of it, an equal share of it under ZeRO, and all or nothing under a parameter server.
+        """
+        if self.holders.serves and self.holders.copies.index > 0:
+            return Span(self.span.begin, self.span.begin)
+        return part_of(self.span, self.holders.sharers.index, self.holders.sharers.size)
+
+
+@dataclass(frozen=True)
 class WeightMap:
     """Where each weight begins, each unit's span in the order of a forward pass, and how spans are treated."""
 
     begins: Mapping[str, int]
-    units: Mapping[str, Span]
+    units: Mapping[str, HeldSpan]
     treatments: tuple[tuple[Span, Treatment], ...]
 
     @property
     def size(self) -> int:
         """Elements in all, padding included."""
-        return max((span.end for span in self.units.values()), default=0)
+        return max((unit.span.end for unit in self.units.values()), default=0)
+
+    @property
+    def owned(self) -> tuple[Span, ...]:
+        """What this rank owns."""
+        return merged(unit.owned for unit in self.units.values())
+
+    @property
+    def counted(self) -> tuple[Span, ...]:
+        """What this rank counts in sums over all weights: every weight of the model is counted by one rank.
+
+        Copies that own the same count an equal part of it each.
+        """
+        shares: list[Span] = []
+        for holders in {id(unit.holders): unit.holders for unit in self.units.values()}.values():
+            part, parts = (0, 1) if holders.serves else (holders.copies.index, holders.copies.size)
+            owned = merged(unit.owned for unit in self.units.values() if unit.holders is holders)
+            shares += [part_of(span, part, parts) for span in owned]
+        counted = merged(span for span, treatment in self.treatments if treatment.counted)
+        return merged(sorted((a.within(b) for a in counted for b in shares), key=lambda span: span.begin))
 
 
 def unit_name(name: str, spec: WeightSpec) -> str:
-    """The unit of the weight `name`: its layer, its top-level module, or itself.
+    """The unit of the weight `name`: its layer, its top-level module, or itself; of the layer, weights of one kind.
 
     A matrix over the vocabulary is a unit by itself. Where two stages hold a tied matrix, its shards are then the
     same rows on both, and the owners of a shard add up that shard alone.
@@ -74,7 +111,8 @@ def unit_name(name: str, spec: WeightSpec) -> str:
     parts = name.split(".")
     if spec.real_rows is not None:
         return name
-    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+    kind = () if spec.kind == "dense" else (spec.kind,)
+    return ".".join((*(parts[:2] if parts[0] == "layers" else parts[:1]), *kind))
 
 
 def padded(elements: int, multiple: int) -> int:
@@ -82,45 +120,40 @@ def padded(elements: int, multiple: int) -> int:
     return -(-elements // multiple) * multiple
 
 
-def map_weights(sizes: Mapping[str, int], specs: Mapping[str, WeightSpec], tp_rank: int, shards: int) -> WeightMap:
+def part_of(span: Span, index: int, parts: int) -> Span:
+    """One of the equal parts of a span; where it cannot be cut evenly, some are longer by one element."""
+    return Span(span.begin + len(span) * index // parts, span.begin + len(span) * (index + 1) // parts)
+
+
+def map_weights(
+    sizes: Mapping[str, int], specs: Mapping[str, WeightSpec], holders_of: Mapping[WeightKind, Holders]
+) -> WeightMap:
     """Lay the weights out in units. `sizes` are elements of the TP-local weights, in the order of the modules."""
 
     def treatment(name: str) -> Treatment:
         spec = specs[name]
-        return Treatment(spec.decays, not spec.tied_copy and (spec.shard_dim is not None or tp_rank == 0))
+        is_whole = spec.shard_dim is None
+        return Treatment(spec.decays, not spec.tied_copy and not (is_whole and holders_of[spec.kind].cut.index))
 
     members: dict[str, list[str]] = {}
     for name in sizes:
         members.setdefault(unit_name(name, specs[name]), []).append(name)
     begins: dict[str, int] = {}
-    units: dict[str, Span] = {}
+    units: dict[str, HeldSpan] = {}
     treatments, at = list[tuple[Span, Treatment]](), 0
     for unit, names in members.items():
-        first = at
+        first, holders = at, holders_of[specs[names[0]].kind]
         # in the same order on all TP ranks, so that weights which all of them hold lie in the same shard on each
         for name in sorted(names, key=lambda n: (specs[n].decays, specs[n].shard_dim is not None), reverse=True):
             begins[name] = at
             end = at + padded(sizes[name], LINE)
             treatments.append((Span(at, end), treatment(name)))
             at = end
-        at = first + padded(at - first, LINE * shards)
+        at = first + padded(at - first, LINE * holders.sharers.size)
         # padding is zero and stays zero under any treatment
         treatments[-1] = (Span(treatments[-1][0].begin, at), treatments[-1][1])
-        units[unit] = Span(first, at)
+        units[unit] = HeldSpan(Span(first, at), holders)
     return WeightMap(begins, units, tuple(treatments))
-
-
-def owned_span(unit: Span, layout: Layout, dp_rank: int) -> Span:
-    """The part of a unit whose master weights and optimizer state the data-parallel rank holds.
-
-    All of it, an equal share of it under ZeRO, and all or nothing under a parameter server.
-    """
-    if layout.dp_kind == "parameter_server":
-        return unit if dp_rank == 0 else Span(unit.begin, unit.begin)
-    if layout.zero_stage == 0:
-        return unit
-    share = len(unit) // layout.dp
-    return Span(unit.begin + dp_rank * share, unit.begin + (dp_rank + 1) * share)
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:

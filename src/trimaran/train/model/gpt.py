@@ -1,8 +1,9 @@
-"""The GPT: pre-norm transformer layers, and the part of them that one pipeline rank holds.
+"""The GPT: transformer layers, and the part of them that one pipeline rank holds.
 
 Shapes are (b, s, h): sequences of a micro-batch, tokens of a sequence, hidden. Tensor parallelism cuts the matrices
 inside attention, MLP, embedding and head (tensor_parallel.py, vocabulary.py); pipeline parallelism gives each rank
-a few layers (`Stage`); data parallelism is applied from outside (engine/data_parallel.py).
+a few layers (`Stage`); context parallelism gives it a part of each sequence (context_attention.py), whose tokens s then
+are; data parallelism is applied from outside (engine/data_parallel.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import Model
-from trimaran.train.comm.group import Group
 from trimaran.train.comm.mesh import Mesh
-from trimaran.train.model.attention import Attention
+from trimaran.train.model.attention import make_attention
+from trimaran.train.model.mixture.mixture import Mixture
+from trimaran.train.model.mixture.router import Router
 from trimaran.train.model.mlp import make_mlp
 from trimaran.train.model.norm import make_norm
 from trimaran.train.model.positions import Positions
@@ -27,20 +29,36 @@ from trimaran.train.model.weight import Weight
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer layer."""
+    """One transformer layer, with norms of what attention and MLP read, of what they give, or of both.
 
-    def __init__(self, model: Model, tp_group: Group, positions: Positions, *, recompute_attention: bool) -> None:
+    `number` is its place in the whole model, from 0.
+    """
+
+    def __init__(
+        self, model: Model, mesh: Mesh, positions: Positions, number: int, *, recompute_attention: bool
+    ) -> None:
         super().__init__()
-        self.attention_norm = make_norm(model)
-        self.attention = Attention(model, tp_group, positions, recompute=recompute_attention)
-        self.mlp_norm = make_norm(model)
-        self.mlp = make_mlp(model, tp_group)
+        before, after = model.norm_placement != "after", model.norm_placement != "before"
+        self.parallel = model.parallel_residual
+        self.attention_norm = make_norm(model) if before else nn.Identity()
+        self.attention = make_attention(
+            model, mesh.tp, positions, window=model.window_of(number), recompute=recompute_attention
+        )
+        self.attention_output_norm = make_norm(model) if after else nn.Identity()
+        self.mlp_norm = make_norm(model) if before else nn.Identity()
+        self.mlp: nn.Module
+        if model.experts and number >= model.dense_layers:
+            self.mlp = Mixture(model, mesh, number)
+        else:
+            self.mlp = make_mlp(model, mesh.tp, model.ffn_hidden)
+        self.mlp_output_norm = make_norm(model) if after else nn.Identity()
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
-        x = x + self.attention(self.attention_norm(x), documents)
-        y: Tensor = self.mlp(self.mlp_norm(x))
-        return x + y
+        attended: Tensor = x + self.attention_output_norm(self.attention(self.attention_norm(x), documents))
+        read = x if self.parallel else attended
+        y: Tensor = self.mlp_output_norm(self.mlp(self.mlp_norm(read)))
+        return attended + y
 
 
 class Stage(nn.Module):
@@ -58,11 +76,11 @@ class Stage(nn.Module):
         local_stages = range(mesh.pp.index, self.virtual_stages, mesh.pp.size)
         self.layers_of = {stage: range(begins[stage], begins[stage + 1]) for stage in local_stages}
         numbers = (number for layers in self.layers_of.values() for number in layers)
-        positions = Positions(model, mesh.tp)
-        self.embedding = Embedding(model, mesh.tp) if mesh.is_first_stage else None
+        positions = Positions(model, mesh.tp, mesh.sequence)
+        self.embedding = Embedding(model, mesh.tp, mesh.sequence) if mesh.is_first_stage else None
         self.embedding_norm = make_norm(model) if mesh.is_first_stage and model.embedding_norm else None
         selective = layout.recompute == "selective"
-        layers = {str(n): Layer(model, mesh.tp, positions, recompute_attention=selective) for n in numbers}
+        layers = {str(n): Layer(model, mesh, positions, n, recompute_attention=selective) for n in numbers}
         self.layers = nn.ModuleDict(layers)
         self.norm = make_norm(model) if mesh.is_last_stage else None
         self.head = Head(model, mesh.tp, embedding=self.embedding) if mesh.is_last_stage else None
@@ -71,7 +89,7 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, stage: int, documents: Tensor | None = None) -> Tensor:
         """Run one virtual stage: tokens (b, s) on the first, else activations (b, s, h) -> activations (b, s, h).
 
-        `documents` (b, s) numbers the document of each token: attention then stays within a document.
+        `documents` numbers the document of each token, of whole sequences: attention then stays within a document.
         """
         if stage == 0:
             assert self.embedding is not None, "the first virtual stage lies on the first rank"
@@ -87,6 +105,10 @@ class Stage(nn.Module):
         assert self.norm is not None, "the last virtual stage lies on the last rank"
         normed: Tensor = self.norm(x)
         return normed
+
+    def routers(self) -> Iterator[Router]:
+        """The routers of this rank's mixtures of experts."""
+        return (module for module in self.modules() if isinstance(module, Router))
 
     def weights(self) -> Iterator[Weight]:
         """All weights of this rank."""

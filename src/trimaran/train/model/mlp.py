@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,14 +18,19 @@ from trimaran.train.model.tensor_parallel import ColumnLinear, RowLinear
 from trimaran.train.model.weight import INIT_STD, residual_std
 
 
+def approximation(model: Model) -> str:
+    """How the model's GELU is computed, in PyTorch's words."""
+    return "tanh" if model.activation == "gelu_tanh" else "none"
+
+
 class Mlp(nn.Module):
     """Two matrices around a GELU."""
 
-    def __init__(self, model: Model, tp_group: Group) -> None:
+    def __init__(self, model: Model, tp_group: Group, width: int) -> None:
         super().__init__()
-        self.approximate = "tanh" if model.activation == "gelu_tanh" else "none"
-        self.up = ColumnLinear(model.hidden, (model.ffn_hidden,), tp_group, bias=model.bias, std=INIT_STD)
-        self.down = RowLinear(model.ffn_hidden, model.hidden, tp_group, bias=model.bias, std=residual_std(model))
+        self.approximate = approximation(model)
+        self.up = ColumnLinear(model.hidden, (width,), tp_group, bias=model.bias, std=INIT_STD)
+        self.down = RowLinear(width, model.hidden, tp_group, bias=model.bias, std=residual_std(model))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
@@ -30,41 +38,66 @@ class Mlp(nn.Module):
         return y
 
 
+@dataclass(frozen=True)
+class Activation:
+    """A function of a gate, and its backward: (gradient, input) -> gradient."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+
+
+SILU = Activation(functional.silu, torch.ops.aten.silu_backward)
+GELUS = {
+    approximate: Activation(
+        partial(functional.gelu, approximate=approximate),
+        partial(torch.ops.aten.gelu_backward, approximate=approximate),
+    )
+    for approximate in ("none", "tanh")
+}
+
+
+def gate_activation(model: Model) -> Activation:
+    """The function of the model's gates: SiLU (SwiGLU) or GELU (GEGLU)."""
+    return SILU if model.mlp == "swiglu" else GELUS[approximation(model)]
+
+
 class _Gate(torch.autograd.Function):
-    """silu(gate) x up. silu(gate) is computed again in the backward, which saves keeping it."""
+    """act(gate) x up. act(gate) is computed again in the backward, which saves keeping it."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, activation: Activation) -> Tensor:
+        ctx.activation = activation
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        return activation.forward(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        d_gate = torch.ops.aten.silu_backward(dy * up, gate)
-        return torch.cat((d_gate, functional.silu(gate).mul_(dy)), dim=-1)
+        d_gate = ctx.activation.backward(dy * up, gate)
+        return torch.cat((d_gate, ctx.activation.forward(gate).mul_(dy)), dim=-1), None
 
 
-class SwiGlu(nn.Module):
-    """down(silu(gate(x)) x up(x)) (Shazeer, arXiv 2002.05202).
+class GatedMlp(nn.Module):
+    """down(act(gate(x)) x up(x)), act being SiLU (SwiGLU) or GELU (GEGLU; Shazeer, arXiv 2002.05202).
 
     Gate and up are a single matrix (2, ffn, h): a single product, and a single sum of its input's gradient over TP.
     """
 
-    def __init__(self, model: Model, tp_group: Group) -> None:
+    def __init__(self, model: Model, tp_group: Group, width: int) -> None:
         super().__init__()
-        out_shape = (2, model.ffn_hidden)
+        self.activation = gate_activation(model)
+        out_shape = (2, width)
         self.gate_up = ColumnLinear(model.hidden, out_shape, tp_group, cut=1, bias=model.bias, std=INIT_STD)
-        self.down = RowLinear(model.ffn_hidden, model.hidden, tp_group, bias=model.bias, std=residual_std(model))
+        self.down = RowLinear(width, model.hidden, tp_group, bias=model.bias, std=residual_std(model))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
-        y: Tensor = self.down(apply(_Gate, self.gate_up(x)))
+        y: Tensor = self.down(apply(_Gate, self.gate_up(x), self.activation))
         return y
 
 
-def make_mlp(model: Model, tp_group: Group) -> Mlp | SwiGlu:
-    """The MLP that the model names."""
-    return Mlp(model, tp_group) if model.mlp == "gelu" else SwiGlu(model, tp_group)
+def make_mlp(model: Model, tp_group: Group, width: int) -> Mlp | GatedMlp:
+    """The MLP that the model names, of an inner `width`."""
+    return Mlp(model, tp_group, width) if model.mlp == "gelu" else GatedMlp(model, tp_group, width)

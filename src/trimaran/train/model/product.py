@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trimaran.train.comm.device_kind import on_gpu
+
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -46,7 +48,7 @@ def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def goes_through_fp32(x: Tensor) -> bool:
     """Whether a product of `x` is made in fp32."""
-    return x.dtype == torch.float16 and not x.is_cuda
+    return x.dtype == torch.float16 and not on_gpu(x.device)
 
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

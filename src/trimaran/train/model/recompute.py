@@ -12,24 +12,23 @@ from trimaran.train.model.autograd import apply, backward
 
 
 class _Recomputed(torch.autograd.Function):
-    """Keeps the input alone. The layers here draw no random numbers, so nothing else need be kept."""
+    """Keeps the inputs alone. The layers here draw no random numbers, so nothing else need be kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         ctx.layer = layer
-        ctx.save_for_backward(x)
-        return layer(x)
+        ctx.save_for_backward(*inputs)
+        return layer(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None]:
-        (saved,) = ctx.saved_tensors
-        x = saved.detach().requires_grad_()
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
         with torch.enable_grad():
-            y = ctx.layer(x)
+            y = ctx.layer(*inputs)
         backward(y, dy)
-        return x.grad, None
+        return None, *(x.grad for x in inputs)
 
 
-def recomputed(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """layer(x), whose inner activations are computed again when they are needed."""
-    return apply(_Recomputed, x, layer)
+def recomputed(layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """layer(*inputs), whose inner activations are computed again when they are needed."""
+    return apply(_Recomputed, layer, *inputs)

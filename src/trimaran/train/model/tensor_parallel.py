@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.product import goes_through_fp32, linear, product
@@ -49,6 +50,23 @@ class _SumForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
+
+
+class _SumBoth(torch.autograd.Function):
+    """Sum over TP forward and backward: of what every rank has a part of, and goes on with in an own way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        group.all_reduce(x)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        dy = dy.contiguous()
+        ctx.group.all_reduce(dy)
         return dy, None
 
 
@@ -132,7 +150,7 @@ def add_product(main_grad: Tensor, dy: Tensor, x: Tensor) -> None:
     if main_grad.dtype != x.dtype:
         main_grad.add_(dy.t() @ x)
         return
-    step = BF16_TOKENS if HAS_AMX and x.dtype == torch.bfloat16 and not x.is_cuda else len(x)
+    step = BF16_TOKENS if HAS_AMX and x.dtype == torch.bfloat16 and not on_gpu(x.device) else len(x)
     for begin in range(0, len(x), step):
         main_grad.addmm_(dy[begin : begin + step].t(), x[begin : begin + step])
 
@@ -149,6 +167,11 @@ def sum_forward(x: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return x
     return apply(_ScatterForward if group.slices_sequence else _SumForward, x, group)
+
+
+def sum_both(x: Tensor, group: Group) -> Tensor:
+    """`x` summed over the group, in place, and so is its gradient: each rank uses the sum in an own way."""
+    return x if group.size == 1 else apply(_SumBoth, x, group)
 
 
 def sequence_slice(x: Tensor, group: Group, dim: int) -> Tensor:
@@ -178,6 +201,20 @@ class ColumnLinear(DeclaredModule):
         if self.group.slices_sequence:
             return apply(_Linear, x, self.weight, self.bias, self.group)
         return apply(_Linear, sum_backward(x, self.group), self.weight, self.bias, None)
+
+
+class UncutLinear(DeclaredModule):
+    """A matrix that every TP rank holds whole: of the same tokens as the others, or of its slice of the sequence."""
+
+    weight: Weight
+
+    def __init__(self, in_features: int, out_features: int, *, std: float) -> None:
+        super().__init__()
+        self.declare("weight", WeightSpec((out_features, in_features), std=std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(.., in) -> (.., out) of the same tokens."""
+        return apply(_Linear, x, self.weight, None, None)
 
 
 class RowLinear(DeclaredModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.model import Model, padded_vocab
+from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.comm.group import Group
+from trimaran.train.comm.sequence_share import SequenceShare
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.positions import positions_in_documents
 from trimaran.train.model.product import linear, product
@@ -70,14 +73,18 @@ class _Lookup(torch.autograd.Function):
 
 
 class Embedding(DeclaredModule):
-    """Token embedding, cut over TP by rows of the vocabulary, plus learned positions where the model has them."""
+    """Token embedding, cut over TP by rows of the vocabulary, plus learned positions where the model has them.
+
+    Where the model scales it, it is multiplied by the square root of hidden, rounded as Gemma rounds it.
+    """
 
     tokens: Weight
     positions: Weight | None
 
-    def __init__(self, model: Model, group: Group) -> None:
+    def __init__(self, model: Model, group: Group, sequence: SequenceShare) -> None:
         super().__init__()
-        self.group = group
+        self.group, self.sequence = group, sequence
+        self.scale = model.hidden**0.5 if model.scaled_embedding else None
         self.declare("tokens", embedding_spec(model, group.size), group.size)
         learned = WeightSpec((model.max_positions, model.hidden)) if model.positions == "learned" else None
         self.declare("positions", learned)
@@ -88,24 +95,39 @@ class Embedding(DeclaredModule):
         Positions count from the beginning of each document where `documents` are given.
         """
         x = sum_forward(apply(_Lookup, tokens, self.tokens, self.group), self.group)
+        if self.scale is not None:
+            x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
         if self.positions is None:
             return x
         if documents is None:
-            return x + sequence_slice(self.positions[: tokens.shape[1]], self.group, 0)
-        positions = sequence_slice(positions_in_documents(documents), self.group, 1)
+            whole = self.positions[: tokens.shape[1] * self.sequence.group.size]
+            return x + sequence_slice(self.sequence.of(whole, 0), self.group, 0)
+        positions = sequence_slice(self.sequence.of(positions_in_documents(documents), 1), self.group, 1)
         return x + functional.embedding(positions, self.positions)
 
 
-def _loss_and_gradient(
-    logits: Tensor, targets: Tensor, scale: float, real_rows: int, first_row: int, group: Group
-) -> Tensor:
-    """Sum of the cross-entropies of (tokens, V / TP) logits; the logits become scale x (softmax - target).
+@dataclass(frozen=True)
+class _Part:
+    """What the loss of some tokens is made of beside their logits.
 
     Of this rank's rows of the vocabulary, which begin at `first_row`, those from `real_rows` on are padding.
+    """
+
+    targets: Tensor
+    scale: float
+    real_rows: int
+    first_row: int
+    group: Group
+
+
+def _loss_and_gradient(logits: Tensor, part: _Part) -> Tensor:
+    """Sum of the cross-entropies of (tokens, V / TP) logits; the logits become scale x (softmax - target).
+
     TP ranks exchange two numbers per token: the log of the local sum of exponentials and the target's logit.
     """
-    logits[:, real_rows:] = -torch.inf
-    columns, is_local = _local_rows(targets, first_row, logits.shape[1])
+    scale, group = part.scale, part.group
+    logits[:, part.real_rows :] = -torch.inf
+    columns, is_local = _local_rows(part.targets, part.first_row, logits.shape[1])
     columns = columns.unsqueeze(1)
     at_target = logits.gather(1, columns).squeeze(1).float().masked_fill(~is_local, 0.0)
     exponentials = logits.float()
@@ -122,6 +144,15 @@ def _loss_and_gradient(
     return (log_sum - at_target).sum()
 
 
+def _capped_loss_and_gradient(logits: Tensor, part: _Part, cap: float) -> Tensor:
+    """The same of logits that are kept within `cap` by tanh; they become the gradient of what they were before."""
+    tanh = logits.div_(cap).tanh_()
+    capped = tanh * cap
+    loss = _loss_and_gradient(capped, part)
+    tanh.square_().neg_().add_(1.0).mul_(capped)
+    return loss
+
+
 class _HeadLoss(torch.autograd.Function):
     """Sum of the cross-entropies of x W^T against the targets, times `scale`.
 
@@ -130,12 +161,15 @@ class _HeadLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Weight, targets: Tensor, scale: float, vocab: int, group: Group) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Weight, targets: Tensor, scale: float, model: Model, group: Group
+    ) -> Tensor:
+        vocab, cap = model.vocab, model.logit_softcap
         rows = weight.shape[0]
         first_row = group.index * rows
         real_rows = max(0, min(vocab - first_row, rows))
-        chunk_tokens = block_tokens = GPU_CHUNK_TOKENS if x.is_cuda else CHUNK_TOKENS
-        if group.size == 1 and not x.is_cuda:
+        chunk_tokens = block_tokens = GPU_CHUNK_TOKENS if on_gpu(x.device) else CHUNK_TOKENS
+        if group.size == 1 and not on_gpu(x.device):
             # TP ranks exchange their sums once per chunk; a rank alone goes block by block, within its cache
             block_tokens = max(1, BLOCK_BYTES * torch.get_num_threads() // (4 * rows))
         dx = torch.empty_like(x) if x.requires_grad else None
@@ -145,7 +179,8 @@ class _HeadLoss(torch.autograd.Function):
             logits = linear(x[chunk], weight)
             for at in range(0, len(logits), block_tokens):
                 block, wanted = logits[at : at + block_tokens], targets[begin + at : begin + at + block_tokens]
-                losses.append(_loss_and_gradient(block, wanted[: len(block)], scale, real_rows, first_row, group))
+                part = _Part(wanted[: len(block)], scale, real_rows, first_row, group)
+                losses.append(_capped_loss_and_gradient(block, part, cap) if cap else _loss_and_gradient(block, part))
             if dx is not None:
                 product(logits, weight, out=dx[chunk])
                 add_product(weight.main_grad, logits, x[chunk])
@@ -166,7 +201,7 @@ class Head(DeclaredModule):
     def __init__(self, model: Model, group: Group, *, embedding: Embedding | None) -> None:
         super().__init__()
         self.group = group
-        self.vocab = model.vocab
+        self.model = model
         # a list hides the borrowed module from the registry, where it would be counted twice
         self._borrowed = [embedding] if model.tied_embedding and embedding is not None else []
         if not self._borrowed:
@@ -186,10 +221,12 @@ class Head(DeclaredModule):
     def logits(self, x: Tensor) -> Tensor:
         """(.., h) -> (.., vocabulary), on a TP of 1."""
         assert self.group.size == 1, "TP ranks never gather their logits"
-        return functional.linear(x, self._matrix[: self.vocab])
+        logits = functional.linear(x, self._matrix[: self.model.vocab])
+        cap = self.model.logit_softcap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
     def forward(self, x: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Cross-entropy of (b, s, h) against (b, s), summed over tokens and multiplied by `scale`."""
         flat = sum_backward(x, self.group).reshape(-1, x.shape[-1])
-        args = (flat, self._matrix, targets.reshape(-1), scale, self.vocab, self.group)
+        args = (flat, self._matrix, targets.reshape(-1), scale, self.model, self.group)
         return apply(_HeadLoss, *args)

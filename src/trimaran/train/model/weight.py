@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trimaran.nouns.model import Model
+from trimaran.train.comm.mesh import Holders, WeightKind
 
 INIT_STD = 0.02
 Init = Literal["normal", "zeros", "ones"]
@@ -21,10 +22,12 @@ Init = Literal["normal", "zeros", "ones"]
 class WeightSpec:
     """What a parameter is in the whole model, whatever the layout.
 
-    `shape` is the full shape; `shard_dim` the dimension that TP cuts (None: every TP rank holds all of it). Rows of
+    `shape` is the full shape; `shard_dim` the dimension that TP cuts (None: every TP rank holds all of it). Its `kind`
+    says which ranks hold it (`Mesh.holders`); experts' have a dimension 0 of experts, which EP deals out. Rows of
     dimension 0 from `real_rows` on are padding and stay zero. A `tied_copy` is the head's copy of the embedding on
     another pipeline stage: it is drawn under the name `drawn_as`, its gradient is summed with that of the embedding,
-    and it is counted once.
+    and it is counted once. Of a weight that is `summed_over_tp` every TP rank holds all, and multiplies features of its
+    own with it: the gradient is the sum of theirs.
     """
 
     shape: tuple[int, ...]
@@ -34,17 +37,18 @@ class WeightSpec:
     real_rows: int | None = None
     drawn_as: str | None = None
     tied_copy: bool = False
+    kind: WeightKind = "dense"
+    summed_over_tp: bool = False
 
     @property
     def decays(self) -> bool:
         """Whether weight decay applies: to matrices, not to biases and norms."""
         return self.init == "normal"
 
-    def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape of the slice that each TP rank holds."""
-        if self.shard_dim is None:
-            return self.shape
-        return tuple(n // tp if dim == self.shard_dim else n for dim, n in enumerate(self.shape))
+    def local_shape(self, tp: int, ep: int = 1) -> tuple[int, ...]:
+        """Shape of what a rank holds, of `tp` that cut a weight (ETP of experts) and `ep` that experts are dealt to."""
+        first, *others = (n // tp if dim == self.shard_dim else n for dim, n in enumerate(self.shape))
+        return (first // ep, *others)
 
 
 def residual_std(model: Model) -> float:
@@ -82,11 +86,11 @@ class DeclaredModule(nn.Module):
         super().__init__()
         self.specs: dict[str, WeightSpec] = {}
 
-    def declare(self, name: str, spec: WeightSpec | None, tp: int = 1) -> None:
+    def declare(self, name: str, spec: WeightSpec | None, tp: int = 1, ep: int = 1) -> None:
         """Register the weight `name` of this module with its local shape; None for a weight that the model lacks."""
         if spec is not None:
             self.specs[name] = spec
-        weight = None if spec is None else Weight(torch.empty(spec.local_shape(tp), device="meta"))
+        weight = None if spec is None else Weight(torch.empty(spec.local_shape(tp, ep), device="meta"))
         self.register_parameter(name, weight)
 
 
@@ -122,6 +126,7 @@ def drawn(seed: int) -> Initial:
     return values
 
 
-def local_part(full: Tensor, spec: WeightSpec, tp_rank: int, tp: int) -> Tensor:
-    """The slice of a whole parameter that a TP rank holds."""
-    return full if spec.shard_dim is None else full.chunk(tp, dim=spec.shard_dim)[tp_rank]
+def local_part(full: Tensor, spec: WeightSpec, holders: Holders) -> Tensor:
+    """The slice of a whole parameter that this one of its holders has."""
+    dealt = full.chunk(holders.dealt.size)[holders.dealt.index]
+    return dealt if spec.shard_dim is None else dealt.chunk(holders.cut.size, dim=spec.shard_dim)[holders.cut.index]

@@ -8,22 +8,29 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from trimaran.files.hugging_face_config import config_from_model
+from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import ConvertJob
 from trimaran.train.programs.run_job import run_job
-from trimaran.train.state.hugging_face import write_folder
-from trimaran.train.state.weight_source import TOKENIZER_NAME, open_source
+from trimaran.train.state.weight_files import TOKENIZER_NAME, HuggingFaceFiles, find_weights
 from trimaran.train.text.tokenizer import load_tokenizer
 
 
 def convert(job: ConvertJob) -> None:
     """Write the Hugging Face folder; weights keep the precision they are stored in."""
-    source = open_source(Path(job.source).expanduser())
-    tokenizer = source.folder / TOKENIZER_NAME
     output = Path(job.output).expanduser()
-    if tokenizer.exists():
-        write_folder(source.model, source.read, output, tokenizer, load_tokenizer(tokenizer).end_of_document)
-    else:
-        write_folder(source.model, source.read, output)
+    if output.exists():
+        raise TrimaranError(f"{output} exists: choose another folder or remove it")
+    files = find_weights(Path(job.source).expanduser())
+    family = job.family or (files.kind if isinstance(files, HuggingFaceFiles) else None)
+    config_from_model(files.model, family)
+    tokenizer = files.folder / TOKENIZER_NAME
+    end = load_tokenizer(tokenizer).end_of_document if tokenizer.exists() else None
+    # PyTorch takes seconds to read, and nobody waits for them over a mistake that the files tell
+    from trimaran.train.state.hugging_face import write_folder
+    from trimaran.train.state.weight_source import source_of
+
+    write_folder(files.model, source_of(files).read, output, tokenizer if tokenizer.exists() else None, end, family)
 
 
 if __name__ == "__main__":

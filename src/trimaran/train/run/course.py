@@ -1,9 +1,9 @@
-"""The course of a training: where it begins, when it saves, and when it leaves before its end."""
+"""The course of a training: where it begins, when it saves, where it goes back, when it leaves before its end."""
 
 from __future__ import annotations
 
-import math
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from trimaran.train.state.saver import Saver
 
 
-# So many steps in a row whose loss or gradient is not finite end a training.
-BAD_STEPS = 10
+# A checkpoint that is due by the clock waits until the one before stopped the training for less than 1 in so many
+# seconds: for less than 2% of its time.
+MOST_STALL = 50.0
 
 
 class StopSignals:
@@ -43,22 +44,25 @@ class Course:
 
     def __init__(self, trainer: Trainer, stop: StopSignals | None, tell: Tell, alive: Callable[[], None]) -> None:
         job = trainer.job
-        self._trainer, self._stop, self._tell = trainer, stop, tell
+        self._trainer, self._stop, self._tell, self._alive = trainer, stop, tell, alive
         self._trace: Trace | None = None
         if job.trace_steps:
             on_gpu = trainer.device.type == "cuda"
             self._trace = Trace(RunFile.TRACE.of(job.out_dir, trainer.mesh.world.index), job.trace_steps, on_gpu=on_gpu)
-        self._every = job.train.checkpoint_every
+        self._every, self._every_s = job.train.checkpoint_every, 60.0 * job.train.checkpoint_minutes
+        self._next_save = time.monotonic() + self._every_s
         self._saver: Saver | None = None
         self._saved_at = -1
-        self._bad_steps = 0
+        self._bad_steps = 0  # in a row; of a training that goes back, since its last checkpoint
+        self._state_is_bad, self._why = False, ""
+        self._folder = Path()
         if job.checkpoint_dir is None or not (job.saves or job.resume):
             return
         # torch.distributed.checkpoint, a second of start-up that trials do not need
         from trimaran.train.state.resume import resume
         from trimaran.train.state.saver import Saver, saving_group
 
-        folder = Path(job.checkpoint_dir)
+        self._folder = folder = Path(job.checkpoint_dir)
         if job.saves:
             group = saving_group(trainer.mesh.world.ranks)
             self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
@@ -71,21 +75,23 @@ class Course:
                 )
 
     def before(self) -> None:
-        """Say with the next step whether this rank was told to leave, and profile it where it is to be."""
+        """Say with the next step whether this rank was told to leave and what its clock says, profile it where due."""
         if self._trace is not None:
             self._trace.before()
+        by_clock = self._saver is not None and self._every is None and self._trainer.mesh.world.index == 0
+        self._trainer.save_wanted = by_clock and time.monotonic() >= self._next_save
         self._trainer.stop_wanted = self._stop is not None and self._stop.seen
 
     def after(self, result: StepResult) -> bool:
         """Save where a checkpoint is due; True where the training is to leave now.
 
-        Raises TrimaranError once BAD_STEPS steps in a row were not finite.
+        Raises TrimaranError once there were as many bad steps as end a training.
         """
         if self._trace is not None:
             self._trace.after()
+        went_back = self._trainer.job.checkpoint_dir is not None and self._take_bad(result)
         step = self._trainer.step_number
-        self._count_bad(result)
-        if self._saver is not None and self._every and step % self._every == 0:
+        if self._saver is not None and not went_back and (result.save or (self._every and step % self._every == 0)):
             self._save(self._saver, step)
         if not result.stop or step >= self._trainer.job.steps:
             return False
@@ -94,11 +100,11 @@ class Course:
         return True
 
     def finish(self) -> None:
-        """Save the last step and wait until all is written. Raises TrimaranError where that step was not finite."""
+        """Save the last step and wait until all is written. Raises TrimaranError where that step was bad."""
         if self._trace is not None:
             self._trace.finish()
         self._finish_saving()
-        if self._bad_steps:
+        if self._state_is_bad:
             raise self._diverged()
 
     def _finish_saving(self) -> None:
@@ -110,26 +116,68 @@ class Course:
 
     def _save(self, saver: Saver, step: int) -> None:
         """Save, unless that would put a state that has gone wrong in the place of one that has not."""
-        if self._bad_steps == 0 and saver.save():
+        begin = time.monotonic()
+        saved = not self._state_is_bad and saver.save()
+        end = time.monotonic()
+        self._next_save = end + max(self._every_s, MOST_STALL * (end - begin))
+        if saved:
             self._saved_at = step
+            if self._trainer.job.train.on_bad_loss == "go_back":
+                self._bad_steps = 0
             return
-        text = f"step {step} is not saved: it holds, or comes of, numbers that are not finite"
+        text = f"step {step} is not saved: it holds, or comes of, numbers that are not finite or a loss that is bad"
         self._tell(Notice.NOT_SAVED, step=step, text=text)
 
-    def _count_bad(self, result: StepResult) -> None:
-        job = self._trainer.job
-        # under fp16 a gradient that is too large is in order: it lowers the loss scale
-        finite = math.isfinite(result.loss) and (job.layout.precision == "fp16" or math.isfinite(result.grad_norm))
-        self._bad_steps = 0 if finite or job.checkpoint_dir is None else self._bad_steps + 1
-        if self._bad_steps >= BAD_STEPS:
+    def _take_bad(self, result: StepResult) -> bool:
+        """Do what the recipe says of a bad step, and tell of it; whether the training went back."""
+        train = self._trainer.job.train
+        self._state_is_bad = result.bad is not None and train.on_bad_loss == "stop"
+        if result.bad is None:
+            if train.on_bad_loss != "go_back":
+                self._bad_steps = 0
+            return False
+        self._bad_steps += 1
+        self._why = result.bad
+        step, back_to = self._trainer.step_number, None
+        done = "its state is not saved" if self._state_is_bad else "its batch teaches nothing"
+        if self._bad_steps >= train.bad_steps:
+            done = "the training ends"
+        elif train.on_bad_loss == "go_back" and (back_to := self._go_back()) is not None:
+            done = f"goes back to step {back_to}, and on with the data behind step {step}"
+        self._tell(Notice.BAD_LOSS, step=step, why=result.bad, done=done, back_to=back_to)
+        if self._bad_steps >= train.bad_steps:
             if self._saver is not None:
                 self._saver.finish()
             raise self._diverged()
+        return back_to is not None
+
+    def _go_back(self) -> int | None:
+        """Put the newest checkpoint's state in place, and leave out the data up to here; its step, None without one."""
+        from trimaran.train.state.resume import resume
+
+        trainer = self._trainer
+        if self._saver is not None:
+            self._saver.wait()
+        behind = trainer.consumed_samples
+
+        def tell(kind: Notice, /, **fields: object) -> None:
+            if kind != Notice.RESUMED:  # which is told with the bad step
+                self._tell(kind, **fields)
+
+        if not resume(trainer, self._folder, tell, self._alive):
+            return None
+        trainer.consumed_samples = behind
+        self._saved_at = trainer.step_number
+        return trainer.step_number
 
     def _diverged(self) -> TrimaranError:
-        first = self._trainer.step_number - self._bad_steps + 1
+        step, times = self._trainer.step_number, self._bad_steps
         kept = f"the checkpoint of step {self._saved_at} is kept" if self._saved_at >= 0 else "nothing was saved before"
+        if self._trainer.job.train.on_bad_loss == "go_back":
+            when = f"at step {step}, the {times}. bad step since the last checkpoint"
+        else:
+            when = f"from step {step - times + 1} on, {times} steps in a row"
+        what = "the loss or its gradient is not finite" if "finite" in self._why else "the loss leaps"
         return TrimaranError(
-            f"the loss or its gradient is not finite from step {first} on, {self._bad_steps} steps in a row; {kept}: "
-            f"lower train.learning_rate, or clip, and go on with --resume"
+            f"{what} {when} ({self._why}); {kept}: lower train.learning_rate, or clip, and go on with --resume"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -14,13 +15,19 @@ from trimaran.layout.flops import OWN_FORMULA, mfu, tflops_per_device
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.line_file import LineFile
+from trimaran.protocol.steps_log import standing
 from trimaran.train.engine.trainer import StepResult, Trainer
 from trimaran.train.run.trackers import figures_of, open_trackers
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration showed. Counts of samples and tokens are those consumed so far."""
+    """What one iteration showed. Counts of samples and tokens are those consumed so far.
+
+    `own_s` are seconds of the iteration before in which a rank did not wait for others: the median of all ranks, and
+    those of the slowest. Of a mixture `expert_load` (layers with experts, experts) are the tokens that each expert was
+    sent, over the mean.
+    """
 
     iteration: int
     iterations: int
@@ -40,7 +47,14 @@ class Iteration:
     tokens_per_s: float
     mfu: float | None
     peak_mem_gib: float
+    own_s: float
+    slowest_own_s: float
+    slowest_rank: int
     validation_loss: float | None = None
+    busiest_expert: float | None = None
+    balance_loss: float | None = None
+    router_z_loss: float | None = None
+    expert_load: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def validation_perplexity(self) -> float | None:
@@ -67,6 +81,15 @@ class Iteration:
             f"tokens per second: {self.tokens_per_s:.1f}",
             f"MFU: {'unknown' if self.mfu is None else f'{100 * self.mfu:.1f}%'}",
             f"peak memory (GiB): {self.peak_mem_gib:.3f}",
+        ]
+        fields += [
+            f"{words}: {figure:{form}}"
+            for words, figure, form in (
+                ("busiest expert's load over the mean", self.busiest_expert, ".3f"),
+                ("load balancing loss", self.balance_loss, ".6E"),
+                ("z loss", self.router_z_loss, ".6E"),
+            )
+            if figure is not None
         ]
         if self.validation_loss is not None:
             fields.append(f"validation loss: {self.validation_loss:.6E}")
@@ -120,6 +143,12 @@ class History:
         self.not_finite += not math.isfinite(result.loss)
         self.last = result
 
+    def go_back(self, steps: int) -> None:
+        """Forget the last `steps` iterations, which will be made again."""
+        first = max(0, len(self.sec_per_it) - steps)
+        for figures in (self.sec_per_it, self.losses, self.grad_norms):
+            del figures[first:]
+
     def add_validation(self, step: int, loss: float) -> None:
         """Take a validation after `step` iterations."""
         self.validations[step] = loss
@@ -130,6 +159,8 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
     job, last = trainer.job, history.last
     assert last is not None, "there is an iteration to tell of"
     layout, workload, sec_per_it = job.layout, job.workload, history.sec_per_it[-1]
+    own_s = last.own_s
+    slowest = max(range(len(own_s)), key=lambda rank: own_s[rank])
     seen = workload.model_copy(update={"global_batch": last.global_batch, "ramp_up": None})
     peak = job.peak_tflops
     return Iteration(
@@ -151,8 +182,25 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
         tokens_per_s=seen.tokens_per_step / sec_per_it,
         mfu=None if peak is None else mfu(seen, layout.tp, layout.devices, sec_per_it, peak),
         peak_mem_gib=peak_mem_gib,
+        own_s=statistics.median(own_s),
+        slowest_own_s=own_s[slowest],
+        slowest_rank=slowest,
         validation_loss=history.validations.get(trainer.step_number),
+        **_load_figures(last),
     )
+
+
+def _load_figures(result: StepResult) -> dict[str, Any]:
+    """The figures of a mixture's experts; none of a dense model's."""
+    load = result.load
+    if load is None:
+        return {}
+    return {
+        "busiest_expert": load.busiest,
+        "balance_loss": load.balance_loss,
+        "router_z_loss": load.z_loss,
+        "expert_load": tuple(tuple(round(expert, 4) for expert in layer) for layer in load.of_layers),
+    }
 
 
 class Log:
@@ -174,12 +222,17 @@ class Log:
 
     def _begin_with(self, earlier: Path, step: int) -> None:
         try:
-            lines = earlier.read_text().splitlines()[:step]
-            text = RunFile.LOG_TEXT.of(earlier.parent).read_text().splitlines()[:step]
-            records = [json.loads(line) for line in lines]
-        except (OSError, ValueError):
+            lines = earlier.read_text().splitlines()
+            text = RunFile.LOG_TEXT.of(earlier.parent).read_text().splitlines()
+        except OSError:
             return
-        if [record.get("iteration") for record in records] == list(range(1, step + 1)):
+        records = list(_parsed(lines))
+        places = standing([record["iteration"] for record in records])[:step]
+        if len(text) < len(records):
+            return
+        lines, text = [lines[place] for place in places], [text[place] for place in places]
+        records = [records[place] for place in places]
+        if [record["iteration"] for record in records] == list(range(1, step + 1)):
             self.earlier = records
             self._json.write("".join(f"{line}\n" for line in lines))
             self._text.write("".join(f"{line}\n" for line in text))
@@ -198,3 +251,15 @@ class Log:
         for tracker in self._trackers:
             with contextlib.suppress(OSError):  # where its disk is full, it lacks this step
                 tracker.write(record["iteration"], figures_of(record))
+
+
+def _parsed(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The iterations of a log, up to a line that was cut off as the training was killed."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
+            return
+        yield record

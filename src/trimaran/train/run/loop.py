@@ -12,10 +12,11 @@ from trimaran.protocol.exits import STOPPED
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.json_file import write_json
-from trimaran.protocol.notices import Notices
+from trimaran.protocol.notices import Notice, Notices
 from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
+from trimaran.train.comm.waiting import WaitClock
 from trimaran.train.engine.trainer import StepResult, Trainer
 from trimaran.train.run.course import Course, StopSignals
 from trimaran.train.run.device import choose_device
@@ -25,6 +26,7 @@ from trimaran.train.run.meeting import connect
 from trimaran.train.run.memory import memory_parts, memory_record, resident_gib
 from trimaran.train.run.outcome import write_result
 from trimaran.train.run.samples import validation_is_due
+from trimaran.train.run.slow_ranks import SlowRanks
 from trimaran.train.text.sampler import Sampler
 
 
@@ -47,17 +49,22 @@ def run_steps(
     with heartbeat.during(RankPhase.CONNECT):
         if world_size > 1:
             connect(store, rank, world_size, device, RunFile.FLIGHT.of(job.out_dir, rank))
-        mesh = build_mesh(job.layout, rank, range(world_size), GroupFactory(device))
+        clock = WaitClock(on_gpu=device.type == "cuda")
+        mesh = build_mesh(job.layout, rank, range(world_size), GroupFactory(device, clock))
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
     with heartbeat.during(RankPhase.BUILD):
         trainer = Trainer(job, mesh, samples, device, first_weights(job, alive), on_action=lambda action: alive())
     with heartbeat.during(RankPhase.RESUME):
-        course = Course(trainer, stop, Notices(RunFile.NOTICES.of(job.out_dir) if rank == 0 else None).tell, alive)
+        tell = Notices(RunFile.NOTICES.of(job.out_dir) if rank == 0 else None).tell
+        course = Course(trainer, stop, tell, alive)
     log = Log(job, trainer.step_number) if rank == 0 else None
     history = History() if log is None else History.of(log.earlier)
 
+    slow_ranks = SlowRanks(job.layout)
+
     heartbeat.enter(RankPhase.STEP)
+    made = samples_before = 0
     while trainer.step_number < job.steps:
         course.before()
         result, seconds = _timed_step(trainer, record=job.record_timeline and trainer.step_number == job.steps - 1)
@@ -68,8 +75,14 @@ def run_steps(
         if log is not None:
             peak_gib = memory_record(device, baseline_gib)["peak"]
             log.write(iteration_of(trainer, history, peak_gib))
+            # own seconds are those of the step before, and a first step warms up
+            for slow in slow_ranks.after(result.own_s, samples_before) if made > 1 else ():
+                tell(Notice.SLOW, step=trainer.step_number, rank=slow.rank, why=slow.sentence)
+        made, samples_before = made + 1, result.global_batch
+        step = trainer.step_number
         if course.after(result):
             return STOPPED
+        history.go_back(step - trainer.step_number)
     course.finish()
 
     if log is not None and not history.sec_per_it:
@@ -86,13 +99,16 @@ def run_steps(
 def _timed_step(trainer: Trainer, *, record: bool) -> tuple[StepResult, float]:
     """One iteration and its seconds. `record` leaves the timeline of the first replica's pipeline in a file a stage."""
     mesh = trainer.mesh
+    clock = mesh.world.clock
     if record:
         trainer.recorder.start(mesh.world)
+    clock.take()
     begin = time.perf_counter()
     result = trainer.step()
     trainer.recorder.synchronize()
     seconds = time.perf_counter() - begin
-    if record and mesh.dp.index == mesh.tp.index == 0:
+    trainer.own_s = max(0.0, seconds - clock.take())
+    if record and not any(mesh.along[axis].index for axis in ("dp", "cp", "tp")):
         timeline = trainer.recorder.stop().model_dump(mode="json")
         write_json(RunFile.TIMELINE.of(trainer.job.out_dir, mesh.pp.index), timeline)
     return result, seconds

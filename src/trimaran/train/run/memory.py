@@ -75,7 +75,7 @@ def memory_parts(
     of_optimizer = [*flat.master, *(tensor for tensors in state.values() for tensor in tensors), *weights]
     parts = {
         "weights": _held_gib(weights),
-        "gradients": _held_gib([unit.grads for unit in flat.units]),
+        "gradients": _held_gib([*flat.grads, *(unit.grads for unit in flat.units)]),
         "optimizer": _held_gib(of_optimizer) - _held_gib(weights),
         "context": record.get("context", record["baseline"]),
     }

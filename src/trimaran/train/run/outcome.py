@@ -16,7 +16,7 @@ def write_result(trainer: Trainer, history: History, startup_s: dict[str, float]
     world, job = trainer.mesh.world, trainer.job
     write_json(RunFile.MEMORY.of(job.out_dir, world.index), memory)
     summary = torch.zeros(world.size + 1, dtype=torch.float64, device=trainer.device)
-    summary[world.index], summary[-1] = memory["peak"], trainer.flat.parameters / job.layout.dp
+    summary[world.index], summary[-1] = memory["peak"], trainer.flat.parameters
     world.all_reduce(summary)
     *peaks, parameters = summary.tolist()
     if world.index > 0:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=5)
+        atexit.register(self._writer.close)  # its thread may not have written the last step yet
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """One scalar a figure."""
@@ -89,7 +91,16 @@ def require_trackers(names: tuple[TrackerName, ...]) -> None:
             )
 
 
+def _numbers(name: str, given: object) -> Iterator[tuple[str, int | float]]:
+    """The number that is given, or those in a table."""
+    if isinstance(given, int | float):
+        yield name, given
+    elif isinstance(given, list | tuple):
+        for place, inner in enumerate(given):
+            yield from _numbers(f"{name}/{place}", inner)
+
+
 def figures_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """What of a log line is a finite number."""
-    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    """What of a log line is a finite number; those of a table under their places, as `expert_load/0/3`."""
+    numbers = {name: value for key, given in record.items() for name, value in _numbers(key, given)}
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value) and name != "iteration"}

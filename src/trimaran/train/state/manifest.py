@@ -50,7 +50,7 @@ class Manifest(Noun):
     """Where a training stood, what was trained, and where each tensor lies.
 
     `workload` and `train` are the recipe's, `data` names the text; `state` holds what else the trainer needs to go
-    on (counts of the optimizer, the loss scale).
+    on (counts of the optimizer, the loss scale), `recent_losses` those by which a leap of the loss is told.
     """
 
     format: Literal["trimaran-checkpoint-1"] = FORMAT
@@ -61,6 +61,7 @@ class Manifest(Noun):
     train: dict[str, Any]
     data: dict[str, Any]
     state: dict[str, float]
+    recent_losses: tuple[float, ...] = ()
     files: tuple[Annotated[str, Field(pattern=r"^[\w.-]+$")], ...] = ()
     tensors: dict[str, SavedTensor] = Field(default_factory=dict)
 

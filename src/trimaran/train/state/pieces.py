@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trimaran.train.engine.flat_weights import FlatWeights, Place
 from trimaran.train.engine.trainer import Trainer
-from trimaran.train.engine.units import Span
+from trimaran.train.engine.units import Span, owned_slices
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -69,24 +69,23 @@ def global_shape(place: Place) -> tuple[int, ...]:
     return spec.shape if spec.real_rows is None else (spec.real_rows, *spec.shape[1:])
 
 
-def pieces_of(
-    flat: FlatWeights, names: Iterable[str], tp_index: int, tensors: Sequence[Tensor], kind: str
-) -> Iterator[Piece]:
-    """The pieces of the weights `names` that this rank owns.
+def pieces_of(flat: FlatWeights, spans: Iterable[Span], tensors: Sequence[Tensor], kind: str) -> Iterator[Piece]:
+    """The pieces of all weights that lie in `spans`, which are parts of what this rank owns.
 
     `tensors` hold a value for every owned element (master weights, a moment), in a tensor for each span of
     `FlatWeights.owned`. `kind` begins each piece's name: `weights/layers.0.mlp.up.weight`.
     """
-    for name in names:
-        place = flat.places[name]
-        shape, begin = tuple(place.weight.shape), place.span.begin
-        without_padding = Span(begin, begin + _real_elements(place, shape, tp_index))
-        origin = [0] * len(shape)
+    slices = owned_slices(flat.owned, spans)
+    for name, place in flat.places.items():
+        shape, begin, holders = tuple(place.weight.shape), place.span.begin, place.holders
+        without_padding = Span(begin, begin + _real_elements(place, shape))
+        origin = [holders.dealt.index * shape[0], *(0 for _ in shape[1:])]
         if place.spec.shard_dim is not None:
-            origin[place.spec.shard_dim] = tp_index * shape[place.spec.shard_dim]
-        for owned, tensor in zip(flat.owned, tensors, strict=True):
-            part = without_padding.within(owned)
-            at = part.begin - owned.begin
+            origin[place.spec.shard_dim] += holders.cut.index * shape[place.spec.shard_dim]
+        for found in slices:
+            first, tensor = flat.owned[found.index].begin, tensors[found.index]
+            part = without_padding.within(Span(first + found.within.start, first + found.within.stop))
+            at = part.begin - first
             for offsets, sizes in boxes(shape, part.begin - begin, part.end - begin):
                 elements = math.prod(sizes)
                 yield Piece(
@@ -98,18 +97,17 @@ def pieces_of(
                 at += elements
 
 
-def owned_pieces(trainer: Trainer, names: Iterable[str]) -> list[Piece]:
-    """Master weights and optimizer state of the weights `names`, as far as this rank owns them."""
-    flat, chosen = trainer.flat, list(names)
+def state_pieces(trainer: Trainer, spans: Iterable[Span]) -> list[Piece]:
+    """Master weights and optimizer state in `spans`, which are parts of what this rank owns."""
+    flat, wanted = trainer.flat, list(spans)
     state = {"weights": flat.master, **trainer.optimizer.state}
-    pieces = (pieces_of(flat, chosen, trainer.mesh.tp.index, tensors, kind) for kind, tensors in state.items())
-    return [piece for of_kind in pieces for piece in of_kind]
+    return [piece for kind, tensors in state.items() for piece in pieces_of(flat, wanted, tensors, kind)]
 
 
-def _real_elements(place: Place, shape: tuple[int, ...], tp_index: int) -> int:
+def _real_elements(place: Place, shape: tuple[int, ...]) -> int:
     """How many elements of a rank's part of a weight, the first ones, are not padding."""
     rows, row = shape[0], math.prod(shape[1:])
     if place.spec.real_rows is None:
         return rows * row
-    first = tp_index * rows if place.spec.shard_dim == 0 else 0
+    first = place.holders.cut.index * rows if place.spec.shard_dim == 0 else 0
     return max(0, min(place.spec.real_rows - first, rows)) * row

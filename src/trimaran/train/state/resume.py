@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from trimaran.files.same_model import immaterial_fields
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.notices import Notice, Tell
@@ -26,8 +27,7 @@ from trimaran.train.state.manifest import (
     saved_steps,
     verify,
 )
-from trimaran.train.state.pieces import owned_pieces
-from trimaran.train.state.weight_source import immaterial_fields
+from trimaran.train.state.pieces import state_pieces
 
 # What may not change between a checkpoint and the training that goes on from it: it would be another training.
 _FIXED = ("workload.model", "workload.seq_len", "workload.optimizer", "train.seed", "train.validation", "data.tokens")
@@ -35,7 +35,10 @@ _FIXED = ("workload.model", "workload.seq_len", "workload.optimizer", "train.see
 _FREE = (
     "train.steps",
     "train.checkpoint_every",
+    "train.checkpoint_minutes",
+    "train.restarts",
     "train.keep_checkpoints",
+    "train.bad_steps",
     "train.eval_every",
     "train.eval_steps",
     "train.init_from",
@@ -125,8 +128,9 @@ def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None]
     manifest = read_manifest(checkpoint)
     _require_state(manifest, checkpoint)
     changed = (*differences(manifest, trainer.job), *_another_rate(manifest, trainer.job))
-    load_pieces(checkpoint, owned_pieces(trainer, trainer.flat.places), alive)
+    load_pieces(checkpoint, state_pieces(trainer, trainer.flat.owned), alive)
     trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
+    trainer.losses.recent = manifest.recent_losses
     if world.index == 0:
         tell(Notice.RESUMED, step=step, path=str(checkpoint), layout=manifest.layout, changed=changed)
     return True

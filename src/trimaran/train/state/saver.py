@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.notices import Notice, Tell
-from trimaran.train.engine.flat_weights import FlatWeights
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.state.checkpoint_writer import (
     FolderWriter,
@@ -29,7 +28,7 @@ from trimaran.train.state.checkpoint_writer import (
     remove_left_overs,
 )
 from trimaran.train.state.manifest import Manifest, data_facts, folder_name, saved_steps
-from trimaran.train.state.pieces import Piece, owned_pieces
+from trimaran.train.state.pieces import Piece, state_pieces
 
 # A rank that waits longer than this for the other ranks' parts of a checkpoint takes them for lost.
 SAVE_TIMEOUT = timedelta(minutes=30)
@@ -47,30 +46,6 @@ def saving_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         return None
     group: dist.ProcessGroup = dist.new_group(list(ranks), backend="gloo", timeout=SAVE_TIMEOUT)
     return group
-
-
-def saved_pieces(trainer: Trainer) -> list[Piece]:
-    """What this rank writes: every element of the model's state is written by exactly one rank."""
-    flat, mesh, layout = trainer.flat, trainer.mesh, trainer.job.layout
-    # under plain data parallelism alone do all data-parallel ranks own the same weights
-    shared = layout.zero_stage == 0 and layout.dp_kind == "all_reduce"
-    replicas, replica = (mesh.dp.size, mesh.dp.index) if shared else (1, 0)
-    return owned_pieces(trainer, [name for name, by in writers(flat, replicas, mesh.tp.index).items() if by == replica])
-
-
-def writers(flat: FlatWeights, replicas: int, tp_index: int) -> dict[str, int]:
-    """Which of `replicas` ranks that own the same weights writes each of them, so that all write about as much.
-
-    Missing are the weights that other ranks write: copies of a tied embedding, and weights that TP does not cut.
-    """
-    load = [0] * replicas
-    chosen = {}
-    for name, place in sorted(flat.places.items(), key=lambda item: (-item[1].weight.numel(), item[0])):
-        if place.spec.tied_copy or (place.spec.shard_dim is None and tp_index > 0):
-            continue
-        chosen[name] = load.index(min(load))
-        load[chosen[name]] += place.weight.numel()
-    return chosen
 
 
 class Saver:
@@ -104,11 +79,12 @@ class Saver:
 
     def save(self) -> bool:
         """Copy the state as it is now; it is written later. False where it holds numbers that are not finite."""
-        pieces = saved_pieces(self._trainer)
+        # every element of the model's state is counted, and so written, by exactly one rank
+        pieces = state_pieces(self._trainer, self._trainer.flat.counted)
         if not self._all_finite(pieces):
             return False
         begin = time.perf_counter()
-        self._wait()
+        self.wait()
         waited = time.perf_counter() - begin
         staged = self._stage(pieces)
         blocked = time.perf_counter() - begin
@@ -118,12 +94,13 @@ class Saver:
 
     def finish(self) -> None:
         """Wait until all is written. Raises TrimaranError where the last checkpoint could not be written."""
-        self._wait()
+        self.wait()
         self._thread.shutdown()
         if self._failure is not None:
             raise TrimaranError(f"{self._failure}: free space or mend {self._folder}, then go on with --resume")
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
         while self._writing is not None:
             self._alive()
             if wait([self._writing], timeout=ALIVE_EVERY_S).done:
@@ -198,6 +175,7 @@ def manifest_head(trainer: Trainer) -> Manifest:
     return Manifest(
         step=trainer.step_number,
         consumed_samples=trainer.consumed_samples,
+        recent_losses=trainer.losses.recent,
         layout=job.layout.label(),
         workload=job.workload.model_dump(mode="json"),
         train=job.train.model_dump(mode="json"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trimaran.files.same_model import differing_fields
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
@@ -17,11 +18,9 @@ from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights
-from trimaran.train.state.checkpoint_weights import CheckpointWeights, find_checkpoint
-from trimaran.train.state.hugging_face import CONFIG_NAME, HuggingFaceWeights
-
-# Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
-TOKENIZER_NAME = "tokenizer.json"
+from trimaran.train.state.checkpoint_weights import CheckpointWeights
+from trimaran.train.state.hugging_face import HuggingFaceWeights
+from trimaran.train.state.weight_files import CheckpointFiles, HuggingFaceFiles, find_weights
 
 
 class Source(Protocol):
@@ -36,38 +35,22 @@ class Source(Protocol):
 
 
 def open_source(path: Path, alive: Callable[[], None] = lambda: None) -> Source:
-    """The weights of a checkpoint, of the newest checkpoint in a folder, or of a Hugging Face folder.
-
-    `alive` is called while a checkpoint is compared with its checksums. Raises TrimaranError where there are none.
-    """
-    if (path / CONFIG_NAME).exists():
-        return HuggingFaceWeights(path)
-    checkpoint = find_checkpoint(path, alive)
-    if checkpoint is None:
-        raise TrimaranError(f"{path} has no weights: name a checkpoint, a study's folder or a Hugging Face folder")
-    return CheckpointWeights(checkpoint)
+    """The weights that `find_weights` finds; raises as that does."""
+    return source_of(find_weights(path, alive))
 
 
-def immaterial_fields(model: Model) -> set[str]:
-    """Fields of a model on which neither its weights nor the trainer's results depend."""
-    fields = {"name", "dropout"}
-    if model.positions != "learned":
-        fields |= {"max_positions"}
-    if model.mlp != "gelu":
-        fields |= {"activation"}
-    return fields
+def source_of(files: HuggingFaceFiles | CheckpointFiles) -> Source:
+    """The weights in files that were found."""
+    return HuggingFaceWeights(files) if isinstance(files, HuggingFaceFiles) else CheckpointWeights(files)
 
 
 def check_same_model(source: Source, model: Model, asked_by: str) -> None:
     """Raise TrimaranError where `source` holds weights of another model than `model`."""
-    immaterial = immaterial_fields(model)
-    for field in [field for field in Model.model_fields if field not in immaterial]:
-        theirs, ours = getattr(source.model, field), getattr(model, field)
-        if theirs != ours:
-            raise TrimaranError(
-                f"{asked_by}: the weights in {source.folder} have {field} {theirs}, model.{field} is {ours}: "
-                f"set the model to the weights' own"
-            )
+    for field, (ours, theirs) in differing_fields(model, source.model).items():
+        raise TrimaranError(
+            f"{asked_by}: the weights in {source.folder} have {field} {theirs}, model.{field} is {ours}: "
+            f"set the model to the weights' own"
+        )
 
 
 def initial_from(source: Source) -> Initial:
@@ -80,6 +63,10 @@ def initial_from(source: Source) -> Initial:
             raise TrimaranError(
                 f"{source.folder}: weight {name} has shape {tuple(full.shape)}, the model's is {shape}: "
                 f"its files are not those of its configuration"
+            )
+        if not bool(full.isfinite().all()):
+            raise TrimaranError(
+                f"{source.folder}: weight {name} holds numbers that are not finite: take another folder"
             )
         padding = spec.shape[0] - full.shape[0]
         return functional.pad(full, (0, 0, 0, padding)) if padding else full

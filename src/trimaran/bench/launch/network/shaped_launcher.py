@@ -41,10 +41,11 @@ class ShapedLauncher:
 
     @classmethod
     def asked_for(cls, sweep: SweepSettings, cluster: Cluster, say: Say) -> Self | None:
-        """One where the cluster's network is shaped. Raises TrimaranError where Slurm is asked for besides."""
-        if cluster.shaped and sweep.slurm:
+        """One where the cluster's network is shaped. Raises TrimaranError where Slurm or Ray is asked for besides."""
+        if cluster.shaped and (sweep.slurm or sweep.ray):
             raise TrimaranError(
-                "networks are shaped inside one machine, and sweep.slurm asks for others: drop one of them"
+                f"networks are shaped inside one machine, and sweep.{'slurm' if sweep.slurm else 'ray'} asks for "
+                f"others: drop one of them"
             )
         return cls(cluster.shaped) if cluster.shaped else None
 
@@ -53,6 +54,10 @@ class ShapedLauncher:
 
     def expect(self, nodes: int) -> None:
         """A virtual switch has as many nodes as it is asked for."""
+
+    def nodes_left(self) -> int | None:
+        """A network is made anew for each trial."""
+        return None
 
     def start(self, launch: Launch) -> ShapedRanks:
         """Make the network, check it, start the ranks in it.
@@ -121,6 +126,10 @@ class ShapedRanks:
     def stopped(self) -> tuple[int, ...]:
         """Ranks that stand still until they are told to go on."""
         return self._ranks.stopped()
+
+    def node_of(self, rank: int) -> str | None:
+        """This machine, whose namespaces the nodes are."""
+        return self._ranks.node_of(rank)
 
     def remarks(self) -> dict[int, str]:
         """What is to be said of the ranks beyond their exit statuses."""

@@ -61,6 +61,13 @@ def largest_partition(names: str | None) -> tuple[int | None, str]:
     return largest
 
 
+def usable_nodes(partition: str | None, job_nodes: str | None) -> set[str]:
+    """Names of the nodes that answer Slurm and are not down or drained: those of a job, or else of a partition."""
+    states = "--states=idle,alloc,mixed,completing"
+    names = [f"--nodes={job_nodes}"] if job_nodes else [f"--partition={partition}"] if partition else []
+    return set(run("sinfo", "--noheader", "--Node", "--responding", states, *names, "--format=%N").split())
+
+
 class Job:
     """A job of Slurm's, by its number."""
 

@@ -21,7 +21,7 @@ from typing import Self
 
 from trimaran.bench.launch.contract import RESTARTS, Launch, Say
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
-from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, submit
+from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, submit, usable_nodes
 from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
@@ -33,6 +33,7 @@ from trimaran.protocol.files import RunFile
 from trimaran.recipe.sweep_settings import SweepSettings
 
 _NODE_PROGRAM = Path(__file__).with_name("node.py")
+_MODULES = Path(__file__).with_name("modules.sh")
 
 
 class SlurmLauncher:
@@ -77,22 +78,32 @@ class SlurmLauncher:
             )
         self._largest = max(self._largest, nodes)
 
+    def nodes_left(self) -> int | None:
+        """Nodes of the surrounding job, or else of the partition, that answer Slurm and did not die in a trial."""
+        try:
+            answering = usable_nodes(self._settings.partition, os.environ.get("SLURM_JOB_NODELIST"))
+        except TrimaranError:
+            return None  # a controller that does not answer says nothing of its nodes
+        with self._lock:
+            return len(answering - self._dead_nodes)
+
     def start(self, launch: Launch) -> SlurmRanks:
         """Start the ranks; returns when Slurm has given them their nodes.
 
         Raises TrimaranError where Slurm refuses, or never can give them.
         """
         lifeline = self._hold_lifeline(launch.out_dir.parent)
-        _write_launch(launch, lifeline)
+        _write_launch(launch, lifeline, self._settings.python)
         nodes = math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks))
         if self._surrounding_job:
             self._require_in_job(nodes)
-            step = _step(launch, nodes, self._surrounding_job)
-            return SlurmRanks(launch, Job(self._surrounding_job), step=step, requeue=self._settings.requeue)
+            step = step_of(launch, self._settings, nodes, self._surrounding_job, sorted(self._dead_nodes))
+            job = Job(self._surrounding_job)
+            return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
         if self._settings.submit == "job":
             return self._as_job(launch, nodes)
         job = self._allocated(launch, nodes, lifeline)
-        step = _step(launch, nodes, job.number)
+        step = step_of(launch, self._settings, nodes, job.number)
         return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
 
     def close(self) -> None:
@@ -113,7 +124,7 @@ class SlurmLauncher:
             )
 
     def _as_job(self, launch: Launch, nodes: int) -> SlurmRanks:
-        step = _step(launch, nodes, None)
+        step = step_of(launch, self._settings, nodes, None)
         job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log", self._dead_nodes)
         self._jobs.append(job)
         job.wait_until_running(self._say, self._closing)
@@ -124,7 +135,9 @@ class SlurmLauncher:
             if self._allocations is None or not self._allocations.serve(nodes):
                 if self._allocations:
                     self._allocations.close()
-                hold = _python("hold", str(lifeline))
+                # nodes are held outside of a container
+                python = None if self._settings.container_image else self._settings.python
+                hold = _python(python, "hold", str(lifeline))
                 asked = max(nodes, self._largest, self._settings.nodes or 0)
                 self._allocations = Allocations(
                     self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes
@@ -156,9 +169,11 @@ class SlurmLauncher:
                 os.utime(lifeline)
 
 
-def _write_launch(launch: Launch, lifeline: Path) -> None:
+def _write_launch(launch: Launch, lifeline: Path, python: str | None) -> None:
+    program, *arguments = launch.command
     content = {
-        "command": list(launch.command),
+        # a variant's interpreter goes before that of the nodes
+        "command": [python if python and program == sys.executable else program, *arguments],
         "environment": {**computing(launch.threads_per_rank), **launch.environment},
         "ranks": launch.ranks,
         "out_dir": str(launch.out_dir),
@@ -172,12 +187,18 @@ def _write_launch(launch: Launch, lifeline: Path) -> None:
     write_atomically(launch.out_dir / "launch.json", json.dumps(content, indent=1))
 
 
-def _step(launch: Launch, nodes: int, job: str | None) -> list[str]:
-    """The srun that starts a trial's ranks; `job` is None inside the job's batch script."""
+def step_of(
+    launch: Launch, settings: SlurmSettings, nodes: int, job: str | None, without: Sequence[str] = ()
+) -> list[str]:
+    """The srun that starts a trial's ranks, `without` some nodes; `job` is None inside the job's batch script.
+
+    Raises TrimaranError for a folder that cannot be mounted into a container.
+    """
     per_node = launch.ranks_per_node or launch.ranks
     command = [
         "srun",
         *([f"--jobid={job}"] if job else []),
+        *([f"--exclude={','.join(without)}"] if without else []),
         f"--job-name={token(launch)}",
         f"--nodes={nodes}",
         f"--ntasks={launch.ranks}",
@@ -194,8 +215,22 @@ def _step(launch: Launch, nodes: int, job: str | None) -> list[str]:
         command.append(f"--gpus-per-node={min(per_node, launch.ranks)}")
     if launch.clock_ghz is not None:
         command.append(f"--cpu-freq={round(launch.clock_ghz * 1e6)}")
-    return [*command, *_python("rank", str(launch.out_dir / "launch.json"))]
+    if settings.container_image is not None:
+        mounts = ",".join([*(f"{path}:{path}" for path in _mounted(launch)), *settings.container_mounts])
+        command += [f"--container-image={settings.container_image}", f"--container-mounts={mounts}"]
+    if settings.modules:
+        command += ["bash", "-l", str(_MODULES), str(launch.out_dir), *settings.modules, "--"]
+    return [*command, *_python(settings.python, "rank", str(launch.out_dir / "launch.json"))]
 
 
-def _python(*arguments: str) -> list[str]:
-    return [sys.executable, "-I", "-S", str(_NODE_PROGRAM), *arguments]
+def _mounted(launch: Launch) -> list[Path]:
+    """What ranks read and write, and the programs of this installation that start them, where they are outside."""
+    paths = [launch.out_dir.parent, *launch.reads, _NODE_PROGRAM, Path(rank_process.__file__)]
+    for path in paths:
+        if any(mark in str(path) for mark in ",:"):
+            raise TrimaranError(f"{path} cannot be mounted into container_image: its name holds a comma or a colon")
+    return list(dict.fromkeys(paths))
+
+
+def _python(python: str | None, *arguments: str) -> list[str]:
+    return [python or sys.executable, "-I", "-S", str(_NODE_PROGRAM), *arguments]

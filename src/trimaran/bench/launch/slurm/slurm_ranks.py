@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from trimaran.bench.launch.contract import Launch, Loss
 from trimaran.bench.launch.slurm.node import answer_file, exit_file, meeting_file, node_file
 from trimaran.bench.launch.slurm.queue import Job, run
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.exits import USER_ERROR
+from trimaran.protocol.files import RunFile
 
 _LOOK_EVERY_S = 0.25
 # A file that another node wrote may be seen a while after the job has ended.
@@ -23,6 +26,8 @@ _GONE_WITHIN_S = 60.0
 # Of nodes that do not answer Slurm waits for minutes.
 _DEAD_NODES_GONE_WITHIN_S = 5.0
 _NODE_FAULTS, _TAKEN, _CANCELLED = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED"), ("TIMEOUT", "CANCELLED")
+# What srun or Pyxis says of a container that it cannot make, before any rank is started.
+_NO_CONTAINER = re.compile(r"(?:error: pyxis: +(?!printing)|(?=unrecognized option '--container-))(.*)")
 _SAY_SO = ("DUE TO TIME LIMIT", "CANCELLED AT")
 
 
@@ -59,7 +64,9 @@ class SlurmRanks:
         if now - self._looked_at >= _LOOK_EVERY_S and None in self._codes:
             self._looked_at = now
             self._read_codes()
-            if None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
+            if None in self._codes and self._has_ended() and self._is_without_container():
+                self._codes = [USER_ERROR if code is None else code for code in self._codes]
+            elif None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
                 # whoever could have written it down was ended too
                 self._unheard = [rank for rank, code in enumerate(self._codes) if code is None]
                 self._codes = [-9 if code is None else code for code in self._codes]
@@ -89,7 +96,7 @@ class SlurmRanks:
         if (number := self._srun_ended_by()) is not None:
             return Loss(f"srun, which stands for the ranks, was ended by signal {number}")
         if self._unheard:
-            return Loss(self._of_the_unheard())
+            return Loss(self._of_the_unheard(), nodes=tuple(self._dead_nodes()))
         if node_failed:
             return Loss(f"Slurm took the nodes of job {job} away ({state or 'node failure'})")
         return None
@@ -97,7 +104,9 @@ class SlurmRanks:
     def remarks(self) -> dict[int, str]:
         """Which ranks are stopped, and where those ran that do not answer."""
         stopped = dict.fromkeys(self.stopped(), "was stopped (by SIGSTOP or a debugger)")
-        unheard = {rank: f"was on node {self._node_of(rank)}, and nothing answers for it" for rank in self._unheard}
+        unheard = {
+            rank: f"was on node {self.node_of(rank) or 'unknown'}, and nothing answers for it" for rank in self._unheard
+        }
         return {**stopped, **unheard}
 
     def stopped(self) -> tuple[int, ...]:
@@ -150,11 +159,11 @@ class SlurmRanks:
                 self._srun.wait()
         self._give_back(self._job, lost, dead_nodes)
 
-    def _node_of(self, rank: int) -> str:
+    def node_of(self, rank: int) -> str | None:
+        """The node that its parent wrote down, where it has."""
         with contextlib.suppress(OSError):
-            if name := node_file(self._launch.out_dir, rank).read_text().strip():
-                return name
-        return "unknown"
+            return node_file(self._launch.out_dir, rank).read_text().strip() or None
+        return None
 
     def _dead_nodes(self) -> list[str]:
         """Nodes on which nothing answers for any rank; where one still does, only what watched a rank was ended.
@@ -163,7 +172,7 @@ class SlurmRanks:
         """
         if self._srun_ended_by() is not None:
             return []
-        nodes = {rank: self._node_of(rank) for rank in range(self._launch.ranks)}
+        nodes = {rank: self.node_of(rank) or "unknown" for rank in range(self._launch.ranks)}
         answering = {node for rank, node in nodes.items() if rank not in self._unheard}
         return sorted({nodes[rank] for rank in self._unheard} - answering - {"unknown"})
 
@@ -182,7 +191,7 @@ class SlurmRanks:
         ranks, job = ", ".join(map(str, self._unheard)), f"Slurm job {self._job.number}"
         if nodes := ", ".join(self._dead_nodes()):
             return f"node {nodes} of rank {ranks} does not answer ({job}): see whether it is down"
-        node = self._node_of(self._unheard[0])
+        node = self.node_of(self._unheard[0]) or "unknown"
         return f"what watches rank {ranks} on node {node} was ended ({job}): see who did"
 
     def _without_answer(self) -> list[int]:
@@ -206,6 +215,16 @@ class SlurmRanks:
             ended = self._srun.poll() is not None if self._srun else not self._job.is_queued()
             self._ended_at = time.monotonic() if ended else None
         return self._ended_at is not None
+
+    def _is_without_container(self) -> bool:
+        """Whether no rank was started for want of its container; why, is then left as the words of rank 0."""
+        folder = self._launch.out_dir
+        said = _NO_CONTAINER.findall(self._log_text())
+        if not said or any(node_file(folder, rank).exists() for rank in range(self._launch.ranks)):
+            return False
+        words = "; ".join(dict.fromkeys(said))[:200]  # of each node the same
+        RunFile.STDERR.of(folder, 0).write_text(f"srun: {words} (container_image of [sweep.slurm])\n")
+        return True
 
     def _step_name(self) -> str:
         """The job, or the trial's step of it, as scancel takes it."""

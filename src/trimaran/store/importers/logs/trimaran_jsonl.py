@@ -37,6 +37,8 @@ def read(text: str, given: Mapping[str, Cell], path: Path) -> list[Draft]:
         gbs, memory = fields.get("global_batch"), number_in(fields, "peak_mem_gib")
         if memory is not None:
             reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
+        while reading.steps and reading.steps[-1].iteration >= number:
+            reading.steps.pop()  # the training went back, and makes it again
         reading.steps.append(
             Step(
                 iteration=number,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -12,11 +13,15 @@ from trimaran.cost.network import Group, Network
 from trimaran.nouns.stack import Stack
 from trimaran.operators.operator import Operator, Phase, Product
 
+# Transformer Engine 2.9, pytorch/module/base.py, initialize_ub: num_splits of what is scattered beside its product.
+SCATTERED_PIECES = 4.0
+
 
 class TensorSums:
     """Seconds of the collectives of operators under each layout of a grid, those of one size timed once.
 
-    `inverse` is each layout's shape, `product_seconds` says how long a product takes on every layout.
+    `inverse` is each layout's shape, `tp` that of each shape, `product_seconds` how long a product takes on every
+    layout.
     """
 
     def __init__(
@@ -26,15 +31,16 @@ class TensorSums:
         inverse: Ints,
         network: Network,
         ranks: Group,
+        tp: Floats,
         product_seconds: Callable[[Product], Floats],
     ) -> None:
         self._stack, self._grid, self._inverse = stack, grid, inverse
-        self._network, self._ranks, self._product_seconds = network, ranks, product_seconds
+        self._network, self._ranks, self._tp, self._product_seconds = network, ranks, tp, product_seconds
         self._timed: dict[int, Floats] = {}
 
     def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
         """What the operators' ranks sum in one phase, one after the other."""
-        sizes = [c.size for operator in operators for c in operator.collectives if c.phase == phase]
+        sizes = [c.size for operator in operators for c in operator.collectives if c.phase == phase and c.axis == "tp"]
         for size in sizes:
             if id(size) not in self._timed:
                 self._timed[id(size)] = self._network.all_reduce(np.asarray(size)[self._inverse], self._ranks)
@@ -67,23 +73,40 @@ class TensorSums:
     def _behind_products(self, layer: Sequence[Operator]) -> tuple[Floats, Floats]:
         """What the products next to them hide of the other collectives, forward and backward.
 
-        Under sequence parallelism a gather or a scatter of t pieces runs beside the product that takes or makes them,
-        piece by piece: all but one piece of the shorter of the two is hidden. Inside a node alone (Transformer Engine
-        2.9, module/layernorm_linear.py and linear.py: ub_overlap_ag, ub_overlap_rs).
+        Under sequence parallelism a gather of t pieces runs beside the product that takes them, and a scatter beside
+        the one that makes them, SCATTERED_PIECES of them: all but one piece of the shorter of the two is hidden, and a
+        product of so many pieces takes longer than one. Inside a node alone (Transformer Engine 2.9, module/base.py,
+        initialize_ub: ring_exchange and pipeline; layernorm_linear.py and linear.py: ub_overlap_ag, ub_overlap_rs).
         """
         grid = self._grid
-        pieces = np.where(grid.sequence_parallel & ~self._ranks.crosses, 1.0 - 1.0 / grid.tp, 0.0)
+        overlapped = grid.sequence_parallel & ~self._ranks.crosses & (grid.tp > 1)
         ahead, back = np.zeros(len(self._inverse)), np.zeros(len(self._inverse))
+        if not overlapped.any():
+            return ahead, back
         for operator in _summing(layer, "backward"):  # gathers its input
             half = 0.5 * self.seconds([operator], "backward")
-            ahead = ahead + pieces * np.minimum(half, self._product_seconds(operator.forward[0]))
+            ahead = ahead + self._hidden(half, operator.forward[0], self._tp)
         for operator in _summing(layer, "forward"):  # scatters its output, and gathers that output's gradient
             half = 0.5 * self.seconds([operator], "forward")
-            ahead = ahead + pieces * np.minimum(half, self._product_seconds(operator.forward[0]))
-            back = back + pieces * np.minimum(half, self._product_seconds(operator.backward[0]))
-        return ahead, back
+            ahead = ahead + self._hidden(half, operator.forward[0], np.minimum(self._tp, SCATTERED_PIECES))
+            back = back + self._hidden(half, operator.backward[0], self._tp)
+        return np.where(overlapped, ahead, 0.0), np.where(overlapped, back, 0.0)
+
+    def _hidden(self, moving: Floats, product: Product, pieces: Floats) -> Floats:
+        """Seconds that cutting a product's rows into pieces saves of what moves beside it; never less than none.
+
+        `pieces` is an array over shapes.
+        """
+        whole, piece = self._product_seconds(product), self._product_seconds(replace(product, m=product.m / pieces))
+        several = pieces[self._inverse]
+        saved = np.minimum(moving, whole) * (1.0 - 1.0 / several) - (several * piece - whole)
+        return np.asarray(np.maximum(saved, 0.0))
 
 
 def _summing(layer: Sequence[Operator], phase: Phase) -> list[Operator]:
     """The operators that have collectives in a phase."""
-    return [operator for operator in layer if any(collective.phase == phase for collective in operator.collectives)]
+    return [
+        operator
+        for operator in layer
+        if operator.forward and any(c.phase == phase and c.axis == "tp" for c in operator.collectives)
+    ]

@@ -1,0 +1,1 @@
+"""The Ray launcher: its connection, the nodes that Ray gives, and the ranks there."""

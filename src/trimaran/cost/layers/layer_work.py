@@ -1,0 +1,218 @@
+"""What one layer of a kind costs in one micro-batch, seconds, vectorised over layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property, reduce
+
+import numpy as np
+
+from trimaran.cost.case import Case
+from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates
+from trimaran.cost.layers.accumulation import accumulation_time
+from trimaran.cost.layers.context_traffic import ContextTraffic
+from trimaran.cost.layers.exchange import Exchanges
+from trimaran.cost.layers.tensor_sums import TensorSums
+from trimaran.cost.measured_parts import MeasuredParts
+from trimaran.cost.memory.stage import rank_expert_parameters, rank_layer_parameters
+from trimaran.cost.shapes import distinct_shapes, part_of, shares_sequences
+from trimaran.nouns.model import LayerKind
+from trimaran.operators.ends import embedding_operator, head_operator
+from trimaran.operators.further_token import joining_operators
+from trimaran.operators.layer import first_block, second_block
+from trimaran.operators.mixture import GROUPED
+from trimaran.operators.modules import shares_again
+from trimaran.operators.operator import Operator, Product
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """Seconds of one layer for one micro-batch: arrays over layouts.
+
+    `forward`, `backward` and what `recompute` adds without communication; what shows of its sums over TP, of its
+    exchanges of tokens over EP and of keys and values over CP.
+    """
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+    tp_forward: Floats
+    tp_backward: Floats
+    ep_forward: Floats | float = 0.0
+    ep_backward: Floats | float = 0.0
+    cp_forward: Floats | float = 0.0
+    cp_backward: Floats | float = 0.0
+
+    @property
+    def once(self) -> Floats:
+        """Forward and backward, nothing made again."""
+        return self.forward + self.backward
+
+    @property
+    def tp(self) -> Floats:
+        """Sums over TP of both phases."""
+        return self.tp_forward + self.tp_backward
+
+    @property
+    def ep(self) -> Floats | float:
+        """Exchanges of tokens of both phases."""
+        return self.ep_forward + self.ep_backward
+
+    @property
+    def cp(self) -> Floats | float:
+        """Exchanges of keys and values of both phases."""
+        return self.cp_forward + self.cp_backward
+
+    @property
+    def busy_forward(self) -> Floats:
+        """All that keeps a rank busy forward."""
+        return self.forward + self.tp_forward + self.ep_forward + self.cp_forward
+
+    @property
+    def busy_backward(self) -> Floats:
+        """All that keeps a rank busy backward."""
+        return self.backward + self.recompute + self.tp_backward + self.ep_backward + self.cp_backward
+
+    def take(self, rows: Ints) -> LayerWork:
+        """Those of the layouts at `rows`."""
+        seconds = {field.name: getattr(self, field.name) for field in fields(self)}
+        return LayerWork(**{name: np.asarray(each)[rows] if np.ndim(each) else each for name, each in seconds.items()})
+
+    def scaled(self, share: Floats) -> LayerWork:
+        """All of it times a share, shape (n,)."""
+        return LayerWork(**{field.name: getattr(self, field.name) * share for field in fields(self)})
+
+
+def layer_work(
+    case: Case, grid: LayoutGrid, shapes: Shapes, sums: TensorSums, rate: Rates, kind: LayerKind
+) -> LayerWork:
+    """What a layer of a kind costs under each layout."""
+    operators = shapes.layer(kind)
+    time = shapes.layer_time(kind)
+    backward = time.backward
+    if not shapes.measured.has_layer:
+        backward = backward + _accumulation(case, grid, shapes, rate, kind)
+    again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
+    recompute = time.forward_again * again
+    tp_forward, tp_backward = sums.shown(operators)
+    # A device that waits for its host does so while the collectives run, so only what is longer shows.
+    shown_forward = np.maximum(tp_forward - time.idle_forward, 0.0)
+    shown_backward = np.maximum(tp_backward - time.idle_backward, 0.0) + again * shown_forward
+    ep_forward: Floats | float = 0.0
+    ep_backward: Floats | float = 0.0
+    exchanges = Exchanges(case, grid, shapes.inverse) if kind == "experts" else None
+    if exchanges is not None:
+        idle_forward = np.maximum(time.idle_forward - tp_forward, 0.0)
+        idle_backward = np.maximum(time.idle_backward - tp_backward, 0.0)
+        ep_forward = np.maximum(exchanges.seconds(operators, "forward") - idle_forward, 0.0)
+        ep_backward = np.maximum(exchanges.seconds(operators, "backward") - idle_backward, 0.0) + again * ep_forward
+    for word, members in grid.partial_recomputes():
+        recompute[members] = shapes.again(word, kind)[members]
+        summed = shapes.summed_again(word, kind)
+        shown_backward[members] += sums.seconds(summed, "forward")[members]
+        if exchanges is not None:
+            ep_backward = ep_backward + np.zeros(len(grid))
+            ep_backward[members] += exchanges.seconds(summed, "forward")[members]
+    context = _context_traffic(case, grid, shapes, kind, again) if shares_sequences(grid) else (0.0, 0.0)
+    return LayerWork(
+        time.forward, backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context
+    )
+
+
+def _context_traffic(
+    case: Case, grid: LayoutGrid, shapes: Shapes, kind: LayerKind, again: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds of a layer's exchanges over CP that show, forward and backward, with those of what is made again."""
+    operators = shapes.layer(kind)
+    traffic = ContextTraffic(case, grid, shapes.inverse, shapes.time)
+    forward = traffic.shown(operators, "forward")
+    backward = traffic.shown(operators, "backward") + again * forward
+    for word, members in grid.partial_recomputes():
+        backward[members] += traffic.shown(shapes.summed_again(word, kind), "forward")[members]
+    return forward, backward
+
+
+def _accumulation(case: Case, grid: LayoutGrid, shapes: Shapes, rate: Rates, kind: LayerKind) -> Floats:
+    """Seconds of adding a layer's gradients to those of earlier micro-batches; experts' beside their own products."""
+    none = np.zeros(len(grid))
+    fused = case.stack.fused_accumulation
+    made = shapes.weight_gradients(kind, experts=False) if fused else none
+    seconds = accumulation_time(case, grid, rank_layer_parameters(case.model, grid, kind), rate, made)
+    if kind == "experts":
+        made = shapes.weight_gradients(kind, experts=True) if fused else none
+        seconds = seconds + accumulation_time(case, grid, rank_expert_parameters(case.model, grid), rate, made)
+    return seconds
+
+
+class Shapes:
+    """The operators of each distinct shape of a grid, and their times on every layout.
+
+    `slots` are the ranks that share a machine's cores under each layout, as `slots_of` says.
+    """
+
+    def __init__(self, case: Case, grid: LayoutGrid, slots: Ints, slots_of: Callable[[Case, LayoutGrid], Ints]) -> None:
+        distinct_grid, self.inverse = distinct_shapes(case, grid, slots)
+        self.part = part_of(case, distinct_grid)
+        self.embedding = embedding_operator(self.part)
+        self.head = head_operator(self.part, padded_vocab_of(case.model, case.stack, distinct_grid.tp))
+        self.measured = MeasuredParts(case)
+        self._kernels = Kernels(case, rates(case, distinct_grid.precision, slots_of(case, distinct_grid)))
+        self._attention = first_block(self.part)
+        self._layers: dict[LayerKind, tuple[Operator, ...]] = {}
+        self._times: dict[int, tuple[Floats, Floats]] = {}
+
+    def layer(self, kind: LayerKind) -> tuple[Operator, ...]:
+        """The operators of a layer of a kind."""
+        if kind not in self._layers:
+            self._layers[kind] = (*self._attention, *second_block(self.part, kind))
+        return self._layers[kind]
+
+    def layer_time(self, kind: LayerKind) -> LayerTime:
+        """Seconds of one layer, without communication."""
+        layer = self.measured.layer(self.part, self._kernels.layer(self.layer(kind), self._of_layer(kind)))
+        return LayerTime(**{field.name: getattr(layer, field.name)[self.inverse] for field in fields(LayerTime)})
+
+    def head_time(self) -> tuple[Floats, Floats]:
+        """Seconds of the head forward and backward, without launches."""
+        forward, backward = self.measured.head(self.part, self._kernels.time(self.head))
+        return forward[self.inverse], backward[self.inverse]
+
+    @cached_property
+    def joining(self) -> tuple[Operator, ...]:
+        """The operators of a module for a further token around its layer."""
+        return joining_operators(self.part)
+
+    def again(self, word: str, kind: LayerKind) -> Floats:
+        """Seconds of what a partial recompute runs again of one layer, without communication."""
+        seconds = self._kernels.again(self.layer(kind), self._of_layer(kind), word)
+        return self.measured.of_forward(self.part, seconds)[self.inverse]
+
+    def summed_again(self, word: str, kind: LayerKind) -> list[Operator]:
+        """The operators that run again whole under a partial recompute, with their collectives."""
+        if self.part.stack.selective_keeps and word == "selective":
+            return []
+        shares = shares_again(word, self.layer(kind), self.part.stack)
+        return [operator for operator, share in zip(self.layer(kind), shares, strict=True) if share]
+
+    def _of_layer(self, kind: LayerKind) -> list[tuple[Floats, Floats]]:
+        for operator in self.layer(kind):
+            if id(operator) not in self._times:
+                self._times[id(operator)] = self._kernels.time(operator)
+        return [self._times[id(operator)] for operator in self.layer(kind)]
+
+    def time(self, operator: Operator) -> tuple[Floats, Floats]:
+        """Seconds of one operator forward and backward, without launches."""
+        forward, backward = self._kernels.time(operator)
+        return forward[self.inverse], backward[self.inverse]
+
+    def product(self, product: Product) -> Floats:
+        """Seconds of one of a layer's linear products."""
+        return self._kernels.product(product, self._kernels.rate.narrow)[self.inverse]
+
+    def weight_gradients(self, kind: LayerKind, *, experts: bool) -> Floats:
+        """Seconds of a layer's products that make the gradients of its weights: of routed experts, or of the rest."""
+        linear = [o for o in self.layer(kind) if o.kernel in ("linear", "one_by_one") and o.backward]
+        chosen = [o for o in linear if (o.name in GROUPED) == experts]
+        return reduce(np.add, (self.product(operator.backward[1]) for operator in chosen))

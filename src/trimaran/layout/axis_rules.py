@@ -1,0 +1,232 @@
+"""Rules of validity on axes that few layouts have: hybrid sharding, parts of sequences, experts.
+
+Each takes (layout, workload, cluster, stack) and gives the sentence for the user, or None; `RULES` of
+trimaran.layout.rules lists them with what they read.
+"""
+
+from __future__ import annotations
+
+from trimaran.layout.axes import places_so, stated_placement
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.recompute import modules_of
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+
+def placement(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Ranks are laid out in an order that the stack has."""
+    if places_so(stack, layout.placement):
+        return None
+    return (
+        f"placement {'-'.join(stated_placement(layout.placement))} is not one that {stack.name} lays out ranks in "
+        f"({', '.join(stack.placements)}): choose one of them"
+    )
+
+
+def shard(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Shards are made of equal groups of replicas."""
+    if layout.dp % layout.size("shard") == 0:
+        return None
+    return f"shard {layout.shard} does not divide DP {layout.dp}: choose a shard that divides it, or leave it out"
+
+
+def hybrid_sharding(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """ZeRO shares out among a part of the replicas where the stack does so."""
+    if layout.shard in (0, layout.dp if layout.zero_stage else 1) or (layout.shard == 1 and layout.cp > 1):
+        return None
+    if layout.zero_stage == 0:
+        return f"shard {layout.shard} shares out what ZeRO shards, but ZeRO stage is 0: raise it or leave shard out"
+    if layout.shard == 1:
+        return f"shard 1 shares out nothing, but ZeRO stage is {layout.zero_stage}: set it to 0, or shard to 2 or more"
+    if layout.zero_stage not in stack.hybrid_zero_stages:
+        has = f"stages {', '.join(map(str, stack.hybrid_zero_stages))} alone" if stack.hybrid_zero_stages else "none"
+        return (
+            f"shard {layout.shard} of DP {layout.dp} with ZeRO stage {layout.zero_stage}: of stages that shard among a "
+            f"part of the replicas {stack.name} has {has}: leave shard out or choose another stack"
+        )
+    return None
+
+
+def context_parallel(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """The stack splits sequences, and in the way that is asked for."""
+    if layout.cp == 1:
+        return None
+    if not stack.context_parallel:
+        return f"CP {layout.cp}, but {stack.name} does CP 1 only: choose another layout or stack"
+    if layout.cp_kind not in stack.context_parallel:
+        return (
+            f"context parallelism by {layout.cp_kind} is not one of {stack.name}'s "
+            f"{', '.join(stack.context_parallel)}: choose one of them"
+        )
+    return None
+
+
+def context_tokens(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """All ranks of a sequence have as many tokens."""
+    if workload.seq_len % layout.cp == 0:
+        return None
+    return f"seq_len {workload.seq_len} is not a multiple of CP {layout.cp}: choose a CP that divides it"
+
+
+def context_halves(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Under a causal mask late tokens have more to attend to, so that each rank has an early and a late block."""
+    if layout.cp == 1 or layout.cp_kind == "ulysses" or workload.seq_len % (2 * layout.cp) == 0:
+        return None
+    return (
+        f"seq_len {workload.seq_len} is not a multiple of 2 x CP {layout.cp}, as each rank has an early and a late "
+        f"block of the sequence: choose a CP whose double divides it"
+    )
+
+
+def context_softcap(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Kernels by which attention to parts of the keys is put together cap no scores."""
+    cap = workload.model.attention_softcap
+    if layout.cp == 1 or layout.cp_kind == "ulysses" or not cap or stack.framework != "trimaran":
+        return None
+    return (
+        f"model.attention_softcap is {cap:g}, but over CP {layout.cp} by {layout.cp_kind} {stack.name} attends to "
+        f"parts of the keys without a cap: take cp-ulysses, or CP 1"
+    )
+
+
+def context_heads(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Ulysses deals out whole heads."""
+    heads, ranks = workload.model.heads, layout.tp * layout.cp
+    if layout.cp == 1 or layout.cp_kind != "ulysses" or heads % ranks == 0:
+        return None
+    return (
+        f"heads {heads} are not a multiple of TP {layout.tp} x CP {layout.cp} = {ranks}, among which ulysses deals "
+        f"them out: lower CP or choose another kind of context parallelism"
+    )
+
+
+def context_kv_heads(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Ulysses deals out whole heads of keys and values, where the stack does not repeat them."""
+    kv_heads, ranks = workload.model.kv_heads, layout.tp * layout.cp
+    if layout.cp == 1 or layout.cp_kind != "ulysses" or stack.context_repeats_kv or kv_heads % ranks == 0:
+        return None
+    return (
+        f"kv_heads {kv_heads} are not a multiple of TP {layout.tp} x CP {layout.cp} = {ranks}, among which ulysses "
+        f"deals them out: lower CP or choose another kind of context parallelism"
+    )
+
+
+def experts(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Experts and their inner width are dealt out evenly."""
+    model, etp = workload.model, layout.size("etp")
+    if not model.experts:
+        if layout.ep > 1 or layout.etp > 1:
+            name, degree = ("EP", layout.ep) if layout.ep > 1 else ("ETP", layout.etp)
+            return f"{name} {degree} lays out experts, but the model has none: leave it out"
+        return None
+    if model.experts % layout.ep:
+        return f"experts {model.experts} are not a multiple of EP {layout.ep}: choose an EP that divides them"
+    if model.moe_ffn_hidden % etp:
+        return f"moe_ffn_hidden {model.moe_ffn_hidden} is not a multiple of ETP {etp}: choose an ETP that divides it"
+    return None
+
+
+def expert_fold(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Axes of the experts are laid over the ranks of a stage."""
+    ranks, etp = layout.dp * layout.cp * layout.tp, layout.size("etp")
+    if not workload.model.experts or ranks % (layout.ep * etp) == 0:
+        return None
+    return (
+        f"DP {layout.dp} x CP {layout.cp} x TP {layout.tp} = {ranks} ranks of a stage are not a multiple of EP "
+        f"{layout.ep} x ETP {etp} = {layout.ep * etp}: lower EP or ETP"
+    )
+
+
+def expert_parallel(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """The stack lays out experts so."""
+    if not workload.model.experts:
+        return None
+    if layout.ep > 1 and not stack.expert_parallel:
+        return f"EP {layout.ep}, but {stack.name} does EP 1 only: choose another layout or stack"
+    if layout.size("etp") not in (1, layout.tp) and not stack.own_expert_tensor:
+        return f"ETP {layout.etp}, but {stack.name} has ETP 1 or that of TP {layout.tp}: choose one of them"
+    if layout.ep > 1 and layout.dispatcher not in stack.dispatchers:
+        return (
+            f"dispatcher {layout.dispatcher} is not one of {stack.name}'s {', '.join(stack.dispatchers)}: choose one "
+            f"of them"
+        )
+    return None
+
+
+def expert_overlap(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Exchanges hide as the stack can hide them.
+
+    Of Megatron-Core: core_v0.15.0, megatron/core/transformer/transformer_config.py, __post_init__; of torchtitan 0.2.2:
+    distributed/dual_pipe_v.py, lines 32 to 51.
+    """
+    word, model = layout.ep_overlap, workload.model
+    if word == "none":
+        return None
+    modules = modules_of(layout.recompute)
+    has = " or ".join(schedule for schedule in stack.overlaps_batches if schedule != "none")
+    checks = (
+        (word not in stack.expert_overlaps, f"{stack.name} has {', '.join(stack.expert_overlaps) or 'none'}"),
+        (not model.experts, "the model has no experts"),
+        (layout.ep == 1, "EP is 1 and nothing is exchanged"),
+        (layout.dispatcher == "allgather", "the dispatcher allgather has nothing run beside it"),
+        (word == "shared" and not model.shared_experts, "the model has no shared experts"),
+        (
+            word == "batch" and layout.schedule not in stack.overlaps_batches,
+            f"PP {layout.pp} runs {layout.schedule} and not {has}",
+        ),
+        (
+            word == "batch" and layout.schedule == "dualpipev" and layout.recompute != "none",
+            f"recompute {layout.recompute} does not go with that of dualpipev",
+        ),
+        (
+            word == "batch" and (layout.recompute == "full" or "moe" in modules),
+            f"recompute {layout.recompute} makes exchanges again",
+        ),
+    )
+    reason = next((reason for broken, reason in checks if broken), None)
+    return reason and f"ep_overlap {word} hides exchanges of tokens, but {reason}: set it to none"
+
+
+def offload(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """The stack offloads so.
+
+    Activations: Megatron-Core, core_v0.15.0, megatron/core/transformer/transformer_config.py, lines 887 to 902.
+    """
+    word = layout.offload
+    if word == "none":
+        return None
+    if word not in stack.offloads:
+        has = ", ".join(stack.offloads) or "none"
+        return f"offload {word} is not one of {stack.name}'s ({has}): choose one of them or another stack"
+    if word == "activations" and (layout.pp > 1 or layout.recompute != "none"):
+        return (
+            f"offload activations goes with one stage and no recompute, not with PP {layout.pp} and recompute "
+            f"{layout.recompute}: set pp to 1 and recompute to none"
+        )
+    if word == "weights" and layout.zero_stage != 3:
+        return (
+            f"offload weights goes with ZeRO stage 3, which gathers them, not {layout.zero_stage}: set zero_stage to 3"
+        )
+    return None
+
+
+def offload_link(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Device and host have figures for what is offloaded."""
+    device = cluster.device
+    if layout.offload == "none" or (device.host_link_gb_s and device.host_mem_gb_s):
+        return None
+    return (
+        f"offload {layout.offload} passes the host's link, but {device.name or 'the device'} states host_link_gb_s "
+        f"{device.host_link_gb_s:g} and host_mem_gb_s {device.host_mem_gb_s:g}: state both in the device's file"
+    )
+
+
+def expert_slices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Each TP rank routes tokens of its own."""
+    if not (workload.model.experts and stack.experts_want_slices) or layout.tp == 1 or layout.sequence_parallel:
+        return None
+    return (
+        f"TP {layout.tp} without sequence parallelism, but {stack.name} has each TP rank send tokens of its own to "
+        f"experts: turn sequence parallelism on, or set TP to 1"
+    )

@@ -1,0 +1,38 @@
+"""Faults: how often devices of a cluster fail, how long a training then stands still, and which nodes stand by."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trimaran.nouns.noun import Noun
+
+
+class Faults(Noun):
+    """What interrupts trainings on a cluster: `faults` in `days` on `devices`, as somebody counted or published them.
+
+    After a fault a training stands still for `detect_s` and `restart_s`, until its next step; `load_s` of them, reading
+    the checkpoint, are counted in `restart_s` where they are not stated. `save_s` is how long a checkpoint stops the
+    training. Of a share `away_share` of the faults the node is away for `repair_hours`, and one of `spare_nodes` takes
+    its place.
+    """
+
+    name: str = ""
+    faults: float = Field(gt=0, le=1e9)
+    days: float = Field(gt=0, le=1e6)
+    devices: int = Field(gt=0, le=10_000_000)
+    detect_s: float = Field(default=0.0, ge=0, le=1e7)
+    restart_s: float | None = Field(default=None, ge=0, le=1e7, description="None: not stated")
+    load_s: float = Field(default=0.0, ge=0, le=1e7)
+    save_s: float | None = Field(default=None, ge=0, le=1e7, description="None: by the copy to host memory")
+    away_share: float = Field(default=1.0, ge=0, le=1)
+    repair_hours: float | None = Field(default=None, gt=0, le=1e6, description="None: another node is always there")
+    spare_nodes: int = Field(default=0, ge=0, le=100_000)
+    preemptions_per_device_day: float | None = Field(
+        default=None, ge=0, le=1e6, description="of spot devices; None: not stated"
+    )
+    source: str = ""
+
+    @property
+    def per_device_day(self) -> float:
+        """Faults of one device in a day, in the mean."""
+        return self.faults / self.days / self.devices

@@ -1,0 +1,1 @@
+"""Configurations of other trainers read as a layout, and what that would cost; the way back of `export`."""

@@ -1,0 +1,116 @@
+"""A DeepSpeed configuration (deepspeed/runtime/config.py of 0.19.8) as a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import quoted
+from trimaran.planner.configs.stated import Stated
+
+_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
+# What makes a layout that cannot be said, unless it is 1; and what is not counted, unless it is none.
+_AT_ONE = ("zero_hpz_partition_size",)
+# In the order in which one includes the other.
+_OFFLOADS = {"offload_optimizer": "optimizer", "offload_param": "weights"}
+
+
+def deepspeed(config: Mapping[str, Any]) -> Stated:
+    """What the configuration states; TP, PP and the model are not in it. Raises TrimaranError naming a setting."""
+    stated = Stated("deepspeed")
+    zero = _table(config, "zero_optimization")
+    batch, mbs, steps = (_count(config, name, stated) for name in _BATCHES)
+    for name in _AT_ONE:
+        if (_count(zero, name, stated, least=-1) or 1) > 1:
+            raise TrimaranError(f"{name} is {zero[name]}, and only 1 can be said here: no cost is known of it")
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise TrimaranError(f"zero_optimization.stage is {quoted(str(stage))}, expected 0 to 3")
+    stated.layout |= {"tp": 1, "pp": 1, "zero_stage": stage, "precision": _precision(config)}
+    if (ulysses := _count(config, "sequence_parallel_size", stated) or 1) > 1:
+        stated.layout |= {"cp": ulysses, "cp_kind": "ulysses"}
+    shard = _count(zero, "mics_shard_size", stated, least=-1) or -1
+    if stage == 3 and shard > 0:
+        stated.layout["shard"] = shard
+    if stage == 3:
+        stated.layout["dp_kind"] = "fully_sharded"
+    _batches(batch, mbs, steps, stated)
+    _engine(config, zero, stated)
+    known = {
+        *_BATCHES,
+        *_AT_ONE,
+        "sequence_parallel_size",
+        "zero_optimization",
+        "bf16",
+        "fp16",
+        "bfloat16",
+        "optimizer",
+        "data_types",
+    }
+    stated.unread = [name for name in config if name not in known]
+    return stated
+
+
+def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) -> None:
+    """Optimizer, overlap, buckets and offload."""
+    kind = str(_table(config, "optimizer").get("type", "Adam"))
+    if kind.lower() in _OPTIMIZERS:
+        stated.workload["optimizer"] = _OPTIMIZERS[kind.lower()]
+    else:
+        stated.uncounted.append(f"optimizer {kind}, counted as adam")
+    if stated.layout["zero_stage"] and "overlap_comm" in zero:
+        stated.stack["overlapped_zero_stages"] = (stated.layout["zero_stage"],) if zero["overlap_comm"] is True else ()
+    if isinstance(zero.get("reduce_bucket_size"), int):
+        stated.stack["bucket_elements"] = zero["reduce_bucket_size"]
+    for name, word in _OFFLOADS.items():
+        device = _table(zero, name).get("device", "none") if isinstance(zero.get(name), dict) else zero.get(name)
+        if device == "cpu":
+            stated.layout["offload"] = word
+        elif device not in (None, "none", False):
+            stated.uncounted.append(f"zero_optimization.{name}")
+
+
+def _batches(batch: int | None, mbs: int | None, steps: int | None, stated: Stated) -> None:
+    """Of batch, micro-batch and steps two make the third, with the replicas (_configure_train_batch_size)."""
+    if batch is not None:
+        stated.workload["global_batch"] = batch
+    if mbs is None:
+        return
+    stated.layout["mbs"] = mbs
+    if batch is None:
+        stated.batch_per_replica = mbs * (steps or 1)
+    elif steps is not None:
+        if batch % (mbs * steps):
+            raise TrimaranError(
+                f"train_batch_size {batch} is not a multiple of train_micro_batch_size_per_gpu {mbs} x "
+                f"gradient_accumulation_steps {steps}"
+            )
+        stated.replicas = batch // (mbs * steps)
+
+
+def _precision(config: Mapping[str, Any]) -> str:
+    on = [name for name in ("bf16", "bfloat16", "fp16") if _table(config, name).get("enabled") in (True, "auto")]
+    if _table(config, "bf16").get("enabled") is True or "bfloat16" in on:
+        return "bf16"
+    return on[0] if on else "fp32"
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name) or {}
+    if not isinstance(found, dict):
+        raise TrimaranError(f"{name} is {quoted(str(found))}, expected a section")
+    return found
+
+
+def _count(config: Mapping[str, Any], name: str, stated: Stated, least: int = 1) -> int | None:
+    value = config.get(name)
+    if value == "auto":
+        stated.open.append(f"{name} is auto, which Hugging Face's Trainer fills in")
+        return None
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TrimaranError(f"{name} is {quoted(str(value))}, expected a whole number from {least} on")
+    return value

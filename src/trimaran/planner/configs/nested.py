@@ -1,0 +1,118 @@
+"""Nested settings, YAML or JSON, as the flags that they stand for: Megatron-LM's --yaml-cfg, NeMo and Megatron-Bridge.
+
+All three name their settings as Megatron-LM names its arguments, in sections of their own; NeMo 1's further names are a
+table here (examples/nlp/language_modeling/conf/megatron_gpt_config.yaml at 8cfedd7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.shell import UNSET
+
+MOST_NESTED = 32
+_REFERENCE = re.compile(r"\$\{\.*([\w.]+)\}")
+# NeMo's names of Megatron-LM's arguments, by the name alone or with its section.
+_NAMES = {
+    "encoder_seq_length": "--seq-length", "sequence_length": "--seq-length",
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "activations_checkpoint_granularity": "--recompute-granularity",
+    "activations_checkpoint_method": "--recompute-method",
+    "activations_checkpoint_num_layers": "--recompute-num-layers",
+    "layernorm_epsilon": "--norm-epsilon", "rotary_percentage": "--rotary-percent",
+    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+    "num_moe_experts": "--num-experts", "fp8": "--fp8-format", "fp8_param": "--fp8-param-gather",
+    "trainer.devices": "--nproc-per-node", "num_gpus_per_node": "--nproc-per-node", "trainer.num_nodes": "--nnodes",
+}  # fmt: skip
+# What a name with one of these values stands for; None for nothing.
+_VALUES: Mapping[tuple[str, str], str | None] = {
+    ("share_embeddings_and_output_weights", "false"): "--untie-embeddings-and-output-weights",
+    ("bias", "false"): "--disable-bias-linear", ("add_bias_linear", "false"): "--disable-bias-linear",
+    ("qkv_bias", "true"): "--add-qkv-bias",
+    ("activation", "swiglu"): "--swiglu", ("activation", "fast-swiglu"): "--swiglu", ("activation", "gelu"): None,
+    ("gated_linear_unit", "true"): "--swiglu",
+    ("optim.name", "distributed_fused_adam"): "--use-distributed-optimizer",
+    **{("trainer.precision", word): "--bf16" for word in ("bf16", "bf16-mixed", "bf16-true")},
+    **{("trainer.precision", word): "--fp16" for word in ("16", "16-mixed", "16-true")},
+    **{("mixed_precision", word): "--bf16" for word in ("bf16_mixed", "bf16-mixed")},
+    **{("mixed_precision", word): "--fp16" for word in ("fp16_mixed", "16-mixed")},
+    ("fp8", "true"): "--fp8-format=hybrid", ("fp8_hybrid", "true"): "--fp8-format=hybrid",
+    ("fp8_e4m3", "true"): "--fp8-format=e4m3",
+}  # fmt: skip
+_NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerNorm"}
+
+
+def yaml_document(text: str, what: str) -> Any:
+    """What a YAML file holds, plain values alone. Raises TrimaranError for what is no YAML, or nested without end."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise TrimaranError(f"{what} repeats a part by *{event.anchor}: write its values in its place")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_NESTED:
+                raise TrimaranError(f"{what} is nested more than {MOST_NESTED} deep: correct it")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise TrimaranError(f"{what} is not valid YAML{where}: {getattr(error, 'problem', None) or error}") from None
+
+
+def nested_flags(document: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The flags that the settings stand for; of a name in several sections the last one counts."""
+    leaves = dict(_leaves(document, ""))
+    given: dict[str, list[str]] = {}
+    for path, value in leaves.items():
+        name = path.rpartition(".")[2]
+        for flag, values in _flags(path, name, _resolved(value, leaves)):
+            given[flag] = values
+    return given
+
+
+def _flags(path: str, name: str, value: Any) -> Iterator[tuple[str, list[str]]]:
+    section = ".".join(path.split(".")[-2:])
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    for key in (section, name):
+        if (key, text) in _VALUES:
+            if flag := _VALUES[key, text]:
+                flag_name, equals, flag_value = flag.partition("=")
+                yield flag_name, [flag_value] if equals else []
+            return
+    flag = _NAMES.get(section) or _NAMES.get(name) or f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return
+    if value is True:
+        yield flag, []
+    elif isinstance(value, list):
+        yield flag, [str(each) for each in value]
+    else:
+        yield flag, [_NORMS.get(text.lower(), text) if name == "normalization" else text]
+    if name == "num_query_groups":
+        yield "--group-query-attention", []
+
+
+def _leaves(document: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from _leaves(value, f"{path}.{name}" if path else str(name))
+    else:
+        plain = isinstance(document, list) and all(not isinstance(each, dict | list) for each in document)
+        if plain or not isinstance(document, list):
+            yield path, document
+
+
+def _resolved(value: Any, leaves: Mapping[str, Any]) -> Any:
+    """What `${model.hidden_size}` refers to, once; a reference to what is not there stays open."""
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return f"{UNSET}{value}{UNSET}" if isinstance(value, str) and "${" in value else value
+    named = match[1].rpartition(".")[2]
+    found = [other for path, other in leaves.items() if path.rpartition(".")[2] == named and other != value]
+    return found[-1] if found and "${" not in str(found[-1]) else f"{UNSET}{value}{UNSET}"

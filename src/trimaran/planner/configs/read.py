@@ -1,0 +1,72 @@
+"""A configuration of another trainer, recognised and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trimaran.files.user_file import MIB, read_json, read_text, read_toml
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.deepspeed import deepspeed
+from trimaran.planner.configs.flags import flags_of
+from trimaran.planner.configs.megatron import TELLING, megatron
+from trimaran.planner.configs.nested import nested_flags, yaml_document
+from trimaran.planner.configs.shell import training_words
+from trimaran.planner.configs.stated import Stated
+from trimaran.planner.configs.torchtitan import sections_of_module, torchtitan
+
+# Words that say what a file is, where its name and its settings do not.
+FORMATS = ("auto", "megatron", "torchtitan", "nemo", "deepspeed")
+# Scripts and configurations are of a few KiB.
+_CONFIG_BYTES = MIB // 2
+_EXPECTED = "give Megatron-LM's arguments, a torchtitan or DeepSpeed configuration, or a NeMo recipe as YAML"
+
+
+def read_config(path: Path, form: str = "auto") -> Stated:
+    """What a file states. Raises TrimaranError, in one line, where it cannot be read or is of no known kind."""
+    if form not in FORMATS:
+        raise TrimaranError(f"--as {form} is no configuration's form: it is one of {', '.join(FORMATS)}")
+    what, kind = f"configuration {path.name}", path.suffix.lower()
+    if kind == ".toml":
+        return torchtitan(read_toml(path, what, _EXPECTED))
+    if kind == ".json":
+        return _nested(read_json(path, what, _CONFIG_BYTES, _EXPECTED), form, what)
+    text = read_text(path, what, _CONFIG_BYTES, _EXPECTED)
+    if "\x00" in text or "\x01" in text:
+        raise TrimaranError(f"{what} is no text: {_EXPECTED}")
+    if kind == ".py":
+        return torchtitan(sections_of_module(text, what))
+    if kind in (".yaml", ".yml"):
+        return _nested(yaml_document(text, what), form, what)
+    words, branches = training_words(text, TELLING)
+    given, twice = flags_of(words)
+    if not any(flag in given for flag in TELLING):
+        raise TrimaranError(f"{what} states nothing that is known of a training: {_EXPECTED}")
+    stated = megatron(given)
+    if branches:
+        stated.notes.append("the script has conditions or loops, of which every branch was taken once, in its order")
+    stated.notes += [f"{flag} is stated twice, and the last counts: {' '.join(given[flag])}" for flag in twice]
+    return stated
+
+
+def _nested(document: Any, form: str, what: str) -> Stated:
+    if not isinstance(document, dict):
+        raise TrimaranError(f"{what} is no table of settings: {_EXPECTED}")
+    if form == "deepspeed" or (form == "auto" and _is_deepspeed(document)):
+        return deepspeed(document)
+    given = nested_flags(document)
+    if not any(flag in given for flag in TELLING):
+        raise TrimaranError(f"{what} states nothing that is known of a training: {_EXPECTED}")
+    return megatron(given)
+
+
+def _is_deepspeed(document: dict[str, Any]) -> bool:
+    return any(
+        name in document
+        for name in (
+            "zero_optimization",
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
+    )

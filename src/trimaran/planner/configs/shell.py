@@ -1,0 +1,253 @@
+"""Arguments of the training command in a shell script, variables filled in as far as it sets them.
+
+Nothing is run. Assignments, arrays, defaults (`${TP:-4}`) and whole-number arithmetic are followed from first to
+the last; of conditions and loops every branch is taken once. What depends on the environment, on arguments of the
+script or on other commands stays open, and shows as `UNSET` around the name that is not known.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from trimaran.nouns.noun import TrimaranError
+
+UNSET = "\x01"
+_LONGEST = 2**20
+_KEYWORDS = {"if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "{", "}", "!"}
+_BRANCHING = {"if", "elif", "else", "for", "while", "until", "case"}
+_PREFIXES = {"export", "local", "readonly", "declare", "typeset"}
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_NAMED = re.compile(r"([A-Za-z_]\w*|[0-9@*#?])(?:\[[@*0-9]+\])?(?::?([-=+?])(.*))?", re.DOTALL)
+_BARE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?])")
+_SUM = re.compile(r"[0-9\s()+*/%-]+")
+_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL | re.MULTILINE)
+_OPENS = {"(": ")", "{": "}", "[": "]"}
+
+Values = dict[str, list[str]]
+
+
+class Script:
+    """Commands of a script as words, `branches` whether any stand in a condition or a loop."""
+
+    def __init__(self, text: str) -> None:
+        self.values: Values = {}
+        self.branches = False
+        self.commands: list[list[str]] = []
+        for words in _statements(_HERE.sub("\n", text).replace("\\\n", " ")):
+            self._follow(words)
+
+    def _follow(self, words: list[str]) -> None:
+        while words and (words[0] in _KEYWORDS or words[0] in _PREFIXES):
+            self.branches |= words[0] in _BRANCHING
+            words = words[1:]
+        while words and (match := _ASSIGNED.fullmatch(words[0])):
+            name, more, value = match.groups()
+            array = value.startswith("(") and value.endswith(")")
+            inner = [word for line in _statements(value[1:-1]) for word in line] if array else [value]
+            new = [field for word in inner for field in self._fields(word)] if array else [self._text(value)]
+            old = self.values.get(name, []) if more else []
+            self.values[name] = [*old, *new] if array or not old else [*old[:-1], old[-1] + new[0]]
+            _check(sum(map(len, self.values[name])))
+            words = words[1:]
+        if words:
+            self.commands.append([field for word in words for field in self._fields(word)])
+
+    def _text(self, word: str) -> str:
+        return " ".join(self._fields(word, split=False))
+
+    def _fields(self, word: str, split: bool = True) -> list[str]:
+        """A word with its quotes taken off and its variables filled in; where not quoted these fall into fields."""
+        fields, quote, place = [""], "", 0
+        while place < len(word):
+            char = word[place]
+            if char == quote:
+                quote = ""
+            elif char in "'\"" and not quote:
+                quote = char
+            elif char == "\\" and quote != "'" and place + 1 < len(word):
+                place += 1
+                fields[-1] += word[place]
+            elif char in "$`" and quote != "'":
+                end, values = self._value(word, place)
+                whole = "@" in word[place:end] and len(values) > 1
+                parts = values if quote and whole else [" ".join(values)] if quote or not split else _split(values)
+                fields[-1] += parts[0] if parts else ""
+                fields += parts[1:]
+                _check(sum(map(len, fields)))
+                place = end - 1
+            else:
+                fields[-1] += char
+            place += 1
+        return [field for field in fields if field or '"' in word or "'" in word]
+
+    def _value(self, word: str, start: int) -> tuple[int, list[str]]:
+        """Where the expansion that starts there ends, and its value."""
+        if word[start] == "`":
+            end = word.find("`", start + 1)
+            return (end if end >= 0 else len(word) - 1) + 1, [_unset("a command's output")]
+        if word.startswith("$((", start):
+            end = _closing(word, start + 1)
+            return end, [self._sum(word[start + 3 : end - 2])]
+        if word.startswith("$(", start):
+            return _closing(word, start + 1), [_unset("a command's output")]
+        if word.startswith("${", start):
+            end = _closing(word, start + 1)
+            return end, self._braced(word[start + 2 : end - 1])
+        if match := _BARE.match(word, start):
+            return match.end(), self.values.get(match[1]) or [_unset(match[1])]
+        return start + 1, ["$"]
+
+    def _braced(self, inside: str) -> list[str]:
+        match = _NAMED.fullmatch(inside)
+        if match is None:
+            return [_unset(inside)]
+        name, kind, default = match.groups()
+        if name in self.values:
+            return self.values[name]
+        return [self._text(default)] if kind in ("-", "=") else [_unset(name)]
+
+    def _sum(self, expression: str) -> str:
+        named = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), expression)
+        if not _SUM.fullmatch(named) or len(named) > 200 or "**" in named:
+            return _unset(f"(({expression.strip()}))")
+        return _unset(f"(({expression.strip()}))") if (value := _whole(named)) is None else str(value)
+
+
+def training_words(text: str, telling: Mapping[str, object]) -> tuple[list[str], bool]:
+    """The words of the command with most of the flags `telling`, and whether branches were taken together.
+
+    Where no command has any, all values that the script sets count as one, as of a file that another one sources.
+    """
+    script = Script(text)
+    commands = [_unpacked(words) for words in script.commands]
+    best = max(commands, key=lambda words: _told(words, telling), default=[])
+    if not _told(best, telling):
+        best = _unpacked([word for values in script.values.values() for word in values])
+    return best, script.branches
+
+
+def _told(words: list[str], telling: Mapping[str, object]) -> int:
+    return sum(word.partition("=")[0] in telling for word in words)
+
+
+def _unpacked(words: list[str]) -> list[str]:
+    """Words that hold flags of their own, as those given to `bash -c`, taken apart."""
+    unpacked: list[str] = []
+    for word in words:
+        if not (re.search(r"\s", word.strip()) and "--" in word):
+            unpacked.append(word)
+            continue
+        try:
+            unpacked += shlex.split(word, comments=True)
+        except ValueError:
+            unpacked += word.split()
+    return unpacked
+
+
+def _statements(text: str) -> Iterator[list[str]]:
+    """Statements as words that keep their quotes; comments are left out, an array is one word."""
+    words: list[str] = []
+    word, quote, place = "", "", 0
+    while place < len(text):
+        char = text[place]
+        if quote or char in "'\"":
+            quote = "" if char == quote else quote or char
+            word += char
+            if char == "\\" and quote == '"' and place + 1 < len(text):
+                place += 1
+                word += text[place]
+        elif char == "\\":
+            word += text[place : place + 2]
+            place += 1
+        elif char == "#" and not word:
+            place = text.find("\n", place) - 1 if "\n" in text[place:] else len(text)
+        elif (char == "$" and text[place + 1 : place + 2] in ("(", "{")) or (char == "(" and word.endswith("=")):
+            end = _closing(text, place + (char == "$"))
+            word += text[place:end]
+            place = end - 1
+        elif char in " \t\n;&|()":
+            words += [word] if word else []
+            word = ""
+            if char not in " \t" and words:
+                yield words
+                words = []
+        else:
+            word += char
+        place += 1
+    words += [word] if word else []
+    if words:
+        yield words
+
+
+def _closing(text: str, start: int) -> int:
+    """The place behind the bracket that closes the one at `start`, quotes and comments between them apart."""
+    stack, quote, place = [_OPENS[text[start]]], "", start + 1
+    while place < len(text) and stack:
+        char = text[place]
+        if char == "\\":
+            place += 1
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and text[place - 1] in " \t\n":
+            line = text.find("\n", place)
+            place = line if line >= 0 else len(text)
+        elif char == stack[-1]:
+            stack.pop()
+        elif char in _OPENS:
+            stack.append(_OPENS[char])
+        place += 1
+    return place
+
+
+def _split(values: list[str]) -> list[str]:
+    """Fields of values that are not quoted; one that is not known stays whole."""
+    return [part for value in values for part in ([value] if UNSET in value and "--" not in value else value.split())]
+
+
+def _unset(name: str) -> str:
+    return f"{UNSET}{name}{UNSET}"
+
+
+def _whole(expression: str) -> int | None:
+    """The value of whole numbers with + - * / % and brackets; None where it has none."""
+    tokens = re.findall(r"\d{1,12}|[-+*/%()]", expression)
+
+    def atom() -> int:
+        token = tokens.pop(0)
+        if token == "-":
+            return -atom()
+        if token == "(":
+            value = terms()
+            tokens.pop(0)
+            return value
+        return int(token)
+
+    def factors() -> int:
+        value = atom()
+        while tokens and tokens[0] in "*/%":
+            sign, right = tokens.pop(0), atom()
+            value = value * right if sign == "*" else value // right if sign == "/" else value % right
+        return value
+
+    def terms() -> int:
+        value = factors()
+        while tokens and tokens[0] in "+-":
+            value += factors() if tokens.pop(0) == "+" else -factors()
+        return value
+
+    try:
+        value = terms()
+    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return value if not tokens else None
+
+
+def _check(length: int) -> None:
+    if length > _LONGEST:
+        raise TrimaranError(
+            f"a variable of the script grows beyond {_LONGEST} characters: give the arguments themselves"
+        )

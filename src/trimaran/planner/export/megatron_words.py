@@ -1,0 +1,92 @@
+"""Megatron-LM's words for a model's shape, which exports write and imports of configurations read back.
+
+From megatron/training/arguments.py and, where core 0.16 and later make options of a dataclass's fields,
+megatron/core/transformer/transformer_config.py, at core_v0.19.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trimaran.nouns.attention import RotaryScaling
+from trimaran.nouns.model import Model
+from trimaran.nouns.stack import Fp8Scaling
+
+# Sizes that every Megatron is told, and those that it is told where they are not as usual, by the model's fields.
+SIZES: Mapping[str, str] = {
+    "--num-layers": "layers",
+    "--hidden-size": "hidden",
+    "--ffn-hidden-size": "ffn_hidden",
+    "--num-attention-heads": "heads",
+    "--max-position-embeddings": "max_positions",
+}
+FURTHER_SIZES: Mapping[str, str] = {
+    "--kv-channels": "head_dim",
+    "--norm-epsilon": "norm_epsilon",
+    "--rotary-percent": "rotary_share",
+    "--mtp-num-layers": "mtp_depth",
+}
+GROUPS = "--num-query-groups"
+ROTARY_BASE = "--rotary-base"
+POSITIONS: Mapping[str, str] = {"learned": "learned_absolute", "rotary": "rope"}
+YARN = "yarn"
+NORMS: Mapping[str, str] = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+# What a switch makes of a model, by its fields.
+SWITCHES: Mapping[str, tuple[str, object]] = {
+    "--swiglu": ("mlp", "swiglu"),
+    "--qk-layernorm": ("qk_norm", "head"),
+    "--add-qkv-bias": ("attention_bias", "qkv"),
+    "--disable-bias-linear": ("bias", False),
+    "--untie-embeddings-and-output-weights": ("tied_embedding", False),
+}
+# Rates of dropout, each 0.1 where it is not stated (transformer_config.py, hidden_dropout and attention_dropout).
+DROPOUTS = ("--attention-dropout", "--hidden-dropout")
+USUAL_DROPOUT = 0.1
+# Traits that the flags above and those of windows and sinks say.
+TOLD_TRAITS = (
+    "attention_bias", "qk_norm", "rotary_share", "sliding_window", "full_attention_every", "attention_sinks",
+    "rotary_stretch", "rotary_yarn",
+)  # fmt: skip
+FP8_RECIPES: Mapping[Fp8Scaling, str] = {"current": "tensorwise", "delayed": "delayed", "blockwise": "blockwise"}
+# The optimizer's states and its steps on the host, gradients and weights on their way meanwhile; and of how many layers
+# activations go there, which core 0.15 has no option for.
+OFFLOADED_OPTIMIZER = ("--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d")
+OFFLOADED_LAYERS = "--cpu-offloading-num-layers"
+WITHOUT_OFFLOADED_LAYERS = ("0.15",)
+
+
+def rope_scaling(factor: float) -> RotaryScaling:
+    """What --use-rope-scaling does (megatron/core/models/common/embeddings/rotary_pos_embedding.py, line 92)."""
+    return RotaryScaling(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
+
+
+def shape_flags(model: Model) -> list[str]:
+    """Layers, widths, heads and positions, in flags that all Megatrons share."""
+    return [f"{flag} {getattr(model, field)}" for flag, field in SIZES.items()]
+
+
+def kind_flags(model: Model) -> list[str]:
+    """What a model is beside its sizes: positions, groups of queries, norms, gates, biases, windows."""
+    # latent attention states its widths by itself
+    head_dim = model.head_dim if model.latent_attention else model.hidden // model.heads
+    usual = {"head_dim": head_dim, "norm_epsilon": 1e-5, "rotary_share": 1.0, "mtp_depth": 0}
+    stretched = model.rotary_stretch == "yarn" and model.latent_attention is None
+    positions = YARN if stretched else POSITIONS[model.positions]
+    flags = [f"--position-embedding-type {positions}", f"--normalization {NORMS[model.norm]}"]
+    if model.kv_heads != model.heads:
+        flags += ["--group-query-attention", f"{GROUPS} {model.kv_heads}"]
+    for flag, field in FURTHER_SIZES.items():
+        if getattr(model, field) != usual[field]:
+            flags.append(f"{flag} {getattr(model, field):.10g}")
+    if model.positions == "rotary":
+        flags.append(f"{ROTARY_BASE} {model.rotary_theta:.0f}")
+    if model.rotary_scaling is not None:
+        flags += ["--use-rope-scaling", f"--rope-scaling-factor {model.rotary_scaling.factor:g}"]
+    flags += [flag for flag, (field, value) in SWITCHES.items() if getattr(model, field) == value]
+    if model.sliding_window:
+        flags.append(f"--window-size {model.sliding_window - 1},0")
+    if model.full_attention_every:
+        flags.append(f"--window-attn-skip-freq {model.full_attention_every}")
+    if model.attention_sinks:
+        flags.append("--softmax-type learnable")
+    return [*flags, *(f"{flag} {model.dropout:g}" for flag in DROPOUTS)]

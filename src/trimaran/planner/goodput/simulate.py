@@ -1,0 +1,57 @@
+"""Many trainings on machines that fail, played fault by fault: how their times scatter."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimaran.planner.goodput.expected import Faulty
+
+Floats = NDArray[np.float64]
+
+
+def simulated_s(training: Faulty, runs: int, seed: int) -> Floats:
+    """Seconds that each of `runs` trainings takes, shape (runs,); the same for the same seed.
+
+    Each turn of the loop is the time from one fault to the next, of all runs that are not done: a restart, whole
+    stretches that are kept, a part of one that is lost; then the fault, whose node may be away. A training that has
+    not come to its end after a million faults is infinite.
+    """
+    chance = np.random.default_rng(seed)
+    now, left = np.zeros(runs), np.full(runs, training.work_s)
+    restart = np.zeros(runs)  # seconds of restart before the next step
+    back_at = np.zeros((runs, training.spares + 1))  # when nodes that are away come back, or were back
+    going = np.arange(runs)
+    stretch_s = training.every_s + training.save_s
+    for _ in range(_MOST_FAULTS):
+        until_fault = chance.exponential(1.0 / training.rate, len(going)) if training.rate else np.full(runs, np.inf)
+        needed = left[going] * (stretch_s / training.every_s)
+        ends = restart[going] + needed <= until_fault
+        now[going[ends]] += restart[going[ends]] + needed[ends]
+        failed, until_fault = going[~ends], until_fault[~ends]
+        if not len(failed):
+            return now
+        kept = np.floor(np.maximum(until_fault - restart[failed], 0.0) / stretch_s)
+        left[failed] = np.maximum(left[failed] - kept * training.every_s, 0.0)
+        now[failed] += until_fault
+        _send_away(training, chance, now, back_at, failed)
+        now[failed] += training.detect_s
+        restart[failed] = training.restart_s
+        going = failed
+    now[going] = np.inf
+    return now
+
+
+_MOST_FAULTS = 1_000_000
+
+
+def _send_away(
+    training: Faulty, chance: np.random.Generator, now: Floats, back_at: Floats, failed: NDArray[np.intp]
+) -> None:
+    """Have nodes of some of the faults be away, and wait where no spare is left for one."""
+    if not training.repair_s:
+        return
+    away = failed[chance.random(len(failed)) < training.away_share]
+    slot = back_at[away].argmin(axis=1)
+    back_at[away, slot] = now[away] + chance.exponential(training.repair_s, len(away))
+    now[away] = np.maximum(now[away], back_at[away].min(axis=1))

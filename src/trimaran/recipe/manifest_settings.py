@@ -1,0 +1,42 @@
+"""ManifestSettings: what a manifest of Kubernetes or SkyPilot says of the machines that run a recipe's training."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trimaran.nouns.noun import Noun
+
+# The pods' names, NAME-node-0-NUMBER, are host names of at most 63 characters.
+LONGEST_NAME = 40
+_Label = Annotated[str, Field(pattern=rf"^[a-z]([a-z0-9-]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?$")]
+_Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9_.+/@-]{1,300}$")]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9/][A-Za-z0-9_.+/@-]{0,300}$")]
+_Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,499}$")]
+
+
+class ManifestSettings(Noun):
+    """`[manifest]`, or `--set FIELD=VALUE`: what `trimaran export` cannot know of a cluster.
+
+    The image has Trimaran and PyTorch. `volume` is where a training leaves log and checkpoints: a claim of a volume
+    that all nodes write to (ReadWriteMany), of SkyPilot the name of such a volume.
+    """
+
+    image: _Word | None = Field(default=None, description="of a container; needed")
+    volume: _Word | None = Field(default=None, description="claim, or SkyPilot's name, of the shared volume; needed")
+    runs: _Path = Field(default="/runs", description="where the volume is mounted, `--runs` of the training")
+    recipe: _Name | None = Field(
+        default=None, description="the recipe's path where the ranks run; None: the manifest carries the recipe"
+    )
+    name: _Label | None = Field(default=None, description="of what the manifest makes; None: after the recipe")
+    namespace: _Label | None = Field(default=None, description="of Kubernetes; None: kubectl's")
+    restarts: int | None = Field(default=None, ge=0, le=100_000, description="None: as often as [train] says")
+    shared_memory_gib: int | None = Field(
+        default=None, gt=0, le=1_000_000, description="of /dev/shm; None: what a node's memory allows"
+    )
+    grace_s: int = Field(default=120, gt=0, le=86_400, description="from SIGTERM to SIGKILL: time to save")
+    resource: _Word | None = Field(default=None, description="Kubernetes' name of a device; None: the device's own")
+    accelerator: _Word | None = Field(default=None, description="SkyPilot's name of a device; None: the device's own")
+    infra: _Word | None = Field(default=None, description="SkyPilot's cloud/region, as k8s; None: any")
+    node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the nodes to run on")

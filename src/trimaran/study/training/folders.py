@@ -1,0 +1,78 @@
+"""Folders of a training: what the one before it left is kept beside, under a number."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.files import CHECKPOINT, RunFile
+
+
+def set_aside(folders: Sequence[Path]) -> dict[Path, Path]:
+    """Rename folders of an earlier training to NAME-1, or the next number that none of them has; old to new name."""
+    kept = [folder for folder in folders if folder.is_dir() and any(_worth_keeping(folder))]
+    number = 1 + max((number for folder in folders for number in _numbers(folder)), default=0)
+    for folder in kept:
+        try:
+            folder.rename(_numbered(folder, number))
+        except OSError as error:
+            raise TrimaranError(
+                f"training folder {folder} cannot be kept as {_numbered(folder, number).name}: {error.strerror}; "
+                f"check its permissions"
+            ) from None
+    return {folder: _numbered(folder, number) for folder in kept}
+
+
+def _numbered(folder: Path, number: int) -> Path:
+    return folder.with_name(f"{folder.name}-{number}")
+
+
+def _numbers(folder: Path) -> Iterator[int]:
+    """Numbers under which a folder was set aside before."""
+    for path in folder.parent.glob(f"{folder.name}-*"):
+        text = path.name.removeprefix(f"{folder.name}-")
+        if text.isdecimal():
+            yield int(text)
+
+
+def _worth_keeping(folder: Path) -> Iterator[Path]:
+    """Logs with lines, and checkpoints; a training that was killed before its first step leaves neither."""
+    log = RunFile.LOG.of(folder)
+    if log.exists() and log.stat().st_size:
+        yield log
+    yield from folder.glob(CHECKPOINT)
+
+
+def newest_log(out_dir: Path) -> Path | None:
+    """The log of the last training that was set aside."""
+    newest = max(_numbers(out_dir), default=None)
+    if newest is None:
+        return None
+    log = RunFile.LOG.of(_numbered(out_dir, newest))
+    return log if log.exists() else None
+
+
+class KeptStarts:
+    """Folders that a training's own restarts set aside: the newest so many stay, each with a log of all steps."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, list[Path]()
+
+    def keep(self, folder: Path) -> None:
+        """Take one more, and remove the oldest where they are too many."""
+        self._kept.append(folder)
+        while len(self._kept) > self._most:
+            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
+
+
+def largest_rank(out_dir: Path, ranks: int) -> tuple[int, dict[str, float]] | None:
+    """The rank whose memory peaked highest, and that memory in its parts (GiB), as the ranks wrote it down."""
+    memory = {}
+    for rank in range(ranks):
+        with contextlib.suppress(OSError, ValueError):
+            memory[rank] = json.loads(RunFile.MEMORY.of(out_dir, rank).read_text())
+    return max(memory.items(), key=lambda item: item[1]["peak"], default=None)

@@ -1,0 +1,245 @@
+"""A training that lasts: its ranks are started again after a fault, on the devices that are left, until it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trimaran.bench.trial.trial import Run, Trial, run_once
+from trimaran.bench.watch.limits import Limits
+from trimaran.bench.watch.verdict import is_consequence
+from trimaran.layout.layout import Layout
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.notices import Notice
+from trimaran.study.training.devices import Devices
+from trimaran.study.training.events import Event, EventKind, EventLog, now
+from trimaran.study.training.folders import KeptStarts, newest_log, set_aside
+from trimaran.study.training.stopping import GO_ON, StoppableLauncher, TrainingStoppedError
+from trimaran.study.training.telling import Teller
+
+# What ended a start may last for a moment, as of a file system; the last wait holds for all that follow.
+WAITS_S = (0.0, 2.0, 10.0)
+# Folders of starts that a fault ended, which are kept to be looked into.
+KEPT_STARTS = 3
+# Faults that say something of the recipe where no step was made at all.
+_OF_THE_RECIPE = ("fail", "oom")
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """How a training lasts.
+
+    `restarts` is how often its ranks are started again in a row without a newer checkpoint. `trial_on` makes the
+    trial of a layout, `layout_on` plans one for so many devices (None: the layout never changes); it raises
+    TrimaranError where there is none.
+    """
+
+    restarts: int
+    trial_on: Callable[[Layout], Trial]
+    layout_on: Callable[[int], Layout] | None = None
+
+
+class LastingTraining:
+    """One training from its first start to its end."""
+
+    def __init__(
+        self,
+        first: Trial,
+        lasting: Lasting,
+        launcher: StoppableLauncher,
+        limits: Limits,
+        events: EventLog,
+        on_step: Callable[[dict[str, Any]], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._first, self._lasting, self._launcher, self._limits = first, lasting, launcher, limits
+        self._events, self._on_step, self._on_notice = events, on_step, on_notice
+        self._out_dir = Path(first.job.out_dir)
+        self._trial = first
+        self._devices = Devices(first.cluster.devices)
+        self._kept = KeptStarts(KEPT_STARTS)
+        self._teller = self._new_teller()
+        self._growing = False
+        self._faults_in_a_row = 0
+        self._saved_at = self._last_step = 0
+        self._last_step_at = time.monotonic()
+        self._failed_device: int | None = None
+        self._restarted = False
+        self._nodes: int | None = None
+
+    def to_the_end(self) -> Measurement:
+        """Start the ranks, again after each fault, until all steps are made; the row of the training.
+
+        Raises TrimaranError, naming the evidence, where it does not end well, and TrainingStoppedError where the
+        ranks left as they were asked.
+        """
+        self._note(EventKind.BEGAN)
+        while True:
+            run = self._start()
+            stopped_at = self._teller.stopped_at
+            if run.row.status == "hang" and not self._launcher.stopping:
+                # a rank that was given up and came to after all takes the signal that asks for its stacks as its leave
+                stopped_at = None
+            if stopped_at is not None and self._growing and not self._launcher.stopping:
+                self._note(EventKind.GROWN, why=f"{self._usable()} devices are there")
+            elif stopped_at is not None:
+                self._note(EventKind.STOPPED)
+                saved = "and saved" if self._saved_at == stopped_at else "and could not save"
+                raise TrainingStoppedError(f"stopped at step {stopped_at} {saved}; {GO_ON}")
+            elif run.row.status == "ok":
+                self._note(EventKind.FINISHED)
+                return run.row
+            else:
+                self._take_fault(run)
+            self._make_ready()
+
+    def _start(self) -> Run:
+        """One start of the ranks, to whatever end."""
+        self._growing = False
+        self._teller = self._new_teller()
+        devices = self._devices.usable()
+        self._launcher.devices = None if len(devices) == self._first.cluster.devices else devices
+        run = run_once(self._trial, self._launcher, self._limits, on_step=lambda step: self._look())
+        self._look()
+        self._launcher.ended()
+        # ranks that ended before they resumed say nothing of what is saved
+        if (saved_at := self._teller.saved_at) > self._saved_at:
+            self._faults_in_a_row, self._failed_device = 0, None
+        self._saved_at = saved_at or self._saved_at
+        return run
+
+    def _new_teller(self) -> Teller:
+        return Teller(self._out_dir, self._on_step, self._on_notice, self._take_notice)
+
+    def _look(self) -> None:
+        """Pass on what is new, and see whether there are more devices than the ranks use."""
+        before = self._teller.made_steps
+        self._teller.tell()
+        if not self._teller.made_steps:
+            return
+        if self._restarted and not before:
+            assert self._teller.first_step_at is not None, "a step was made"
+            seconds = round(self._teller.first_step_at - self._last_step_at, 3)
+            self._note(EventKind.WENT_ON, seconds=seconds, waited_s=round(self._launcher.waited_s, 3))
+        self._last_step, self._last_step_at = self._teller.last_step, time.monotonic()
+        used, wanted = self._trial.layout.devices, self._first.layout.devices
+        if used < wanted and self._trial.job.saves and not self._growing and wanted <= self._usable():
+            self._growing = True
+            self._launcher.ask_to_leave()
+
+    def _take_fault(self, run: Run) -> None:
+        """Note a fault. Raises where it ends the training."""
+        row, layout = run.row, self._trial.layout
+        first = (row.evidence or "no evidence").strip().splitlines()[0]
+        # whoever starts ranks stops all of them when one has failed, which is then the reason to give
+        if self._launcher.stopping and is_consequence(first):
+            self._note(EventKind.STOPPED)
+            raise TrainingStoppedError(f"stopped before it could save; {GO_ON} from what was saved")
+        rank = run.verdict.rank
+        lost = max(0, self._last_step - self._saved_at)
+        lost_s = round(self._teller.lost_s(self._saved_at), 3)
+        self._note(EventKind(row.status), rank=rank, node=run.node, lost_steps=lost, lost_s=lost_s, why=first)
+        self._faults_in_a_row += 1
+        if (why := self._final(run)) is not None:
+            raise TrimaranError(f"training on {layout} ended as {row.status}: {first}{why}; see {self._out_dir}")
+        self._blame(rank)
+        self._last_step = self._saved_at
+
+    def _final(self, run: Run) -> str | None:
+        """What is to be said besides where a fault ends the training; None where another start may do.
+
+        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again.
+        """
+        never_began = not (self._restarted or self._teller.made_steps) and run.row.status in _OF_THE_RECIPE
+        no_start = run.loss is not None and not run.loss.again
+        if no_start:
+            raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from what was saved")
+        if run.verdict.refused or never_began or not self._lasting.restarts:
+            return ""
+        if self._faults_in_a_row > self._lasting.restarts:
+            return f", and {self._lasting.restarts} starts anew in a row brought no newer checkpoint"
+        return None
+
+    def _blame(self, rank: int | None) -> None:
+        """Leave out the device of a rank that has failed twice in a row, with no checkpoint in between.
+
+        On other machines whoever starts ranks knows of nodes that died, and chooses others.
+        """
+        usable = self._devices.usable()
+        device = usable[rank] if rank is not None and rank < len(usable) else None
+        twice = device is not None and device == self._failed_device
+        may_leave_out = self._launcher.on_this_machine and self._lasting.layout_on is not None and len(usable) > 1
+        if device is not None and twice and may_leave_out:
+            self._devices.leave_out(device)
+        self._failed_device = device
+
+    def _make_ready(self) -> None:
+        """Choose the next start's layout, and put what the last one left aside."""
+        self._nodes = self._launcher.nodes_left()
+        layout = self._next_layout()
+        wait_s = WAITS_S[min(max(self._faults_in_a_row - 1, 0), len(WAITS_S) - 1)]
+        kept = set_aside([self._out_dir])
+        if self._out_dir in kept:
+            self._kept.keep(kept[self._out_dir])
+        if self._faults_in_a_row:
+            where = f"from step {self._saved_at}" if self._saved_at else "from the first step"
+            self._on_notice(
+                f"starting anew {where} on {layout}, {self._faults_in_a_row} of {self._lasting.restarts} times "
+                f"without a newer checkpoint"
+            )
+            time.sleep(wait_s)
+        update: dict[str, Any] = {"resume": True, "out_dir": str(self._out_dir)}
+        update |= {name: getattr(self._first.job, name) for name in ("checkpoint_dir", "track")}
+        if earlier := newest_log(self._out_dir):
+            update["earlier_log"] = str(earlier.resolve())
+        trial = self._lasting.trial_on(layout)
+        self._trial = replace(trial, recipe=self._first.recipe, job=trial.job.model_copy(update=update))
+        self._restarted = True
+
+    def _usable(self) -> int:
+        """How many devices ranks may use, on the nodes that there were when the ranks were last started."""
+        usable = len(self._devices.usable())
+        return usable if self._nodes is None else min(usable, self._nodes * self._first.cluster.devices_per_node)
+
+    def _next_layout(self) -> Layout:
+        """The first layout where there are devices for it, else the best one for those that are left."""
+        usable = self._usable()
+        if usable >= self._first.layout.devices or self._lasting.layout_on is None:
+            return self._first.layout
+        if usable >= self._trial.layout.devices:
+            return self._trial.layout
+        try:
+            return self._lasting.layout_on(usable)
+        except TrimaranError as error:
+            self._on_notice(f"no layout on {usable} devices, so all are used again: {error}")
+            return self._first.layout
+
+    def _take_notice(self, notice: dict[str, Any]) -> None:
+        """Note what the ranks told of: a checkpoint, a slow rank, a bad step."""
+        step, why = notice["step"], notice.get("why")
+        if notice["kind"] == Notice.SAVED:
+            self._note(EventKind.SAVED, step=step, seconds=round(notice["blocked_s"], 3))
+        elif notice["kind"] == Notice.SLOW:
+            node = self._launcher.node_of(notice["rank"])
+            self._on_notice(f"step {step}: rank {notice['rank']} on node {node or 'unknown'} is slow, {why}")
+            self._note(EventKind.SLOW, step=step, rank=notice["rank"], node=node, why=why)
+        else:
+            back_to, lost_s = notice["back_to"], notice.get("lost_s")
+            lost = None if back_to is None else step - back_to
+            self._on_notice(f"step {step}: {why}; {notice['done']}")
+            self._note(EventKind.BAD_LOSS, step=step, lost_steps=lost, lost_s=lost_s, why=f"{why}; {notice['done']}")
+
+    def _note(self, kind: EventKind, *, step: int | None = None, **cells: str | float | None) -> None:
+        """Write a row; `cells` are further columns of it."""
+        stated = {
+            "at": now(),
+            "event": kind,
+            "step": step or self._teller.last_step or self._last_step,
+            "saved_step": max(self._saved_at, self._teller.saved_at),
+            "layout": str(self._trial.layout),
+        }
+        self._events.add(Event.model_validate(stated | cells))

@@ -1,0 +1,108 @@
+"""What a training tells while it runs: lines of its log, and notices as sentences."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trimaran.protocol.files import RunFile
+from trimaran.protocol.notices import Notice
+
+
+class Teller:
+    """Passes on what the ranks write down from one start to their end, and keeps where they stand.
+
+    `last_step` is the newest step made, those before this start included, `saved_at` the newest that a checkpoint
+    has (0: none), `stopped_at` the step at which they left as they were asked; `first_step_at` is when the first step
+    of this start was seen, by the monotonic clock. `on_event` gets checkpoints, slow ranks and bad steps as notices,
+    with `lost_s`, the seconds of the steps that they undo.
+    """
+
+    def __init__(
+        self,
+        out_dir: Path,
+        on_step: Callable[[dict[str, Any]], None],
+        on_notice: Callable[[str], None],
+        on_event: Callable[[dict[str, Any]], None] = lambda notice: None,
+    ) -> None:
+        self._log, self._notices = LogTail(RunFile.LOG.of(out_dir)), LogTail(RunFile.NOTICES.of(out_dir))
+        self._on_step, self._on_notice, self._on_event = on_step, on_notice, on_event
+        self._step_s: dict[int, float] = {}  # of the steps that no checkpoint has
+        self.resumed_at = self.last_step = self.saved_at = 0
+        self.stopped_at: int | None = None
+        self.first_step_at: float | None = None
+
+    def tell(self) -> None:
+        """Pass on what is new."""
+        lines, notices = self._log.new_lines(), self._notices.new_lines()
+        for notice in notices:
+            self._notice(notice)
+        for line in lines:
+            # a resumed training's log begins with the lines of the earlier one
+            if line["iteration"] > self.resumed_at:
+                self.first_step_at = self.first_step_at or time.monotonic()
+                self.last_step = line["iteration"]
+                self._step_s[self.last_step] = line["sec_per_it"]
+                self._on_step(line)
+        for notice in notices:
+            self._happening(notice)
+
+    def lost_s(self, saved_step: int) -> float:
+        """Seconds of the steps of this start behind `saved_step`."""
+        return sum(seconds for step, seconds in self._step_s.items() if step > saved_step)
+
+    @property
+    def made_steps(self) -> bool:
+        """Whether the ranks have made a step since they were started."""
+        return self.last_step > self.resumed_at
+
+    def _notice(self, notice: dict[str, Any]) -> None:
+        kind, step = notice["kind"], notice.get("step")
+        if kind == Notice.RESUMED:
+            self.resumed_at = self.last_step = self.saved_at = notice["step"]
+            self._on_notice(f"going on from step {step} of {notice['path']}, written on {notice['layout']}")
+            for sentence in notice["changed"]:
+                self._on_notice(f"  from here on {sentence}")
+        elif kind == Notice.SAVED:
+            self.saved_at = notice["step"]
+            self._on_notice(
+                f"checkpoint of step {step} is written: the step waited {notice['blocked_s']:.3f} s, "
+                f"writing took {notice['write_s']:.2f} s"
+            )
+        elif kind == Notice.STOPPED:
+            self.stopped_at = step
+        elif kind not in (Notice.SLOW, Notice.BAD_LOSS):
+            self._on_notice(notice["text"])
+
+    def _happening(self, notice: dict[str, Any]) -> None:
+        """Pass on what is an event, with what it undoes."""
+        kind, back_to = notice["kind"], notice.get("back_to")
+        if kind == Notice.SAVED:
+            self._step_s = {step: seconds for step, seconds in self._step_s.items() if step > notice["step"]}
+        if back_to is not None:
+            notice["lost_s"] = self.lost_s(back_to)
+            self._step_s.clear()
+            self.resumed_at, self.last_step = min(self.resumed_at, back_to), back_to
+        if kind in (Notice.SAVED, Notice.SLOW, Notice.BAD_LOSS):
+            self._on_event(notice)
+
+
+class LogTail:
+    """Lines of a JSON-lines file that were not read before; an unfinished last line waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Whole lines since the last call, parsed."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            block = file.read()
+        whole = block[: block.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]

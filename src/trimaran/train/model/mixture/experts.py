@@ -1,0 +1,128 @@
+"""The experts that a rank holds: MLPs of one shape, each given tokens of its own, in products that are grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trimaran.nouns.model import Model
+from trimaran.train.comm.mesh import Mesh
+from trimaran.train.model.autograd import apply
+from trimaran.train.model.mlp import Activation, approximation, gate_activation
+from trimaran.train.model.product import product
+from trimaran.train.model.tensor_parallel import add_product
+from trimaran.train.model.weight import INIT_STD, DeclaredModule, Weight, WeightSpec, residual_std
+
+
+def spans(counts: Sequence[int]) -> list[tuple[int, slice]]:
+    """Each expert that has rows, and where they are among all rows, which lie in the order of the experts."""
+    bounds = pairwise(accumulate(counts, initial=0))
+    return [(expert, slice(begin, end)) for expert, (begin, end) in enumerate(bounds) if end > begin]
+
+
+def grouped(x: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor:
+    """(rows, in) in the order of the experts and (experts, out, in) -> (rows, out)."""
+    y = x.new_empty(len(x), matrices.shape[1])
+    for expert, rows in spans(counts):
+        product(x[rows], matrices[expert].t(), out=y[rows])
+    return y
+
+
+def grouped_weight_gradient(grads: Tensor, dy: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+    """grads[e] += dy_e^T x_e for each expert e: (experts, out, in), (rows, out) and (rows, in)."""
+    for expert, rows in spans(counts):
+        add_product(grads[expert], dy[rows], x[rows])
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """y = x W_e^T of the expert e of each row, whose weight gradients are added into `main_grad` by the products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Weight, counts: Sequence[int]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.counts = weight, counts
+        return grouped(x, weight.view(len(counts), -1, x.shape[1]), counts)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        weight, counts = ctx.weight, ctx.counts
+
+        shape = (len(counts), -1, x.shape[1])
+        weight.accumulate(lambda: grouped_weight_gradient(weight.main_grad.view(shape), dy, x, counts))
+        return grouped(dy, weight.view(shape).transpose(1, 2), counts), None, None
+
+
+class _WeighedGate(torch.autograd.Function):
+    """act(gate) x up x weight of the row. What it multiplies is computed again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, weights: Tensor, activation: Activation) -> Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(gate_up, weights)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation.forward(gate).mul_(up).mul_(weights.unsqueeze(1))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate_up, weights = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        activated = ctx.activation.forward(gate)
+        d_weights = (dy * (activated * up)).sum(1, dtype=weights.dtype)
+        dy = dy * weights.unsqueeze(1).to(dy.dtype)
+        d_gate = ctx.activation.backward(dy * up, gate)
+        return torch.cat((d_gate, activated.mul_(dy)), dim=-1), d_weights, None
+
+
+class _WeighedGelu(torch.autograd.Function):
+    """gelu(x) x weight of the row, likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, approximate: str) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        ctx.approximate = approximate
+        return functional.gelu(x, approximate=approximate).mul_(weights.unsqueeze(1))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weights = ctx.saved_tensors
+        d_weights = (dy * functional.gelu(x, approximate=ctx.approximate)).sum(1, dtype=weights.dtype)
+        dy = dy * weights.unsqueeze(1).to(dy.dtype)
+        return torch.ops.aten.gelu_backward(dy, x, approximate=ctx.approximate), d_weights, None
+
+
+class Experts(DeclaredModule):
+    """This rank's experts of a layer, whole or cut over ETP by their inner width.
+
+    A token's weight multiplies what stands before the last product, so that its gradient needs no more kept than that
+    product keeps.
+    """
+
+    up: Weight
+    down: Weight
+
+    def __init__(self, model: Model, mesh: Mesh) -> None:
+        super().__init__()
+        self.gate = gate_activation(model) if model.gated_mlp else None
+        self.approximate = approximation(model)
+        e, f, h = model.experts, model.moe_ffn_hidden, model.hidden
+        # gate and up are a single matrix, as a dense layer's are
+        up = (e, model.mlp_matrices - 1, f, h)
+        degrees = (mesh.etp.size, mesh.ep.size)
+        self.declare("up", WeightSpec(up, shard_dim=2, std=INIT_STD, kind="experts"), *degrees)
+        down = WeightSpec((e, h, f), shard_dim=2, std=residual_std(model), kind="experts")
+        self.declare("down", down, *degrees)
+
+    def forward(self, x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+        """(rows, h) in the order of the experts and their weights (rows,) -> (rows, h), a part of the sum over ETP."""
+        inner = apply(_GroupedLinear, x, self.up, counts)
+        if self.gate is not None:
+            activated = apply(_WeighedGate, inner, weights, self.gate)
+        else:
+            activated = apply(_WeighedGelu, inner, weights, self.approximate)
+        return apply(_GroupedLinear, activated, self.down, counts)

@@ -1,0 +1,140 @@
+"""One step of some ranks of a training at full size, without its devices: `python -m trimaran.train.programs.dry_run`.
+
+The argument is a file with a `trimaran.protocol.dry_run.DryRunJob`; each rank is printed as a line of JSON. Every rank
+is built as in the training, of shapes on the meta device, which stands for a GPU here. What it sends goes to a process
+group that does nothing. Only where numbers decide, at the step's end, the step is not the trainer's own: its loss
+counts as finite.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # what collectives do to shapes
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trimaran.protocol.dry_run import DryRunJob, TracedCollective, TracedRank
+from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.group import Group, GroupFactory
+from trimaran.train.comm.mesh import Mesh, build_mesh
+from trimaran.train.engine.trainer import Trainer
+from trimaran.train.model.weight import WeightSpec
+from trimaran.train.programs.run_job import run_job
+from trimaran.train.programs.tracing import Trace, as_on_cuda
+from trimaran.train.text.sampler import Sampler
+
+META = torch.device("meta")
+# A process group that does nothing, on shapes too: what passes tensors on in a ring asks for its device's own.
+BACKENDS = "cpu:fake,cuda:fake,meta:fake"
+# PyTorch has AdamW's fused kernel on the meta device, and SGD's not; both change tensors in place.
+_KERNELS = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+_KERNELS.impl("_fused_sgd_", lambda *tensors, **settings: None)  # type: ignore[no-untyped-call]
+# What a group that does nothing has begun is done: it says so of nothing, and tensors that were sent would stay.
+torch._C._distributed_c10d.FakeWork.is_completed = lambda work: True  # type: ignore[method-assign, assignment]
+
+
+class _OwnGroups(GroupFactory):
+    """Makes the groups that the traced rank is in, and no others: there may be thousands."""
+
+    def __init__(self) -> None:
+        super().__init__(META)
+
+    def _make(self, ranks: tuple[int, ...], me: int, *, second: bool) -> Group | None:
+        return super()._make(ranks, me, second=second) if me in ranks else None
+
+
+class _AnyText:
+    """Samples of the right shape."""
+
+    end_of_document = 0
+
+    def __init__(self, seq_len: int) -> None:
+        self._seq_len = seq_len
+
+    def batch(self, first: int, count: int) -> NDArray[np.int64]:
+        """So many samples and their next token."""
+        return np.zeros((count, self._seq_len + 1), dtype=np.int64)
+
+
+def _shapes(name: str, spec: WeightSpec) -> Tensor:
+    return torch.empty(spec.shape, device=META)
+
+
+def trace_rank(job: TrainJob, rank: int) -> TracedRank:
+    """Build one rank and trace its first step."""
+    begin = time.perf_counter()
+    dist.init_process_group(BACKENDS, store=FakeStore(), rank=rank, world_size=job.layout.devices)
+    try:
+        mesh = build_mesh(job.layout, rank, range(job.layout.devices), _OwnGroups())
+        assert mesh is not None, "every rank of the world is in the layout"
+        trace = Trace(_names(mesh))
+        sampler = cast(Sampler, _AnyText(job.workload.seq_len))
+        with as_on_cuda():
+            trainer = Trainer(job, mesh, sampler, META, _shapes)
+            for what, tensor in _held(trainer):
+                trace.watch(tensor, what)
+            with trace:
+                trainer.forward_backward()
+                trainer.optimizer.step(learning_rate=1.0, grad_norm=2.0)
+                trainer.data_parallel.publish()
+    finally:
+        dist.destroy_process_group()
+    collectives = tuple(
+        TracedCollective(axis=axis, kind=kind, count=sent.count, size=sent.size)
+        for (axis, kind), sent in sorted(trace.sent.items())
+    )
+    return TracedRank(
+        rank=rank,
+        stage=mesh.pp.index,
+        layers=len(trainer.stage.layers),
+        parameters=trainer.flat.parameters,
+        memory=trace.held.at_peak,
+        operations=trace.operations,
+        collectives=collectives,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _names(mesh: Mesh) -> dict[str, str]:
+    """The axis that each of a rank's process groups is along.
+
+    Ranks that hold the same weights agree along `dp`, be they parts of the replicas or share sequences besides; where
+    they share sequences alone, along `cp`.
+    """
+    agreeing = [("dp", group) for group in (mesh.holders["dense"].sharers, mesh.holders["dense"].copies)]
+    axes = [(axis, mesh.along[axis]) for axis in ("dp", "pp", "cp", "tp")]
+    groups = [("world", mesh.world), ("tied", mesh.tied), *agreeing, *axes, ("pp", mesh.pp_returning)]
+    return {group.handle.group_name: axis for axis, group in groups if group.handle is not None}
+
+
+def _held(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """What a rank holds all the time, by part."""
+    for unit in trainer.flat.units:
+        yield "weights", unit.weights
+        yield "gradients", unit.grads
+    # gradients and master weights that are views of the units' are theirs
+    for grads in trainer.flat.grads:
+        yield "gradients", grads
+    for master in trainer.flat.master:
+        yield "optimizer", master
+    for tensors in trainer.optimizer.state.values():
+        for tensor in tensors:
+            yield "optimizer", tensor
+
+
+def dry_run(job: DryRunJob) -> None:
+    """Trace the ranks one after the other."""
+    for rank in job.ranks:
+        print(trace_rank(job.job, rank).model_dump_json(), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(DryRunJob, dry_run, sys.argv[1:]))

@@ -1,0 +1,141 @@
+"""Containers, modules and interpreters of a sweep's Slurm section stand in the commands that Slurm is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.slurm import slurm_launcher
+from trimaran.bench.launch.slurm.node import exit_file
+from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher, step_of
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.slurm_settings import SlurmSettings
+from trimaran.protocol import rank_process
+from trimaran.protocol.exits import USER_ERROR
+from trimaran.protocol.files import RunFile
+from trimaran.study.stated import runnable_recipe
+
+FOLDER = Path(slurm_launcher.__file__).parent
+NODE, MODULES = str(FOLDER / "node.py"), str(FOLDER / "modules.sh")
+# What a site's Lmod or Environment Modules gives every shell, as bash hands functions on.
+FAKE_MODULE = '() { if [ "$2" = nosuch/1 ]; then echo "no $2" >&2; return 1; fi; shift; export A_VARIANT_HAS="$*"; }'
+
+
+def launch(folder: Path, *reads: Path) -> Launch:
+    return Launch(command=(sys.executable, "worker.py"), ranks=4, out_dir=folder, ranks_per_node=2, reads=reads)
+
+
+def test_a_step_is_as_before_where_nothing_more_is_stated(tmp_path: Path) -> None:
+    step = step_of(launch(tmp_path), SlurmSettings(), 2, "7")
+    assert step[-6:] == [sys.executable, "-I", "-S", NODE, "rank", str(tmp_path / "launch.json")]
+    assert not any("container" in word for word in step) and MODULES not in step
+
+
+def test_a_container_has_the_folders_of_the_run_and_the_interpreter_of_the_image(tmp_path: Path) -> None:
+    trials, data = tmp_path / "trials", tmp_path / "data"
+    settings = SlurmSettings(
+        container_image="registry.example#team/trimaran:1.0",
+        container_mounts=("/corpus:/corpus:ro", "/scratch:/scratch"),
+        python="/opt/venv/bin/python",
+    )
+    step = step_of(launch(trials / "a", data), settings, 2, "7")
+    assert "--container-image=registry.example#team/trimaran:1.0" in step
+    (mounts,) = [word.partition("=")[2].split(",") for word in step if word.startswith("--container-mounts=")]
+    paths = (trials, data, NODE, rank_process.__file__)
+    assert mounts == [*(f"{path}:{path}" for path in paths), "/corpus:/corpus:ro", "/scratch:/scratch"]
+    assert step[-6:-2] == ["/opt/venv/bin/python", "-I", "-S", NODE]
+    assert step.index("/opt/venv/bin/python") > max(i for i, word in enumerate(step) if word.startswith("--"))
+    with pytest.raises(TrimaranError, match="its name holds a comma or a colon"):
+        step_of(launch(trials / "a", tmp_path / "a,b"), settings, 2, "7")
+
+
+def test_modules_are_loaded_by_a_login_shell_that_reads_nothing_of_the_sweep(tmp_path: Path) -> None:
+    settings = SlurmSettings(modules=("cuda/12.4", "gcc/13+cuda"), python="/opt/python")
+    step = step_of(launch(tmp_path), settings, 2, None)
+    shell = step.index("bash")
+    assert step[shell : shell + 7] == ["bash", "-l", MODULES, str(tmp_path), "cuda/12.4", "gcc/13+cuda", "--"]
+    assert step[shell + 7] == "/opt/python"
+
+
+def run_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    variables = {"BASH_FUNC_module%%": FAKE_MODULE, "SLURM_PROCID": "3", "SLURMD_NODENAME": "n2"}
+    return subprocess.run(
+        ["bash", "-l", MODULES, str(folder), *words],
+        env=os.environ | variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_script_becomes_the_command_with_its_modules(tmp_path: Path) -> None:
+    look = "import os, sys; print(os.environ['A_VARIANT_HAS'], sys.argv[1:])"
+    done = run_script(tmp_path, "cuda/12.4", "gcc/13", "--", sys.executable, "-c", look, "a b", "$(id)", "--")
+    assert done.stdout.splitlines()[-1] == "cuda/12.4 gcc/13 ['a b', '$(id)', '--']", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_is_not_there_is_a_refusal_of_that_rank(tmp_path: Path) -> None:
+    run_script(tmp_path, "nosuch/1", "--", "true")
+    ending = json.loads(exit_file(tmp_path, 3).read_text())
+    assert ending == {"code": USER_ERROR, "oom": False, "asked_to_end": False}
+    said = RunFile.STDERR.of(tmp_path, 3).read_text()
+    assert said == "trimaran: module load nosuch/1 failed on node n2: no nosuch/1 (modules of [sweep.slurm])\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"container_mounts": ["/a:/a"]}, "container_image is not stated"),
+        ({"container_image": "image"}, "python is not"),
+        ({"container_image": "image", "python": "/p", "modules": ["cuda"]}, "drop one of them"),
+        ({"modules": ["cuda; id"]}, "pattern"),
+        ({"modules": ["-x"]}, "pattern"),
+        ({"modules": ["--"]}, "pattern"),
+        ({"python": "python3"}, "pattern"),
+        ({"container_image": "image --wrap", "python": "/p"}, "pattern"),
+        ({"container_image": "image", "python": "/p", "container_mounts": ["/a:/b,/c:/d"]}, "pattern"),
+        ({"container_image": "image", "python": "/p", "container_mounts": ["a:/b"]}, "pattern"),
+    ],
+)
+def test_what_makes_no_sense_or_is_hostile_is_refused(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        SlurmSettings.model_validate(fields)
+
+
+def test_an_image_or_an_interpreter_needs_trust(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    model = '[model]\nname = "gpt3-1b3"\n[workload]\nseq_len = 2048\nglobal_batch = 8\n[sweep.slurm]\n'
+    for section in ('python = "/opt/python"', 'container_image = "evil"\npython = "/usr/bin/python3"'):
+        recipe.write_text(model + section)
+        with pytest.raises(TrimaranError, match=r"sweep\.slurm: .*add --trust"):
+            runnable_recipe(recipe, trust=False)
+        assert runnable_recipe(recipe, trust=True).sweep.slurm
+    recipe.write_text(model + 'modules = ["cuda/12.4"]')
+    runnable_recipe(recipe, trust=False)
+
+
+def test_ranks_run_under_the_nodes_interpreter_and_a_variant_s_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch file that a node reads, as a real launcher writes it for a stand-in of srun."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "srun", "squeue", "scancel"):
+        (programs / name).write_text('#!/bin/sh\necho "$@"\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    launcher = SlurmLauncher(SlurmSettings(python="/opt/python"))
+    for program, wanted in ((sys.executable, "/opt/python"), ("/variant/python", "/variant/python")):
+        folder = tmp_path / "runs" / wanted.strip("/").replace("/", "-")
+        folder.mkdir(parents=True)
+        ranks = launcher.start(Launch(command=(program, "w.py"), ranks=4, out_dir=folder, ranks_per_node=2))
+        assert json.loads((folder / "launch.json").read_text())["command"] == [wanted, "w.py"]
+        ranks.kill()
+    launcher.close()

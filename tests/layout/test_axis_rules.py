@@ -1,0 +1,87 @@
+"""Rules on hybrid sharding, parts of sequences and experts: what they refuse, and what each is of."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimaran.api import workload_of
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import violations
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+CLUSTER = load_cluster("dgx-h100").model_copy(update={"nodes": 512})
+NAMES = ("megatron-core", "torchtitan", "deepspeed", "trimaran")
+MEGATRON, TORCHTITAN, DEEPSPEED, TRIMARAN = (load_stack(name) for name in NAMES)
+ALLTOALL = Stack(name="any", precisions=("bf16",), expert_parallel=True, dispatchers=("alltoall",))
+
+
+def broken(layout: str, stack: Stack, model: str = "llama3-8b", seq_len: int = 8192) -> dict[str, str]:
+    """The rules that a layout breaks, each with what it is of."""
+    workload = workload_of(model, 512, seq=seq_len)
+    parsed = parse_layout(f"{layout},bf16")
+    return {violation.rule: violation.of for violation in violations(parsed, workload, CLUSTER, stack)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "stack", "rules"),
+    [
+        ("dp64,shard8,fsdp", TORCHTITAN, {}),
+        ("dp64,shard64,fsdp", TORCHTITAN, {}),
+        ("dp64,shard8,zero1", MEGATRON, {}),
+        ("dp64,shard8,zero2", TRIMARAN, {}),
+        ("dp64,shard8,zero1", DEEPSPEED, {"hybrid_sharding": "software"}),
+        ("dp64,shard12,fsdp", TORCHTITAN, {"shard": "arithmetic"}),
+        ("dp64,shard8", TORCHTITAN, {"hybrid_sharding": "software"}),
+        ("dp64,shard1,fsdp", TORCHTITAN, {"hybrid_sharding": "software"}),
+        ("cp4", MEGATRON, {}),
+        ("cp8,cp-ulysses", MEGATRON, {}),
+        ("cp16,cp-ulysses", MEGATRON, {"context_kv_heads": "software"}),
+        ("cp16,cp-ulysses,fsdp", DEEPSPEED, {}),
+        ("cp8,shard1,fsdp", TORCHTITAN, {}),
+        ("tp8,cp8,sp,cp-ulysses", MEGATRON, {"context_heads": "arithmetic", "context_kv_heads": "software"}),
+        ("cp4,tp2,cp-ulysses", TRIMARAN, {}),
+        ("cp16,cp-ulysses", TRIMARAN, {"context_kv_heads": "software"}),
+        ("cp4", ALLTOALL, {"context_parallel": "software"}),
+        ("cp4,cp-ulysses", TORCHTITAN, {"context_parallel": "software"}),
+        ("cp3", MEGATRON, {"context_tokens": "arithmetic", "context_halves": "software"}),
+        ("cp8192", MEGATRON, {"context_halves": "software", "devices": "machine"}),
+        ("ep8", MEGATRON, {"experts": "arithmetic"}),
+        ("ep1,etp1", MEGATRON, {}),
+    ],
+)
+def test_layouts_break_the_rules_of_their_axes(layout: str, stack: Stack, rules: dict[str, str]) -> None:
+    assert broken(layout, stack) == rules
+
+
+def test_every_sentence_names_both_numbers_and_a_way_out() -> None:
+    workload = workload_of("llama3-8b", 512, seq=8192)
+    for layout, numbers in (("dp64,shard12,fsdp", ("12", "64")), ("cp3", ("8192", "3")), ("cp8192", ("8192", "2 x"))):
+        for violation in violations(parse_layout(f"{layout},bf16"), workload, CLUSTER, TORCHTITAN):
+            if violation.rule != "devices":
+                assert all(number in violation.sentence for number in numbers)
+                assert ": choose" in violation.sentence
+
+
+@pytest.mark.parametrize(
+    ("layout", "stack", "rules"),
+    [
+        ("dp8,ep8", ALLTOALL, {}),
+        ("dp4,tp2,ep8,etp1", ALLTOALL, {}),
+        ("dp2,cp2,tp2,ep8,etp1", MEGATRON, {}),
+        ("dp4,tp2,ep8", ALLTOALL, {"expert_fold": "arithmetic"}),
+        ("dp16,ep16", ALLTOALL, {"experts": "arithmetic"}),
+        ("dp8,tp2,ep4,etp4", ALLTOALL, {"expert_parallel": "software"}),
+        ("dp4,tp4,ep4,etp2", ALLTOALL, {"expert_parallel": "software"}),
+        ("dp4,tp4,ep4,etp2", MEGATRON, {}),
+        ("dp8,ep8", TRIMARAN, {}),
+        ("dp8,ep8,dispatch-deepep", ALLTOALL, {"expert_parallel": "software"}),
+        ("dp8,ep8,dispatch-deepep", MEGATRON, {}),
+    ],
+)  # fmt: skip
+def test_experts_lie_as_their_number_and_the_stack_allow(layout: str, stack: Stack, rules: dict[str, str]) -> None:
+    mixture = Workload.model_construct(model=load_model("mixtral-8x7b"), seq_len=4096, global_batch=96, ramp_up=None)
+    found = violations(parse_layout(f"{layout},bf16"), mixture, CLUSTER, stack)
+    axes = {"experts", "expert_fold", "expert_parallel"}
+    assert {violation.rule: violation.of for violation in found if violation.rule in axes} == rules

@@ -1,0 +1,174 @@
+"""The search over shared sequences and parts of replicas finds what asking every layout by itself would find."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trimaran.api import workload_of
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate_many, simulated_many
+from trimaran.cost.grid import LayoutGrid
+from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.layout import axes
+from trimaran.layout.axes import PROPOSED_PLACEMENTS
+from trimaran.layout.layout import Layout
+from trimaran.layout.rules import violations
+from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.model import Model
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+from trimaran.planner.explain.ways_out import ways_out
+from trimaran.planner.planner import MANY_DEVICES, WORTH_DOUBLING, plan
+from trimaran.planner.search import search
+
+# All that a search can choose of axes, and little else, which other tests hold.
+STACK = Stack(
+    name="axes", flash_attention=True, zero_stages=(0, 1, 3), dp_kinds=("all_reduce", "fully_sharded"),
+    schedules=("1f1b",), precisions=("bf16",), recomputes=("none", "full"), overlap_dp=0.5,
+    context_parallel=("all_gather", "ring", "ulysses"), hybrid_zero_stages=(1, 3), uneven_stages=False,
+)  # fmt: skip
+ALL = 10_000
+
+
+def small_cluster(nodes: int, per_node: int, mem_gib: float) -> Cluster:
+    device = Device(
+        name="small", kind="gpu", peak_tflops={"bf16": 100.0}, mem_gib=mem_gib, mem_bandwidth_gb_s=1000.0,
+        multiprocessors=80,
+    )  # fmt: skip
+    fast, slow = Link(bandwidth_gbps=1000, latency_us=5), Link(bandwidth_gbps=100, latency_us=20)
+    return Cluster(name="small", device=device, nodes=nodes, devices_per_node=per_node, intra=fast, inter=slow)
+
+
+def every_layout(workload: Workload, cluster: Cluster) -> list[Layout]:
+    """Brute force: the noun itself for every combination that is worth proposing, asked through `violations`."""
+    n, found = cluster.devices, []
+    degrees = [d for d in product(range(1, n + 1), repeat=4) if np.prod(d) <= n]
+    for (dp, tp, cp, pp), mbs in product(degrees, range(1, workload.global_batch + 1)):
+        if workload.global_batch % (dp * mbs) or workload.seq_len % cp or workload.seq_len // cp < axes.LEAST_TOKENS:
+            continue
+        kinds = ("ring", "all_gather", "ulysses") if cp > 1 else ("ring",)
+        zeros = ((0, "all_reduce"), (1, "all_reduce"), (3, "fully_sharded")) if dp * cp > 1 else ((0, "all_reduce"),)
+        for kind, (zero, dp_kind), recompute, shard in product(kinds, zeros, ("none", "full"), (0, 2, 4, 8)):
+            nodes = shard * cp * tp / cluster.devices_per_node
+            if shard and (zero == 0 or shard >= dp or nodes not in (1, 4, 16)):
+                continue
+            layout = Layout(
+                dp=dp, tp=tp, cp=cp, pp=pp, mbs=mbs, cp_kind=kind, zero_stage=zero, dp_kind=dp_kind, shard=shard,
+                recompute=recompute, precision="bf16",
+            )  # fmt: skip
+            if not any(violations(layout, workload, cluster, STACK)):
+                orders = PROPOSED_PLACEMENTS if not shard else PROPOSED_PLACEMENTS[:1]
+                found += [layout.model_copy(update={"placement": order}) for order in orders]
+    return found
+
+
+def key(layout: Layout) -> tuple[object, ...]:
+    """A ranking tells layouts apart by all but placement, the way of sharing sequences and parts of replicas."""
+    return (layout.dp, layout.tp, layout.cp, layout.pp, layout.mbs, layout.zero_stage, layout.recompute)
+
+
+def by_brute_force(workload: Workload, cluster: Cluster) -> dict[tuple[object, ...], float]:
+    layouts, case = every_layout(workload, cluster), Case.of(workload, cluster, STACK)
+    grid = LayoutGrid.from_layouts(layouts, workload, STACK)
+    found = estimate_many(case, grid)
+    best: dict[tuple[object, ...], int] = {}
+    for row in np.flatnonzero(found.mem_gib <= cluster.device.mem_gib * 0.95).tolist():
+        one = key(layouts[row])
+        if one not in best or found.sec_per_it[row] < found.sec_per_it[best[one]]:
+            best[one] = row
+    some = grid.take(np.array(list(best.values()), dtype=np.int64))
+    played = simulated_many(case, some, estimate_many(case, some))
+    return dict(zip(best, played.sec_per_it.tolist(), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _every_gain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of a test are short, and gains that nobody would see are tried too."""
+    monkeypatch.setattr(axes, "LEAST_TOKENS", 64)
+    monkeypatch.setattr(search, "LEAST_GAIN", 0.0)
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.sampled_from([128, 256, 1024]), st.sampled_from([1, 2, 4, 6]),
+    st.integers(1, 3), st.sampled_from([2, 4]), st.floats(1.6, 4.0),
+)  # fmt: skip
+def test_search_finds_what_brute_force_finds(
+    heads: int, layers: int, seq: int, gbs: int, nodes: int, per_node: int, mem_gib: float
+) -> None:
+    model = Model(name="m", layers=layers, hidden=heads * 128, heads=heads, vocab=20_000, max_positions=seq)
+    workload = Workload(model=model, seq_len=seq, global_batch=gbs)
+    cluster = small_cluster(nodes, per_node, mem_gib)
+    expected = by_brute_force(workload, cluster)
+    try:
+        found = plan(workload, cluster, STACK, top=ALL)
+    except TrimaranError:
+        assert not expected
+        return
+    ranked = {key(entry.layout): entry.sec_per_it for entry in found.entries}
+    assert ranked == pytest.approx(expected)
+    few = plan(workload, cluster, STACK, top=3).entries
+    assert few[0].sec_per_it <= 1.01 * min(expected.values())
+    assert [entry.sec_per_it for entry in few[1:]] == pytest.approx(
+        sorted(value for value in expected.values() if value != pytest.approx(few[0].sec_per_it))[: len(few) - 1],
+        rel=0.01,
+    )
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
+@pytest.mark.parametrize("stack", ["megatron-core", "torchtitan"])
+def test_long_sequences_on_64_gpus_are_shared_out(model: str, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    found = plan(workload_of(model, 64, seq=131_072), load_cluster("dgx-h100"), load_stack(stack), devices=64, top=3)
+    assert found.best.layout.cp > 1
+    assert found.best.estimate.fits
+
+
+def test_where_nothing_fits_the_sentence_says_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    workload, cluster = workload_of("llama3-70b", 64, seq=131_072), load_cluster("dgx-h100")
+    with pytest.raises(TrimaranError, match=r"what would help: CP \d+ .*torch-fsdp has not, .*megatron-core.* have"):
+        plan(workload, cluster, load_stack("torch-fsdp"), devices=64)
+    with pytest.raises(TrimaranError, match=r"what would help: .*where cp is not held at 1.*"):
+        plan(workload, cluster, load_stack("megatron-core"), devices=64, fixed={"cp": 1, "recompute": "none"})
+    large = workload_of("llama3-405b", 64, seq=131_072)
+    with pytest.raises(TrimaranError, match=r"what would help: 512 devices$"):
+        plan(large, cluster, load_stack("megatron-core"), devices=64)
+    assert plan(large, cluster, load_stack("megatron-core"), devices=512, top=1).best.layout.cp > 1
+
+
+def test_a_way_out_is_what_the_cost_model_says_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    case = Case.of(workload_of("llama3-8b", 8, seq=131_072), load_cluster("dgx-h100"), load_stack("megatron-core"))
+    layout = Layout(dp=8, tp=1, zero_stage=1, precision="bf16", recompute="full")
+    assert ways_out(layout, case, 1e9, {}, 0).startswith("; what would help: CP 2 (")
+    assert ways_out(layout, case, 1.0, {}, 0) == ""
+
+
+@pytest.mark.proof
+def test_on_a_cluster_of_thousands_a_sensible_number_of_devices_is_planned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    workload, cluster, stack = workload_of("llama3-8b", 512), load_cluster("dgx-h100"), load_stack("megatron-core")
+    assert cluster.devices > MANY_DEVICES
+    found = plan(workload, cluster, stack, top=1)
+    assert found.devices < cluster.devices / 4
+    assert found.best.mfu > 0.3
+    (note,) = [note for note in found.notes if "planned on" in note]
+    assert f"{found.devices} of the {cluster.devices} devices" in note
+    seconds = {
+        times: plan(workload, cluster, stack, devices=int(found.devices * times), top=1).best.sec_per_it
+        for times in (0.5, 1, 2)
+    }
+    # the simulation of pipelines decides the last per cents
+    assert seconds[0.5] / seconds[1] > 0.97 * WORTH_DOUBLING
+    assert seconds[1] / seconds[2] < 1.03 * WORTH_DOUBLING
+    whole = plan(workload, cluster, stack, top=1, devices=cluster.devices)
+    assert whole.devices == cluster.devices

@@ -1,0 +1,133 @@
+"""How long a training takes on machines that fail: closed form, simulation, and what a plan says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trimaran.planner.goodput.expected import (
+    Faulty,
+    best_interval_s,
+    daly_s,
+    expected,
+    waiting_share,
+    young_s,
+)
+from trimaran.planner.goodput.simulate import simulated_s
+
+HOUR, DAY = 3600.0, 86400.0
+# 16,384 devices of which one fails every three hours, as Llama 3's did
+LARGE = Faulty(work_s=50 * DAY, rate=419 / (54 * DAY), every_s=600, save_s=5, detect_s=60, restart_s=600)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        LARGE,
+        replace(LARGE, rate=LARGE.rate / 100, every_s=4 * HOUR),
+        replace(LARGE, rate=1 / HOUR, every_s=0.5 * HOUR, save_s=300, restart_s=900),  # a fault an hour
+        replace(LARGE, away_share=0.78, repair_s=24 * HOUR, spares=4),  # six are away in the mean
+        replace(LARGE, away_share=0.78, repair_s=24 * HOUR, spares=12),
+        replace(LARGE, rate=0.0),
+    ],
+    ids=["large", "small", "dying", "short of spares", "enough spares", "no faults"],
+)
+def test_a_simulation_agrees_with_the_closed_form(training: Faulty) -> None:
+    runs = simulated_s(training, runs=100, seed=1)
+    assert runs.mean() == pytest.approx(expected(training).total_s, rel=0.02)
+
+
+def test_a_simulation_repeats_by_its_seed() -> None:
+    assert np.array_equal(simulated_s(LARGE, 10, seed=3), simulated_s(LARGE, 10, seed=3))
+    assert not np.array_equal(simulated_s(LARGE, 10, seed=3), simulated_s(LARGE, 10, seed=4))
+
+
+@pytest.mark.parametrize("save_s", [0.1, 5.0, 120.0, 1800.0])
+def test_the_best_interval_is_where_the_expected_time_is_least(save_s: float) -> None:
+    best = best_interval_s(save_s, LARGE.rate)
+    least = expected(replace(LARGE, every_s=best, save_s=save_s)).total_s
+    for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0):
+        assert expected(replace(LARGE, every_s=best * factor, save_s=save_s)).total_s >= least
+    assert daly_s(save_s, LARGE.rate) == pytest.approx(best, rel=0.02)
+
+
+def test_young_and_daly_part_where_checkpoints_take_as_long_as_the_machine_lives() -> None:
+    assert young_s(0.1, LARGE.rate) == pytest.approx(best_interval_s(0.1, LARGE.rate), rel=0.01)
+    rare = 1 / (2 * HOUR)
+    assert young_s(HOUR, rare) > 1.4 * best_interval_s(HOUR, rare)
+    assert daly_s(HOUR, rare) == pytest.approx(best_interval_s(HOUR, rare), rel=0.1)
+
+
+def test_parts_add_up_and_more_spares_wait_less() -> None:
+    found = expected(LARGE)
+    assert found.total_s == pytest.approx(
+        LARGE.work_s / LARGE.every_s
+        * math.expm1(LARGE.rate * 605) * math.exp(LARGE.rate * 600) * (1 / LARGE.rate + 60)
+    )  # fmt: skip
+    shares = [waiting_share(replace(LARGE, away_share=1, repair_s=DAY, spares=spares)) for spares in range(20)]
+    assert shares == sorted(shares, reverse=True) and shares[0] > 0.8 and shares[-1] < 1e-3
+    never = expected(replace(LARGE, rate=1.0))
+    assert never.total_s == math.inf and never.goodput == 0.0
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+QUESTION = ("plan", "--model", "gpt3-13b", "--cluster", "dgx-h100", "--devices", "64", "--gbs", "512", "--top", "1")
+
+
+def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
+    told = trimaran(*QUESTION, "--tokens", "300e9", "--price", "2").stdout
+    assert "days and cost above assume that nothing fails. With the faults of llama3-h100" in told
+    assert "assumed: faults are those of llama3-h100, since cluster dgx-h100 states none" in told
+    assert "assumed: a restart takes 15 minutes" in told and ", P90 " in told
+    assert "nothing fails" not in trimaran(*QUESTION).stdout
+    none = trimaran("plan", "--model", "fugaku-gpt-1b3", "--cluster", "fugaku-a64fx", "--gbs", "512", "--tokens", "1e9")
+    assert "days and cost assume that nothing fails: [faults] of the cluster" in none.stdout, none.stderr
+
+
+def test_stated_faults_are_answered_with_spares_spot_and_fewer_nodes(trimaran: Run, tmp_path: Path) -> None:
+    faults = tmp_path / "mine.toml"
+    faults.write_text(
+        "faults = 80\ndays = 10\ndevices = 64\nrestart_s = 300\ndetect_s = 30\nsave_s = 1\nrepair_hours = 12\n"
+        "preemptions_per_device_day = 0.2\n"
+    )
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        'device = "h100-sxm"\nnodes = 8\ndevices_per_node = 8\nprice_per_device_hour = 2\n'
+        'spot_price_per_device_hour = 1\nfaults = "mine.toml"\n'
+        "[intra]\nbandwidth_gbps = 3600\nlatency_us = 2\n[inter]\nbandwidth_gbps = 3200\nlatency_us = 4\n"
+    )
+    question = ("plan", "--model", "gpt3-13b", "--cluster", str(cluster), "--gbs", "512", "--top", "1")
+    done = trimaran(*question, "--tokens", "300e9", "--format", "json")
+    found = json.loads(done.stdout)["goodput"]
+    shares = [found[part] for part in ("work", "checkpoints", "lost", "restarts", "waiting")]
+    assert sum(shares) == pytest.approx(1) and min(shares) > 0
+    assert found["days_without"] / found["days"] == pytest.approx(found["work"])
+    assert found["days_without"] < found["days_p50"] < found["days_p90"]
+    # 8 faults a day, and half a day away: four nodes are in the mean
+    costs = [row["cost"] for row in found["spares"]]
+    assert found["spares_that_pay"] == costs.index(min(costs)) > 0
+    fewer = found["fewer_nodes"]
+    assert fewer["nodes"] == 4 and fewer["slower"] > 1.5 and fewer["better"]
+    # a machine that is short of nodes most of the time is better used by a layout that leaves some to stand by, or that
+    # goes on with fewer
+    fewest, *others = found["layouts"]
+    assert all(fewest["days"] <= row["days"] for row in others) and len(others) == 2
+    fastest = next(row for row in found["layouts"] if row["layout"] == found["layout"])
+    assert fastest["days"] == pytest.approx(min(found["days"], fewer["days"])) and fastest["fewer_nodes"]
+    assert fewest["spare_nodes"] == 2 and fewest["devices"] == 48 and fewest["days_without"] > fastest["days_without"]
+    told = trimaran(*question, "--tokens", "300e9").stdout
+    assert f"fewest expected days: {fewest['layout']} with 2 spare nodes" in told
+    assert found["spot"]["days"] > found["days"] and found["spot"]["hours_between_faults"] < 3
+
+    faults.write_text("faults = 1e6\ndays = 1\ndevices = 64\n")
+    refused = trimaran(*question, "--tokens", "300e9")
+    assert refused.returncode == 2 and "the training never ends" in refused.stderr
+    faults.write_text("faults = 1\ndays = 1\n")
+    assert "devices" in trimaran(*question).stderr

@@ -1,0 +1,111 @@
+"""Bad steps: told alike on every layout, and stopped at, skipped, or gone back from as the recipe says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pool import Pool, Run
+from trimaran.protocol.job import TrainJob
+from trimaran.recipe.train_settings import TrainSettings
+from trimaran.train.engine.bad_steps import Losses
+from trimaran.train.state.manifest import read_manifest, saved_steps
+
+Maker = Callable[..., TrainJob]
+BATCH = 24
+LAYOUTS = ["dp2,mbs12", "dp2,tp2,pp2,mbs6,zero1"]
+
+
+@pytest.fixture
+def train(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
+    """Train to the end, a checkpoint every second step; `poison` are samples whose batch has no finite loss."""
+
+    def run(layout: str, *, poison: tuple[int, ...] = (), folder: str = "checkpoints", **settings: object) -> Run:
+        constant = {"learning_rate": 1e-3, "min_learning_rate": 1e-3, "checkpoint_every": 2}
+        job = make_job(layout, **{**constant, **settings})
+        return pool.run(job.model_copy(update={"checkpoint_dir": str(tmp_path / folder)}), poison=poison)
+
+    return run
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(each, marks=pytest.mark.proof) for each in LAYOUTS[1:])])
+def test_a_training_goes_back_and_leaves_out_the_data_of_a_bad_batch(train: Callable[..., Run], layout: str) -> None:
+    poison = (4 * BATCH + 7,)  # of step 5, the first behind a checkpoint
+    skipped = train(layout, steps=9, poison=poison, on_bad_loss="skip", folder="skip")
+    back = train(layout, steps=8, poison=poison, on_bad_loss="go_back")
+    assert math.isnan(back.losses[4]) and math.isnan(skipped.losses[4])
+    # one more step is made, and what follows is the data behind it; nothing of the bad batch is left
+    assert len(back.losses) == 9
+    assert back.losses[:4] + back.losses[5:] == skipped.losses[:4] + skipped.losses[5:]
+    (told,) = back.of_kind("bad_loss")
+    assert (told["step"], told["back_to"]) == (5, 4) and told["done"].startswith("goes back to step 4, and on with")
+    (told,) = skipped.of_kind("bad_loss")
+    assert told["back_to"] is None and told["why"] == "the loss is not finite: nan"
+
+
+def test_the_data_position_behind_a_bad_batch_is_saved(train: Callable[..., Run], tmp_path: Path) -> None:
+    train("dp2,mbs12", steps=6, poison=(5 * BATCH,), on_bad_loss="go_back")
+    newest = read_manifest(tmp_path / "checkpoints" / "step-00000006")
+    assert newest.consumed_samples == 8 * BATCH  # steps 5 and 6 of the first try are left out
+    # before there is a checkpoint, the batch alone is left out
+    early = train("dp2,mbs12", steps=3, poison=(0,), on_bad_loss="go_back", folder="early")
+    assert early.of_kind("bad_loss")[0]["back_to"] is None and len(early.losses) == 3
+
+
+@pytest.mark.parametrize(("policy", "made"), [("stop", 7), ("skip", 7), ("go_back", 7)])
+def test_a_stated_count_of_bad_steps_ends_a_training_and_the_good_checkpoint_stays(
+    train: Callable[..., Run], tmp_path: Path, policy: str, made: int
+) -> None:
+    rotten = tuple(range(4 * BATCH, 40 * BATCH, BATCH))
+    run = train("dp2,mbs12", steps=20, poison=rotten, on_bad_loss=policy, bad_steps=3)
+    assert len(run.losses) == made and len(run.of_kind("bad_loss")) == 3
+    (refused,) = run.of_kind("refused")
+    assert "is not finite" in refused["text"] and "lower train.learning_rate" in refused["text"]
+    assert "the 3. bad step" in refused["text"] if policy == "go_back" else "from step 5 on, 3 steps" in refused["text"]
+    if policy != "skip":
+        assert saved_steps(tmp_path / "checkpoints")[0] == 4
+
+
+@pytest.mark.proof
+def test_layouts_agree_on_which_steps_leap(train: Callable[..., Run]) -> None:
+    """At a rate of all but zero losses scatter around one median, and some stand out by half a sigma."""
+    flat = {"steps": 30, "learning_rate": 1e-6, "min_learning_rate": 1e-6, "on_bad_loss": "skip",
+            "spike_sigmas": 0.5, "spike_steps": 10, "bad_steps": 100}  # fmt: skip
+    runs = [train(layout, folder=layout[:3], **flat) for layout in ("dp2,mbs12", "tp2,mbs24")]
+    first, second = ([notice["step"] for notice in run.of_kind("bad_loss")] for run in runs)
+    assert first and first == second
+    assert "the median of 10 steps" in runs[0].of_kind("bad_loss")[0]["why"]
+
+
+def judged(losses: list[float], **settings: object) -> list[int]:
+    judge = Losses(TrainSettings.model_validate(settings))
+    return [place for place, loss in enumerate(losses) if judge.judge(loss, 1.0)]
+
+
+def test_a_leap_is_told_by_the_median_of_good_steps_and_not_before_there_are_enough() -> None:
+    falling = [5.0 - step / 100 + 0.01 * (-1) ** step for step in range(100)]
+    leaps = {"spike_sigmas": 6.0, "spike_steps": 20}
+    assert judged(falling, **leaps) == []
+    assert judged([*falling[:50], 5.5, *falling[50:]], **leaps) == [50]
+    assert judged([*falling[:10], 9.0, *falling[10:]], **leaps) == [], "no median of 20 steps yet"
+    # one that stays is told again and again: what is bad is no part of the median
+    assert judged([*falling[:50], *[7.0] * 5], **leaps) == [50, 51, 52, 53, 54]
+    assert judged([*falling[:50], 50.0, math.nan, math.inf]) == [51, 52], "leaps are off by default"
+
+
+def test_what_leaps_are_told_by_outlives_a_checkpoint() -> None:
+    settings = TrainSettings(spike_sigmas=6.0, spike_steps=10)
+    before, after = Losses(settings), Losses(settings)
+    for step in range(30):
+        assert before.judge(3.0 + 0.01 * (step % 3), 1.0) is None
+    after.recent = before.recent
+    assert len(after.recent) == 10 and after.judge(4.0, 1.0) == before.judge(4.0, 1.0) is not None
+    assert before.judge(3.0, math.inf) == "the gradient's norm is not finite: inf" and before.judge(3.0, None) is None
+
+
+def test_a_training_without_checkpoints_cannot_go_back() -> None:
+    with pytest.raises(ValueError, match=r"on_bad_loss is .go_back. and checkpoint_every is 0"):
+        TrainSettings(on_bad_loss="go_back", checkpoint_every=0)
