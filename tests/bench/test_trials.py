@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_helpers import LIMITS, fake_worker, processes_that_name
+from trial_helpers import LIMITS, fake_worker, processes_that_name, start_silent_ranks_and_kill_the_launcher
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.port import HeldPort
 from trimaran.bench.trial.trial import prepare_trial, run_trial
@@ -208,29 +207,12 @@ def test_what_an_interrupted_run_left_is_not_mistaken_for_a_result(
 
 
 def test_ranks_die_with_a_launcher_that_is_killed(recipe: Recipe, tmp_path: Path) -> None:
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trial_helpers import fake_worker\n"
-        "from pathlib import Path; from trimaran.bench.launch.contract import *\n"
-        "from trimaran.bench.launch.local import LocalLauncher\n"
-        "out = Path(sys.argv[2]); (out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
-        "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 3, out)\n"
-        "ranks = LocalLauncher().start(launch)\n"
-        "print('started', flush=True); input()\n"
-    )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "started\n"
+    local = "from trimaran.bench.launch.local import LocalLauncher\nlauncher = LocalLauncher()"
+    start_silent_ranks_and_kill_the_launcher(tmp_path, local, "", ranks=3)
     deadline = time.monotonic() + 20
-    while len(processes_that_name("fake_worker.py silent")) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    launcher.kill()
-    launcher.communicate()
     while processes_that_name(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert not processes_that_name(str(tmp_path))
 
 
 def test_a_held_port_is_given_to_nobody_else_and_still_serves_its_trial() -> None:

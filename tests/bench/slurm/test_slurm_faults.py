@@ -17,7 +17,7 @@ from on_slurm import LIMITS, SUBMITS, squeue
 from virtual_cluster import killed_node
 
 from command import tiny_recipe
-from trial_helpers import fake_worker, processes_that_name
+from trial_helpers import fake_worker, processes_that_name, start_silent_ranks_and_kill_the_launcher
 from trimaran.bench.launch.slurm import slurm_ranks
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.sweep import run_sweep
@@ -198,30 +198,16 @@ def test_what_serves_the_ranks_is_no_part_of_the_layout(
 def test_what_a_killed_sweep_left_on_the_nodes_ends_by_itself(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
 ) -> None:
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path\nfrom trial_helpers import fake_worker\n"
-        "from trimaran.bench.launch.contract import Launch\n"
+    slurm = (
         "from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher\n"
         "from trimaran.nouns.slurm_settings import SlurmSettings\n"
-        "out = Path(sys.argv[2]) / 'trial'; out.mkdir()\n"
-        "(out / 'job.json').write_text('{\"out_dir\": \"' + str(out) + '\", \"steps\": 3}')\n"
-        "launch = Launch((*fake_worker('silent'), str(out / 'job.json')), 4, out, ranks_per_node=2)\n"
-        "ranks = SlurmLauncher(SlurmSettings(submit=sys.argv[3])).start(launch)\n"
-        "print('started', flush=True); input()\n"
+        f"launcher = SlurmLauncher(SlurmSettings(submit={submit!r}))"
     )
-    environment = {**os.environ, "TRIMARAN_LOST_AFTER_S": "3"}
-    sweep = subprocess.Popen(
-        [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(tmp_path), submit],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    assert sweep.stdout is not None
-    assert sweep.stdout.readline() == "started\n"
-    deadline = time.monotonic() + 20
-    while len(processes_that_name("fake_worker.py silent")) < 4 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    sweep.kill()
-    sweep.communicate()
+    trial = tmp_path / "trial"
+    trial.mkdir()
+    start_silent_ranks_and_kill_the_launcher(
+        trial, slurm, ", ranks_per_node=2", ranks=4, environment={"TRIMARAN_LOST_AFTER_S": "3"}
+    )
     deadline = time.monotonic() + 30
     while (squeue() or processes_that_name(str(tmp_path))) and time.monotonic() < deadline:
         time.sleep(0.2)  # the fixture asserts that nothing is left
