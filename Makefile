@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 PACKAGES := chromium munge slurm-wlm
 # Most tests wait for processes they start; those of one file share what is costly to set up.
 SIDE_BY_SIDE := -n 3 --dist loadfile
+# What fails beside others, on a machine that is too busy for a time limit, is tried once more with nothing beside it.
+ALONE := --last-failed --last-failed-no-failures none
 
 .PHONY: demo dist packages parsers test proof gpu lint docs screenshots recipes bench peers clean
 
@@ -39,10 +41,10 @@ parsers: $(patsubst tests/plan/parsers/%.txt,.parsers/%/.installed,$(wildcard te
 		--target $(@D) -r $< && touch $@ || echo "$* cannot be installed here: the tests that need it will say so"
 
 test: packages lint parsers
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not proof"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not proof" || $(BIN)/python -m pytest $(ALONE) -m "not proof"
 
 proof: packages $(STAMP)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "proof"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "proof" || $(BIN)/python -m pytest $(ALONE) -m "proof"
 
 # Tests and training speed on a CUDA device; where none is at hand it says so.
 gpu: $(STAMP)

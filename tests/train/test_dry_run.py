@@ -20,6 +20,7 @@ from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.attention import LatentAttention
+from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
@@ -27,6 +28,7 @@ from trimaran.protocol.dry_run import TracedRank
 from trimaran.protocol.job import TrainJob
 from trimaran.recipe.train_settings import TrainSettings
 from trimaran.study.torch_programs import run_program
+from trimaran.train.model.mixture import dispatch
 from trimaran.train.programs.dry_run import trace_rank
 
 GIB = 2.0**30
@@ -39,6 +41,13 @@ LATENT = LLAMA.model_copy(
     update={
         "kv_heads": 16, "head_dim": 192,
         "latent_attention": LatentAttention(query_rank=768, kv_rank=512, plain_dim=128, rotary_dim=64, value_dim=128),
+    }
+)  # fmt: skip
+MIXTURE = LLAMA.model_copy(update={"layers": 4, "experts": 8, "top_k": 2, "moe_ffn_hidden": 1408})
+DEEPSEEK = LATENT.model_copy(
+    update={
+        "layers": 4, "experts": 16, "top_k": 3, "moe_ffn_hidden": 704, "shared_experts": 2, "dense_layers": 1,
+        "expert_groups": 4, "top_groups": 2, "router": Router(scores="sigmoid", scale=2.5, group_best=2, bias=True),
     }
 )  # fmt: skip
 STACK, CLUSTER = load_stack("trimaran"), load_cluster("dgx-h100")
@@ -59,7 +68,14 @@ CASES = (
     (LLAMA, "dp1,pp2,mbs1,bf16,gpipe", 0),
     (LLAMA, "dp4,shard2,cp2,mbs1,zero1,bf16", 0),
     (LLAMA, "dp8,shard2,tp2,mbs1,zero1,bf16", 0),
+    (MIXTURE, "dp1,mbs2,bf16", 0),
+    (MIXTURE, "dp8,ep2,etp2,mbs1,zero1,bf16", 0),
+    (MIXTURE, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 1),
+    (MIXTURE, "dp4,ep4,mbs1,bf16,recompute-full", 0),
+    (DEEPSEEK, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 0),
+    (DEEPSEEK, "dp4,ep2,mbs1,bf16,recompute-selective", 0),
 )
+NAMES = {LLAMA: "", QWEN: "", LATENT: "latent, ", MIXTURE: "experts, ", DEEPSEEK: "DeepSeek's, "}
 
 
 def traced(model: Model, text: str, stage: int, optimizer: Literal["adam", "sgd"] = "adam") -> tuple[TracedRank, Case]:
@@ -74,15 +90,16 @@ def traced(model: Model, text: str, stage: int, optimizer: Literal["adam", "sgd"
 
 @pytest.fixture(autouse=True)
 def kernels_are_put_back() -> Iterator[None]:
-    before = torch.nn.functional.scaled_dot_product_attention, torch.UntypedStorage.resize_
+    before = torch.nn.functional.scaled_dot_product_attention, torch.UntypedStorage.resize_, dispatch.rows_sent
     yield
-    assert (torch.nn.functional.scaled_dot_product_attention, torch.UntypedStorage.resize_) == before
+    after = torch.nn.functional.scaled_dot_product_attention, torch.UntypedStorage.resize_, dispatch.rows_sent
+    assert after == before
 
 
 @pytest.mark.parametrize(
     ("model", "text", "stage"),
     CASES,
-    ids=[f"{'latent, ' if model.latent_attention else ''}{text}, stage {stage}" for model, text, stage in CASES],
+    ids=[f"{NAMES[model]}{text}, stage {stage}" for model, text, stage in CASES],
 )
 def test_a_rank_holds_computes_and_sends_what_is_planned(model: Model, text: str, stage: int) -> None:
     found, case = traced(model, text, stage)
@@ -103,6 +120,10 @@ def test_a_rank_holds_computes_and_sends_what_is_planned(model: Model, text: str
     # attention in a ring leaves out the later keys' halves, which the plan counts in full
     assert found.operations == pytest.approx(work.operations, rel=0.02 if layout.cp == 1 else 0.05)
     axes = {each.axis for each in found.collectives}
+    for axis in ("ep", "etp"):
+        sent = sum(each.size for each in found.collectives if each.axis == axis)
+        # weights of tokens go with them, 4 bytes each, which the plan leaves out
+        assert sent == pytest.approx(work.sent.get(axis, 0.0), rel=0.002), axis
     assert axes <= {"cp", *work.sent} and ("cp" in axes) == (layout.cp > 1)
     if layout.tp > 1 and not layout.sequence_parallel:
         sent = sum(each.size for each in found.collectives if each.axis == "tp")
@@ -131,7 +152,6 @@ def test_a_step_of_sgd_is_traced() -> None:
     [
         ("this-machine", "", "cluster is this machine, which is not probed"),
         ("machine.toml", "", "is of cpu slots"),
-        ("dgx-h100", "experts = 8\ntop_k = 2\nmoe_ffn_hidden = 32\n", "model has 8 experts"),
     ],
 )
 def test_what_cannot_be_traced_is_told_before_anything_is_made(

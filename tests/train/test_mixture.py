@@ -129,7 +129,7 @@ def test_results_and_gradients_are_those_of_the_equations(change: dict[str, obje
 def test_losses_of_the_load_are_those_of_the_equations() -> None:
     model = MIXTURE.model_copy(update={"top_k": 3})
     mixture, flat = mixture_of(model)
-    balance = mixture.router.balance = Balance(model, 0.5, 0.25, ())
+    balance = mixture.router.balance = Balance(model, 0.5, 0.25, (), torch.device("cpu"))
     balance.begin(token_scale=1 / 32)
     x = torch.randn(2, 16, model.hidden, generator=torch.Generator().manual_seed(7))
     weights = mixture.router(x).weights

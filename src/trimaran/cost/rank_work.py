@@ -12,7 +12,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
-from trimaran.cost.memory.stage import StageShape, parameters
+from trimaran.cost.memory.stage import StageShape, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
 from trimaran.cost.states import gathered_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
@@ -26,7 +26,10 @@ from trimaran.operators.operator import Operator
 
 @dataclass(frozen=True)
 class RankWork:
-    """Operations of matrix products, and bytes sent along each axis, in all-reduces: half of one is a gather."""
+    """Operations of matrix products, and bytes sent along each axis, in all-reduces: half of one is a gather.
+
+    Along `ep` and `etp` they are those of exchanges, each of which counts once.
+    """
 
     operations: float
     sent: Mapping[str, float]
@@ -37,29 +40,42 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     part, micro_batches = part_of(case, grid), _number(grid.micro_batches)
     layers = float(grid.splits.layers(grid.split_row).sum(axis=1)[0, stage])
+    dense = float(grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[0, stage])
     folded = layout.schedule in FOLDED
     is_first, is_last = stage == 0, stage == (0 if folded else layout.pp - 1)
-    operators = layer_operators(part)
-    again = [0.0 for _ in operators]
-    if layout.recompute == "full":
-        again = [1.0 / layout.recompute_every for _ in operators]
-    elif layout.recompute != "none":
-        again = [_number(share) for share in shares_again(layout.recompute, operators, case.stack)]
+    kinds = {case.model.main_kind: layers - dense, "dense": dense} if dense else {case.model.main_kind: layers}
+    of_layers = [(count, layer_operators(part, kind)) for kind, count in kinds.items()]
     ends: list[Operator] = [embedding_operator(part)] if is_first else []
     if is_last:
         ends.append(head_operator(part, padded_vocab_of(case.model, case.stack, grid.tp)))
-    operations = layers * _operations(operators, again) + _operations(ends, [0.0 for _ in ends])
-    summed = layers * _summed(operators, again) + _summed(ends, [0.0 for _ in ends])
+    runs = [(count, operators, _again(case, layout, operators)) for count, operators in of_layers]
+    runs.append((1.0, tuple(ends), [0.0 for _ in ends]))
+    operations = sum(count * _operations(operators, again) for count, operators, again in runs)
+    # what goes to experts is stated of one copy of each token, and each of its experts is sent one
+    copies = {"tp": 1.0, "ep": float(case.model.top_k), "etp": 1.0}
+    exchanged = {
+        axis: each * sum(count * _sent(axis, operators, again) for count, operators, again in runs)
+        for axis, each in copies.items()
+    }
     sends = 2 * layout.vpp - is_first - is_last
     if folded and stage == layout.pp - 1:
         sends -= 2  # from the way down to the way up nothing is sent
     message = _number(part.message) / _number(part.repeated)
     sent = {
-        "tp": micro_batches * summed if layout.tp > 1 else 0.0,
+        **{axis: micro_batches * size if layout.size(axis) > 1 else 0.0 for axis, size in exchanged.items()},
         "pp": micro_batches * sends * message if layout.pp > 1 else 0.0,
         "dp": _replicas(case, layout, grid, stage) if layout.dp > 1 else 0.0,
     }
     return RankWork(micro_batches * operations, {axis: size for axis, size in sent.items() if size})
+
+
+def _again(case: Case, layout: Layout, operators: Sequence[Operator]) -> list[float]:
+    """The share of each operator's forward that the layout's recompute runs again."""
+    if layout.recompute == "full":
+        return [1.0 / layout.recompute_every for _ in operators]
+    if layout.recompute == "none":
+        return [0.0 for _ in operators]
+    return [_number(share) for share in shares_again(layout.recompute, operators, case.stack)]
 
 
 def _operations(operators: Sequence[Operator], again: Sequence[float]) -> float:
@@ -69,12 +85,12 @@ def _operations(operators: Sequence[Operator], again: Sequence[float]) -> float:
     return backward + sum((1.0 + share) * each for each, share in zip(forward, again, strict=True))
 
 
-def _summed(operators: Sequence[Operator], again: Sequence[float]) -> float:
-    """Bytes that TP's ranks sum, forward and backward, with the share of each forward that runs again."""
+def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float]) -> float:
+    """Bytes that ranks along an axis sum or exchange, forward and backward, with what of a forward runs again."""
     total = 0.0
     for operator, share in zip(operators, again, strict=True):
         for collective in operator.collectives:
-            if collective.axis == "tp":
+            if collective.axis == axis:
                 total += _number(collective.size) * (1.0 + share if collective.phase == "forward" else 1.0)
     return total
 
@@ -82,8 +98,12 @@ def _summed(operators: Sequence[Operator], again: Sequence[float]) -> float:
 def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float:
     """Bytes by which replicas agree: gradients summed and under ZeRO weights gathered, each micro-batch in stage 3."""
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[:, stage] * 1.0
+    dense = grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[:, stage] * 1.0
     ends = np.array([stage == 0]), np.array([stage == (0 if layout.schedule in FOLDED else layout.pp - 1)])
-    held = _number(parameters(case.model, case.stack, grid, StageShape(layers, np.ones(1), *ends)))
+    shape = StageShape(layers, np.ones(1), *ends, dense)
+    held = _number(parameters(case.model, case.stack, grid, shape))
+    if case.model.experts and layout.size("edp") == 1:  # no other rank holds the same experts
+        held -= _number(expert_parameters(case.model, grid, shape))
     gradients = held * _number(sent_gradient_bytes(grid, case.stack))
     weights = held * _number(gathered_bytes(case, grid))
     times = _number(grid.micro_batches)

@@ -44,8 +44,9 @@ def dry_run(case: Case, train: TrainSettings, layout: Layout, rank: int | None =
         workload=workload, layout=layout, stage_split=split, train=train, data_dir="", out_dir="", steps=1,
         device="cuda",
     )  # fmt: skip
-    ranks = (rank,) if rank is not None else _one_of_each_kind(layout, split)
-    (memory,) = memory_per_stage(case, LayoutGrid.from_layouts([layout], case.workload, case.stack))
+    grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
+    ranks = (rank,) if rank is not None else _one_of_each_kind(layout, grid, workload.model.dense_layers)
+    (memory,) = memory_per_stage(case, grid)
     rows = []
     for traced in _trace(DryRunJob(job=job, ranks=ranks)):
         planned = {name: getattr(memory[traced.stage], name) for name in ("weights", "gradients", "optimizer")}
@@ -70,20 +71,12 @@ def case_to_trace(recipe: Recipe, workspace: Workspace) -> Case:
 
 
 def refuse_untraceable(case: Case) -> None:
-    """Raise TrimaranError for another software than Trimaran's own trainer, for what is no GPU, and for a mixture.
-
-    Of a mixture shapes do not say how many tokens an expert is sent.
-    """
-    model, cluster, framework = case.model, case.cluster, case.stack.framework
+    """Raise TrimaranError for another software than Trimaran's own trainer, and for what is no GPU."""
+    cluster, framework = case.cluster, case.stack.framework
     if framework != "trimaran":
         raise TrimaranError(
             f"stack {case.stack.name} is not Trimaran's own trainer, which is what a dry run traces: choose --stack "
             f"trimaran, or do without the trace"
-        )
-    if model.experts:
-        raise TrimaranError(
-            f"model has {model.experts} experts, and a dry run traces shapes, which do not say how many tokens each is "
-            f"sent: `trimaran plan --why LAYOUT` says what is counted of it"
         )
     if cluster.device.kind != "gpu":
         raise TrimaranError(
@@ -92,13 +85,16 @@ def refuse_untraceable(case: Case) -> None:
         )
 
 
-def _one_of_each_kind(layout: Layout, split: tuple[int, ...]) -> tuple[int, ...]:
-    """Ranks of the first stage, the last, and of those between the first with each number of layers.
+def _one_of_each_kind(layout: Layout, grid: LayoutGrid, dense_layers: int) -> tuple[int, ...]:
+    """Ranks of the first stage, the last, and of those between the first with each number of layers of each kind.
 
     Of these it keeps the most micro-batches in flight; ranks that differ in TP and DP alone do the same.
     """
-    layers = [sum(split[rank :: layout.pp]) for rank in range(layout.pp)]
-    kinds = {(stage == 0, stage == layout.pp - 1, layers[stage]): stage for stage in reversed(range(layout.pp))}
+    layers = grid.splits.layers(grid.split_row).sum(axis=1)[0].tolist()
+    dense = grid.splits.first_in_stages(grid.split_row, dense_layers).sum(axis=1)[0].tolist()
+    kinds = {
+        (stage == 0, stage == layout.pp - 1, layers[stage], dense[stage]): stage for stage in reversed(range(layout.pp))
+    }
     return tuple(sorted(stage * layout.stride("pp") for stage in kinds.values()))
 
 

@@ -36,11 +36,12 @@ class ExpertLoad:
 class ExpertCounts:
     """Has the routers of a rank count, and makes of all ranks' counts an `ExpertLoad` and a step of the biases."""
 
-    def __init__(self, job: TrainJob, stage: Stage, mesh: Mesh) -> None:
+    def __init__(self, job: TrainJob, stage: Stage, mesh: Mesh, device: torch.device) -> None:
         model, train = job.workload.model, job.train
         slicers = (mesh.tp,) if mesh.tp.slices_sequence else ()
         self._job = job
-        self._balance = Balance(model, train.balance_loss, train.router_z_loss, (mesh.sequence.group, *slicers))
+        sharers = (mesh.sequence.group, *slicers)
+        self._balance = Balance(model, train.balance_loss, train.router_z_loss, sharers, device)
         for router in stage.routers():
             router.balance = self._balance
 

@@ -25,10 +25,16 @@ class Recorder:
         self._last = 0.0
 
     def start(self, world: Group) -> None:
-        """Begin an iteration together with all ranks of `world`, so that their clocks start at the same moment."""
+        """Begin an iteration together with all ranks of `world`: its time starts when they have met.
+
+        Ranks of one machine read one clock, so that none that comes late from the meeting is early ever after.
+        """
         world.all_reduce(torch.zeros(1, device=self._device))
         self.synchronize()
-        self._begin = self._last = time.perf_counter()
+        begin = time.perf_counter()
+        if world.memory is not None:
+            begin = min(theirs.item() for theirs in world.all_gather(torch.tensor([begin], dtype=torch.float64)))
+        self._begin, self._last = begin, time.perf_counter()
 
     def lap(self, kind: EventKind, action: Action | None = None) -> None:
         """Record the time since the last lap as an event of this kind."""

@@ -65,7 +65,7 @@ class Trainer:
         layout, workload = job.layout, job.workload
         self.job, self.mesh, self.device = job, mesh, device
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
-        self._counts = ExpertCounts(job, self.stage, mesh) if workload.model.experts else None
+        self._counts = ExpertCounts(job, self.stage, mesh, device) if workload.model.experts else None
         self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
         self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)

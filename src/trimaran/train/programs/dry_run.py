@@ -8,6 +8,7 @@ counts as finite.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import Group, GroupFactory
 from trimaran.train.comm.mesh import Mesh, build_mesh
 from trimaran.train.engine.trainer import Trainer
+from trimaran.train.model.mixture import dispatch
 from trimaran.train.model.weight import WeightSpec
 from trimaran.train.programs.run_job import run_job
 from trimaran.train.programs.tracing import Trace, as_on_cuda
@@ -37,6 +39,8 @@ BACKENDS = "cpu:fake,cuda:fake,meta:fake"
 # PyTorch has AdamW's fused kernel on the meta device, and SGD's not; both change tensors in place.
 _KERNELS = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
 _KERNELS.impl("_fused_sgd_", lambda *tensors, **settings: None)  # type: ignore[no-untyped-call]
+# It has no count of values there either, whose size is known where all values that may be are.
+_KERNELS.impl("bincount", lambda values, weights=None, minlength=0: values.new_empty(minlength))  # type: ignore[no-untyped-call]
 # What a group that does nothing has begun is done: it says so of nothing, and tensors that were sent would stay.
 torch._C._distributed_c10d.FakeWork.is_completed = lambda work: True  # type: ignore[method-assign, assignment]
 
@@ -68,6 +72,24 @@ def _shapes(name: str, spec: WeightSpec) -> Tensor:
     return torch.empty(spec.shape, device=META)
 
 
+@contextlib.contextmanager
+def evenly_loaded() -> Iterator[None]:
+    """Send each expert as many tokens: shapes do not say which are chosen."""
+    counted = dispatch.rows_sent
+    try:
+        dispatch.rows_sent = _even_rows
+        yield
+    finally:
+        dispatch.rows_sent = counted
+
+
+def _even_rows(chosen: Tensor, count: int, ep: Group, etp: Group) -> tuple[Tensor, Tensor]:
+    """What `dispatch.rows_sent` counts where all experts are chosen as often."""
+    rows = torch.arange(count + 1) * len(chosen) // count
+    by_source = rows.diff().view(1, ep.size, -1).repeat(ep.size, 1, 1)
+    return by_source, by_source[None, :, ep.index].repeat(etp.size, 1, 1)
+
+
 def trace_rank(job: TrainJob, rank: int) -> TracedRank:
     """Build one rank and trace its first step."""
     begin = time.perf_counter()
@@ -75,9 +97,9 @@ def trace_rank(job: TrainJob, rank: int) -> TracedRank:
     try:
         mesh = build_mesh(job.layout, rank, range(job.layout.devices), _OwnGroups())
         assert mesh is not None, "every rank of the world is in the layout"
-        trace = Trace(_names(mesh))
+        trace = Trace(_names(mesh, "dp", "pp", "cp", "tp"), _names(mesh, "cp", "etp", "ep"))
         sampler = cast(Sampler, _AnyText(job.workload.seq_len))
-        with as_on_cuda():
+        with as_on_cuda(), evenly_loaded():
             trainer = Trainer(job, mesh, sampler, META, _shapes)
             for what, tensor in _held(trainer):
                 trace.watch(tensor, what)
@@ -103,15 +125,15 @@ def trace_rank(job: TrainJob, rank: int) -> TracedRank:
     )
 
 
-def _names(mesh: Mesh) -> dict[str, str]:
-    """The axis that each of a rank's process groups is along.
+def _names(mesh: Mesh, *axes: str) -> dict[str, str]:
+    """The axis that each of a rank's process groups is along; of several with the same ranks the last of `axes`.
 
     Ranks that hold the same weights agree along `dp`, be they parts of the replicas or share sequences besides; where
     they share sequences alone, along `cp`.
     """
-    agreeing = [("dp", group) for group in (mesh.holders["dense"].sharers, mesh.holders["dense"].copies)]
-    axes = [(axis, mesh.along[axis]) for axis in ("dp", "pp", "cp", "tp")]
-    groups = [("world", mesh.world), ("tied", mesh.tied), *agreeing, *axes, ("pp", mesh.pp_returning)]
+    agreeing = [("dp", group) for holders in mesh.holders.values() for group in (holders.sharers, holders.copies)]
+    along = [(axis, mesh.along[axis]) for axis in axes]
+    groups = [("world", mesh.world), ("tied", mesh.tied), *agreeing, *along, ("pp", mesh.pp_returning)]
     return {group.handle.group_name: axis for axis, group in groups if group.handle is not None}
 
 

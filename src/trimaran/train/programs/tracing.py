@@ -48,15 +48,16 @@ class Trace(TorchDispatchMode):
     """Follows every operator while it is entered: storages alive and their peak, operations of products, collectives.
 
     Storages that were there before count once they are `watched`, under a name of their own, and so does what is
-    resized. `group_names` names process groups. Of causal attention in a flash kernel scores are counted in full.
+    resized. `group_names` names process groups, `exchanging` those whose ranks exchange rows by all-to-all. Of causal
+    attention in a flash kernel scores are counted in full.
     """
 
-    def __init__(self, group_names: dict[str, str]) -> None:
+    def __init__(self, group_names: dict[str, str], exchanging: dict[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.held = Held()
         self.operations = 0.0
         self.sent: dict[tuple[str, str], Sent] = defaultdict(Sent)
-        self._group_names = group_names
+        self._group_names, self._exchanging = group_names, exchanging
         self._alive: dict[int, tuple[int, str]] = {}
         self._shares: dict[str, int] = defaultdict(int)
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
@@ -126,8 +127,9 @@ class Trace(TorchDispatchMode):
             return
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         boxed = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
-        group = self._group_names.get(dist.ProcessGroup.unbox(boxed).group_name, "world")
-        sent = self.sent[group, _KINDS.get(name, name)]
+        kind = _KINDS.get(name, name)
+        names = self._exchanging if kind == "all_to_all" else self._group_names
+        sent = self.sent[names.get(dist.ProcessGroup.unbox(boxed).group_name, "world"), kind]
         sent.count += 1
         sent.size += max(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -84,6 +84,18 @@ def _turned(counts: Counts) -> Counts:
     return [list(column) for column in zip(*counts, strict=True)]
 
 
+def rows_sent(chosen: Tensor, count: int, ep: Group, etp: Group) -> tuple[Tensor, Tensor]:
+    """Rows from each rank along EP to the experts of each, (ep, ep, count / ep), of tokens whose experts are `chosen`.
+
+    And of those the rows to this rank's experts that each rank along ETP was sent, (etp, ep, count / ep): each passes
+    them on to all others.
+    """
+    sent = torch.bincount(chosen, minlength=count)
+    by_source = torch.stack(ep.all_gather(sent)).view(ep.size, ep.size, -1)
+    here = by_source[:, ep.index].contiguous()
+    return by_source, torch.stack(etp.all_gather(here))
+
+
 class Dispatch:
     """The way of one micro-batch's tokens to their experts and back.
 
@@ -96,20 +108,16 @@ class Dispatch:
         chosen = experts.reshape(-1)
         self._order = torch.argsort(chosen, stable=True)
         self._inverse = _inverse(self._order)
-        sent = torch.bincount(chosen, minlength=count)
-        # rows from each rank along EP to each expert, and of those the rows to this rank's experts
-        by_source = torch.stack(ep.all_gather(sent)).view(ep.size, ep.size, -1)
+        by_source, parts = rows_sent(chosen, count, ep, etp)
         self._over_ep: Counts = by_source.sum(2).tolist()
-        here = by_source[:, ep.index].contiguous()
-        # the same that each rank along ETP was sent, which each passes on to all of them
-        parts = torch.stack(etp.all_gather(here))
         self._over_etp: Counts = [[rows] * etp.size for rows in parts.sum((1, 2)).tolist()]
         sizes = parts.view(-1, parts.shape[2])
         self.counts: list[int] = sizes.sum(0).tolist()
         self._by_expert: tuple[Tensor, Tensor] | None = None
         if sizes.shape[0] > 1 and sizes.shape[1] > 1:
-            labels = torch.arange(sizes.shape[1], device=sizes.device).repeat(sizes.shape[0])
-            order = torch.argsort(labels.repeat_interleave(sizes.reshape(-1)), stable=True)
+            labels = torch.arange(sizes.shape[1], device=chosen.device).repeat(sizes.shape[0])
+            rows = labels.repeat_interleave(sizes.reshape(-1).to(chosen.device), output_size=sum(self.counts))
+            order = torch.argsort(rows, stable=True)
             self._by_expert = order, _inverse(order)
 
     def to_experts(self, x: Tensor) -> Tensor:

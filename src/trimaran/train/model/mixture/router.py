@@ -43,11 +43,13 @@ class Balance:
     this rank's sequences and tokens; layers of other ranks stay at zero.
     """
 
-    def __init__(self, model: Model, balance_loss: float, z_loss: float, sharers: tuple[Group, ...]) -> None:
+    def __init__(
+        self, model: Model, balance_loss: float, z_loss: float, sharers: tuple[Group, ...], device: torch.device
+    ) -> None:
         self.balance_loss, self.z_loss = balance_loss, z_loss
         self._sharers = sharers
-        self.loads = torch.zeros(model.layers, model.experts, dtype=torch.float64)
-        self.losses = torch.zeros(2, dtype=torch.float64)
+        self.loads = torch.zeros(model.layers, model.experts, dtype=torch.float64, device=device)
+        self.losses = torch.zeros(2, dtype=torch.float64, device=device)
         self._token_scale = 0.0
 
     def begin(self, token_scale: float) -> None:
@@ -58,19 +60,19 @@ class Balance:
 
     def count(self, layer: int, routing: Routing) -> None:
         """Count the tokens that a layer's experts are sent."""
-        self.loads[layer] += torch.bincount(routing.experts.view(-1), minlength=self.loads.shape[1]).to("cpu")
+        self.loads[layer] += torch.bincount(routing.experts.view(-1), minlength=self.loads.shape[1])
 
     def charge(self, routing: Routing, logits: Tensor, scores: Tensor, sequences: int) -> Routing:
         """The routing, whose weights pass on the gradients of the two losses; (tokens, experts) of `sequences`."""
         weights = routing.weights
         if self.balance_loss:
             loss = self._uneven(routing.experts, scores, sequences)
-            self.losses[0] += loss.detach().to("cpu")
+            self.losses[0] += loss.detach()
             per_sequence = self._token_scale * self._tokens_of(len(scores) // sequences)
             weights = apply(_WithLoss, weights, loss * (self.balance_loss * per_sequence))
         if self.z_loss:
             loss = torch.logsumexp(logits, 1).square().sum()
-            self.losses[1] += loss.detach().to("cpu")
+            self.losses[1] += loss.detach()
             weights = apply(_WithLoss, weights, loss * (self.z_loss * self._token_scale))
         return Routing(routing.experts, weights)
 
