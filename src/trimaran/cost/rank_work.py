@@ -14,8 +14,9 @@ from trimaran.cost.case import Case
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import StageShape, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
-from trimaran.cost.states import gathered_bytes, sent_gradient_bytes
+from trimaran.cost.states import OPTIMIZER, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
 from trimaran.layout.layout import Layout
+from trimaran.nouns.model import LayerKind
 from trimaran.nouns.stack import FOLDED
 from trimaran.operators.casts import Number
 from trimaran.operators.ends import embedding_operator, head_operator
@@ -43,7 +44,7 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     dense = float(grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[0, stage])
     folded = layout.schedule in FOLDED
     is_first, is_last = stage == 0, stage == (0 if folded else layout.pp - 1)
-    kinds = {case.model.main_kind: layers - dense, "dense": dense} if dense else {case.model.main_kind: layers}
+    kinds: dict[LayerKind, float] = {"dense": dense, case.model.main_kind: layers - dense}
     of_layers = [(count, layer_operators(part, kind)) for kind, count in kinds.items()]
     ends: list[Operator] = [embedding_operator(part)] if is_first else []
     if is_last:
@@ -53,19 +54,20 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     operations = sum(count * _operations(operators, again) for count, operators, again in runs)
     # what goes to experts is stated of one copy of each token, and each of its experts is sent one
     copies = {"tp": 1.0, "ep": float(case.model.top_k), "etp": 1.0}
-    exchanged = {
-        axis: each * sum(count * _sent(axis, operators, again) for count, operators, again in runs)
-        for axis, each in copies.items()
-    }
-    sends = 2 * layout.vpp - is_first - is_last
-    if folded and stage == layout.pp - 1:
-        sends -= 2  # from the way down to the way up nothing is sent
-    message = _number(part.message) / _number(part.repeated)
     sent = {
-        **{axis: micro_batches * size if layout.size(axis) > 1 else 0.0 for axis, size in exchanged.items()},
-        "pp": micro_batches * sends * message if layout.pp > 1 else 0.0,
-        "dp": _replicas(case, layout, grid, stage) if layout.dp > 1 else 0.0,
+        axis: micro_batches * each * sum(count * _sent(axis, operators, again) for count, operators, again in runs)
+        for axis, each in copies.items()
+        if layout.size(axis) > 1
     }
+    if layout.sequence_parallel:
+        sent["tp"] += _uncut_gradients(case, grid, kinds)
+    if layout.pp > 1:
+        sends = 2 * layout.vpp - is_first - is_last
+        if folded and stage == layout.pp - 1:
+            sends -= 2  # from the way down to the way up nothing is sent
+        sent["pp"] = micro_batches * sends * _number(part.message) / _number(part.repeated)
+    if layout.dp > 1:
+        sent["dp"] = _replicas(case, layout, grid, stage)
     return RankWork(micro_batches * operations, {axis: size for axis, size in sent.items() if size})
 
 
@@ -91,8 +93,20 @@ def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float]) -> f
     for operator, share in zip(operators, again, strict=True):
         for collective in operator.collectives:
             if collective.axis == axis:
-                total += _number(collective.size) * (1.0 + share if collective.phase == "forward" else 1.0)
+                size = _number(collective.size) * (0.5 if (collective.kind, axis) == ("all_gather", "tp") else 1.0)
+                total += size * (1.0 + share if collective.phase == "forward" else 1.0)
     return total
+
+
+def _uncut_gradients(case: Case, grid: LayoutGrid, layers: Mapping[LayerKind, float]) -> float:
+    """Bytes of gradients that TP's ranks sum once a step: each made those of its slice of what none of them cuts.
+
+    Of the mean rank, where replicas share out what they sum.
+    """
+    model = case.model
+    uncut = {"dense": model.uncut_attention_parameters, "experts": model.uncut_parameters}
+    each = _number(gradient_bytes(grid, case.stack)) / _number(shards(grid, OPTIMIZER))
+    return each * sum(count * uncut[kind] for kind, count in layers.items())
 
 
 def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float:

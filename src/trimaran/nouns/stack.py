@@ -125,6 +125,11 @@ class Stack(Noun):
         default=False,
         description="sequence parallelism keeps what it gathered for a product, not this rank's slice of it",
     )
+    gathers_again: bool = Field(
+        default=False,
+        description="sequence parallelism gathers what a product kept of its input once more for the weight's "
+        "gradient, and waits for it",
+    )
     loss_copies: int = Field(default=3, ge=1, le=8, description="fp32 copies of the logits that an fp32 loss makes")
     loss_copies_over_tp: int | None = Field(
         default=None, ge=1, le=8, description="the same where TP ranks share the vocabulary; None: as loss_copies"

@@ -11,7 +11,7 @@ from trimaran.operators.attention import attention_operator
 from trimaran.operators.casts import Number, Operands
 from trimaran.operators.norm import norm_after, norm_before, norm_of
 from trimaran.operators.operator import Collective, Operator, Part, Product, Tensor
-from trimaran.operators.pieces import as_cast, context_kept, hidden_tensor, linear, product, residual
+from trimaran.operators.pieces import as_cast, context_kept, gathered_again, hidden_tensor, linear, product, residual
 
 
 def latent_block(part: Part) -> tuple[Operator, ...]:
@@ -53,7 +53,8 @@ def _norms(part: Part, width: float) -> Operator:
 def _up(part: Part, name: str, width: Number, rank: float) -> Operator:
     """This rank's heads of all tokens, from the low-rank vectors of the others."""
     gathered = part.tokens * rank * part.element
-    return _product(part, name, part.tokens, width, rank, (), (Collective("all_reduce", "tp", "backward", gathered),))
+    collectives = (Collective("all_reduce", "tp", "backward", gathered), *gathered_again(part, gathered))
+    return _product(part, name, part.tokens, width, rank, (), collectives)
 
 
 def _product(
@@ -65,7 +66,10 @@ def _product(
 
 
 def _angles(part: Part) -> Operator:
-    """Rotary parts are turned, and queries, keys and values laid out by heads: each is read and written once."""
+    """Rotary parts are turned, and queries, keys and values laid out by heads: each is read and written once.
+
+    Of keys the rotary part comes from the tokens of all TP ranks.
+    """
     latent = part.latent
     moved = 2.0 * part.tokens * part.model.heads / part.tp * (2.0 * latent.head_dim + latent.value_dim)
     return Operator(
@@ -73,4 +77,5 @@ def _angles(part: Part) -> Operator:
         moved_forward=moved * part.moved_element,
         moved_backward=moved * part.moved_element,
         launches=6.0,
+        collectives=(Collective("all_reduce", "tp", "backward", part.tokens * latent.rotary_dim * part.element),),
     )

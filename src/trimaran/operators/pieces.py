@@ -55,11 +55,20 @@ def linear(
     slices = (sliced, 1.0) if sums == "backward" else (1.0, sliced)
     operands = Operands(n * k, inputs, gradients, inputs / slices[0], gradients / slices[1])
     sums_forward = np.where((np.asarray(part.tp) > 1) & (sums == "forward"), 1.0, 0.0)
-    collective = Collective("all_reduce", "tp", sums, part.layer_message)
+    collectives: tuple[Collective, ...] = (Collective("all_reduce", "tp", sums, part.layer_message),)
+    if sums == "backward":
+        collectives += gathered_again(part, part.layer_message)
     return product(
         part, name, Product(tokens, n, k), operands, kept, made,
-        launches=launches + sums_forward, collectives=(collective,),
+        launches=launches + sums_forward, collectives=collectives,
     )  # fmt: skip
+
+
+def gathered_again(part: Part, size: Number) -> tuple[Collective, ...]:
+    """The gather of a product's input, `size` bytes of all TP ranks, for its weight's gradient alone."""
+    if not part.stack.gathers_again:
+        return ()
+    return (Collective("all_gather", "tp", "backward", np.where(part.sequence_parallel, size, 0.0)),)
 
 
 def product(

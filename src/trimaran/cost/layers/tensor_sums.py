@@ -11,7 +11,8 @@ import numpy as np
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.network import Group, Network
 from trimaran.nouns.stack import Stack
-from trimaran.operators.operator import Operator, Phase, Product
+from trimaran.operators.casts import Number
+from trimaran.operators.operator import Collective, Operator, Phase, Product
 
 # Transformer Engine 2.9, pytorch/module/base.py, initialize_ub: num_splits of what is scattered beside its product.
 SCATTERED_PIECES = 4.0
@@ -36,15 +37,23 @@ class TensorSums:
     ) -> None:
         self._stack, self._grid, self._inverse = stack, grid, inverse
         self._network, self._ranks, self._tp, self._product_seconds = network, ranks, tp, product_seconds
-        self._timed: dict[int, Floats] = {}
+        self._timed: dict[int, tuple[Number, Floats]] = {}
 
     def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
         """What the operators' ranks sum in one phase, one after the other."""
-        sizes = [c.size for operator in operators for c in operator.collectives if c.phase == phase and c.axis == "tp"]
-        for size in sizes:
-            if id(size) not in self._timed:
-                self._timed[id(size)] = self._network.all_reduce(np.asarray(size)[self._inverse], self._ranks)
-        return reduce(np.add, (self._timed[id(size)] for size in sizes), np.zeros(len(self._inverse)))
+        collectives = [c for operator in operators for c in operator.collectives if c.phase == phase and c.axis == "tp"]
+        return reduce(np.add, map(self._seconds, collectives), np.zeros(len(self._inverse)))
+
+    def _seconds(self, collective: Collective) -> Floats:
+        stated = collective.size  # kept with its time, so that no later one has its id
+        if id(stated) not in self._timed:
+            size = np.asarray(stated)[self._inverse]
+            if collective.kind == "all_gather":  # there is none where nothing is to be gathered
+                seconds = np.where(size > 0, self._network.all_gather(size, self._ranks), 0.0)
+            else:
+                seconds = self._network.all_reduce(size, self._ranks)
+            self._timed[id(stated)] = stated, seconds
+        return self._timed[id(stated)][1]
 
     def shown(self, layer: Sequence[Operator]) -> tuple[Floats, Floats]:
         """What is not hidden of a layer's collectives, forward and backward."""
