@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Programs that the tests use for real, by their Debian names.
 PACKAGES := chromium munge slurm-wlm
-# Most tests wait for processes they start; those of one file share what is costly to set up.
-SIDE_BY_SIDE := -n 3 --dist loadfile
+# Most tests wait for processes they start; those of one file share what is costly to set up. tests/conftest.py has the
+# order of files.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 # What fails beside others, on a machine that is too busy for a time limit, is tried once more with nothing beside it.
 ALONE := --last-failed --last-failed-no-failures none
 

@@ -102,7 +102,9 @@ def lengthen(recipe: Path) -> None:
     recipe.write_text(tomli_w.dumps(stated))
 
 
+@functools.cache
 def run_line(line: str, place: Path) -> None:
+    """Run a line in the place; what an earlier page has there already is not made twice."""
     words = re.sub(r"\s+#.*", "", line).replace("runs/NAME", "runs/laptop").strip()
     words = words.replace("RECIPE.toml", "recipes/laptop.toml")
     if not words or words.startswith("srun "):

@@ -1,5 +1,6 @@
 """Small models of each family that the trainer's tests train."""
 
+from trimaran.layout.layout import Layout
 from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.model import Model
@@ -18,6 +19,14 @@ LLAMA = SMALL.model_copy(
         "tied_embedding": False,
     }
 )
+
+
+def as_deep_as(layout: Layout, model: Model) -> Model:
+    """The model with as many layers as the layout has to have, 4 or the model's own: each costs every step time."""
+    stages = layout.pp * layout.vpp
+    return model if layout.stage_split or stages > 4 else model.model_copy(update={"layers": 4})
+
+
 # Half a layer's inner width each for 8 experts, one expert for all tokens, and a first layer without any.
 MIXTURE = LLAMA.model_copy(
     update={"layers": 4, "experts": 8, "top_k": 2, "moe_ffn_hidden": 48, "shared_experts": 1, "dense_layers": 1}

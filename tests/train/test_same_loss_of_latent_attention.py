@@ -78,7 +78,7 @@ def test_latent_attention_agrees_with_one_process(
 def test_latent_attention_before_experts_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=DEEPSEEK)), reference.run(DEEPSEEK))
+    assert_same(pool.run(make_job(layout, model=DEEPSEEK, steps=8)), reference.run(DEEPSEEK, steps=8))
 
 
 @pytest.mark.proof
@@ -87,7 +87,7 @@ def test_latent_attention_before_experts_agrees_with_one_process(
 def test_other_latent_models_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+    assert_same(pool.run(make_job(layout, model=model, steps=8)), reference.run(model, steps=8))
 
 
 @pytest.mark.proof

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from pool import Pool, Run
-from shapes import BLOOM, GEMMA, LLAMA, NEOX, OLMO, QWEN, SMALL
+from shapes import BLOOM, GEMMA, LLAMA, NEOX, OLMO, QWEN, SMALL, as_deep_as
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
@@ -233,13 +233,15 @@ def assert_same(run: Run, expected: Run) -> None:
 def test_fp32_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout)), reference.run())
+    model = as_deep_as(parse_layout(layout), SMALL)
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
 @pytest.mark.parametrize(("model", "layout"), DOZEN_OF_FAMILIES.values(), ids=DOZEN_OF_FAMILIES)
 def test_other_families_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
+    model = as_deep_as(parse_layout(layout), model)
     assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
@@ -251,6 +253,7 @@ def test_other_families_agree_with_one_process(
 def test_shared_sequences_and_parts_of_replicas_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
+    model = as_deep_as(parse_layout(layout), model)
     assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
@@ -264,6 +267,7 @@ def test_shared_sequences_and_parts_of_replicas_agree_everywhere(
     layout: str,
     machines: Literal["one", "several"],
 ) -> None:
+    model = as_deep_as(parse_layout(layout), model)
     assert_same(pool.run(make_job(layout, model=model), machines), reference.run(model))
 
 
@@ -285,7 +289,8 @@ def test_models_with_other_traits_agree_with_one_process(
 def test_fp32_agrees_on_every_layout(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout)), reference.run())
+    model = as_deep_as(parse_layout(layout), SMALL)
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
 @pytest.mark.proof
@@ -293,7 +298,8 @@ def test_fp32_agrees_on_every_layout(
 def test_other_families_agree_on_every_layout(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+    model = as_deep_as(parse_layout(layout), model)
+    assert_same(pool.run(make_job(layout, model=model, steps=8)), reference.run(model, steps=8))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +314,8 @@ def test_other_families_agree_on_every_layout(
 def test_ranks_that_share_no_memory_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout), machines="several"), reference.run())
+    model = as_deep_as(parse_layout(layout), SMALL)
+    assert_same(pool.run(make_job(layout, model=model), machines="several"), reference.run(model))
 
 
 @pytest.mark.proof
@@ -316,7 +323,8 @@ def test_ranks_that_share_no_memory_agree_with_one_process(
 def test_every_mix_of_degrees_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout)), reference.run())
+    model = as_deep_as(parse_layout(layout), SMALL)
+    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
 
 
 @pytest.mark.proof
@@ -382,10 +390,11 @@ class Rounding:
 
 
 @pytest.fixture(scope="module")
-def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str], Rounding]:
+def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str, Model], Rounding]:
     @cache
-    def made(precision: str) -> Rounding:
-        return Rounding(tuple(pool.run(make_job(f"mbs{mbs},{precision}")).losses for mbs in (24, 12, 8, 6, 4, 3, 2)))
+    def made(precision: str, model: Model) -> Rounding:
+        jobs = [make_job(f"mbs{mbs},{precision}", model=model, steps=12) for mbs in (24, 12, 8, 6, 4, 3, 2)]
+        return Rounding(tuple(pool.run(job).losses for job in jobs))
 
     return made
 
@@ -400,10 +409,15 @@ def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str], R
     ],
 )  # fmt: skip
 def test_16_bit_differs_by_no_more_than_one_process_from_itself(
-    pool: Pool, make_job: Callable[..., TrainJob], rounding: Callable[[str], Rounding], precision: str, layout: str
+    pool: Pool,
+    make_job: Callable[..., TrainJob],
+    rounding: Callable[[str, Model], Rounding],
+    precision: str,
+    layout: str,
 ) -> None:
-    alone = rounding(precision)
-    run = pool.run(make_job(f"{layout},{precision}"))
+    model = as_deep_as(parse_layout(layout), SMALL)
+    alone = rounding(precision, model)
+    run = pool.run(make_job(f"{layout},{precision}", model=model, steps=12))
     allowed = alone.spread
     if parse_layout(layout).tp > 1:
         # parts of a sum are rounded before they are added, which no micro-batch does: each token's loss moves by
