@@ -20,7 +20,10 @@ USUAL_S, PART_OF_LIMIT = 5.0, 1 / 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest come first: begun last, they would run alone when all else is done."""
+    """Files that take longest come first: begun last, they would run alone when all else is done.
+
+    Where pytest-xdist does not order files itself: `--no-loadscope-reorder`, as in make proof.
+    """
     seconds: Counter[Path] = Counter()
     for item in items:
         limit = item.get_closest_marker("timeout")
