@@ -105,6 +105,7 @@ def test_a_killed_rank_is_started_again_and_the_training_ends_as_if_undisturbed(
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(900)  # beside ranks of other tests its own have little of the cores
 def test_a_rank_that_fails_twice_is_left_out_for_a_while_and_the_loss_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ class Turns:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", ["dp2,mbs8", "tp2,mbs16", "pp2,mbs8"])
 def test_a_rank_that_becomes_slow_is_named_within_twenty_steps(tmp_path: Path, layout: str) -> None:
     study = Study(tmp_path, steps=120, checkpoint_every=0)

@@ -268,7 +268,7 @@ def test_shared_sequences_and_parts_of_replicas_agree_everywhere(
     machines: Literal["one", "several"],
 ) -> None:
     model = as_deep_as(parse_layout(layout), model)
-    assert_same(pool.run(make_job(layout, model=model), machines), reference.run(model))
+    assert_same(pool.run(make_job(layout, model=model, steps=8), machines), reference.run(model, steps=8))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_every_mix_of_degrees_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
     model = as_deep_as(parse_layout(layout), SMALL)
-    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+    assert_same(pool.run(make_job(layout, model=model, steps=8)), reference.run(model, steps=8))
 
 
 @pytest.mark.proof
