@@ -151,8 +151,8 @@ def losses_with_kills(recipe: Path, folder: Path, layout: str, kills: int) -> li
 @pytest.mark.parametrize(
     ("layout", "kills"),
     [
-        pytest.param("dp2,mbs2", 20, marks=pytest.mark.proof),
-        pytest.param("pp2,mbs1", 20, marks=pytest.mark.proof),
+        pytest.param("dp2,mbs2", 10, marks=pytest.mark.proof),
+        pytest.param("pp2,mbs1", 10, marks=pytest.mark.proof),
     ],
 )
 @pytest.mark.timeout(1800)
