@@ -45,7 +45,7 @@ def test_predicted_row_by_row_beside_what_was_published(name: str) -> None:
 @pytest.mark.parametrize(("name", "table"), SMALL.items())
 def test_a_table_is_measured_here_and_its_question_answered(name: str, table: str, tmp_path: Path) -> None:
     arguments = ("bench", f"recipes/{name}.toml", "--scale", "laptop", "--table", table, "--runs", str(tmp_path))
-    done = run(*arguments, "--format", "json", cwd=ROOT, timeout_s=600)
+    done = run(*arguments, "--format", "json", cwd=ROOT, timeout_s=850)
     assert done.returncode == 0, done.stderr
     (told,) = json.loads(done.stdout)
     assert told["table"] == table

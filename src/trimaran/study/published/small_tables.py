@@ -23,7 +23,7 @@ from trimaran.study.published.scale import MOST_RANKS, SmallRow, small_rows
 from trimaran.study.workspace import Workspace
 
 STEPS, WARMUP_STEPS = 3, 1
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 # Rows whose layout cannot be known are not repeated; cells that their authors left blank are.
 REPEATED = (*FIT_QUALITIES, "suspect", "suspect_mem", "ambiguous", "duplicate", "repeat", "estimate")
 
