@@ -24,7 +24,9 @@ from trimaran.bench.trial.machine import hardware
 from trimaran.bench.trial.trial import prepare_trial
 from trimaran.files.catalogue import load_stack, write_atomically
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.host import Work

@@ -26,7 +26,9 @@ from pathlib import Path
 from trimaran.bench.trial.machine import hardware
 from trimaran.files.catalogue import dump_toml, load_stack, write_atomically
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.files import RunFile

@@ -12,7 +12,9 @@ from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.trial.trial import prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack

@@ -21,7 +21,9 @@ from trimaran.cost.network import Network, group
 from trimaran.cost.shapes import kept_bytes
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload

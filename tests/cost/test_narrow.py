@@ -19,7 +19,7 @@ from trimaran.layout.flops import mfu, tflops_per_device
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
-from trimaran.nouns.cluster import Device
+from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import Casts, Operands, cast_bytes, casts_of

@@ -14,8 +14,8 @@ from trimaran.cost.calibration import prior
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_table import packaged_table, parse_table
 from trimaran.layout.layout import Layout
-from trimaran.nouns.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
 from trimaran.nouns.columns import COLUMNS
+from trimaran.nouns.hardware.measured import AttentionTime, CollectiveTime, Contention, MatmulRate
 from trimaran.nouns.noun import Noun, first_error
 from trimaran.nouns.shaped_network import ShapedNetwork, ShapedPair
 from trimaran.nouns.slurm_settings import SlurmSettings

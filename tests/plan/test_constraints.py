@@ -9,7 +9,8 @@ from trimaran.api import plan, workload_of
 from trimaran.cli.app import app
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
-from trimaran.nouns.cluster import Cluster, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.plan import Plan
 from trimaran.planner.search.batches import batch_of

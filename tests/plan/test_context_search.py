@@ -18,7 +18,9 @@ from trimaran.layout import axes
 from trimaran.layout.axes import PROPOSED_PLACEMENTS
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import violations
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack

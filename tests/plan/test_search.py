@@ -24,7 +24,9 @@ from trimaran.layout.choices import CHOICE, usual_precision
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.rules import violations
 from trimaran.layout.stages import even_split, weighted_split
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import FOLDED, Stack

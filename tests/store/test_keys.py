@@ -7,7 +7,9 @@ from typing import Any
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload

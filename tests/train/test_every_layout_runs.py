@@ -16,7 +16,9 @@ from shapes import BLOOM, GEMMA, LATENT, LLAMA, NEOX, OLMO, QWEN, SMALL
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import violations
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob

@@ -22,8 +22,10 @@ from trimaran.cost.shapes import kept_bytes
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.layout import Layout
 from trimaran.nouns.attention import LatentAttention
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.dispatcher import Router as RouterNoun
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import GroupFactory

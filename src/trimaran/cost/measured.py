@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trimaran.cost.grid import Floats
-from trimaran.nouns.cluster import AttentionTime, CollectiveTime, MatmulRate
+from trimaran.nouns.hardware.measured import AttentionTime, CollectiveTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, PROBED_RATES
 
 # Squared distance within which points of a table blur into each other: what noise a reading carries is shared, or not.

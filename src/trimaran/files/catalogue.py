@@ -15,8 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.files.user_file import read_json, read_toml
-from trimaran.nouns.cluster import Cluster, Device
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.faults import Faults
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
@@ -140,11 +142,49 @@ def cluster_from(table: Mapping[str, Any], source: str, folder: Path) -> Cluster
             f"{source}: shaped is no section of a cluster, whose links are intra and inter: state the network as "
             f"[[sweep.networks]] of a recipe"
         )
+    resolved = _resolved(table, folder)
+    return _grouped(resolved, source, folder) if table.get("groups") else validate(Cluster, resolved, source)
+
+
+def _resolved(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A table with its device and its faults in place of their names."""
     resolved = dict(table)
     for field, load in (("device", load_device), ("faults", load_faults)):
         if isinstance(named := table.get(field), str):
             resolved[field] = load(named_from(named, folder))
-    return validate(Cluster, resolved, source)
+    return resolved
+
+
+def _group_table(group: Any, common: Mapping[str, Any], folder: Path) -> Any:
+    """A group's table, filled from what the cluster states for all; what is no table is left to be refused."""
+    return {**common, **_resolved(group, folder)} if isinstance(group, dict) else group
+
+
+def _grouped(table: dict[str, Any], source: str, folder: Path) -> Cluster:
+    """The Cluster of a table with groups: what a group leaves out of its nodes is as the table states it for all."""
+    if not isinstance(table["groups"], list):
+        raise TrimaranError(f"{source}: groups is {table['groups']!r}, expected sections [[groups]]")
+    common = {name: table[name] for name in NodeGroup.model_fields if name in table and name not in ("name", "nodes")}
+    groups = [
+        validate(
+            NodeGroup,
+            {**common, **_resolved(group, folder)} if isinstance(group, dict) else group,
+            f"{source}: groups {place}",
+        )
+        for place, group in enumerate(table["groups"], 1)
+    ]
+    links = [
+        validate(GroupLink, link, f"{source}: links {place}") for place, link in enumerate(table.get("links", ()), 1)
+    ]
+    apart = {*common, "groups", "links", "nodes"}
+    others = {name: value for name, value in table.items() if name not in apart}
+    try:
+        cluster = Cluster.of_groups(groups, links, **others)
+    except ValidationError as error:
+        raise TrimaranError(f"{source}: {first_error(error)}") from None
+    if table.get("nodes", cluster.nodes) != cluster.nodes:
+        raise TrimaranError(f"{source}: nodes is {table['nodes']}, but the groups state theirs: leave it out")
+    return cluster
 
 
 def validate(noun: type[N], table: Any, source: str) -> N:

@@ -6,7 +6,7 @@ trimaran.layout.rules lists them with what they read.
 
 from __future__ import annotations
 
-from trimaran.layout.axes import places_so, stated_placement
+from trimaran.layout.axes import in_words, places_so, stated_placement
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.recompute import modules_of
@@ -230,3 +230,24 @@ def expert_slices(layout: Layout, workload: Workload, cluster: Cluster, stack: S
         f"TP {layout.tp} without sequence parallelism, but {stack.name} has each TP rank send tokens of its own to "
         f"experts: turn sequence parallelism on, or set TP to 1"
     )
+
+
+def placed(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Every rank has a device of its own that the cluster has."""
+    devices = layout.placed
+    if not devices:
+        return None
+    if len(devices) != layout.devices:
+        return (
+            f"placed names {len(devices)} devices, but {in_words(vars(layout))} = {layout.devices} ranks: name one for "
+            f"each rank, or leave it out"
+        )
+    if len(set(devices)) < len(devices):
+        twice = next(device for device in devices if devices.count(device) > 1)
+        return f"placed names device {twice} {devices.count(twice)} times: a rank needs a device of its own"
+    if max(devices) >= cluster.devices:
+        return (
+            f"placed names device {max(devices)}, but {cluster.name or 'the cluster'} has {cluster.devices}, numbered "
+            f"from 0: name others"
+        )
+    return None

@@ -27,6 +27,7 @@ from trimaran.layout.words import (
     Word,
     beside,
     flagged,
+    listed_in_runs,
     numbered,
     ordered,
     prefixed,
@@ -403,12 +404,20 @@ CHOICES: tuple[Choice, ...] = (
         column=None, heading=None, proposes=lambda workload, cluster, stack, devices: _placements(stack),
         distinct=False, coordinates=_places,
     ),
+    Choice(
+        name="placed", default=(), word=listed_in_runs("placed", "on"), column=None, heading=None,
+        proposes=None, fixable=False, distinct=False,
+        # layouts that stand elsewhere are a switch apart, by whichever of two places
+        coordinates=lambda placed: (_SWITCH * (len(placed) > 0), _SMALL_SWITCH * (hash(placed) % 997) / 997),
+    ),
 )  # fmt: skip
 
 CHOICE: Mapping[str, Choice] = {choice.name: choice for choice in CHOICES}
 # What a grid holds as arrays, what a row of a table has a column for, and which are numbers that double.
 IN_GRID: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.in_grid)
 IN_TABLES: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.column)
+# Lists that no search proposes: a grid makes them, or they are found for a layout apart.
+APART: frozenset[str] = frozenset(choice.name for choice in CHOICES if not choice.in_grid)
 COUNTS: tuple[str, ...] = tuple(choice.name for choice in CHOICES if choice.is_count)
 
 

@@ -31,7 +31,8 @@ class Layout(Noun, Laid[int]):
     `stage_split` gives the layers of each stage (each virtual stage in pipeline order under
     vpp > 1); empty means the split that the stack would choose. `placement` orders the axes
     from the innermost (neighbouring ranks, inside a node) to the outermost. A `shard` of 0 is DP where ZeRO shards
-    anything, else 1; an `etp` of 0 is TP. `size` answers with what they stand for.
+    anything, else 1; an `etp` of 0 is TP. `size` answers with what they stand for. `placed` has the number of each
+    rank's device in the cluster, in order of rank; empty means the devices in their order.
     """
 
     dp: int = field("dp")
@@ -56,6 +57,7 @@ class Layout(Noun, Laid[int]):
     schedule: Schedule = field("schedule")
     stage_split: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = field("stage_split")
     placement: tuple[AxisName, ...] = field("placement")
+    placed: tuple[Annotated[int, Field(ge=0)], ...] = field("placed")
 
     @model_validator(mode="before")
     @classmethod

@@ -367,6 +367,7 @@ RULES: tuple[Rule, ...] = (
     Rule("offload_link", "machine", ("offload",), axis_rules.offload_link),
     Rule("precision", "machine", ("precision",), _precision),
     Rule("placement", "software", ("placement",), axis_rules.placement),
+    Rule("placed", "arithmetic", ("*".join(DEGREES), "placed"), axis_rules.placed),
 )
 
 

@@ -18,6 +18,7 @@ Fields = Mapping[str, Any]
 _LONG_RUN = 4
 # No model has more layers, and a stage has one at least.
 MOST_STAGES = 100_000
+MOST_DEVICES = 1_000_000
 _MOST_DIGITS = 18
 
 
@@ -114,6 +115,29 @@ def split_in_runs() -> Word:
         return "split" + "-".join(word for run in words for word in run) if words else ""
 
     return Word(rf"split({run}(?:-{run})*)", reads, writes)
+
+
+def listed_in_runs(name: str, word: str) -> Word:
+    """Numbers behind the word, those that follow each other as a run: `on0-3.8.6`; left out where there are none."""
+    run = r"\d+(?:-\d+)?"
+
+    def reads(match: re.Match[str]) -> dict[str, Any]:
+        numbers: list[int] = []
+        for first, _, last in (part.partition("-") for part in match[1].split(".")):
+            least, most = _number(first), _number(last or first)
+            if most < least or len(numbers) + most - least >= MOST_DEVICES:
+                raise TrimaranError(
+                    f"layout: {word} {first}-{last} is no run of at most {MOST_DEVICES} devices: write the lesser first"
+                )
+            numbers += range(least, most + 1)
+        return {name: tuple(numbers)}
+
+    def writes(fields: Fields) -> str:
+        # numbers of a run are all as far from their places
+        runs = [[n for _, n in same] for _, same in groupby(enumerate(fields[name]), lambda pair: pair[1] - pair[0])]
+        return ".".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+    return Word(rf"{word}({run}(?:\.{run})*)", reads, lambda fields: f"{word}{writes(fields)}" if fields[name] else "")
 
 
 def ordered(name: str, usual: tuple[str, ...]) -> Word:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trimaran.nouns.cluster import Device
+from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.precision import Precision
 from trimaran.nouns.stack import Stack
 

@@ -13,7 +13,7 @@ from trimaran.cost.estimate import each_of, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS, devices_of
-from trimaran.layout.choices import COUNTS
+from trimaran.layout.choices import APART, COUNTS
 from trimaran.layout.flops import OWN_FORMULA, days_to_train, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, violations
@@ -286,7 +286,7 @@ def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
         if not members:
             continue
         nearest = min(members, key=lambda fields: _distance(fields, best))
-        fields = tuple(name for term in rule.reads if term != "stage_split" for name in term.split("*"))
+        fields = tuple(name for term in rule.reads if term not in APART for name in term.split("*"))
         sentence = sieve.sentence(rule, nearest) or ""
         refusals.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
     return tuple(refusals)

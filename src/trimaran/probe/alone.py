@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimaran.nouns.cluster import AttentionTime, MatmulRate
+from trimaran.nouns.hardware.measured import AttentionTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct
 from trimaran.probe.timing import undisturbed_seconds

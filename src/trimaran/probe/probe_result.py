@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimaran.nouns.cluster import AttentionTime, CollectiveTime, Contention, MatmulRate
+from trimaran.nouns.hardware.measured import AttentionTime, CollectiveTime, Contention, MatmulRate
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.probed_model import PartTime
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trimaran.nouns.cluster import Cluster, CollectiveTime, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.measured import CollectiveTime
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.probed_model import ProbedModel
 from trimaran.probe.probe_result import ProbeResult

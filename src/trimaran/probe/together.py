@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from trimaran.nouns.cluster import CollectiveTime, Contention
+from trimaran.nouns.hardware.measured import CollectiveTime, Contention
 from trimaran.probe.alone import Operands, small_operators, stream
 from trimaran.probe.probe_settings import MIB, ProbedProduct, ProbeSettings
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed

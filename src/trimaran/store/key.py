@@ -25,7 +25,7 @@ RUN_FACTS = {
 }  # fmt: skip
 
 # Choices that layouts had from later on: said where they are not as usual.
-_LATER_CHOICES = ("shard", "cp", "cp_kind", "ep", "etp", "dispatcher", "ep_overlap", "offload")
+_LATER_CHOICES = ("shard", "cp", "cp_kind", "ep", "etp", "dispatcher", "ep_overlap", "offload", "placed")
 
 
 def trial_key(
@@ -75,6 +75,11 @@ def trial_key(
         stated["warmup_steps"] = warmup_steps
     if document_mask:
         stated["document_mask"] = True
+    if cluster.groups:
+        stated["groups"] = [
+            {"name": group.name, "nodes": group.nodes, "devices": group.devices_per_node, "device": group.device.name}
+            for group in cluster.groups
+        ]
     if cluster.shaped is not None:
         stated["network"] = cluster.shaped.model_dump(mode="json", exclude={"name"})
     canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
@@ -82,4 +87,5 @@ def trial_key(
 
 
 def _is_later_default(name: str, value: object) -> bool:
-    return name in _LATER_CHOICES and value == CHOICE[name].default
+    plain = CHOICE[name].default
+    return name in _LATER_CHOICES and value == (list(plain) if isinstance(plain, tuple) else plain)

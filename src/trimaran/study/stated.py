@@ -10,7 +10,9 @@ from trimaran.files.recipe_file import load_recipe
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import check_layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import require_trust
 from trimaran.recipe.recipe import Recipe

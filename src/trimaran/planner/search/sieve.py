@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from trimaran.cost.grid import Bools, Ints, distinct
-from trimaran.layout.choices import CHOICE
+from trimaran.layout.choices import APART, CHOICE
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, Rule
 from trimaran.nouns.cluster import Cluster
@@ -45,8 +45,8 @@ class Sieve:
         valid = np.ones(count(columns), dtype=np.bool_)
         for rule in RULES:
             reads = _fields(rule)
-            # Nobody proposes stage splits that a rule could refuse: the grid makes them.
-            reads.discard("stage_split")
+            # Nobody proposes lists that a rule could refuse.
+            reads -= APART
             if reads <= set(columns) and not any(reads <= fields for fields in known):
                 passes = self._passes(rule, columns, valid)
                 if valid.any() and not passes.any() and self.emptied is None:
@@ -71,7 +71,7 @@ class Sieve:
 
     def _passes(self, rule: Rule, columns: Columns, alive: Bools) -> Bools:
         index = np.flatnonzero(alive)
-        keys = [_product(columns, term)[index] for term in rule.reads if term != "stage_split"]
+        keys = [_product(columns, term)[index] for term in rule.reads if term not in APART]
         if "global_batch" in columns and "dp*mbs" in rule.reads:
             keys.append(columns["global_batch"][index])
         if not keys:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.rules import check_layout
-from trimaran.nouns.cluster import Cluster, Device, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
 from trimaran.protocol.job import TrainJob
 
 

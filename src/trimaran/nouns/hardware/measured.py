@@ -1,0 +1,57 @@
+"""What a probe measured of a machine: products, attention, collectives, and slots that work at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trimaran.nouns.noun import Noun
+from trimaran.nouns.precision import ProbedRate
+
+
+class MatmulRate(Noun):
+    """One measured matrix product: M x K times K x N in `precision` ran at `tflops`."""
+
+    precision: ProbedRate
+    m: int = Field(gt=0)
+    n: int = Field(gt=0)
+    k: int = Field(gt=0)
+    tflops: float = Field(gt=0)
+
+
+class CollectiveTime(Noun):
+    """One measured collective or send: `bytes` over `ranks` ranks took `time_us`."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
+    ranks: int = Field(gt=1)
+    bytes: int = Field(gt=0)
+    time_us: float = Field(gt=0)
+
+
+class AttentionTime(Noun):
+    """One measured causal attention over `batch_heads` (batch x heads) sequences, in microseconds.
+
+    The fused kernel that PyTorch chooses; `backward_us` is the backward alone.
+    """
+
+    precision: ProbedRate
+    batch_heads: int = Field(gt=0)
+    seq_len: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    forward_us: float = Field(gt=0)
+    backward_us: float = Field(gt=0)
+
+
+class Contention(Noun):
+    """How much longer a slot takes when `ranks` slots of its node work at once than when it works alone.
+
+    1 means that the slots do not feel each other. Slots that outnumber the cores are in it too:
+    two cores that four ranks share show about 2. `matmul` is for matrix products, `memory` for
+    passes over large tensors, `overhead` for small operators.
+    """
+
+    ranks: int = Field(gt=1)
+    matmul: float = Field(gt=0)
+    memory: float = Field(gt=0)
+    overhead: float = Field(gt=0)
