@@ -129,8 +129,8 @@ def test_a_search_proposes_every_choice_or_makes_it_from_others(choice: Choice) 
 
 
 @every_choice
-def test_a_choice_can_be_held_at_a_value_but_a_stage_split(choice: Choice) -> None:
-    assert (choice.name in FIXABLE) == (choice.name != "stage_split")
+def test_a_choice_can_be_held_at_a_value_but_a_list_of_stages_or_devices(choice: Choice) -> None:
+    assert (choice.name in FIXABLE) == (choice.name not in ("stage_split", "placed"))
     if choice.name not in FIXABLE:
         return
     for value in others(choice):
@@ -143,7 +143,7 @@ def test_a_choice_can_be_held_at_a_value_but_a_stage_split(choice: Choice) -> No
 
 @every_choice
 def test_layouts_of_one_place_in_a_ranking_differ_alone_in_what_waits_on_links(choice: Choice) -> None:
-    assert (choice.name in DISTINCT) == (choice.name not in ("stage_split", "placement", "shard", "cp_kind"))
+    assert (choice.name in DISTINCT) == (choice.name not in ("stage_split", "placement", "shard", "cp_kind", "placed"))
 
 
 @every_choice
