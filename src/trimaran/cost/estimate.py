@@ -23,6 +23,8 @@ from trimaran.cost.memory.rank_memory import GIB, OnEveryStage
 from trimaran.cost.memory.stage import StageShape, end_shapes, in_flight
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
+from trimaran.cost.placed.placed_estimate import placed_estimate
+from trimaran.cost.placed.topology import differs
 from trimaran.cost.similar import time_scales
 from trimaran.cost.stage_work import stage_work
 from trimaran.layout.layout import Layout
@@ -32,8 +34,12 @@ CHUNK = 16384
 
 
 def estimate(case: Case, layout: Layout) -> Estimate:
-    """Predict one layout. Nothing is validated: check_layout of trimaran.layout.rules does that."""
-    return estimate_each(case, LayoutGrid.from_layouts([layout], case.workload, case.stack))[0]
+    """Predict one layout, its ranks where it places them, or on the devices in their order.
+
+    Nothing is validated: check_layout of trimaran.layout.rules does that.
+    """
+    as_one = estimate_each(case, LayoutGrid.from_layouts([layout], case.workload, case.stack))[0]
+    return placed_estimate(case, layout, as_one) if layout.placed or differs(case.cluster) else as_one
 
 
 def estimate_each(case: Case, grid: LayoutGrid, *, simulate: bool = False) -> list[Estimate]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, Ints, LayoutGrid, distinct
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, distinct
 from trimaran.cost.kernels import Rates, rates, slowdowns
 from trimaran.cost.layers.hidden_exchange import behind_other_batch, behind_shared
 from trimaran.cost.layers.layer_work import LayerWork, Shapes, layer_work
@@ -210,19 +210,24 @@ def _crowding(case: Case, grid: LayoutGrid, rate: Rates) -> Floats:
 
 
 def _sends(case: Case, grid: LayoutGrid, message: Floats) -> tuple[Floats, Floats]:
-    """Time a send between stages holds its link and takes to arrive.
-
-    Sequence parallelism holds shards and sends them. Some stacks split what their tensor-parallel ranks all hold,
-    send a part each and gather it on arrival: Megatron-LM under its interleaved schedule (Narayanan et al.,
-    arXiv 2104.04473, section 4.1), DeepSpeed's pipeline engine always.
-    """
-    splits = grid.chose("schedule", *case.stack.splits_sends) & ~grid.sequence_parallel
-    size = message / np.where(splits | grid.sequence_parallel, grid.tp, 1)
+    """Time a send between stages holds its link and takes to arrive, on nodes filled in rank order."""
     stride, per_node = grid.stride("pp"), case.cluster.devices_per_node
     # Pipelines that fill nodes exactly stay inside them; any other has a replica that spans two.
     crosses = (grid.pp > 1) & (grid.devices > per_node) & (per_node % np.maximum(stride * grid.pp, 1) != 0)
     # All ranks of a node that sit next to a boundary send at once: those of one stage in it.
     rivals = np.minimum(np.minimum(stride, per_node), grid.devices).astype(np.float64)
+    return send_times(case, grid, message, crosses, rivals)
+
+
+def send_times(case: Case, grid: LayoutGrid, message: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
+    """Seconds in which a send of the hidden state's `message` bytes holds its link, and until it arrives.
+
+    Between nodes where it `crosses`, beside `rivals` others. Sequence parallelism holds shards and sends them. Some
+    stacks split what their tensor-parallel ranks all hold, send a part each and gather it on arrival: Megatron-LM under
+    its interleaved schedule (Narayanan et al., arXiv 2104.04473, section 4.1), DeepSpeed's pipeline engine always.
+    """
+    splits = grid.chose("schedule", *case.stack.splits_sends) & ~grid.sequence_parallel
+    size = message / np.where(splits | grid.sequence_parallel, grid.tp, 1)
     network = Network(case.cluster, case.calibration)
     held, arrives = network.send(size, crosses, rivals)
     if not splits.any():

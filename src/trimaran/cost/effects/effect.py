@@ -9,7 +9,7 @@ from functools import cached_property
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.stage import fullest_experts, fullest_parameters
-from trimaran.cost.network import Network
+from trimaran.cost.network import Group, Network, group_along
 from trimaran.cost.pipeline.closed_form import PipelineTime, pipeline_time
 from trimaran.cost.stage_work import StageWork, stage_work
 from trimaran.layout.layout import Layout
@@ -51,6 +51,10 @@ class IterationCost:
     def network(self) -> Network:
         """Times of collectives and sends."""
         return Network(self.case.cluster, self.case.calibration)
+
+    def group_along(self, *axes: str) -> Group:
+        """The group of ranks that differ along the axes together, on nodes filled in rank order."""
+        return group_along(self.grid, self.network.cluster, *axes)
 
     @property
     def micro_batches(self) -> Floats:

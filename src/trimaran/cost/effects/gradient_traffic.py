@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
-from trimaran.cost.network import Group, crowded, expert_group, group, group_along
+from trimaran.cost.network import Group, crowded, expert_group, group
 from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes, shards
 from trimaran.layout.layout import Layout
 
@@ -24,8 +24,8 @@ def exposed_time(iteration: IterationCost) -> Floats:
     Where weights are sharded, traffic is layer by layer.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
-    replicas = group_along(grid, network.cluster, "cp", "dp")
-    sharers = group_along(grid, network.cluster, "cp", "shard")
+    replicas = iteration.group_along("cp", "dp")
+    sharers = iteration.group_along("cp", "shard")
     sent, gathered = sent_gradient_bytes(grid, case.stack), gathered_bytes(case, grid)
     m, zero = iteration.micro_batches, grid.zero_stage
     of_experts = iteration.expert_parameters
@@ -64,7 +64,7 @@ def copies_time(iteration: IterationCost, gradient: Floats) -> Floats | float:
     grid = iteration.grid
     if not grid.shard.any():
         return 0.0
-    between = group_along(grid, iteration.network.cluster, "replicate")
+    between = iteration.group_along("replicate")
     reduced = iteration.network.all_reduce(gradient / shards(grid, OPTIMIZER), between)
     return np.where(grid.zero_stage > 0, reduced, 0.0)
 

@@ -38,41 +38,61 @@ _LONGEST = 4096
 
 def play(runs: PipelineRuns) -> Floats:
     """Seconds from the first forward to the last backward of each run, shape (n,)."""
-    total = np.zeros(len(runs.ranks))
+    return np.asarray(ends(runs).max(axis=1))
+
+
+def ends(runs: PipelineRuns) -> Floats:
+    """Seconds from the first forward to the last backward of each rank of each run, shape (n, ranks); 0 beyond them.
+
+    Ranks of folded schedules are told as ending with their run.
+    """
+    total = np.zeros((len(runs.ranks), runs.forward_s.shape[2]))
     m = runs.micro_batches
     kind = np.where(runs.ranks == 1, index_of("schedule", "none"), runs.schedule)
     rounds = m * runs.chunks
     for index in np.unique(kind):
         members, schedule = np.flatnonzero(kind == index), CHOICE["schedule"].value(index)
         if schedule in ("none", "gpipe"):
-            total[members] = _sweeps(runs.take(members), piped=schedule == "gpipe")
+            last = _sweeps(runs.take(members), piped=schedule == "gpipe")
+            total[members, : last.shape[1]] = last
             continue
         if schedule in FOLDED:
-            total[members] = play_folded(schedule, runs.take(members))
+            real = np.arange(total.shape[1]) < runs.ranks[members, None]
+            total[members] = np.where(real, play_folded(schedule, runs.take(members))[:, None], 0.0)
             continue
         order = members[np.lexsort((rounds[members], runs.ranks[members]))]
         for start in range(0, len(order), _TOGETHER):
             some = order[start : start + _TOGETHER]
             part = runs.take(some)
             player = _Interleaved(part) if schedule == "interleaved" else _OneByOne(part)
-            total[some] = player.play()
+            last = player.play()
+            total[some, : last.shape[1]] = last
     return total
 
 
 def _sweeps(runs: PipelineRuns, *, piped: bool) -> Floats:
-    """All forwards, then all backwards: each sweep is a flow shop of equal jobs, which its slowest part paces."""
-    m = runs.micro_batches.astype(np.float64)
+    """All forwards, then all backwards: flow shops of equal jobs, which the slowest part so far paces."""
+    m = runs.micro_batches.astype(np.float64)[:, None]
     work = _Work.of(runs)
     forward, backward = work.forward[:, 0], work.backward[:, 0]
-    if not piped:
-        return np.asarray(m * (forward + backward).sum(axis=1))
     rank = np.arange(forward.shape[1])
+    real = rank < runs.ranks[:, None]
+    if not piped:
+        return np.where(real, m * (forward + backward).sum(axis=1, keepdims=True), 0.0)
     goes_down = rank < runs.ranks[:, None] - 1
-    goes_up = (rank > 0) & (rank < runs.ranks[:, None])
-    once = (forward + backward + work.down_arrives * goes_down + work.up_arrives * goes_up).sum(axis=1)
-    down_pace = np.maximum(forward.max(axis=1), (work.down_held * goes_down).max(axis=1))
-    pace = down_pace + np.maximum(backward.max(axis=1), (work.up_held * goes_up).max(axis=1))
-    return np.asarray(once + (m - 1.0) * pace)
+    goes_up = (rank > 0) & real
+    down_pace = np.maximum(forward.max(axis=1), (work.down_held * goes_down).max(axis=1))[:, None]
+    turned = (forward + work.down_arrives * goes_down).sum(axis=1, keepdims=True) + (m - 1.0) * down_pace
+    # From the last rank up: what the ranks behind took once, and the slowest of them and of their links each time.
+    up_arrives, up_held = work.up_arrives * goes_up, work.up_held * goes_up
+    once = _from_the_last(np.add, backward + up_arrives) - up_arrives
+    pace = np.maximum(_from_the_last(np.maximum, backward), _from_the_last(np.maximum, up_held))
+    return np.where(real, turned + once + (m - 1.0) * pace, 0.0)
+
+
+def _from_the_last(combine: np.ufunc, values: Floats) -> Floats:
+    """Values of each rank and all behind it, combined, shape (n, ranks)."""
+    return np.asarray(combine.accumulate(values[:, ::-1], axis=1)[:, ::-1])
 
 
 @dataclass(frozen=True)
@@ -165,7 +185,7 @@ class _OneByOne:
                 most = self._settle(level // 2, settling)
         # Weight gradients that were put off until after a rank's last backward.
         left = np.minimum(self.rank, self.m) * self.weight
-        return np.asarray(np.where(self.real, self.free + left, 0.0).max(axis=1) + self.skipped)
+        return np.where(self.real, self.free + left + self.skipped[:, None], 0.0)
 
     def _forwards(self, level: int) -> None:
         """The forwards of a level: those of every second rank."""
@@ -288,7 +308,7 @@ class _Interleaved:
             step += 1
             if step < int(self.turns.max()):
                 self._settle(step, settling)
-        return np.asarray(np.where(self.real, self.free, 0.0).max(axis=1) + self.skipped)
+        return np.where(self.real, self.free + self.skipped[:, None], 0.0)
 
     def _forwards(self, step: int) -> None:
         at = step % self.period[:, 0]

@@ -1,0 +1,293 @@
+"""PlacedCost: one layout's iteration with each rank on a given device of nodes and links that differ.
+
+Every replica's pipeline is played as it is, its stages at the speed of their nodes and its sends on their links; every
+stage's replicas agree on gradients over a ring of theirs, which its slowest link paces. A stage's agreement follows its
+own last backward, so an iteration ends with the stage that is last with both. Many placements of a layout have
+pipelines and rings in common: each kind is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from trimaran.cost.case import Case
+from trimaran.cost.effects.effect import IterationCost
+from trimaran.cost.effects.gradient_traffic import exposed_time
+from trimaran.cost.effects.time_effects import time_parts
+from trimaran.cost.grid import Floats, Ints, LayoutGrid
+from trimaran.cost.memory.stage import end_shapes, parameters
+from trimaran.cost.network import Group
+from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
+from trimaran.cost.pipeline.lockstep import ends
+from trimaran.cost.pipeline.runs import PipelineRuns
+from trimaran.cost.placed.hops import Hops, hops
+from trimaran.cost.placed.topology import Topology
+from trimaran.cost.similar import time_scales
+from trimaran.cost.stage_work import StageWork, micro_batch, send_times, stage_work
+from trimaran.layout.layout import Layout
+from trimaran.nouns.hardware.link import Link
+
+# Of a pipeline that is played: the kind of node of each stage, and rate and delay of the sends between them.
+PipelineKey = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]
+# What a rank is busy with, by cause: the rest of an iteration are waits, and what follows the pipeline.
+BUSY = ("forward", "backward", "recompute", "head", "tp", "ep", "cp")
+_AFTER = ("optimizer", "offload", "overhead")
+
+
+@dataclass
+class _Column(IterationCost):
+    """An iteration as the replicas of one stage see it: their ring, and the parameters of that stage."""
+
+    ring: Group = field(default_factory=lambda: Group(*(np.ones(1),) * 2, np.zeros(1, dtype=np.bool_), np.ones(1)))
+    of_stage: Floats = field(default_factory=lambda: np.zeros(1))
+    known: StageWork | None = None
+
+    @cached_property
+    def work(self) -> StageWork:
+        return self.known if self.known is not None else super().work
+
+    @cached_property
+    def parameters(self) -> Floats:
+        return self.of_stage
+
+    def group_along(self, *axes: str) -> Group:
+        ranks = self.grid.fold(*axes) * 1.0
+        return Group(ranks, np.minimum(self.ring.inside, ranks), self.ring.crosses & (ranks > 1), self.ring.rivals)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Nodes of one group: the case on them, and what the layout's stages do there."""
+
+    case: Case
+    work: StageWork
+    runs: PipelineRuns
+    message: Floats
+    parts: dict[str, Floats]
+
+
+class PlacedCost:
+    """Seconds of a layout by where its cells stand: a cell is a replica's stage, the ranks of one TP x CP group."""
+
+    def __init__(self, case: Case, layout: Layout) -> None:
+        self.case, self.layout = case, layout
+        self.topology = Topology.of(case.cluster)
+        self.grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
+        self.cell_ranks = layout.tp * layout.cp
+        # Groups of nodes, and behind them groups over whose nodes a cell of ranks is spread, with the link it has then.
+        self._spread: list[tuple[int, Link]] = []
+        self._kinds: dict[int, _Kind] = {}
+        self._sends: dict[tuple[int, float, float], tuple[float, float]] = {}
+        self._ends: dict[PipelineKey, Floats] = {}
+        self._rings: dict[tuple[int, int, float, float, float], float] = {}
+
+    @cached_property
+    def rank_cells(self) -> Ints:
+        """The cell of each rank, `replica * pp + stage`, shape (ranks,)."""
+        layout = self.layout
+        replica, stage = (
+            np.array([layout.coordinate(axis, rank) for rank in range(layout.devices)]) for axis in ("dp", "pp")
+        )
+        return np.asarray(replica * layout.pp + stage)
+
+    def cells(self, devices: Ints) -> tuple[Ints, Ints]:
+        """The node of each cell whose ranks stand on `devices`, by rank, and its kind of node, shape (dp, pp) each.
+
+        A cell whose ranks could share a node and do not, or are of several groups, is a kind of its own.
+        """
+        nodes, kinds, topology = [], [], self.topology
+        for cell in range(self.layout.dp * self.layout.pp):
+            on = list(dict.fromkeys(topology.node_of[devices[self.rank_cells == cell]].tolist()))
+            groups = {int(topology.group_of[node]) for node in on}
+            group = self._slowest(groups)
+            whole = len(groups) == 1 and len(on) * topology.kinds[group].devices_per_node == self.cell_ranks
+            nodes.append(on[0])
+            kinds.append(group if len(on) == 1 or whole else self._spread_over(group, topology.worst_link(on)))
+        shape = self.layout.dp, self.layout.pp
+        return np.array(nodes).reshape(shape), np.array(kinds).reshape(shape)
+
+    def seconds(self, nodes: Ints, kinds: Ints | None = None) -> float:
+        """Seconds of an iteration whose cells stand on `nodes`, shape (dp, pp)."""
+        return self.parts(nodes, kinds)[1]
+
+    def of_cells(self, nodes: Ints, kinds: Ints | None = None) -> tuple[Floats, Floats]:
+        """Seconds until each cell has done its last backward, shape (dp, pp), and of each stage's agreement, (pp,)."""
+        kinds = self.topology.group_of[nodes] if kinds is None else kinds
+        return self._pipelines(nodes, kinds), self._agreements(nodes, kinds)
+
+    def score(self, nodes: Ints) -> tuple[float, float]:
+        """What a search makes small: seconds to the last agreement, and those of cells on average, for equal ones."""
+        done, agreed = self.of_cells(nodes)
+        return float((done + agreed).max()), float(done.max(axis=1).mean() + agreed.mean())
+
+    def parts(self, nodes: Ints, kinds: Ints | None = None) -> tuple[dict[str, float], float]:
+        """Seconds of every part of an iteration, and their sum."""
+        kinds = self.topology.group_of[nodes] if kinds is None else kinds
+        done, agreed = self.of_cells(nodes, kinds)
+        each = self._busy(kinds)
+        pace = self._kind(int(kinds.ravel()[each.argmax()]))
+        scale = float(np.max(time_scales(self.case, self.grid)))
+        flat = sum(float(pace.parts[name][0]) for name in BUSY)
+        busy, pipeline = float(each.max()) * scale, float(done.max()) * scale
+        if self.layout.pp == 1:
+            busy = pipeline
+        seconds = {name: float(pace.parts[name][0]) * busy / flat for name in BUSY}
+        waits, slowest = max(pipeline - busy, 0.0), int(done.max(axis=1).argmax())
+        sends = min(waits, max(pipeline - self._silent(kinds[slowest]) * scale, 0.0))
+        seconds |= {"pp": sends, "bubble": waits - sends, "dp": float((done + agreed).max()) * scale - pipeline}
+        used = [self._kind(kind).parts for kind in np.unique(kinds).tolist()]
+        seconds |= {name: max(float(parts[name][0]) for parts in used) for name in _AFTER}
+        ordered = {name: seconds[name] for name in pace.parts}
+        return ordered, reduce(float.__add__, ordered.values())
+
+    def _spread_over(self, group: int, between: Link) -> int:
+        if (group, between) not in self._spread:
+            self._spread.append((group, between))
+        return len(self.topology.kinds) + self._spread.index((group, between))
+
+    def _kind(self, kind: int) -> _Kind:
+        """What the stages do on nodes of a group, or spread over such nodes."""
+        if kind not in self._kinds:
+            groups = len(self.topology.kinds)
+            if kind >= groups:
+                group, between = self._spread[kind - groups]
+                cluster = self.topology.kinds[group]
+                apart = {"inter": between, "devices_per_node": 1, "nodes": cluster.devices}
+                cluster = cluster.model_copy(update=apart)
+            else:
+                cluster = self.topology.kinds[kind]
+            if self.case.model.experts:  # tokens go to replicas anywhere
+                cluster = cluster.model_copy(update={"inter": self.case.cluster.inter})
+            case = self.case.on(cluster)
+            work = stage_work(case, self.grid)
+            runs = pipeline_runs(self.grid, work.times)
+            parts = time_parts(IterationCost(case, self.grid))
+            self._kinds[kind] = _Kind(case, work, runs, micro_batch(case, self.grid).message, parts)
+        return self._kinds[kind]
+
+    def _pipelines(self, nodes: Ints, kinds: Ints) -> Floats:
+        """When each cell has done its last backward, shape (dp, pp)."""
+        turns = np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape)
+        way = hops(self.topology, nodes, np.roll(nodes, -1, axis=1), self.cell_ranks, turns)
+        keys = self._pipeline_keys(kinds, way)
+        new = [key for key in dict.fromkeys(keys) if key not in self._ends]
+        if new:
+            lasts = ends(_joined([self._run(key[0], self._sent(*key)) for key in new]))
+            lasts = np.maximum(lasts, np.array([self._crowded(key[0]) for key in new])[:, None])
+            self._ends |= dict(zip(new, lasts, strict=True))
+        return np.stack([self._ends[key] for key in keys])
+
+    def _pipeline_keys(self, kinds: Ints, way: Hops) -> list[PipelineKey]:
+        # The last rank sends to the first where ranks have chunks in turn.
+        stages = kinds.shape[1]
+        last = stages if self.layout.vpp > 1 and not self.grid.folded[0] else stages - 1
+        gbps, delay = np.where(way.crosses, way.gbps, 0.0)[:, :last], way.delay_us[:, :last]
+        return [
+            (tuple(of), tuple(rate), tuple(late))
+            for of, rate, late in zip(kinds.tolist(), gbps.tolist(), delay.tolist(), strict=True)
+        ]
+
+    def _sent(self, kinds: Sequence[int], rates: Sequence[float], delays: Sequence[float]) -> list[tuple[float, float]]:
+        """Seconds of the send from each rank to the next."""
+        sent = [self._send(kind, rate, late) for kind, rate, late in zip(kinds, rates, delays, strict=False)]
+        return [*sent, *[(0.0, 0.0)] * (len(kinds) - len(sent))]
+
+    def _send(self, kind_id: int, gbps: float, delay_us: float) -> tuple[float, float]:
+        """Seconds that a send to the next stage holds its link, and until it arrives; 0 gbps: inside a node."""
+        if (kind_id, gbps, delay_us) not in self._sends:
+            kind = self._kind(kind_id)
+            case = _joined_by(kind.case, gbps, delay_us)
+            held, arrives = send_times(case, self.grid, kind.message, np.array([gbps > 0]), np.ones(1))
+            filled = float(self.grid.filled[0])
+            self._sends[kind_id, gbps, delay_us] = float(held[0]) * filled, float(arrives[0]) * filled
+        return self._sends[kind_id, gbps, delay_us]
+
+    def _run(self, kinds: Sequence[int], sent: Sequence[tuple[float, float]]) -> PipelineRuns:
+        """The pipeline whose stages stand on nodes of `kinds`, each rank's send to the next as long as `sent`."""
+        runs = [self._kind(int(kind)).runs for kind in kinds]
+
+        def stages(name: str) -> Floats:
+            return np.stack([getattr(run, name)[:, :, stage] for stage, run in enumerate(runs)], axis=2)
+
+        held, arrives = (np.array([[seconds[way] for seconds in sent]]) for way in (0, 1))
+        return replace(
+            runs[0],
+            forward_s=stages("forward_s"),
+            backward_s=stages("backward_s"),
+            weight_s=stages("weight_s"),
+            held_s=held,
+            arrives_s=arrives,
+        )
+
+    def _crowded(self, kinds: Sequence[int]) -> float:
+        """Seconds in which cores that stages share are done with all their work, links that take no time; 0 without."""
+        times = [self._kind(int(kind)).work.times for kind in set(kinds)]
+        shared = [each for each in times if float(each.crowding[0]) > 1.0]
+        return max((float(silent_time(self.grid, each)[0]) for each in shared), default=0.0)
+
+    def _agreements(self, nodes: Ints, kinds: Ints) -> Floats:
+        """Seconds in which the replicas of each stage agree on its gradients, shape (pp,)."""
+        replicas, stages = nodes.shape
+        turns = np.zeros(nodes.shape, dtype=np.int64)
+        way = hops(self.topology, nodes, np.roll(nodes, -1, axis=0), self.layout.tp, turns)
+        slowest = np.where(way.crosses.any(axis=0), way.gbps.min(axis=0), 0.0)
+        seconds = []
+        for stage in range(stages):
+            count = len(np.unique(nodes[:, stage]))
+            kind = self._slowest(set(kinds[:, stage].tolist()))
+            # the whole delay of a ring, which may pass a node more than once, by nodes
+            delay = float(way.delay_us[:, stage].sum()) / count
+            end = 0 if stage == 0 else 2 if stage == stages - 1 else 1
+            key = (kind, end, float(slowest[stage]), delay, replicas / count)
+            if key not in self._rings:
+                self._rings[key] = self._ring(*key)
+            seconds.append(self._rings[key])
+        return np.array(seconds)
+
+    def _ring(self, kind_id: int, end: int, gbps: float, delay_us: float, inside: float) -> float:
+        """Seconds exposed of one ring: at which end of the pipeline, its slowest link, `inside` replicas a node."""
+        kind = self._kind(kind_id)
+        case = _joined_by(kind.case, gbps, delay_us)
+        ranks = np.array([inside * self.layout.cp])
+        ring = Group(self.grid.fold("cp", "dp") * 1.0, ranks, np.array([gbps > 0]), np.ones(1))
+        held = parameters(case.model, case.stack, self.grid, end_shapes(case.model, self.grid)[end])
+        return float(exposed_time(_Column(case, self.grid, ring=ring, of_stage=held, known=kind.work))[0])
+
+    def _slowest(self, kinds: Iterable[int]) -> int:
+        """The kind of node that takes longest for a layer."""
+        return max(sorted(kinds), key=lambda kind: float(self._kind(kind).work.times.backward[0]))
+
+    def _busy(self, kinds: Ints) -> Floats:
+        """Seconds in which each cell computes, shape (dp, pp)."""
+        busy = np.zeros(kinds.shape)
+        for kind in np.unique(kinds).tolist():
+            runs = self._kind(kind).runs
+            each = (runs.forward_s + runs.backward_s)[0].sum(axis=0)[: kinds.shape[1]] * self.grid.micro_batches[0]
+            busy = np.where(kinds == kind, each, busy)
+        return busy
+
+    def _silent(self, kinds: Ints) -> float:
+        """Seconds of a pipeline on such nodes if its links took no time."""
+        return float(ends(self._run(kinds.tolist(), [(0.0, 0.0)] * len(kinds))).max())
+
+
+def _joined_by(case: Case, gbps: float, delay_us: float) -> Case:
+    """The case on nodes that such a link joins; 0 gbps: it is not used."""
+    if not gbps:
+        return case
+    return case.on(case.cluster.model_copy(update={"inter": Link(bandwidth_gbps=gbps, latency_us=delay_us)}))
+
+
+def _joined(runs: Sequence[PipelineRuns]) -> PipelineRuns:
+    """Several single runs of one layout as one."""
+    joined: dict[str, Any] = {
+        each.name: np.concatenate([getattr(run, each.name) for run in runs])
+        for each in fields(PipelineRuns)
+        if each.name != "blocks"
+    }
+    return PipelineRuns(**joined, blocks=runs[0].blocks)
