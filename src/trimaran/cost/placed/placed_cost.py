@@ -145,6 +145,33 @@ class PlacedCost:
         ordered = {name: seconds[name] for name in pace.parts}
         return ordered, reduce(float.__add__, ordered.values())
 
+    def pipeline_seconds(self, kinds: Sequence[int], ways: Sequence[tuple[float, float]]) -> Floats:
+        """When each rank of one pipeline has done its last backward, shape (pp,), on nodes of `kinds`.
+
+        `ways` have rate (gigabit/s; 0: inside a node) and delay (microseconds) of the sends from each rank to the next.
+        """
+        return self._played([(tuple(kinds), tuple(rate for rate, _ in ways), tuple(late for _, late in ways))])[0]
+
+    def ring_seconds(self, kind: int, stage: int, gbps: float, delay_us: float, inside: float) -> float:
+        """Seconds exposed of a stage's agreement over a ring whose slowest link has `gbps` (0: inside a node).
+
+        `inside` replicas share a node, and each node adds `delay_us`.
+        """
+        end = 0 if stage == 0 else 2 if stage == self.layout.pp - 1 else 1
+        key = (kind, end, gbps, delay_us, inside)
+        if key not in self._rings:
+            self._rings[key] = self._ring(*key)
+        return self._rings[key]
+
+    def fastest_kind(self) -> int:
+        """The group whose nodes take least for a layer."""
+        return min(range(len(self.topology.kinds)), key=lambda group: float(self._kind(group).work.times.backward[0]))
+
+    @property
+    def message_bits(self) -> float:
+        """Bits of the hidden state of one micro-batch."""
+        return 8.0 * float(self._kind(0).message[0])
+
     def _spread_over(self, group: int, between: Link) -> int:
         if (group, between) not in self._spread:
             self._spread.append((group, between))
@@ -174,13 +201,16 @@ class PlacedCost:
         """When each cell has done its last backward, shape (dp, pp)."""
         turns = np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape)
         way = hops(self.topology, nodes, np.roll(nodes, -1, axis=1), self.cell_ranks, turns)
-        keys = self._pipeline_keys(kinds, way)
+        return np.stack(self._played(self._pipeline_keys(kinds, way)))
+
+    def _played(self, keys: Sequence[PipelineKey]) -> list[Floats]:
+        """When each rank of each pipeline has done its last backward."""
         new = [key for key in dict.fromkeys(keys) if key not in self._ends]
         if new:
             lasts = ends(_joined([self._run(key[0], self._sent(*key)) for key in new]))
             lasts = np.maximum(lasts, np.array([self._crowded(key[0]) for key in new])[:, None])
             self._ends |= dict(zip(new, lasts, strict=True))
-        return np.stack([self._ends[key] for key in keys])
+        return [self._ends[key] for key in keys]
 
     def _pipeline_keys(self, kinds: Ints, way: Hops) -> list[PipelineKey]:
         # The last rank sends to the first where ranks have chunks in turn.
@@ -242,11 +272,7 @@ class PlacedCost:
             kind = self._slowest(set(kinds[:, stage].tolist()))
             # the whole delay of a ring, which may pass a node more than once, by nodes
             delay = float(way.delay_us[:, stage].sum()) / count
-            end = 0 if stage == 0 else 2 if stage == stages - 1 else 1
-            key = (kind, end, float(slowest[stage]), delay, replicas / count)
-            if key not in self._rings:
-                self._rings[key] = self._ring(*key)
-            seconds.append(self._rings[key])
+            seconds.append(self.ring_seconds(kind, stage, float(slowest[stage]), delay, replicas / count))
         return np.array(seconds)
 
     def _ring(self, kind_id: int, end: int, gbps: float, delay_us: float, inside: float) -> float:

@@ -1,0 +1,68 @@
+"""Starts: structured placements that a search improves.
+
+Groups are lined up so that neighbours have good links. Cells are then dealt out along that line in tiles: of all
+replicas of a stage (data parallelism inside of groups, pipelines across), of single replicas (pipelines inside, data
+parallelism across), and of all sizes in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from trimaran.cost.grid import Floats, Ints
+from trimaran.cost.placed.topology import Topology
+from trimaran.layout.layout import Layout
+from trimaran.planner.placement.blocks import Blocks
+
+
+def starts(topology: Topology, blocks: Blocks, layout: Layout, message_bits: float) -> Iterator[Ints]:
+    """Orders of all blocks, those of the cells first: the cluster's own, then tile by tile along lines of groups."""
+    yield np.arange(len(blocks))
+    cells = layout.dp * layout.pp
+    lines = [line_up(_send_seconds(topology, message_bits), first) for first in range(len(topology.kinds))]
+    for line in dict.fromkeys(lines):
+        along = blocks.in_order(line)
+        for replicas in (size for size in range(1, layout.dp + 1) if layout.dp % size == 0):
+            order = np.empty(len(blocks), dtype=np.int64)
+            order[tiled(layout.dp, layout.pp, replicas)] = along[:cells]
+            order[cells:] = along[cells:]
+            yield order
+
+
+def tiled(replicas: int, stages: int, height: int) -> Ints:
+    """Cells `replica * stages + stage` in the order of tiles of `height` replicas: stage by stage, there and back."""
+    order = []
+    for tile in range(replicas // height):
+        walk = range(stages) if tile % 2 == 0 else range(stages - 1, -1, -1)
+        order += [(tile * height + row) * stages + stage for stage in walk for row in range(height)]
+    return np.array(order)
+
+
+def line_up(seconds: Floats, first: int) -> tuple[int, ...]:
+    """Groups from `first` on, each next to one near it: the nearest at first, then improved by turning parts around."""
+    left, line = set(range(len(seconds))) - {first}, [first]
+    while left:
+        line.append(min(sorted(left), key=lambda group: float(seconds[line[-1], group])))
+        left.discard(line[-1])
+    better = True
+    while better:
+        better = False
+        for begin in range(1, len(line) - 1):
+            for end in range(begin + 2, len(line) + 1):
+                turned = [*line[:begin], *reversed(line[begin:end]), *line[end:]]
+                if _length(seconds, turned) < _length(seconds, line) * (1 - 1e-12):
+                    line, better = turned, True
+    return tuple(line)
+
+
+def _length(seconds: Floats, line: Sequence[int]) -> float:
+    return float(sum(seconds[one, other] for one, other in pairwise(line)))
+
+
+def _send_seconds(topology: Topology, message_bits: float) -> Floats:
+    """Seconds of a send between nodes of each two groups, by the slower direction."""
+    one_way = topology.delay_us * 1e-6 + message_bits / (np.maximum(topology.gbps, 1e-9) * 1e9)
+    return np.asarray(np.maximum(one_way, one_way.T))
