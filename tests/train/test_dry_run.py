@@ -70,6 +70,7 @@ CASES = (
     (LLAMA, "dp1,pp2,mbs1,bf16,gpipe", 0),
     (LLAMA, "dp4,shard2,cp2,mbs1,zero1,bf16", 0),
     (LLAMA, "dp8,shard2,tp2,mbs1,zero1,bf16", 0),
+    (LLAMA, "dp4,tp2,mbs2,zero1,sp,bf16,offload-activations", 0),
     (MIXTURE, "dp1,mbs2,bf16", 0),
     (MIXTURE, "dp8,ep2,etp2,mbs1,zero1,bf16", 0),
     (MIXTURE, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 1),
@@ -161,6 +162,15 @@ def test_full_recompute_holds_the_layer_that_is_made_again() -> None:
         errors[NAMES[model] + text, stage] = found.memory["activations"] / GIB / planned - 1.0
     off = [abs(error) for error in errors.values()]
     assert max(off) < 0.1 and sum(off) / len(off) < 0.04, errors
+
+
+def test_what_layers_keep_is_on_the_host_where_the_layout_says_so() -> None:
+    plain, away = "dp4,tp2,mbs2,zero1,sp,bf16", "dp4,tp2,mbs2,zero1,sp,bf16,offload-activations"
+    (here, _), (there, case) = traced(LLAMA, plain, 0), traced(LLAMA, away, 0)
+    assert there.memory["activations"] < 0.4 * here.memory["activations"]
+    (memory,) = memory_per_stage(case, LayoutGrid.from_layouts([parse_layout(away)], case.workload, STACK))
+    planned = memory[0].activations + memory[0].logits
+    assert there.memory["activations"] / GIB == pytest.approx(planned, rel=0.1)
 
 
 def test_a_step_of_sgd_is_traced() -> None:

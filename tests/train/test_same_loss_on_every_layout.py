@@ -31,6 +31,7 @@ DOZEN = (
     "dp2,tp2,pp2,mbs3,gpipe,fsdp,sp,recompute-selective",
     "dp2,pp3,mbs4,ps,recompute-full",
     "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
+    "dp2,tp2,mbs6,zero1,sp,offload-activations",
 )
 # ... and on models of the other families.
 DOZEN_OF_FAMILIES = {

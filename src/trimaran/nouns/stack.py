@@ -286,6 +286,9 @@ class Stack(Noun):
     offload_overlaps: bool = Field(
         default=False, description="gradients go to the host, are stepped there and come back by parts, at once"
     )
+    offload_waits: bool = Field(
+        default=False, description="each tensor that a layer keeps goes to the host before the layer goes on"
+    )
     fused_host_step: bool = Field(default=False, description="the host's optimizer passes over all states once")
     flops_formula: str = Field(default="", description="the calculator behind the TFLOPs that its logs print, if known")
     memory_report: MemoryReport = "allocated"

@@ -146,9 +146,13 @@ class RankMemory:
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
         at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.context)
         reused = 0.0 if stack.heap_keeps_logits and self.case.on_cpu else self.logits
-        # of what is offloaded the layer at work and the one whose tensors are on their way are here
         offloaded = self.offloads("activations")
-        here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), self.shape.in_flight * self.shape.layers)
+        here: Floats = self.shape.in_flight * self.shape.layers
+        if stack.offload_waits:
+            here, at_work = np.where(offloaded, 0.0, here), at_work + np.where(offloaded, stored, 0.0)
+        else:
+            # of what is offloaded the layer at work and the one whose tensors are on their way are here
+            here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), here)
         all_layers = here * stored + self._factors(full)
         if self.case.model.dense_layers:
             dense = self._stored(self.every.kept_dense)
