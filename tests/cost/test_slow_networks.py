@@ -98,6 +98,8 @@ def test_a_search_tries_what_changes_the_result_only_where_it_is_held() -> None:
     assert exact and not any(layout.departures for layout in exact)
     held, plain = ask(fix={"compression": "int8", "local": 50, "dp": 8}), ask(fix={"dp": 8})
     assert all(entry.layout.departures == "compress-int8,local50" for entry in held.entries)
+    assert any("compress-int8,local50: trains to another loss" in note for note in held.notes)
+    assert not any("another loss" in note for note in plain.notes)
     assert held.best.estimate.sec_per_it < plain.best.estimate.sec_per_it
 
 
