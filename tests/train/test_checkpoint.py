@@ -93,7 +93,6 @@ def test_a_checkpoint_goes_on_on_any_layout(
         "tp2,pp2,mbs6,fp16",
         "dp1,mbs24",
         "dp4,shard2,cp2,mbs6,zero1",
-        "dp4,mbs6,compress-int8",
         "dp2,tp2,pp2,mbs6,local3",
         "dp4,shard2,mbs6,zero3,local3,compress-fp16",
     ],

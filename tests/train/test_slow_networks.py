@@ -172,6 +172,15 @@ def go_on(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
     return run
 
 
+@pytest.mark.parametrize("layout", ["dp4,mbs6,compress-int8", "dp2,tp2,mbs12,compress-fp16"])
+def test_compressed_sums_go_on_bit_for_bit(
+    go_on: Callable[..., Run], pool: Pool, make_job: Maker, tmp_path: Path, layout: str
+) -> None:
+    job = make_job(layout, model=FOUR_LAYERS, steps=6, checkpoint_every=0)
+    undisturbed = pool.run(job.model_copy(update={"checkpoint_dir": str(tmp_path / "undisturbed")})).losses
+    assert go_on(layout, layout).losses == undisturbed[4:]
+
+
 def test_a_round_goes_on_on_another_layout_of_as_many_replicas(
     go_on: Callable[..., Run], pool: Pool, make_job: Maker
 ) -> None:
