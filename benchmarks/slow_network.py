@@ -38,7 +38,7 @@ from trimaran.study.workspace import Workspace
 RECIPE = Path(__file__).parents[1] / "recipes" / "slow-network-laptop.toml"
 RESULTS = Path(__file__).parent / "results" / "slow_network.md"
 GOAL = 0.02
-TIMES = 1
+TIMES, TRIES = 1, 8
 
 
 @dataclass
@@ -69,9 +69,14 @@ def train_in_turns(recipe: Recipe, workspace: Workspace, times: int) -> list[Tra
         with Store(folder / "store.db") as store:
             for one in found:
                 say = {one.layout: Prediction(sec_per_it=one.predicted_s, mem_gib=0.0)}
-                (row,) = run_sweep(
-                    recipe, cluster, [one.layout], store, data_dir=data, work_dir=folder, predictions=say
-                )
+                for _ in range(TRIES):
+                    # a network that is not as asked for while other programs run may be so a moment later
+                    (row,) = run_sweep(
+                        recipe, cluster, [one.layout], store, data_dir=data, work_dir=folder, predictions=say,
+                        retry=frozenset({"not_run"}),
+                    )  # fmt: skip
+                    if row.status != "not_run":
+                        break
                 if row.status != "ok" or row.sec_per_it is None:
                     one.evidence = f"{row.status}: {(row.evidence or '').splitlines()[0]}"
                     continue
