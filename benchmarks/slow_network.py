@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _others import others_since
 from trimaran.bench.sweep import Prediction, run_sweep
 from trimaran.bench.trial.machine import hardware
 from trimaran.bench.trial.trial import prepare_trial
@@ -28,7 +27,6 @@ from trimaran.cost.rank_work import rank_work
 from trimaran.files.recipe_file import load_recipe
 from trimaran.layout.layout import Layout
 from trimaran.protocol.files import RunFile
-from trimaran.protocol.host import Work
 from trimaran.protocol.result import RunResult
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
@@ -50,6 +48,7 @@ class Trained:
     sent_mb: float
     step_s: list[float] = field(default_factory=list)
     all_steps_s: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
     validation: float = 0.0
     evidence: str = ""
 
@@ -83,6 +82,7 @@ def train_in_turns(recipe: Recipe, workspace: Workspace, times: int) -> list[Tra
                 trial = prepare_trial(recipe, cluster, one.layout, data_dir=data, work_dir=folder)
                 result = RunResult.model_validate_json(RunFile.RESULT.of(trial.job.out_dir).read_text())
                 one.step_s.append(row.sec_per_it)
+                one.others.append(row.others_share or 0.0)
                 one.all_steps_s.append(sum(row.step_times_s))
                 # the same each time: a training repeats bit for bit
                 one.validation = result.validations[-1]["loss"] or 0.0
@@ -90,10 +90,11 @@ def train_in_turns(recipe: Recipe, workspace: Workspace, times: int) -> list[Tra
     return found
 
 
-def report(recipe: Recipe, found: Iterable[Trained], others: str) -> str:
+def report(recipe: Recipe, found: Iterable[Trained]) -> str:
     """The table, as Markdown."""
     exact, *rest = found
     network, train = recipe.sweep.networks[0], recipe.train
+    others = [share for one in (exact, *rest) for share in one.others]
     tokens = train.steps * recipe.workload.tokens_per_step
     lines = [
         "# Four replicas on a slow network",
@@ -101,7 +102,7 @@ def report(recipe: Recipe, found: Iterable[Trained], others: str) -> str:
         f"{hardware()}. Recipe {RECIPE.name}: {recipe.workload.model.name}, {train.steps} steps, {tokens:,} tokens for "
         f"each layout; every replica is a node on a switch of {network.port_gbps:g} Gbit/s and {network.latency_ms:g} "
         f"ms. Each layout was trained {len(exact.step_s)} times, in turns; times are medians. Predicted after a probe, "
-        f"no fit. {others}",
+        f"no fit. Other programs took up to {max(others, default=0.0):.0%} of the cores' time beside them.",
         "",
         "`sent` is what a rank sends for a step's sums, in all-reduces. A step of local ones is the mean of a round's.",
         "",
@@ -135,10 +136,10 @@ def main() -> None:
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
         print("network namespaces need root on Linux and /dev/net/tun: nothing was measured")
         return
-    recipe, began = load_recipe(str(RECIPE)), Work.so_far()
+    recipe = load_recipe(str(RECIPE))
     with tempfile.TemporaryDirectory() as fresh:
         found = train_in_turns(recipe, Workspace((given.runs or Path(fresh)).resolve()), given.times)
-        text = report(recipe, found, others_since(began))
+        text = report(recipe, found)
     RESULTS.write_text(text)
     print(text)
 
