@@ -245,6 +245,10 @@ def test_the_median_ignores_warm_up_and_stragglers() -> None:
 def test_what_cannot_run_is_refused_before_a_process_starts(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match="3"):
         prepare_trial(recipe, cluster, parse_layout("tp3"), data_dir=tmp_path, work_dir=tmp_path)
+    stack = recipe.stack.model_copy(update={"local_steps": True})
+    rounds, apart = recipe.model_copy(update={"stack": stack}), parse_layout("dp2,local500")
+    with pytest.raises(TrimaranError, match=r"no round of 500 local steps after \d+ to warm up: raise steps to 1000"):
+        prepare_trial(rounds, cluster, apart, data_dir=tmp_path, work_dir=tmp_path)
     blocked = tmp_path / "file"
     blocked.touch()
     trial = prepare_trial(recipe, cluster, parse_layout("dp1"), data_dir=tmp_path, work_dir=blocked)

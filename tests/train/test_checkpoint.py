@@ -87,7 +87,15 @@ def test_a_checkpoint_goes_on_on_any_layout(
 
 @pytest.mark.parametrize(
     "layout",
-    ["dp2,tp2,pp2,mbs6,zero1", "dp2,mbs6,bf16,zero3", "tp2,pp2,mbs6,fp16", "dp1,mbs24", "dp4,shard2,cp2,mbs6,zero1"],
+    [
+        "dp2,tp2,pp2,mbs6,zero1",
+        "dp2,mbs6,bf16,zero3",
+        "tp2,pp2,mbs6,fp16",
+        "dp1,mbs24",
+        "dp4,shard2,cp2,mbs6,zero1",
+        "dp2,tp2,pp2,mbs6,local3",
+        "dp4,shard2,mbs6,zero3,local3,compress-fp16",
+    ],
 )
 def test_the_same_layout_goes_on_bit_for_bit(
     train: Callable[..., Run], pool: Pool, make_job: Maker, layout: str

@@ -71,6 +71,9 @@ CASES = (
     (LLAMA, "dp4,shard2,cp2,mbs1,zero1,bf16", 0),
     (LLAMA, "dp8,shard2,tp2,mbs1,zero1,bf16", 0),
     (LLAMA, "dp4,tp2,mbs2,zero1,sp,bf16,offload-activations", 0),
+    (LLAMA, "dp4,mbs1,bf16,compress-int8", 0),
+    (LLAMA, "dp8,shard2,tp2,mbs1,zero1,bf16,compress-fp16", 0),
+    (LLAMA, "dp4,pp2,mbs1,bf16,local8,compress-int8", 1),
     (MIXTURE, "dp1,mbs2,bf16", 0),
     (MIXTURE, "dp8,ep2,etp2,mbs1,zero1,bf16", 0),
     (MIXTURE, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 1),
@@ -136,7 +139,7 @@ def test_a_rank_holds_computes_and_sends_what_is_planned(model: Model, text: str
         # weights of tokens go with them, 4 bytes each, which the plan leaves out
         assert sent == pytest.approx(work.sent.get(axis, 0.0), rel=0.002), axis
     assert axes <= {"cp", *work.sent} and ("cp" in axes) == (layout.cp > 1)
-    halves = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
+    halves = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5}
     if layout.tp > 1:
         sent = sum(halves[each.kind] * each.size for each in found.collectives if each.axis == "tp")
         # of gradients that replicas share out the plan counts the mean rank's part

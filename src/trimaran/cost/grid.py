@@ -61,6 +61,8 @@ class LayoutGrid(Laid[Ints]):
     recompute: Ints
     recompute_every: Ints
     offload: Ints
+    compression: Ints
+    local_steps: Ints
     precision: Ints
     schedule: Ints
     placement: Ints

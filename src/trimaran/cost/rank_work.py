@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.case import Case
+from trimaran.cost.effects.copies import between_copies
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import StageShape, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
@@ -37,7 +38,7 @@ class RankWork:
 
 
 def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
-    """The work of a rank of `stage` of the pipeline, from 0, in one step."""
+    """The work of a rank of `stage` of the pipeline, from 0, in one step: of local steps the last of a round."""
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     part, micro_batches = part_of(case, grid), _number(grid.micro_batches)
     layers = float(grid.splits.layers(grid.split_row).sum(axis=1)[0, stage])
@@ -122,15 +123,18 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float
     weights = held * _number(gathered_bytes(case, grid))
     times = _number(grid.micro_batches)
     zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
+    # what copies of the same weights or shards send each other
+    number = np.where(grid.local_steps > 0, 4.0, sent_gradient_bytes(grid, case.stack))
+    of_copies = held * _number(between_copies(grid, number))
     agreed = (
-        gradients,
+        of_copies,
         (gradients + weights) / 2,
         (times * gradients + weights) / 2,
         times * (gradients / 2 + weights),
     )
     # where a part of the replicas share out their states, each shard's copies sum its gradients besides, once a step
     copies = layout.size("replicate") > 1 and zero > 0 and layout.dp_kind != "parameter_server"
-    return agreed[zero] + (gradients / (layout.cp * layout.size("shard")) if copies else 0.0)
+    return agreed[zero] + (of_copies / (layout.cp * layout.size("shard")) if copies else 0.0)
 
 
 def _number(value: Number | Ints) -> float:

@@ -42,6 +42,7 @@ from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.recompute import MODULES, RECOMPUTES, WHOLE, modules_of
 from trimaran.nouns.stack import (
     FOLDED,
+    Compression,
     ContextParallelKind,
     DataParallelKind,
     Dispatcher,
@@ -82,9 +83,10 @@ class Choice:
 
     `short` is its name in `--fix` and in the page's filters. `proposes` is None where a search makes the values from
     those of others; a choice that is not `fixable` cannot be held at a value. Layouts that differ only in choices
-    that are not `distinct` share one place in a ranking. `column` and `heading` are None where it has none. `plain` are
-    the values that a ranking prefers among equally fast layouts; none where all are as plain. (ZeRO and sequence
-    parallelism leave each rank less to hold for the same traffic, and are as plain as their absence.)
+    that are not `distinct` share one place in a ranking. One that is not `exact` has a loss of its own, and a search
+    leaves what is `on_request` at its default unless it is held at another value. `column` and `heading` are None where
+    it has none. `plain` are the values that a ranking prefers among equally fast layouts; none where all are as plain.
+    (ZeRO and sequence parallelism leave each rank less to hold for the same traffic, and are as plain as without.)
     """
 
     name: str
@@ -97,6 +99,8 @@ class Choice:
     proposes: Proposes | None
     fixable: bool = True
     distinct: bool = True
+    exact: bool = True
+    on_request: bool = False
     plain: tuple[Any, ...] = ()
     coordinates: Coordinates
 
@@ -374,8 +378,22 @@ CHOICES: tuple[Choice, ...] = (
         word=prefixed("offload", "offload", get_args(Offload), "none"),
         column=BY_NAME["offload"], heading=Heading("Offload", blank="row"),
         # a search that finds nothing that fits asks again with what the stack can offload
+        on_request=True,
         proposes=lambda workload, cluster, stack, devices: ("none",),
         coordinates=_switches(_SWITCH, ("optimizer", "weights", "activations")),
+    ),
+    Choice(
+        name="compression", default="none", words=get_args(Compression),
+        word=prefixed("compression", "compress", get_args(Compression), "none"),
+        column=BY_NAME["compression"], heading=Heading("Compression", blank="row"),
+        proposes=lambda workload, cluster, stack, devices: ("none",), exact=False, on_request=True,
+        coordinates=_switches(_SWITCH, ("fp16", "int8")),
+    ),
+    Choice(
+        name="local_steps", short="local", default=0, word=numbered("local_steps", "local", usual=0),
+        column=BY_NAME["local_steps"], heading=Heading("Local steps", blank="row"),
+        proposes=lambda workload, cluster, stack, devices: (0,), exact=False, on_request=True,
+        coordinates=_stated(_SWITCH, 0.4),
     ),
     Choice(
         name="precision", default="fp32", words=tuple(PRECISIONS),
@@ -413,11 +431,13 @@ CHOICES: tuple[Choice, ...] = (
 )  # fmt: skip
 
 CHOICE: Mapping[str, Choice] = {choice.name: choice for choice in CHOICES}
-# What a grid holds as arrays, what a row of a table has a column for, and which are numbers that double.
+# What a grid holds as arrays, and what a row of a table has a column for.
 IN_GRID: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.in_grid)
 IN_TABLES: tuple[Choice, ...] = tuple(choice for choice in CHOICES if choice.column)
 # Lists that no search proposes: a grid makes them, or they are found for a layout apart.
 APART: frozenset[str] = frozenset(choice.name for choice in CHOICES if not choice.in_grid)
+# What a search asks for only where it is held, and which are numbers that double.
+ON_REQUEST: tuple[str, ...] = tuple(choice.name for choice in CHOICES if choice.on_request)
 COUNTS: tuple[str, ...] = tuple(choice.name for choice in CHOICES if choice.is_count)
 
 

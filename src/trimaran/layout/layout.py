@@ -13,6 +13,7 @@ from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute
 from trimaran.nouns.stack import (
+    Compression,
     ContextParallelKind,
     DataParallelKind,
     Dispatcher,
@@ -53,6 +54,8 @@ class Layout(Noun, Laid[int]):
     recompute: Recompute = field("recompute")
     recompute_every: int = field("recompute_every")
     offload: Offload = field("offload")
+    compression: Compression = field("compression")
+    local_steps: int = field("local_steps")
     precision: PrecisionName = field("precision")
     schedule: Schedule = field("schedule")
     stage_split: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = field("stage_split")
@@ -93,6 +96,12 @@ class Layout(Noun, Laid[int]):
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches of the replica that has most of them; its last is not full where that does not divide."""
         return -(-global_batch // (self.dp * self.mbs))
+
+    @property
+    def departures(self) -> str:
+        """What of it makes the loss another than on other layouts, in short notation; empty where nothing does."""
+        inexact = (choice.word.writes(vars(self)) for choice in CHOICES if not choice.exact)
+        return ",".join(filter(None, inexact))
 
     def label(self) -> str:
         """The short notation, `dp2,tp2,pp2,mbs1,...`, with only what differs from the default."""

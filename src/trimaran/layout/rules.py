@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trimaran.layout import axis_rules
+from trimaran.layout import axis_rules, replica_rules
 from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
 from trimaran.layout.stages import even_split, most_stages
@@ -326,6 +326,9 @@ def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stac
     return f"precision {layout.precision} is not one that {cluster.device.name} computes in ({has}): choose one of them"
 
 
+# What decides whether replicas hold the same, and in what.
+_COPIES = ("dp", "shard", "zero_stage", "dp_kind", "cp", "precision")
+
 RULES: tuple[Rule, ...] = (
     Rule("model", "software", (), _model),
     Rule("model_traits", "software", (), _model_traits),
@@ -365,6 +368,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("offload", "software", ("offload", "zero_stage", "pp", "recompute"), axis_rules.offload),
     Rule("offload_link", "machine", ("offload",), axis_rules.offload_link),
+    Rule("compression", "software", ("compression", *_COPIES), replica_rules.compression),
+    Rule("local_steps", "software", ("local_steps", *_COPIES), replica_rules.local_steps),
     Rule("precision", "machine", ("precision",), _precision),
     Rule("placement", "software", ("placement",), axis_rules.placement),
     Rule("placed", "arithmetic", ("*".join(DEGREES), "placed"), axis_rules.placed),

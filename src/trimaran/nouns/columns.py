@@ -14,6 +14,7 @@ from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import recompute_cell
 from trimaran.nouns.stack import (
+    Compression,
     ContextParallelKind,
     DataParallelKind,
     Dispatcher,
@@ -223,6 +224,21 @@ FURTHER_COLUMNS: tuple[Column, ...] = (
         choices=get_args(Offload),
         says="what lies in the host's memory: optimizer (states), weights (with gradients and states), activations; "
         "empty: none",
+    ),
+    Column(
+        "compression",
+        "text",
+        choices=get_args(Compression),
+        says="in what replicas send each other gradients, which changes the result: fp16 or int8 with error feedback; "
+        "empty: none",
+    ),
+    Column(
+        "local_steps",
+        "int",
+        "steps",
+        minimum=0,
+        maximum=1e6,
+        says="steps that replicas make apart before they agree, which changes the result (DiLoCo); empty: 0, each step",
     ),
     Column(
         "expert_imbalance",

@@ -63,6 +63,8 @@ class Measurement(Noun):
     dispatcher: str | None = None
     ep_overlap: str | None = None
     offload: str | None = None
+    compression: str | None = None
+    local_steps: int | None = None
     expert_imbalance: float | None = None
     mbs: int
     gbs: int

@@ -18,6 +18,8 @@ Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 ExpertOverlap = Literal["none", "shared", "batch"]
 # What lies in the host's memory: moments and master weights; those, weights and gradients; or what layers keep.
 Offload = Literal["none", "optimizer", "weights", "activations"]
+# In what replicas send each other what they sum; what that loses is kept and sent later (error feedback).
+Compression = Literal["none", "fp16", "int8"]
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 # Schedules of two chunks a rank, folded: rank r of p holds stages r and 2 p - 1 - r, so that the first has both ends.
 FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")
@@ -283,6 +285,12 @@ class Stack(Noun):
         default=False, description="a model's modules for further tokens are trained, and not left out"
     )
     offloads: tuple[Offload, ...] = Field(default=(), description="what can lie in the host's memory")
+    compressions: tuple[Compression, ...] = Field(
+        default=(), description="in what replicas can send each other gradients, with error feedback"
+    )
+    local_steps: bool = Field(
+        default=False, description="replicas can train apart for several steps, and agree by an outer optimizer"
+    )
     offload_overlaps: bool = Field(
         default=False, description="gradients go to the host, are stepped there and come back by parts, at once"
     )

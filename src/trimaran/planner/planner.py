@@ -90,6 +90,11 @@ def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
     search, ranking = searched(case, settings)
     case, known = search.case, case.calibration
     entries = _entries(ranking, search, settings.top)
+    notes += [
+        f"{words}: trains to another loss than layouts without"
+        for words in dict.fromkeys(entry.layout.departures for entry in entries)
+        if words
+    ]
     alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
     return Plan(
         model=case.model.name,

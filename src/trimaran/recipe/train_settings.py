@@ -33,6 +33,10 @@ class TrainSettings(Noun):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
+    outer_learning_rate: float = Field(
+        default=0.7, gt=0, description="of the optimizer by which replicas agree after local steps"
+    )
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="its momentum, Nesterov's")
     clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
     balance_loss: float = Field(
         default=0.0, ge=0, description="weight of the loss that evens out experts' load; 0: none"

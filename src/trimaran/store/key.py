@@ -25,7 +25,19 @@ RUN_FACTS = {
 }  # fmt: skip
 
 # Choices that layouts had from later on: said where they are not as usual.
-_LATER_CHOICES = ("shard", "cp", "cp_kind", "ep", "etp", "dispatcher", "ep_overlap", "offload", "placed")
+_LATER_CHOICES = (
+    "shard",
+    "cp",
+    "cp_kind",
+    "ep",
+    "etp",
+    "dispatcher",
+    "ep_overlap",
+    "offload",
+    "compression",
+    "local_steps",
+    "placed",
+)
 
 
 def trial_key(

@@ -114,7 +114,23 @@ _OFFLOAD = (
     "ALTER TABLE measurement ADD COLUMN expert_imbalance REAL",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MODEL, _BLANKS, _TRAITS, _NO_CLAIMS, _OTHERS, _AXES, _OFFLOAD)
+# What changes the result: how replicas send each other gradients, and how rarely they agree.
+_REPLICAS = (
+    "ALTER TABLE measurement ADD COLUMN compression TEXT",
+    "ALTER TABLE measurement ADD COLUMN local_steps INTEGER",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _FIRST,
+    _MODEL,
+    _BLANKS,
+    _TRAITS,
+    _NO_CLAIMS,
+    _OTHERS,
+    _AXES,
+    _OFFLOAD,
+    _REPLICAS,
+)
 VERSION = len(MIGRATIONS)
 
 

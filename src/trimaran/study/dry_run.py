@@ -22,8 +22,10 @@ from trimaran.study.torch_programs import run_program
 from trimaran.study.workspace import Workspace
 
 GIB, PETA, GIGA = 2.0**30, 1e15, 1e9
-# How much of an all-reduce of the same bytes each kind of collective moves; what is not here moves as much.
+# How much of an all-reduce of the same bytes each kind of collective moves; what is not here moves as much. Exchanges
+# of tokens count as they are.
 _MOVED = {"all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 0.5, "reduce": 0.5}
+_MOVED_BY_REPLICAS = {**_MOVED, "all_to_all": 0.5}
 
 Row = dict[str, Any]
 
@@ -122,7 +124,8 @@ def _rows(traced: TracedRank, memory: dict[str, float], work: RankWork) -> Itera
     yield row("products", "PFLOP", traced.operations / PETA, work.operations / PETA)
     for axis in dict.fromkeys([*work.sent, *(each.axis for each in traced.collectives)]):
         along = [each for each in traced.collectives if each.axis == axis]
-        moved = sum(each.size * _MOVED.get(each.kind, 1.0) for each in along)
+        moves = _MOVED_BY_REPLICAS if axis == "dp" else _MOVED
+        moved = sum(each.size * moves.get(each.kind, 1.0) for each in along)
         planned_bytes = work.sent.get(axis)
         yield row(
             f"sent along {axis}", "GB", moved / GIGA, None if planned_bytes is None else planned_bytes / GIGA,

@@ -11,6 +11,7 @@ from trimaran.cost.calibration import load_calibration
 from trimaran.cost.case import Case
 from trimaran.files.row_nouns import measured_workload
 from trimaran.layout.axes import DEGREES
+from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import check_layout
@@ -66,11 +67,15 @@ def train_recipe(
 def layout_on(recipe: Recipe, workspace: Workspace, cluster: Cluster, layout: Layout, devices: int) -> Layout:
     """The fastest planned layout on so many devices at most, for a training to go on that began on `layout`.
 
-    The plan keeps its precision, and the recipe's own global batch. Raises TrimaranError where there is none.
+    The plan keeps its precision, what makes its loss another, and the recipe's own global batch; of replicas that train
+    apart as many. Raises TrimaranError where there is none.
     """
     known = load_calibration(str(workspace.calibration)) if workspace.calibration.exists() else None
     case = Case.of(recipe.workload, cluster, recipe.stack, known)
     held = {name: value for name, value in recipe.sweep.fixed.items() if name not in DEGREES}
+    held |= {choice.name: getattr(layout, choice.name) for choice in CHOICES if not choice.exact}
+    if layout.local_steps:
+        held |= {name: getattr(layout, name) for name in ("dp", "shard", "zero_stage")}
     settings = settings_from(
         devices=devices, fixed={**held, "precision": layout.precision}, mem_margin=recipe.sweep.mem_margin, top=1
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from trimaran.bench.launch.contract import Launch, Launcher, Loss, TrialRefusedError
 from trimaran.bench.launch.network.shaped_launcher import network_note, network_variant
 from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
-from trimaran.bench.trial.trial_figures import median_and_spread, read_result
+from trimaran.bench.trial.trial_figures import first_timed_round, median_and_spread, read_result
 from trimaran.bench.watch.evidence import collect
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import Verdict, verdict
@@ -71,6 +71,7 @@ def prepare_trial(
 ) -> Trial:
     """The trial of one layout. Raises TrimaranError where the layout breaks a rule or the variant cannot be had."""
     check_layout(layout, recipe.workload, cluster, recipe.stack)
+    _check_rounds(layout, recipe)
     if variant.python is not None:
         libraries(variant.python)  # an interpreter that cannot serve is refused before anything runs
     split = resolve_split(layout, recipe.workload, recipe.stack)
@@ -100,6 +101,16 @@ def prepare_trial(
         peak_tflops=cluster.device.peak(layout.precision),
     )
     return Trial(key=key, recipe=recipe, cluster=cluster, job=job, variant=variant)
+
+
+def _check_rounds(layout: Layout, recipe: Recipe) -> None:
+    """Raise TrimaranError where a trial ends before a timed round of local steps does."""
+    needed = first_timed_round(recipe.sweep.warmup_steps, layout.local_steps) + layout.local_steps
+    if layout.local_steps and recipe.sweep.steps < needed:
+        raise TrimaranError(
+            f"layout {layout}: sweep.steps {recipe.sweep.steps} hold no round of {layout.local_steps} local steps "
+            f"after {recipe.sweep.warmup_steps} to warm up: raise steps to {needed}"
+        )
 
 
 def nodes_of(layout: Layout, cluster: Cluster) -> int:
@@ -262,7 +273,7 @@ def _measured(trial: Trial, result: RunResult | str) -> dict[str, object]:
     if isinstance(result, str):
         return {}
     workload, layout = trial.recipe.workload, trial.layout
-    seconds, spread = median_and_spread(result.sec_per_it, trial.recipe.sweep.warmup_steps)
+    seconds, spread = median_and_spread(result.sec_per_it, trial.recipe.sweep.warmup_steps, layout.local_steps)
     losses = result.finite_losses
     diverged = len(losses) < len(result.losses)
     return {

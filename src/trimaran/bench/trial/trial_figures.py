@@ -37,13 +37,22 @@ def read_result(path: Path, steps: int) -> RunResult | str:
     return result
 
 
-def median_and_spread(step_times_s: tuple[float, ...], warmup_steps: int) -> tuple[float, float]:
+def median_and_spread(step_times_s: tuple[float, ...], warmup_steps: int, local_steps: int = 0) -> tuple[float, float]:
     """Median and interquartile range, in seconds, of the steps after warm-up.
 
-    A trial shorter than its warm-up is judged by its last step.
+    A trial shorter than its warm-up is judged by its last step. A round of `local_steps`, whose last step takes longer
+    than the others, counts as a step of its mean.
     """
     timed = step_times_s[warmup_steps:] or step_times_s[-1:]
+    if local_steps:
+        firsts = range(first_timed_round(warmup_steps, local_steps), len(step_times_s) - local_steps + 1, local_steps)
+        timed = tuple(statistics.mean(step_times_s[first : first + local_steps]) for first in firsts) or timed
     if len(timed) < 2:
         return timed[0], 0.0
     lower, _, upper = statistics.quantiles(timed, n=4, method="inclusive")
     return statistics.median(timed), upper - lower
+
+
+def first_timed_round(warmup_steps: int, local_steps: int) -> int:
+    """Steps before the first round of local steps that begins after warm-up; 0 where there are no rounds."""
+    return -(-warmup_steps // local_steps) * local_steps if local_steps else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from trimaran.cost.case import Case
+from trimaran.cost.effects.copies import between_copies, coding_time, outer_time, sharded_copies
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
 from trimaran.cost.network import Group, crowded, expert_group, group
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes, shards
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
 
@@ -21,7 +22,8 @@ def exposed_time(iteration: IterationCost) -> Floats:
     a sequence take part as replicas do; where a part of the replicas shares out the states, the parts' copies are
     summed besides. A parameter server takes in the sum of the gradients and sends out the weights. Traffic can hide
     behind the last backwards, and weights that ZeRO-1 and 2 gather behind the first forwards where the stack does so.
-    Where weights are sharded, traffic is layer by layer.
+    Where weights are sharded, traffic is layer by layer. What copies of weights send each other may be compressed, or
+    wait for the end of a round of local steps.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     replicas = iteration.group_along("cp", "dp")
@@ -33,13 +35,17 @@ def exposed_time(iteration: IterationCost) -> Floats:
     gradient = sent * shared
     scatter = network.all_gather(gradient, sharers)
     gather = network.all_gather(gathered * shared, sharers)
-    reduced = network.all_reduce(gradient, replicas)
+    agreed = between_copies(grid, sent) * shared
+    reduced = network.all_reduce(agreed, replicas)
     if of_experts is not None:
         own = expert_replicas(iteration)
         scatter = scatter + network.all_gather(sent * of_experts, own)
         gather = gather + network.all_gather(gathered * of_experts, own)
         reduced = reduced + network.all_reduce(sent * of_experts, own)
-    copied = copies_time(iteration, gradient)
+    copied = sharded_copies(iteration, agreed)
+    if grid.local_steps.any():
+        each = grid.local_steps == 0
+        reduced, copied = reduced * each, copied * each
     traffic = np.where(zero == 0, reduced, scatter + gather + copied)
     traffic = np.where(zero == 2, m * scatter + gather + copied, traffic)
     served = grid.chose("dp_kind", "parameter_server")
@@ -56,17 +62,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
         exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
-    return np.asarray(exposed + _tied_embedding(iteration))
-
-
-def copies_time(iteration: IterationCost, gradient: Floats) -> Floats | float:
-    """Seconds in which replicas that hold the same shards sum theirs of `gradient` bytes: hybrid sharding's."""
-    grid = iteration.grid
-    if not grid.shard.any():
-        return 0.0
-    between = iteration.group_along("replicate")
-    reduced = iteration.network.all_reduce(gradient / shards(grid, OPTIMIZER), between)
-    return np.where(grid.zero_stage > 0, reduced, 0.0)
+    return np.asarray(exposed + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
 
 
 def expert_replicas(iteration: IterationCost) -> Group:
@@ -93,7 +89,9 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     gather, gather_ends = (network.all_gather(element * each, sharers) for each in (layer, ends))
     scatter, scatter_ends = (network.all_gather(sent * each, sharers) for each in (layer, ends))
     times = 1.0 / iteration.micro_batches if case.stack.sums_copies_once else 1.0
-    copied, copied_ends = (copies_time(iteration, sent * each) * times for each in (layer, ends))
+    times = np.where(grid.local_steps > 0, 0.0, times)
+    agreed = between_copies(grid, sent)
+    copied, copied_ends = (sharded_copies(iteration, agreed * each) * times for each in (layer, ends))
     if case.model.experts:
         own = expert_replicas(iteration)
         gather = gather + network.all_gather(element * experts, own)

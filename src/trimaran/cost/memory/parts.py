@@ -66,10 +66,10 @@ def _gradients(rank: RankMemory) -> Floats:
 
 
 def _optimizer(rank: RankMemory) -> Floats:
-    """Moments and master copy; activations and logits are gone when the step makes its copies."""
+    """Moments, master copy and what replicas agree by; activations and logits are gone when the step makes copies."""
     master = np.where(rank.has_master > 0, float(rank.case.stack.master_weight_bytes), 0.0)
     copies = np.maximum(rank.step_copies - rank.activations - rank.logits, 0.0)
-    here = rank.kept_of(OPTIMIZER) * (rank.moment_bytes + master) + copies
+    here = rank.kept_of(OPTIMIZER) * (rank.moment_bytes + master + rank.replica_bytes) + copies
     return np.where(rank.offloads("optimizer", "weights"), 0.0, here)
 
 
@@ -89,7 +89,7 @@ def _shared_bias(rank: RankMemory) -> Floats | float:
 
 def _buffers(rank: RankMemory) -> Floats:
     buckets = np.minimum(rank.count, float(rank.case.stack.bucket_elements)) * 2.0 * rank.gradient
-    return rank.case.calibration.buffer_gib * GIB + buckets
+    return rank.case.calibration.buffer_gib * GIB + buckets + rank.kept_of(OPTIMIZER) * rank.payload_bytes
 
 
 def _context(rank: RankMemory) -> Floats:
@@ -99,7 +99,7 @@ def _context(rank: RankMemory) -> Floats:
 PARTS: tuple[MemoryPart, ...] = (
     MemoryPart("weights", "working weights", _weights),
     MemoryPart("gradients", "accumulated gradients", _gradients),
-    MemoryPart("optimizer", "moments and master weights", _optimizer),
+    MemoryPart("optimizer", "moments, master weights, and what replicas agree by", _optimizer),
     MemoryPart("activations", "what layers keep for the backward", _activations),
     MemoryPart("logits", "logits and loss", lambda rank: rank.logits),
     MemoryPart("buffers", "communicators, workspaces, buckets", _buffers, allocated=False),

@@ -19,6 +19,7 @@ from trimaran.cost.memory.stage import (
 )  # fmt: skip
 from trimaran.cost.shapes import KeptBytes, kept_bytes
 from trimaran.cost.states import OPTIMIZER, WEIGHTS, element_bytes, expert_shards, gradient_bytes, shards
+from trimaran.layout.compression import FORMATS
 
 GIB = 2.0**30
 
@@ -119,6 +120,20 @@ class RankMemory:
         """Bytes of the optimizer's moments of one parameter."""
         moments = 2.0 if self.case.workload.optimizer == "adam" else 0.0
         return by_precision(self.grid.precision, lambda p: moments * p.moment_bytes)
+
+    @cached_property
+    def replica_bytes(self) -> Floats:
+        """Bytes by which replicas agree, of a parameter: error feedback; an outer optimizer's weights and momentum."""
+        error = np.where(self.grid.compression > 0, 4.0, 0.0)
+        return error + np.where(self.grid.local_steps > 0, 8.0, 0.0)
+
+    @cached_property
+    def payload_bytes(self) -> Floats:
+        """Bytes of a compressed parameter on its way: what is sent of it, and what comes."""
+        payload = np.zeros(len(self.grid))
+        for word, sent_as in FORMATS.items():
+            payload = np.where(self.grid.chose("compression", word), 2.0 * sent_as.sent_bytes, payload)
+        return payload
 
     @property
     def kept(self) -> KeptBytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
 from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
-from trimaran.layout.choices import CHOICE, index_of, usual_chunks
+from trimaran.layout.choices import CHOICE, ON_REQUEST, index_of, usual_chunks
 from trimaran.layout.stages import even_split, stack_split, weighted_split
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.stack import Stack
@@ -91,7 +91,7 @@ class Proposer:
         """Piped rows with recompute, sequence parallelism and precision: valid ones, no duplicates."""
         space = self.space
         others = self._proposed(
-            "recompute", "recompute_every", "sequence_parallel", "precision", *space.unusual("ep_overlap", "offload")
+            "recompute", "recompute_every", "sequence_parallel", "precision", *space.unusual("ep_overlap", *ON_REQUEST)
         )
         if len(space["recompute_every"]) > 1:
             full = others["recompute"] == index_of("recompute", "full")

@@ -16,7 +16,7 @@ from trimaran.cost.layers.exchange import FREE
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.similar import at_least
 from trimaran.layout.axes import PLACEMENTS, devices_of
-from trimaran.layout.choices import CHOICES, index_of
+from trimaran.layout.choices import CHOICES, ON_REQUEST, index_of
 from trimaran.nouns.stack import Schedule
 from trimaran.planner.search.candidates import Parts, Proposer
 from trimaran.planner.search.objective import Objective
@@ -275,7 +275,7 @@ class Search:
         columns["precision"] = np.full(size, space["precision"][0])
         columns["recompute_every"] = np.full(size, min(space["recompute_every"]))
         columns["split"] = np.full(size, max(space.split))
-        columns |= {name: np.full(size, space[name][0]) for name in space.unusual("offload", "ep_overlap")}
+        columns |= {name: np.full(size, space[name][0]) for name in space.unusual("ep_overlap", *ON_REQUEST)}
         if "schedule" not in rows:
             # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
             order = [index_of("schedule", name) for name in LEANEST]

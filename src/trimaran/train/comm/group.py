@@ -141,6 +141,14 @@ class Group:
                 dist.all_to_all_single(arrived, tensor, group=self.handle)
         return arrived
 
+    def begin_all_to_all(self, tensor: Tensor) -> tuple[Tensor, Finish]:
+        """Begin `all_to_all`: the first of what comes back is there once the second has been called."""
+        if not self.overlaps:
+            return self.all_to_all(tensor), done
+        arrived = torch.empty_like(tensor)
+        work = dist.all_to_all_single(arrived, tensor, group=self.handle, async_op=True)
+        return arrived, self._timed(finish_all([work]))
+
     def exchange_rows(self, rows: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
         """What every rank sends here, (received, ..): `counts[i][j]` rows go from rank i to rank j.
 

@@ -11,7 +11,8 @@ It is applied to a plain stage from outside, by hooks on its modules:
 * ZeRO 3, fully sharded: whole weights too exist of two units at most, gathered as forward and backward reach a unit.
 
 Under hybrid sharding parts of the replicas shard so among themselves, and copies of a shard are summed besides. Every
-unit knows the ranks that hold it (`Holders`).
+unit knows the ranks that hold it (`Holders`). Copies are summed as `copy_sums` says; where replicas train apart
+(`outer_optimizer`), they are not.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from trimaran.layout.schedule import Action
 from trimaran.train.comm.exchange import Finish, done
 from trimaran.train.comm.group import all_reduce_together
 from trimaran.train.comm.mesh import Mesh
+from trimaran.train.engine.copy_sums import CopySums, NoSums
 from trimaran.train.engine.flat_weights import FlatWeights, Unit, allocate_memory, free_memory
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.gpt import Stage
@@ -97,7 +99,10 @@ class DataParallel:
     the master weights that the rank owns, `publish`.
     """
 
-    def __init__(self, stage: Stage, flat: FlatWeights, layout: Layout, mesh: Mesh, *, tied: bool) -> None:
+    def __init__(
+        self, stage: Stage, flat: FlatWeights, layout: Layout, mesh: Mesh, sums: CopySums, *, tied: bool
+    ) -> None:
+        self._sums = NoSums() if layout.local_steps else sums
         self._flat, self._tied, self._zero_stage = flat, mesh.tied, flat.zero_stage
         self._blocks = blocks_of(stage, flat)
         self._tp = mesh.tp
@@ -215,7 +220,7 @@ class DataParallel:
             copies.reduce_to_first(unit.grads)
             self._summing[unit] = done
         else:
-            self._summing[unit] = copies.begin_all_reduce(self._flat.owned_part(unit, self._flat.grads))
+            self._summing[unit] = self._sums.begin(unit, self._flat.owned_part(unit, self._flat.grads))
 
     # weights
 

@@ -68,7 +68,8 @@ class FlatWeights:
     `owned` are the spans whose master weights and optimizer state this rank holds, in the rank's flat
     coordinates: a single span over everything without ZeRO. `master` and `grads` hold a tensor for each of them, a
     writable view, and so does each entry of the optimizer's `state`. `counted` are the parts of the owned spans that
-    this rank counts where a sum, or a checkpoint, is to have every weight of the model once. `places` says where a
+    this rank counts where a sum, or a checkpoint, is to have every weight of the model once, `counted_of_replica` where
+    it is to have it once of every replica. `places` says where a
     weight lies in the same coordinates. Whoever writes to `master` has to call `DataParallel.publish`.
 
     Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have memory only while they are worked with.
@@ -81,7 +82,8 @@ class FlatWeights:
         specs = {name: spec for name, (_, _, spec) in declared.items()}
         sizes = {name: getattr(owner, attribute).numel() for name, (owner, attribute, _) in declared.items()}
         weight_map = map_weights(sizes, specs, mesh.holders)
-        self.owned, self.counted = weight_map.owned, weight_map.counted
+        self.owned, self.counted = weight_map.owned, weight_map.counted()
+        self.counted_of_replica = weight_map.counted(of_replica=True)
 
         compute = compute_dtype(layout)
         in_fp32 = PRECISIONS[layout.precision].master
@@ -126,8 +128,14 @@ class FlatWeights:
         treatments = weight_map.treatments
         self.decaying = owned_slices(self.owned, (span for span, treatment in treatments if treatment.decays))
         self.not_decaying = owned_slices(self.owned, (span for span, treatment in treatments if not treatment.decays))
-        self._counted = owned_slices(self.owned, self.counted)
-        self.parameters = sum(len(place.span.within(span)) for place in self.places.values() for span in self.counted)
+        # replicas that train apart have gradients of their own
+        counted = self.counted_of_replica if layout.local_steps else self.counted
+        self._counted, self._parameters = owned_slices(self.owned, counted), self._number_in(counted)
+        self.parameters = self._number_in(self.counted)
+
+    def _number_in(self, spans: Sequence[Span]) -> int:
+        """How many parameters lie in the spans, without padding."""
+        return sum(len(place.span.within(span)) for place in self.places.values() for span in spans)
 
     def zeros_like_owned(self) -> tuple[Tensor, ...]:
         """Zeros for each owned span, of the dtype of the master weights."""
@@ -156,7 +164,7 @@ class FlatWeights:
             grads.zero_()
 
     def squared_norm(self) -> Tensor:
-        """Sum of squares of the gradients that this rank counts, as an fp64 scalar.
+        """Sum of squares of the gradients that this rank counts, as an fp64 scalar; of its replica's, if they go apart.
 
         Norms of short rows, then their sum in fp64: an fp32 norm over 17 million gradients is off by 0.1%, and by a
         different 0.1% on every layout.
@@ -171,7 +179,7 @@ class FlatWeights:
 
     def zeros(self) -> int:
         """How many of the gradients that this rank counts are exactly zero."""
-        return self.parameters - sum(nonzero(part.of(self.grads)) for part in self._counted)
+        return self._parameters - sum(nonzero(part.of(self.grads)) for part in self._counted)
 
 
 def allocate_memory(tensor: Tensor) -> bool:

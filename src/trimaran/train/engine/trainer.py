@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from trimaran.layout.schedule import Action
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.bad_steps import Losses
+from trimaran.train.engine.copy_sums import copy_sums
 from trimaran.train.engine.data_parallel import DataParallel
 from trimaran.train.engine.expert_load import ExpertCounts, ExpertLoad
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
 from trimaran.train.engine.learning_rate import Position, learning_rate
 from trimaran.train.engine.loss_scale import LossScale
 from trimaran.train.engine.optimizers import make_optimizer
+from trimaran.train.engine.outer_optimizer import OuterOptimizer
 from trimaran.train.engine.pipeline_engine import PipelineEngine
 from trimaran.train.engine.recorder import Recorder
 from trimaran.train.model.gpt import Stage
@@ -30,6 +33,8 @@ from trimaran.train.text.sampler import Sampler
 @dataclass(frozen=True)
 class StepResult:
     """Figures of a step, the same on every rank; `zeros` counts gradients that are exactly zero.
+
+    Of replicas that train apart `loss` and `zeros` are means, and `grad_norm` is the root of their squares' mean.
 
     `stop` and `save`: a rank was told to leave, and a rank wants a checkpoint. `bad` says what is wrong with the loss
     or its gradient, `skipped` whether the weights were left as they are. `own_s` are each rank's own seconds of the
@@ -67,8 +72,14 @@ class Trainer:
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self._counts = ExpertCounts(job, self.stage, mesh, device) if workload.model.experts else None
         self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
-        self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, tied=workload.model.tied_embedding)
+        self.sums = copy_sums(layout, self.flat)
+        tied = workload.model.tied_embedding
+        self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, self.sums, tied=tied)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
+        self.outer = OuterOptimizer(self.flat, self.sums, job.train) if layout.local_steps else None
+        # replicas that train apart, and which of them this is
+        copies = mesh.holders["dense"].copies
+        self.apart, self.replica = (copies.size, copies.index) if self.outer else (1, 0)
         self.loss_scale = LossScale(layout.precision, workload.tokens_per_step)
         self.losses = Losses(job.train)
         slices = layout.cp * (layout.tp if layout.sequence_parallel else 1)
@@ -98,6 +109,12 @@ class Trainer:
             return workload.global_batch
         return workload.ramp_up.batch_at(self.consumed_samples, workload.global_batch)
 
+    @property
+    def states(self) -> dict[str, tuple[Tensor, ...]]:
+        """What optimizers and error feedback keep, by name."""
+        outer = {} if self.outer is None else {"outer_weights": self.outer.weights, **self.outer.state}
+        return {**self.optimizer.state, **self.sums.state, **outer}
+
     def counts(self) -> dict[str, float]:
         """What a checkpoint has to keep beside the tensors."""
         return {"updates": self.optimizer.steps, **self.loss_scale.counts()}
@@ -112,17 +129,19 @@ class Trainer:
     def forward_backward(self) -> torch.Tensor:
         """Gradients of the next global batch, summed over all ranks that share a weight, times the loss scale.
 
+        Replicas that train apart have those of their own part of it, as of a whole batch.
+
         Returns this rank's share of the mean loss, without the scale; the shares of all ranks add up to it.
         """
         batch = self.global_batch
         tokens, targets, documents = self._batch(self._sampler, self.consumed_samples, batch)
-        scale = self.loss_scale.scale / (batch * self.job.workload.seq_len)
+        scale = self.apart * self.loss_scale.scale / (batch * self.job.workload.seq_len)
         self.data_parallel.begin(len(tokens))
         if self._counts is not None:
             self._counts.begin(scale)
         loss = self.engine.run(tokens, targets, scale, documents)
         self.data_parallel.finish()
-        loss /= self.loss_scale.scale
+        loss /= self.apart * self.loss_scale.scale
         self.recorder.lap("reduce")
         return loss if self.mesh.tp.index == 0 else torch.zeros_like(loss)
 
@@ -168,25 +187,35 @@ class Trainer:
         rate = learning_rate(self.job.train, position)
         loss_share = self.forward_backward()
         world = self.mesh.world
-        sums = torch.zeros(5 + world.size, dtype=loss_share.dtype, device=loss_share.device)
-        sums[0], sums[1], sums[2] = loss_share, self.flat.squared_norm(), self.flat.zeros()
-        sums[3], sums[4], sums[5 + world.index] = float(self.stop_wanted), float(self.save_wanted), self.own_s
+        ranks_end = 4 + world.size
+        sums = torch.zeros(ranks_end + self.apart, dtype=loss_share.dtype, device=loss_share.device)
+        sums[0], sums[1] = loss_share, self.flat.zeros() / self.apart
+        sums[2], sums[3], sums[4 + world.index] = float(self.stop_wanted), float(self.save_wanted), self.own_s
+        sums[ranks_end + self.replica] = self.flat.squared_norm()
+        figures = len(sums)
         if self._counts is not None:
             sums = torch.cat((sums, self._counts.counted().to(sums.device)))
         world.all_reduce(sums)
         self.recorder.lap("wait")
-        loss, squared_norm, zeros, stops, saves, *own_s = sums[: 5 + world.size].tolist()
-        load = None if self._counts is None else self._counts.load(sums[5 + world.size :], batch)
+        loss, zeros, stops, saves, *others = sums[:figures].tolist()
+        own_s, squared_norms = others[: world.size], others[world.size :]
+        load = None if self._counts is None else self._counts.load(sums[figures:], batch)
         loss_scale = self.loss_scale.scale
-        grad_norm = math.sqrt(squared_norm) / loss_scale if squared_norm >= 0 else math.nan
+        grad_norm = _norm(sum(squared_norms) / self.apart) / loss_scale
         # under fp16 a gradient that is too large is in order: it lowers the loss scale
         bad = self.losses.judge(loss, None if self.job.layout.precision == "fp16" else grad_norm)
         overflow = not (math.isfinite(loss) and math.isfinite(grad_norm))
         skipped = overflow or (bad is not None and self.job.train.on_bad_loss != "stop")
         if not skipped:
-            self.optimizer.step(rate, grad_norm, loss_scale)
+            self.optimizer.step(rate, _norm(squared_norms[self.replica]) / loss_scale, loss_scale)
             if self._counts is not None and load is not None:
                 self._counts.move_biases(self.flat, load)
+        if overflow and self.outer is None:
+            self.sums.forget()
+        ends_round = self.outer is not None and (self.step_number + 1) % self.job.layout.local_steps == 0
+        if self.outer is not None and ends_round:
+            self.outer.step()
+        if ends_round or not skipped:
             self.data_parallel.publish()
         self.loss_scale.update(overflow=overflow)
         self.flat.clear_grads()
@@ -207,3 +236,8 @@ class Trainer:
             tuple(own_s),
             load,
         )
+
+
+def _norm(squared: float) -> float:
+    """Its root; not a number where a gradient is none."""
+    return math.sqrt(squared) if squared >= 0 else math.nan

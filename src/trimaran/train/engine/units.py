@@ -87,15 +87,15 @@ class WeightMap:
         """What this rank owns."""
         return merged(unit.owned for unit in self.units.values())
 
-    @property
-    def counted(self) -> tuple[Span, ...]:
+    def counted(self, *, of_replica: bool = False) -> tuple[Span, ...]:
         """What this rank counts in sums over all weights: every weight of the model is counted by one rank.
 
-        Copies that own the same count an equal part of it each.
+        Copies that own the same count an equal part of it each; `of_replica`: all of it, so that every weight is
+        counted by one rank of each replica.
         """
         shares: list[Span] = []
         for holders in {id(unit.holders): unit.holders for unit in self.units.values()}.values():
-            part, parts = (0, 1) if holders.serves else (holders.copies.index, holders.copies.size)
+            part, parts = (0, 1) if holders.serves or of_replica else (holders.copies.index, holders.copies.size)
             owned = merged(unit.owned for unit in self.units.values() if unit.holders is holders)
             shares += [part_of(span, part, parts) for span in owned]
         counted = merged(span for span, treatment in self.treatments if treatment.counted)

@@ -128,6 +128,8 @@ def trace_rank(job: TrainJob, rank: int) -> TracedRank:
             with trace:
                 trainer.forward_backward()
                 trainer.optimizer.step(learning_rate=1.0, grad_norm=2.0)
+                if trainer.outer is not None:
+                    trainer.outer.step()
                 trainer.data_parallel.publish()
     finally:
         dist.destroy_process_group()
@@ -169,7 +171,7 @@ def _held(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
         yield "gradients", grads
     for master in trainer.flat.master:
         yield "optimizer", master
-    for tensors in trainer.optimizer.state.values():
+    for tensors in trainer.states.values():
         for tensor in tensors:
             yield "optimizer", tensor
 

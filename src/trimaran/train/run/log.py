@@ -25,8 +25,8 @@ class Iteration:
     """What one iteration showed. Counts of samples and tokens are those consumed so far.
 
     `own_s` are seconds of the iteration before in which a rank did not wait for others: the median of all ranks, and
-    those of the slowest. Of a mixture `expert_load` (layers with experts, experts) are the tokens that each expert was
-    sent, over the mean.
+    those of the slowest. `departures` are choices of the layout that make the loss another. Of a mixture `expert_load`
+    (layers with experts, experts) are the tokens that each expert was sent, over the mean.
     """
 
     iteration: int
@@ -50,6 +50,7 @@ class Iteration:
     own_s: float
     slowest_own_s: float
     slowest_rank: int
+    departures: str | None = None
     validation_loss: float | None = None
     busiest_expert: float | None = None
     balance_loss: float | None = None
@@ -91,6 +92,8 @@ class Iteration:
             )
             if figure is not None
         ]
+        if self.departures:
+            fields.append(f"another loss than other layouts: {self.departures}")
         if self.validation_loss is not None:
             fields.append(f"validation loss: {self.validation_loss:.6E}")
             fields.append(f"validation perplexity: {self.validation_perplexity:.6E}")
@@ -185,6 +188,7 @@ def iteration_of(trainer: Trainer, history: History, peak_mem_gib: float) -> Ite
         own_s=statistics.median(own_s),
         slowest_own_s=own_s[slowest],
         slowest_rank=slowest,
+        departures=layout.departures or None,
         validation_loss=history.validations.get(trainer.step_number),
         **_load_figures(last),
     )

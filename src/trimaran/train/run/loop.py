@@ -89,7 +89,7 @@ def run_steps(
         raise TrimaranError(
             f"all {job.steps} steps were made before, and their log is lost: raise train.steps to go on"
         )
-    memory = memory_parts(trainer.flat, trainer.optimizer.state, memory_record(device, baseline_gib))
+    memory = memory_parts(trainer.flat, trainer.states, memory_record(device, baseline_gib))
     write_result(trainer, history, heartbeat.seconds, memory)
     if world_size > 1:
         dist.destroy_process_group()

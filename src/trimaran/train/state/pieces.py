@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.flat_weights import FlatWeights, Place
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.engine.units import Span, owned_slices
@@ -97,11 +98,29 @@ def pieces_of(flat: FlatWeights, spans: Iterable[Span], tensors: Sequence[Tensor
                 at += elements
 
 
-def state_pieces(trainer: Trainer, spans: Iterable[Span]) -> list[Piece]:
-    """Master weights and optimizer state in `spans`, which are parts of what this rank owns."""
-    flat, wanted = trainer.flat, list(spans)
-    state = {"weights": flat.master, **trainer.optimizer.state}
-    return [piece for kind, tensors in state.items() for piece in pieces_of(flat, wanted, tensors, kind)]
+def state_pieces(trainer: Trainer, *, saving: bool) -> list[Piece]:
+    """All that a checkpoint keeps of what this rank owns; `saving`: only what no other rank saves.
+
+    Master weights and optimizer state; of replicas that train apart the weights from which their round began and the
+    outer optimizer's state. What replicas do not have in common is named after each, as in `replica1.exp_avg`.
+    """
+    flat, own = trainer.flat, dict[str, Sequence[Tensor]](trainer.sums.state)
+    common: dict[str, Sequence[Tensor]] = {"weights": flat.master, **trainer.optimizer.state}
+    if trainer.outer is not None:
+        own |= common
+        common = {"weights": trainer.outer.weights, **trainer.outer.state}
+    own = {replicas_own(name, trainer.mesh): tensors for name, tensors in own.items()}
+    return [
+        piece
+        for state, counted in ((common, flat.counted), (own, flat.counted_of_replica))
+        for kind, tensors in state.items()
+        for piece in pieces_of(flat, counted if saving else flat.owned, tensors, kind)
+    ]
+
+
+def replicas_own(name: str, mesh: Mesh) -> str:
+    """The name of what this rank's replica keeps for itself."""
+    return f"replica{mesh.holders['dense'].copies.index}.{name}"
 
 
 def _real_elements(place: Place, shape: tuple[int, ...]) -> int:

@@ -27,7 +27,8 @@ from trimaran.train.state.manifest import (
     saved_steps,
     verify,
 )
-from trimaran.train.state.pieces import state_pieces
+from trimaran.train.state.pieces import replicas_own, state_pieces
+from trimaran.train.state.replicas import check_local_steps, keeps_errors
 
 # What may not change between a checkpoint and the training that goes on from it: it would be another training.
 _FIXED = ("workload.model", "workload.seq_len", "workload.optimizer", "train.seed", "train.validation", "data.tokens")
@@ -128,7 +129,14 @@ def resume(trainer: Trainer, folder: Path, tell: Tell, alive: Callable[[], None]
     manifest = read_manifest(checkpoint)
     _require_state(manifest, checkpoint)
     changed = (*differences(manifest, trainer.job), *_another_rate(manifest, trainer.job))
-    load_pieces(checkpoint, state_pieces(trainer, trainer.flat.owned), alive)
+    check_local_steps(manifest.layout, trainer.job.layout)
+    pieces = state_pieces(trainer, saving=False)
+    if trainer.sums.state and not keeps_errors(manifest.layout, trainer.job.layout):
+        kinds = {replicas_own(name, trainer.mesh) for name in trainer.sums.state}
+        pieces = [piece for piece in pieces if piece.name.split("/")[0] not in kinds]
+        trainer.sums.forget()
+        changed += (f"layout is {trainer.job.layout}, and what other replicas had not sent is left out",)
+    load_pieces(checkpoint, pieces, alive)
     trainer.go_on_from(manifest.step, manifest.consumed_samples, manifest.state)
     trainer.losses.recent = manifest.recent_losses
     if world.index == 0:

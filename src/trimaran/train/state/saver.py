@@ -80,7 +80,7 @@ class Saver:
     def save(self) -> bool:
         """Copy the state as it is now; it is written later. False where it holds numbers that are not finite."""
         # every element of the model's state is counted, and so written, by exactly one rank
-        pieces = state_pieces(self._trainer, self._trainer.flat.counted)
+        pieces = state_pieces(self._trainer, saving=True)
         if not self._all_finite(pieces):
             return False
         begin = time.perf_counter()

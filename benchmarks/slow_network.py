@@ -1,0 +1,148 @@
+"""Four replicas that a network of 0.3 Gbps joins: exact sums beside compressed ones and local steps, measured.
+
+    python benchmarks/slow_network.py [--times N] [--runs FOLDER]
+
+Needs root on Linux (network namespaces). Probes the machine, predicts every layout of recipes/slow-network-laptop.toml
+by what the probe alone says (no fit), and trains each of them N times, one after the other in turns, with the same
+tokens at every step. Writes losses, wall times and predicted times to benchmarks/results/slow_network.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trimaran.bench.sweep import Prediction, run_sweep
+from trimaran.bench.trial.machine import hardware
+from trimaran.bench.trial.trial import prepare_trial
+from trimaran.cost.calibration import prior
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.cost.rank_work import rank_work
+from trimaran.files.recipe_file import load_recipe
+from trimaran.layout.layout import Layout
+from trimaran.protocol.files import RunFile
+from trimaran.protocol.result import RunResult
+from trimaran.recipe.recipe import Recipe
+from trimaran.store import Store
+from trimaran.study.stated import stated_layouts
+from trimaran.study.workspace import Workspace
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "slow-network-laptop.toml"
+RESULTS = Path(__file__).parent / "results" / "slow_network.md"
+GOAL = 0.02
+TIMES, TRIES = 1, 8
+
+
+@dataclass
+class Trained:
+    """What a layout was predicted to take, what a rank of it sends a step, and what its trainings showed."""
+
+    layout: Layout
+    predicted_s: float
+    sent_mb: float
+    step_s: list[float] = field(default_factory=list)
+    all_steps_s: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+    validation: float = 0.0
+    evidence: str = ""
+
+
+def train_in_turns(recipe: Recipe, workspace: Workspace, times: int) -> list[Trained]:
+    """Train every layout of the recipe so many times, in turns."""
+    cluster = workspace.cluster(recipe).on(recipe.sweep.networks[0])
+    case = Case.of(recipe.workload, cluster, recipe.stack, prior(cluster, recipe.stack))
+    data = workspace.data(recipe)
+    found = []
+    for layout in stated_layouts(recipe):
+        work = rank_work(case, layout, 0)
+        sums = max(layout.local_steps, 1)
+        found.append(Trained(layout, estimate(case, layout).sec_per_it, work.sent["dp"] / sums / 1e6))
+    for turn in range(times):
+        folder = workspace.folder / f"turn-{turn}"
+        with Store(folder / "store.db") as store:
+            for one in found:
+                say = {one.layout: Prediction(sec_per_it=one.predicted_s, mem_gib=0.0)}
+                for _ in range(TRIES):
+                    # a network that is not as asked for while other programs run may be so a moment later
+                    (row,) = run_sweep(
+                        recipe, cluster, [one.layout], store, data_dir=data, work_dir=folder, predictions=say,
+                        retry=frozenset({"not_run"}),
+                    )  # fmt: skip
+                    if row.status != "not_run":
+                        break
+                if row.status != "ok" or row.sec_per_it is None:
+                    one.evidence = f"{row.status}: {(row.evidence or '').splitlines()[0]}"
+                    continue
+                trial = prepare_trial(recipe, cluster, one.layout, data_dir=data, work_dir=folder)
+                result = RunResult.model_validate_json(RunFile.RESULT.of(trial.job.out_dir).read_text())
+                one.step_s.append(row.sec_per_it)
+                one.others.append(row.others_share or 0.0)
+                one.all_steps_s.append(sum(row.step_times_s))
+                # the same each time: a training repeats bit for bit
+                one.validation = result.validations[-1]["loss"] or 0.0
+                print(f"{one.layout}: {row.sec_per_it:.3f} s a step, validation loss {one.validation:.4f}", flush=True)
+    return found
+
+
+def report(recipe: Recipe, found: Iterable[Trained]) -> str:
+    """The table, as Markdown."""
+    exact, *rest = found
+    network, train = recipe.sweep.networks[0], recipe.train
+    others = [share for one in (exact, *rest) for share in one.others]
+    tokens = train.steps * recipe.workload.tokens_per_step
+    lines = [
+        "# Four replicas on a slow network",
+        "",
+        f"{hardware()}. Recipe {RECIPE.name}: {recipe.workload.model.name}, {train.steps} steps, {tokens:,} tokens for "
+        f"each layout; every replica is a node on a switch of {network.port_gbps:g} Gbit/s and {network.latency_ms:g} "
+        f"ms. Each layout was trained {len(exact.step_s)} times, in turns; times are medians. Predicted after a probe, "
+        f"no fit. Other programs took up to {max(others, default=0.0):.0%} of the cores' time beside them.",
+        "",
+        "`sent` is what a rank sends for a step's sums, in all-reduces. A step of local ones is the mean of a round's.",
+        "",
+        "| layout | sent a step | predicted | measured | off | all steps | of exact | validation loss | off exact |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for one in (exact, *rest):
+        if one.evidence or not one.step_s:
+            lines.append(
+                f"| {one.layout} | {one.sent_mb:.2f} MB | {one.predicted_s:.3f} s | {one.evidence} | | | | | |"
+            )
+            continue
+        step, whole = statistics.median(one.step_s), statistics.median(one.all_steps_s)
+        share = whole / statistics.median(exact.all_steps_s) if exact.all_steps_s else 0.0
+        off = one.validation / exact.validation - 1.0 if exact.validation else 0.0
+        lines.append(
+            f"| {one.layout} | {one.sent_mb:.2f} MB | {one.predicted_s:.3f} s | {step:.3f} s | "
+            f"{one.predicted_s / step - 1.0:+.0%} | {whole:.0f} s | {share:.0%} | {one.validation:.4f} | {off:+.2%} |"
+        )
+    apart = [one for one in rest if one.layout.local_steps and one.validation]
+    worst = max((one.validation / exact.validation - 1.0 for one in apart), default=0.0)
+    lines += ["", f"Local steps: validation loss at most {worst:+.2%} off that of exact sums (goal {GOAL:.0%})."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=TIMES, help="trainings of each layout")
+    parser.add_argument("--runs", type=Path, help="keep cluster file and trainings here, and go on from them")
+    given = parser.parse_args()
+    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+        print("network namespaces need root on Linux and /dev/net/tun: nothing was measured")
+        return
+    recipe = load_recipe(str(RECIPE))
+    with tempfile.TemporaryDirectory() as fresh:
+        found = train_in_turns(recipe, Workspace((given.runs or Path(fresh)).resolve()), given.times)
+        text = report(recipe, found)
+    RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Copies: time in which ranks that own the same weights sum gradients, or what they learned apart."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimaran.cost.effects.effect import IterationCost
+from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.states import OPTIMIZER, shards
+from trimaran.layout.compression import FORMATS
+
+# Bytes that the operators of `begin_compressed_sum` (train/engine/copy_sums.py) read and write of each number: adding
+# to what was not sent, 12, room for whole blocks, 8, packing, 35, what is kept of that, 27, unpacking and adding up
+# what comes, 19, unpacking the sum, 15, putting it in place, 16; and packing and keeping of a rank's part of the sum.
+_CODED, _CODED_OF_PART = 132.0, 74.0
+# Of each number that an outer optimizer steps: the difference to where the round began, 20, SGD with its momentum, 24,
+# and the copy of what it makes, 8.
+_OUTER_STEP = 52.0
+
+
+def between_copies(grid: LayoutGrid, gradient: Floats) -> Floats:
+    """Bytes of a number between copies of it: `gradient`, those it has otherwise, or those of the compression."""
+    for word, sent_as in FORMATS.items():
+        gradient = np.where(grid.chose("compression", word), sent_as.sent_bytes, gradient)
+    return gradient
+
+
+def sharded_copies(iteration: IterationCost, gradient: Floats) -> Floats | float:
+    """Seconds in which replicas that hold the same shards sum theirs of `gradient` bytes: hybrid sharding's."""
+    grid = iteration.grid
+    if not grid.shard.any():
+        return 0.0
+    return np.where(grid.zero_stage > 0, _all_reduce(iteration, gradient), 0.0)
+
+
+def coding_time(iteration: IterationCost) -> Floats | float:
+    """Seconds in which an iteration's sums between copies are compressed, and what comes back is put in place."""
+    grid, rate = iteration.grid, iteration.work.rate
+    if not grid.compression.any():
+        return 0.0
+    owned = iteration.parameters / shards(grid, OPTIMIZER)
+    moved = owned * (_CODED + _CODED_OF_PART / grid.size("replicate"))
+    return np.where(grid.compression > 0, moved / rate.bandwidth * rate.memory_slowdown / _each(grid), 0.0)
+
+
+def outer_time(iteration: IterationCost) -> Floats | float:
+    """Seconds of an iteration's part of a round's end: what replicas learned is summed in fp32, and stepped.
+
+    Nothing is computed beside it (DiLoCo: Douillard et al., arXiv 2311.08105).
+    """
+    grid, rate = iteration.grid, iteration.work.rate
+    if not grid.local_steps.any():
+        return 0.0
+    number = between_copies(grid, np.full(len(grid), 4.0))
+    stepped = iteration.parameters / shards(grid, OPTIMIZER) * _OUTER_STEP
+    step = stepped / rate.bandwidth * rate.memory_slowdown
+    summed = _all_reduce(iteration, number * iteration.parameters)
+    return np.where(grid.local_steps > 0, (summed + step) / _each(grid), 0.0)
+
+
+def _all_reduce(iteration: IterationCost, size: Floats) -> Floats:
+    """Seconds of a sum over copies, of `size` bytes of all shards together."""
+    between = iteration.group_along("replicate")
+    return iteration.network.all_reduce(size / shards(iteration.grid, OPTIMIZER), between)
+
+
+def _each(grid: LayoutGrid) -> Floats:
+    """Steps between sums of copies."""
+    return np.maximum(grid.local_steps, 1) * 1.0

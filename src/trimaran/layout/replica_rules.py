@@ -1,0 +1,57 @@
+"""Rules of what replicas agree on rarely or roughly: gradients that are compressed, and steps made apart."""
+
+from __future__ import annotations
+
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+
+def compression(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Gradients are compressed where the stack does so, between copies of whole weights or of the same shards."""
+    if layout.compression == "none":
+        return None
+    if layout.compression not in stack.compressions:
+        has = ", ".join(stack.compressions) or "none"
+        return f"{stack.name} has no compression {layout.compression} of gradients ({has}): choose another stack"
+    if reason := _no_copies(layout, workload):
+        return f"compression {layout.compression} is of what replicas send each other, but {reason}: set it to none"
+    if layout.precision in ("fp16", "bf16_pure"):
+        why = "scales its loss anew" if layout.precision == "fp16" else "has no gradients in fp32"
+        return (
+            f"compression {layout.compression} keeps in fp32 what it has not sent, and precision {layout.precision} "
+            f"{why}: choose bf16"
+        )
+    return None
+
+
+def local_steps(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Replicas train apart where the stack has the optimizer by which they agree."""
+    if not layout.local_steps:
+        return None
+    if not stack.local_steps:
+        return f"local_steps is {layout.local_steps}, and {stack.name} has no outer optimizer: choose another stack"
+    if reason := _no_copies(layout, workload):
+        return f"local_steps {layout.local_steps} are of replicas that train apart, but {reason}: set it to 0"
+    if layout.precision == "bf16_pure":
+        return (
+            f"local_steps {layout.local_steps} move weights by small differences, and precision bf16_pure keeps none "
+            f"in fp32: choose bf16"
+        )
+    return None
+
+
+def _no_copies(layout: Layout, workload: Workload) -> str | None:
+    """Why no two replicas hold the same weights, or do so in a way that is not built."""
+    if layout.dp == 1:
+        return "DP is 1"
+    if layout.size("replicate") == 1:
+        return f"ZeRO stage {layout.zero_stage} shards over all DP {layout.dp} replicas, so that none has a copy"
+    if layout.dp_kind == "parameter_server":
+        return "dp_kind is parameter_server, which sums on its first rank"
+    if layout.cp > 1:
+        return f"CP is {layout.cp}, and ranks that share a sequence sum together with replicas"
+    if workload.model.experts:
+        return f"the model has {workload.model.experts} experts, whose replicas are others"
+    return None

@@ -1,0 +1,240 @@
+"""Compressed gradients and local steps: what they lose is kept or bounded, and what they agree on is the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Barrier
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pool import Pool, Run
+from shapes import SMALL
+from test_gpt import make_trainer
+from trimaran.layout.compression import BLOCK, FORMATS
+from trimaran.nouns.stack import Compression
+from trimaran.protocol.job import TrainJob
+from trimaran.recipe.train_settings import TrainSettings
+from trimaran.train.comm.exchange import Finish, done
+from trimaran.train.comm.group import Group
+from trimaran.train.engine.copy_sums import CopySums, begin_compressed_sum, pack, unpack
+from trimaran.train.engine.outer_optimizer import OuterOptimizer
+
+Maker = Callable[..., TrainJob]
+FOUR_LAYERS = SMALL.model_copy(update={"layers": 4})
+
+
+@dataclass
+class _Thread:
+    """A rank of a group of threads: what a compressed sum asks of its group."""
+
+    index: int
+    size: int
+    barrier: Barrier
+    posted: list[Tensor] = field(default_factory=list)
+
+    def begin_all_to_all(self, tensor: Tensor) -> tuple[Tensor, Finish]:
+        return torch.stack([rank[self.index] for rank in self._everybodys(tensor)]), done
+
+    def all_gather_into(self, whole: Tensor, shard: Tensor) -> None:
+        torch.cat(self._everybodys(shard), out=whole)
+
+    def _everybodys(self, tensor: Tensor) -> list[Tensor]:
+        self.posted[self.index] = tensor
+        self.barrier.wait()
+        found = [each.clone() for each in self.posted]
+        self.barrier.wait()
+        return found
+
+
+def summed(tensors: list[Tensor], errors: list[Tensor], word: Compression) -> None:
+    """Sum the ranks' tensors in place, each rank a thread."""
+    size = len(tensors)
+    barrier, posted = Barrier(size), [torch.empty(0)] * size
+
+    def rank(index: int) -> None:
+        group = cast(Group, _Thread(index, size, barrier, posted))
+        begin_compressed_sum(group, tensors[index], errors[index], FORMATS[word])()
+
+    with ThreadPoolExecutor(size) as threads:
+        list(threads.map(rank, range(size)))
+
+
+@pytest.mark.parametrize("word", FORMATS)
+@settings(max_examples=20, deadline=None)
+@given(
+    ranks=st.integers(1, 4), size=st.integers(1, 1500), seed=st.integers(0, 1000), magnitude=st.integers(-20, 6),
+    times=st.integers(1, 3),
+)  # fmt: skip
+def test_error_feedback_conserves_the_sum_and_ranks_get_the_same(
+    word: Compression, ranks: int, size: int, seed: int, magnitude: int, times: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    errors = [torch.zeros(size) for _ in range(ranks)]
+    given_in, came_out = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    for _ in range(times):
+        tensors = [10.0**magnitude * torch.randn(size, generator=random) for _ in range(ranks)]
+        given_in += torch.stack(tensors).double().sum(0)
+        summed(tensors, errors, word)
+        assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+        came_out += tensors[0].double()
+    kept = torch.stack(errors).double().sum(0)
+    torch.testing.assert_close(came_out + kept, given_in, rtol=1e-5, atol=1e-5 * 10.0**magnitude)
+
+
+@pytest.mark.parametrize("word", FORMATS)
+def test_a_number_is_off_by_half_a_step_of_its_blocks_scale_at_most(word: Compression) -> None:
+    rows = torch.randn(3, 4 * BLOCK) * torch.logspace(-30, 30, 4).repeat_interleave(BLOCK)
+    rows[1, :BLOCK] = 0.0
+    packed = pack(rows, FORMATS[word])
+    assert packed.numel() == rows.numel() * FORMATS[word].sent_bytes
+    largest = rows.view(3, 4, BLOCK).abs().amax(2, keepdim=True)
+    step = {"fp16": 2.0**-10, "int8": 1 / 127}[word]
+    off = (unpack(packed, FORMATS[word]) - rows).view(3, 4, BLOCK).abs()
+    assert (off <= 0.5001 * step * largest).all()
+
+
+@pytest.mark.parametrize(
+    ("layout", "machines", "bound"),
+    [
+        ("dp4,mbs6,compress-fp16", "one", 1e-4),
+        ("dp4,mbs6,compress-int8", "several", 1e-3),
+        pytest.param("dp4,shard2,mbs6,zero2,compress-int8", "several", 1e-3, marks=pytest.mark.proof),
+        pytest.param("dp2,tp2,pp2,mbs3,compress-int8,bf16", "one", 1e-3, marks=pytest.mark.proof),
+    ],
+)
+def test_a_compressed_layouts_loss_stays_by_the_exact_one(
+    pool: Pool, make_job: Maker, layout: str, machines: Any, bound: float
+) -> None:
+    """Over 20 steps, in which the loss falls by a tenth and more."""
+    exact, compressed = (
+        pool.run(make_job(each, model=FOUR_LAYERS), machines).losses
+        for each in (layout.replace(",compress-fp16", "").replace(",compress-int8", ""), layout)
+    )
+    assert exact[-1] < 0.9 * exact[0]
+    assert compressed != exact
+    assert compressed == pytest.approx(exact, rel=bound)
+
+
+@pytest.mark.parametrize("layout", ["dp4,mbs6", "dp4,shard2,mbs3,zero1", "dp2,tp2,pp2,mbs6"])
+def test_a_round_of_one_step_of_sgd_averages_parameters(pool: Pool, make_job: Maker, layout: str) -> None:
+    """The mean of what replicas learn by SGD from the same weights is what SGD learns from their mean gradient."""
+    sgd = {"model": FOUR_LAYERS, "optimizer": "sgd", "learning_rate": 0.3, "clip_grad": 0.0, "steps": 6}
+    apart = make_job(f"{layout},local1", **sgd, outer_learning_rate=1.0, outer_momentum=0.0)
+    found, exact = pool.run(apart), pool.run(make_job(layout, **sgd))
+    assert found.losses == pytest.approx(exact.losses, rel=1e-5)
+
+
+def test_the_outer_optimizer_is_nesterovs(make_job: Maker) -> None:
+    trainer = make_trainer(make_job("mbs24"))
+    outer = OuterOptimizer(trainer.flat, CopySums(), TrainSettings())
+    (master,), (begin,) = trainer.flat.master, outer.weights
+    reference = begin.clone().requires_grad_()
+    torch_sgd = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    for _ in range(3):
+        learned = 0.01 * torch.randn_like(master)
+        master.add_(learned)
+        reference.grad = -learned
+        torch_sgd.step()
+        outer.step()
+        torch.testing.assert_close(begin, reference.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(master, begin)
+
+
+def test_local_steps_learn_and_tell_the_same_on_every_layout_of_a_replica(pool: Pool, make_job: Maker) -> None:
+    losses = [
+        pool.run(make_job(layout, model=FOUR_LAYERS, steps=12)).losses
+        for layout in ("dp2,mbs12,local4", "dp2,tp2,pp2,mbs6,local4", "dp4,shard2,mbs6,zero3,local4")
+    ]
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.fixture
+def go_on(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
+    """Train a layout for 4 of 6 steps, and another from there."""
+
+    def run(written_on: str, read_on: str) -> Run:
+        for layout, steps, resume in ((written_on, 4, False), (read_on, 6, True)):
+            job = make_job(layout, model=FOUR_LAYERS, steps=6, checkpoint_every=2)
+            found = pool.run(job.model_copy(update={"steps": steps, "checkpoint_dir": str(tmp_path), "resume": resume}))
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("layout", ["dp4,mbs6,compress-int8", "dp2,tp2,mbs12,compress-fp16"])
+def test_compressed_sums_go_on_bit_for_bit(
+    go_on: Callable[..., Run], pool: Pool, make_job: Maker, tmp_path: Path, layout: str
+) -> None:
+    job = make_job(layout, model=FOUR_LAYERS, steps=6, checkpoint_every=0)
+    undisturbed = pool.run(job.model_copy(update={"checkpoint_dir": str(tmp_path / "undisturbed")})).losses
+    assert go_on(layout, layout).losses == undisturbed[4:]
+
+
+def test_a_round_goes_on_on_another_layout_of_as_many_replicas(
+    go_on: Callable[..., Run], pool: Pool, make_job: Maker
+) -> None:
+    undisturbed = pool.run(make_job("dp2,mbs12,local3", model=FOUR_LAYERS, steps=6)).losses
+    resumed = go_on("dp2,tp2,pp2,mbs6,local3", "dp4,shard2,mbs3,zero2,local3")
+    assert resumed.losses == pytest.approx(undisturbed[4:], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("written_on", "read_on", "says"),
+    [
+        (
+            "dp2,mbs12,local3",
+            "dp4,mbs6,local3",
+            "3 local steps of 4 replicas, and the checkpoint is of 3 local steps of 2",
+        ),
+        ("dp2,mbs12", "dp2,mbs12,local3", "the checkpoint is of no local steps"),
+        ("dp2,mbs12,local3", "dp2,mbs12", "has no local steps"),
+    ],
+)
+def test_a_round_of_other_replicas_is_refused(
+    go_on: Callable[..., Run], written_on: str, read_on: str, says: str
+) -> None:
+    (told,) = go_on(written_on, read_on).of_kind("refused")
+    assert says in told["text"] and "train.init_from" in told["text"] and "\n" not in told["text"]
+
+
+@pytest.mark.parametrize(
+    ("written_on", "read_on"),
+    [("dp2,mbs12,compress-int8", "dp4,mbs6,compress-int8"), ("dp2,mbs12", "dp2,mbs12,compress-int8")],
+)
+def test_other_replicas_begin_without_what_was_not_sent_and_say_so(
+    go_on: Callable[..., Run], written_on: str, read_on: str
+) -> None:
+    (told,) = go_on(written_on, read_on).of_kind("resumed")
+    assert "had not sent is left out" in told["changed"][-1]
+
+
+def test_a_bad_step_leaves_nothing_behind_in_error_feedback(make_job: Maker) -> None:
+    trainer = make_trainer(make_job("mbs24,compress-int8", model=FOUR_LAYERS))
+    assert not trainer.step().skipped
+    assert all(error.any() for error in trainer.sums.state["error"])
+    healthy = trainer.forward_backward
+
+    def forward_backward() -> Tensor:
+        loss = healthy()
+        for grads in trainer.flat.grads:
+            grads.fill_(torch.nan)
+        for error in trainer.sums.state["error"]:
+            error.fill_(torch.nan)
+        return loss
+
+    trainer.forward_backward = forward_backward  # type: ignore[method-assign]
+    assert trainer.step().skipped
+    trainer.forward_backward = healthy  # type: ignore[method-assign]
+    found = trainer.step()
+    assert not found.skipped and math.isfinite(found.loss)
