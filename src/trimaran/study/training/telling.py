@@ -16,9 +16,9 @@ class Teller:
     """Passes on what the ranks write down from one start to their end, and keeps where they stand.
 
     `last_step` is the newest step made, those before this start included, `saved_at` the newest that a checkpoint
-    has (0: none), `stopped_at` the step at which they left as they were asked; `first_step_at` is when the first step
-    of this start was seen, by the monotonic clock. `on_event` gets checkpoints, slow ranks and bad steps as notices,
-    with `lost_s`, the seconds of the steps that they undo.
+    has (0: none), `stopped_at` the step at which they left as they were asked; `first_step_at` and `last_step_at` are
+    when the first and the newest step of this start were seen, by the monotonic clock. `on_event` gets checkpoints,
+    slow ranks and bad steps as notices, with `lost_s`, the seconds of the steps that they undo.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Teller:
         self.resumed_at = self.last_step = self.saved_at = 0
         self.stopped_at: int | None = None
         self.first_step_at: float | None = None
+        self.last_step_at: float | None = None
 
     def tell(self) -> None:
         """Pass on what is new."""
@@ -43,7 +44,8 @@ class Teller:
         for line in lines:
             # a resumed training's log begins with the lines of the earlier one
             if line["iteration"] > self.resumed_at:
-                self.first_step_at = self.first_step_at or time.monotonic()
+                self.last_step_at = time.monotonic()
+                self.first_step_at = self.first_step_at or self.last_step_at
                 self.last_step = line["iteration"]
                 self._step_s[self.last_step] = line["sec_per_it"]
                 self._on_step(line)

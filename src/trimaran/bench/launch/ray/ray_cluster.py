@@ -132,6 +132,14 @@ class RayCluster:
             self._ray.util.remove_placement_group(group)
             raise
 
+    def could_give(self, count: int, bundle: Mapping[str, float]) -> bool:
+        """Whether so many nodes, beside those that are held, stand idle: they are asked for and given back."""
+        group = self._ray.util.placement_group([dict(bundle)] * count, strategy="STRICT_SPREAD")
+        try:
+            return bool(group.wait(_ASK_EVERY_S))
+        finally:
+            self._ray.util.remove_placement_group(group)
+
     def _wait_for(self, group: Any, count: int, bundle: Mapping[str, float], wait_s: float, say: Say) -> None:
         deadline, said = time.monotonic() + wait_s, False
         while not group.wait(_ASK_EVERY_S):

@@ -54,6 +54,11 @@ class RayLauncher:
         """Nodes that are there, as Ray knows, and did not go in a trial."""
         return len(self._ray.places(self._bundle).keys() - self._gone)
 
+    def has_nodes(self, nodes: int) -> bool:
+        """Whether so many are held, or Ray can give those that are missing now."""
+        missing = nodes - (len(self._nodes.places) if self._nodes else 0)
+        return missing <= 0 or self._ray.could_give(missing, self._bundle)
+
     def start(self, launch: Launch) -> RayRanks:
         """Start the ranks, on nodes that are waited for where there are not enough.
 
