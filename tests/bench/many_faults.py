@@ -44,7 +44,7 @@ LAST_STRIKES_AT, HURRY = 0.85, 0.2
 # Ranks whose newest step is older than this are about to be ended, are ended, or begin.
 _STILL_S = 1.0
 _LOOK_EVERY_S = 0.02
-_SLOW_S, _TURN_S, _FULL_S, _AWAY_S = 1.5, 0.03, 1.5, 5.0
+_SLOW_S, _TURN_S, _FULL_S, _AWAY_S = 1.5, 0.03, 1.5, 15.0
 
 Strike = Callable[[], None]
 

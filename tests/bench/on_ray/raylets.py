@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -34,6 +36,7 @@ class Raylets:
         head = {**_SMALL, "node_name": "n1", "include_dashboard": False, "_system_config": _SETTINGS}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._second: Any = None
+        self._starter = ThreadPoolExecutor(1)  # a raylet is ended with the thread that has started it
 
     @property
     def address(self) -> str:
@@ -41,9 +44,14 @@ class Raylets:
         return str(self._cluster.address)
 
     def start_missing(self) -> None:
-        """Have `n2` there, whatever an earlier test did to it."""
+        """Have `n2` there, whatever an earlier test did to it, and whichever thread asks for it."""
+        self._starter.submit(self._start_missing).result()
+
+    def _start_missing(self) -> None:
         if self._second is None:
-            self._second = self._cluster.add_node(**_SMALL, node_name="n2")
+            # a node sets a handler of signals, which a thread may not
+            with mock.patch("ray._private.utils.set_sigterm_handler"):
+                self._second = self._cluster.add_node(**_SMALL, node_name="n2")
 
     def kill_second(self) -> None:
         """Kill the raylet of `n2`, as when its node goes."""
@@ -53,3 +61,4 @@ class Raylets:
     def close(self) -> None:
         """End all that Ray has started."""
         self._cluster.shutdown()
+        self._starter.shutdown()

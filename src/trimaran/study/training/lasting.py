@@ -38,12 +38,14 @@ class Lasting:
 
     `restarts` is how often its ranks are started again in a row without a newer checkpoint. `trial_on` makes the
     trial of a layout, `layout_on` plans one for so many devices (None: the layout never changes); it raises
-    TrimaranError where there is none.
+    TrimaranError where there is none. `joined`: whoever has started the ranks may start them again, by this process's
+    exit status.
     """
 
     restarts: int
     trial_on: Callable[[Layout], Trial]
     layout_on: Callable[[int], Layout] | None = None
+    joined: bool = False
 
 
 class LastingTraining:
@@ -179,13 +181,18 @@ class LastingTraining:
     def _final(self, run: Run) -> str | None:
         """What is to be said besides where a fault ends the training; None where another start may do.
 
-        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again.
+        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again, and where ranks
+        that something else has started got further than a checkpoint: started again, they go on from there.
         """
         never_began = not (self._restarted or self._teller.made_steps) and run.row.status in _OF_THE_RECIPE
         no_start = run.loss is not None and not run.loss.again
         if no_start:
             raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from what was saved")
-        if run.verdict.refused or never_began or not self._lasting.restarts:
+        if run.verdict.refused or never_began:
+            return ""
+        if self._lasting.joined and self._saved_at > self._teller.began_at:
+            raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from step {self._saved_at}")
+        if not self._lasting.restarts:
             return ""
         if self._faults_in_a_row > self._lasting.restarts:
             return f", and {self._lasting.restarts} starts anew in a row brought no newer checkpoint"

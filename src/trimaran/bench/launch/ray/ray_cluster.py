@@ -22,7 +22,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.ray_settings import RaySettings
 
 _ANSWERS_WITHIN_S = 2.0
-_ASK_EVERY_S = 0.5
+_ASK_EVERY_S = 1  # Ray takes whole seconds
 _READY_WITHIN_S = 120.0
 _ENDED_WITHIN_S = 5.0
 
