@@ -38,8 +38,8 @@ def run_program(
 ) -> str:
     """Run one of Trimaran's torch programs to its end; its standard output when captured.
 
-    `environment` is added to this process's. Its lines of progress are passed on as they come. Raises TrimaranError with
-    the program's own last line when it fails, and with the signal that killed it.
+    `environment` is added to this process's. Its lines of progress are passed on as they come. Raises TrimaranError
+    with the program's own last line when it fails, and with the signal that killed it.
     """
     require_torch(what)
     command = [sys.executable, "-P", "-m", module, *arguments]

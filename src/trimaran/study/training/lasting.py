@@ -91,7 +91,8 @@ class LastingTraining:
             if run.row.status == "hang" and not self._launcher.stopping:
                 # a rank that was given up and came to after all takes the signal that asks for its stacks as its leave
                 stopped_at = None
-            if stopped_at is not None and self._growing and not self._launcher.stopping:
+            grown = stopped_at is not None and self._growing and not self._launcher.stopping
+            if grown:
                 self._note(EventKind.GROWN, why=f"{self._usable()} devices are there")
             elif stopped_at is not None:
                 self._note(EventKind.STOPPED)
@@ -102,7 +103,7 @@ class LastingTraining:
                 return run.row
             else:
                 self._take_fault(run)
-            self._make_ready()
+            self._make_ready(grown=grown)
 
     def _start(self) -> Run:
         """One start of the ranks, to whatever end."""
@@ -211,9 +212,12 @@ class LastingTraining:
             self._devices.leave_out(device)
         self._failed_device = device
 
-    def _make_ready(self) -> None:
+    def _make_ready(self, *, grown: bool) -> None:
         """Choose the next start's layout, and put what the last one left aside."""
-        self._nodes, self._nodes_asked_at = self._launcher.nodes_left(), time.monotonic()
+        # ranks that left for more nodes are started on those that were found
+        if not grown:
+            self._nodes = self._launcher.nodes_left()
+        self._nodes_asked_at = time.monotonic()
         layout = self._next_layout()
         wait_s = WAITS_S[min(self._starts_in_vain, len(WAITS_S)) - 1] if self._starts_in_vain else 0.0
         kept = set_aside([self._out_dir])

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,11 +132,12 @@ class RayCluster:
             self._ray.util.remove_placement_group(group)
             raise
 
-    def could_give(self, count: int, bundle: Mapping[str, float]) -> bool:
+    def could_give(self, count: int, bundle: Mapping[str, float], held: Set[str]) -> bool:
         """Whether so many nodes, beside those that are held, stand idle: they are asked for and given back."""
         group = self._ray.util.placement_group([dict(bundle)] * count, strategy="STRICT_SPREAD")
         try:
-            return bool(group.wait(_ASK_EVERY_S))
+            given = group.wait(_ASK_EVERY_S) and self._ray.util.placement_group_table(group)["bundles_to_node_id"]
+            return bool(given) and held.isdisjoint(given.values())
         finally:
             self._ray.util.remove_placement_group(group)
 
