@@ -20,7 +20,7 @@ from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
 
 # Ranks that have grown fewer make enough steps for a node to come back meanwhile.
-STEPS, LONG = 150, 600
+STEPS, LONG = 150, 400
 TAKEN_AT = 30
 
 

@@ -206,7 +206,9 @@ def end_first(names: Callable[[int], bool]) -> None:
                 return
 
 
-def train(engine: Engine, folder: Path, steps: int, course: Course | None = None) -> tuple[Measurement, list[str]]:
+def train(
+    engine: Engine, folder: Path, steps: int, on_step: Callable[[dict[str, Any]], None] = lambda line: None
+) -> tuple[Measurement, list[str]]:
     """Train on the engine, in a workspace of this folder; its row, and what it told."""
     settings = TrainSettings(
         steps=steps, checkpoint_every=CHECKPOINT_EVERY, keep_checkpoints=1, restarts=10, learning_rate=1e-4, track=()
@@ -215,7 +217,7 @@ def train(engine: Engine, folder: Path, steps: int, course: Course | None = None
     workspace, told = Workspace(folder / "runs"), list[str]()
     row = run_training(
         recipe, engine.cluster, engine.layout, data_dir=workspace.data(recipe), out_dir=workspace.training,
-        on_step=course.take if course else lambda line: None, on_notice=told.append,
+        on_step=on_step, on_notice=told.append,
         layout_on=lambda count: layout_on(recipe, workspace, engine.cluster, engine.layout, count),
     )  # fmt: skip
     return row, told
@@ -245,7 +247,7 @@ def assert_lasts(engine: Engine, plain: Engine, kinds: Counter[str], steps: int,
         faults = Faults(sorted(kinds.elements()), course, engine, disk, disk / "runs" / "train")
         faults.start()
         try:
-            row, told = train(engine, disk, steps, course)
+            row, told = train(engine, disk, steps, course.take)
         finally:
             course.ended.set()
             faults.join()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimaran.bench.trial.trial import Run, Trial, nodes_of, run_once
+from trimaran.bench.trial.trial import Run, Trial, nodes_of, not_started, run_once
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import is_consequence
 from trimaran.layout.layout import Layout
@@ -111,8 +111,13 @@ class LastingTraining:
         self._teller = self._new_teller()
         devices = self._devices.usable()
         self._launcher.devices = None if len(devices) == self._first.cluster.devices else devices
-        run = run_once(self._trial, self._launcher, self._limits, on_step=lambda step: self._look())
-        self._look()
+        try:
+            run = run_once(self._trial, self._launcher, self._limits, on_step=lambda step: self._look())
+            self._look()
+        except TrimaranError as error:
+            if not self._restarted:
+                raise
+            run = not_started(self._trial, error)  # no room on the disk, or a queue that does not answer
         self._launcher.ended()
         self._starts_in_vain = 0 if self._goes_on else self._starts_in_vain + 1
         if not self._goes_on:
