@@ -121,6 +121,8 @@ class Faults(threading.Thread):
         self._random = random.Random(SEED)
         self._kinds = list(kinds)
         self._random.shuffle(self._kinds)
+        while "lost_node" in self._kinds[: len(self._kinds) // 2]:  # what strikes last: no time would be left to grow
+            self._random.shuffle(self._kinds)
         self._course, self._engine, self._disk, self._out_dir = course, engine, disk, out_dir
         self.struck: list[str] = []
         self.error: Exception | None = None
