@@ -39,8 +39,8 @@ from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
 
 SEED, CHECKPOINT_EVERY = 16, 20
-# By this share of the steps all faults are to have struck, if they can with so small a part of a start between them.
-LAST_STRIKES_AT, HURRY = 0.85, 0.2
+# By this share of the steps all faults are to have struck; should some not have, they do by the last step.
+LAST_STRIKES_AT = 0.85
 # Ranks whose newest step is older than this are about to be ended, are ended, or begin.
 _STILL_S = 1.0
 _LOOK_EVERY_S = 0.02
@@ -105,12 +105,16 @@ class Course:
         self._made, self._made_s = self._made + 1, self._made_s + line["sec_per_it"]
 
     def mean_gap_s(self, faults_left: int) -> float:
-        """Of ranks that make steps, so that the faults that are left fall evenly on the steps; of others, longer."""
+        """Of ranks that make steps, so that the faults that are left fall evenly on the steps; of others, longer.
+
+        It goes to zero where no steps are left: then the chance of a strike is as good as certain.
+        """
         assert self.first_step_at is not None
-        work_left_s = max(0.0, LAST_STRIKES_AT * self._steps - self.step) * self._made_s / self._made
+        last = LAST_STRIKES_AT if self.step < LAST_STRIKES_AT * self._steps else 1.0
+        work_left_s = (last * self._steps - self.step) * self._made_s / self._made
         makes_steps = time.monotonic() - self._step_at < _STILL_S
         start_s = self.first_step_at - self._begun_at
-        return max(work_left_s / faults_left + (0.0 if makes_steps else start_s), HURRY * start_s)
+        return max(work_left_s / faults_left + (0.0 if makes_steps else start_s), _LOOK_EVERY_S)
 
 
 class Faults(threading.Thread):

@@ -66,4 +66,4 @@ def test_a_training_lasts_through_twenty_faults(trainable: Recipe, cluster: Clus
     here = Engine(trainable, cluster, trainable.sweep, Layout(dp=2), end_parent=lambda: end_first(is_nursery))
     kinds = Counter(kill=7, stop=3, slow=2, full_disk=3, lost_parent=5)
     assert kinds.total() == 20
-    assert_lasts(here, here, kinds, 600, tmp_path)
+    assert_lasts(here, here, kinds, 400, tmp_path)
