@@ -217,7 +217,7 @@ def train(
 ) -> tuple[Measurement, list[str]]:
     """Train on the engine, in a workspace of this folder; its row, and what it told."""
     settings = TrainSettings(
-        steps=steps, checkpoint_every=CHECKPOINT_EVERY, keep_checkpoints=1, restarts=10, learning_rate=1e-4, track=()
+        steps=steps, checkpoint_every=CHECKPOINT_EVERY, keep_checkpoints=1, restarts=20, learning_rate=1e-4, track=()
     )
     recipe = engine.recipe.model_copy(update={"sweep": engine.sweep, "train": settings})
     workspace, told = Workspace(folder / "runs"), list[str]()
