@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.slurm import slurm_launcher
+from trimaran.bench.launch.slurm import dead_nodes, slurm_launcher
+from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.node import exit_file
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher, step_of
 from trimaran.nouns.noun import TrimaranError
@@ -139,3 +140,23 @@ def test_ranks_run_under_the_nodes_interpreter_and_a_variant_s_goes_before_it(
         assert json.loads((folder / "launch.json").read_text())["command"] == [wanted, "w.py"]
         ranks.kill()
     launcher.close()
+
+
+def test_a_dead_node_is_back_once_its_daemon_was_started_again_or_it_answers_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = {"n1": "2026-03-01T12:00:00", "n2": "2026-03-01T12:00:00", "n3": ""}
+    monkeypatch.setattr(dead_nodes, "node_starts", lambda: dict(starts))
+    dead = DeadNodes()
+    dead.before_a_start()
+    dead.add(["n2", "n3"])
+    everybody = {"n1", "n2", "n3"}
+    # Slurm notices late that a node has died, and has no other word of one whose start it does not know
+    assert dead.left_of(everybody) == {"n1"}
+    starts["n2"] = "2026-03-01T12:34:56"
+    assert dead.left_of(everybody) == {"n1", "n2"} and dead.names() == ["n3"]
+    assert dead.left_of({"n1", "n2"}) == {"n1", "n2"}
+    assert dead.left_of(everybody) == everybody and dead.names() == []
+    dead.before_a_start()
+    dead.add(["n2"])
+    assert dead.left_of(everybody) == {"n1", "n3"}, "it died once more"

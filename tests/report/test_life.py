@@ -36,14 +36,26 @@ def test_the_parts_of_the_time_add_up_to_the_whole_life(tmp_path: Path) -> None:
     assert life.predicted["restarts"] == pytest.approx(DOWN_S, rel=0.25)
 
 
+def test_a_fault_that_strikes_a_restart_has_lengthened_it_and_is_none_beside_it(tmp_path: Path) -> None:
+    folder = trained_folder(tmp_path)
+    path = folder.with_name(EVENTS)
+    before = life_of(folder).predicted
+    rows = path.read_text().splitlines(keepends=True)
+    crash = next(place for place, row in enumerate(rows) if ",crash," in row)
+    again = rows[crash].replace(f",{LOST * STEP_S},", ",0.0,")
+    path.write_text("".join([*rows[: crash + 1], again, *rows[crash + 1 :]]))
+    assert life_of(folder).predicted == before
+
+
 def test_nothing_is_expected_of_a_training_whose_faults_come_so_fast_that_it_would_not_end(tmp_path: Path) -> None:
     folder = trained_folder(tmp_path)
     path = folder.with_name(EVENTS)
     rows = path.read_text().splitlines(keepends=True)
     crash = next(place for place, row in enumerate(rows) if ",crash," in row)
+    rows[crash] = rows[crash].replace(f",{LOST * STEP_S},", ",0.5,")
     path.write_text("".join(rows[:crash] + rows[crash : crash + 2] * 600 + rows[crash + 2 :]))
     life = life_of(folder)
-    assert life.predicted == {} and life.measured["lost"] == pytest.approx((600 * LOST + 5) * STEP_S)
+    assert life.predicted == {} and life.measured["lost"] == pytest.approx(600 * 0.5 + 5 * STEP_S)
 
 
 def test_the_page_of_a_training_is_read_whole(watched: Watched, tmp_path: Path, picture: Callable[[str], Path]) -> None:

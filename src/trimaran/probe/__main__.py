@@ -9,6 +9,7 @@ from typing import Literal
 
 from trimaran.files.catalogue import dump_toml, load_model, load_stack
 from trimaran.nouns.noun import TrimaranError
+from trimaran.probe.links_result import LinksResult
 from trimaran.probe.probe_settings import not_measured_whole, probe_settings
 from trimaran.probe.probed_cluster import measure
 from trimaran.protocol import progress
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--mbs", type=_positive, action="append", help="micro-batch for --model; may be repeated; default 1, 2 and 4"
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats: under 40 s")
+    parser.add_argument("--links", help="what trimaran.probe.links left: the links between as many nodes")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default cuda where there is one")
     options = parser.parse_args(arguments)
     try:
@@ -77,6 +79,8 @@ def _probe(options: argparse.Namespace) -> None:
         progress.tell(refusal)
     output = Path(options.output)
     cluster = measure(settings, name=output.stem)
+    if options.links:
+        cluster = LinksResult.model_validate_json(Path(options.links).read_text()).joined(cluster)
     dump_toml(cluster, output)
 
 

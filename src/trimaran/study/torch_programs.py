@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -27,18 +28,31 @@ def require_torch(what: str) -> None:
         raise TrimaranError(f"{what} needs PyTorch, which is not installed: pip install 'trimaran[train]'")
 
 
-def run_program(module: str, arguments: Sequence[str], what: str, *, capture: bool = False) -> str:
+def run_program(
+    module: str,
+    arguments: Sequence[str],
+    what: str,
+    *,
+    capture: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Run one of Trimaran's torch programs to its end; its standard output when captured.
 
-    Its lines of progress are passed on as they come. Raises TrimaranError with the program's own last line when it
-    fails, and with the signal that killed it.
+    `environment` is added to this process's. Its lines of progress are passed on as they come. Raises TrimaranError
+    with the program's own last line when it fails, and with the signal that killed it.
     """
     require_torch(what)
     command = [sys.executable, "-P", "-m", module, *arguments]
     last = ""
     with (
         tempfile.TemporaryFile("w+") as output,
-        subprocess.Popen(command, stdout=output if capture else None, stderr=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdout=output if capture else None,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
     ):
         assert process.stderr is not None
         for line in process.stderr:

@@ -11,6 +11,7 @@ from lasting_training import assert_goes_on
 from trimaran.nouns.cluster import Cluster
 from trimaran.recipe.ray_settings import RaySettings
 from trimaran.recipe.recipe import Recipe
+from trimaran.study.training import lasting
 
 
 @pytest.mark.proof
@@ -18,9 +19,10 @@ from trimaran.recipe.recipe import Recipe
 @pytest.mark.parametrize(("spare", "devices"), [(True, 4), (False, 2)], ids=["a spare", "what is left"])
 def test_a_training_goes_on_when_a_raylet_is_killed(
     trainable: Recipe, settings: RaySettings, two_nodes: Cluster, tmp_path: Path, raylets: Raylets, spare: bool,
-    devices: int,
+    devices: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """On another node, where there is one, or else on a layout for the node that is left."""
+    """On another node, where there is one, or else on a layout for the node that is left, until it is back."""
+    monkeypatch.setattr(lasting, "NODES_EVERY_S", 0.5)
 
     def kill_second() -> None:
         raylets.kill_second()
@@ -28,4 +30,4 @@ def test_a_training_goes_on_when_a_raylet_is_killed(
             raylets.start_missing()
 
     sweep = trainable.sweep.model_copy(update={"ray": settings})
-    assert_goes_on(trainable, two_nodes, sweep, tmp_path, kill_second, devices)
+    assert_goes_on(trainable, two_nodes, sweep, tmp_path, kill_second, devices, raylets.start_missing)

@@ -13,6 +13,7 @@ from trimaran.bench.launch.slurm import slurm_ranks
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
+from trimaran.study.training import lasting
 
 
 @pytest.mark.proof
@@ -22,8 +23,9 @@ def test_a_training_goes_on_when_a_node_dies(
     trainable: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch,
     partition: str, devices: int,
 ) -> None:  # fmt: skip
-    """On the node that stands by, where there is one, or else on a layout for the nodes that are left."""
+    """On the node that stands by, where there is one, or else on a layout for those that are left, until it is back."""
     monkeypatch.setattr(slurm_ranks, "_SEEN_WITHIN_S", 4.0)
+    monkeypatch.setattr(lasting, "NODES_EVERY_S", 0.5)
     slurm = SlurmSettings(partition=partition, time_limit_min=10, requeue=True)
     sweep = trainable.sweep.model_copy(update={"slurm": slurm})
     with contextlib.ExitStack() as dead:
@@ -31,4 +33,4 @@ def test_a_training_goes_on_when_a_node_dies(
         def power_off() -> None:
             dead.enter_context(killed_node(slurm_conf, "n2"))
 
-        assert_goes_on(trainable, two_nodes, sweep, tmp_path, power_off, devices)
+        assert_goes_on(trainable, two_nodes, sweep, tmp_path, power_off, devices, dead.close)

@@ -130,6 +130,10 @@ class Launcher(Protocol):
         """On how many nodes ranks can be started from now on, those that died left out; None: on as many as ever."""
         ...
 
+    def has_nodes(self, nodes: int) -> bool:
+        """Whether ranks could be started on so many nodes now: those that are held, and others that stand idle."""
+        ...
+
     def start(self, launch: Launch) -> Ranks:
         """Start all ranks and return once they run.
 

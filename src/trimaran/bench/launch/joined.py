@@ -142,6 +142,10 @@ class JoinedLauncher:
         """The ranks are started already."""
         return None
 
+    def has_nodes(self, nodes: int) -> bool:
+        """The ranks are started already."""
+        return True
+
     def start(self, launch: Launch) -> JoinedRanks:
         """Start rank 0's trainer, which hands the job to the others."""
         place = self._place.environment

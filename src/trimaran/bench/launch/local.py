@@ -78,6 +78,10 @@ class LocalLauncher:
         """This machine is there."""
         return None
 
+    def has_nodes(self, nodes: int) -> bool:
+        """This machine is there."""
+        return True
+
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended."""
         if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:

@@ -211,8 +211,7 @@ def run_once(
     try:
         ranks = launcher.start(launch)
     except TrialRefusedError as refusal:
-        row = _row(trial, "not_run", str(refusal), str(refusal), 0.0)
-        return Run(row, Verdict("not_run", str(refusal), refused=True))
+        return not_started(trial, refusal, refused=True)
     started = time.monotonic()
     # of ranks that others have started, or elsewhere, this machine's work says nothing
     before = Work.so_far() if ranks.process_ids() else None
@@ -233,6 +232,11 @@ def run_once(
     lost = ending.loss.nodes if ending.loss else ()
     node = ",".join(lost) or (None if judged.rank is None else ranks.node_of(judged.rank))
     return Run(row.model_copy(update={"others_share": others_share}), judged, ending.loss, node)
+
+
+def not_started(trial: Trial, why: TrimaranError, *, refused: bool = False) -> Run:
+    """The run of a trial whose ranks could not be started."""
+    return Run(_row(trial, "not_run", str(why), str(why), 0.0), Verdict("not_run", str(why), refused=refused))
 
 
 def _row(

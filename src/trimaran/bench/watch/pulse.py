@@ -63,6 +63,11 @@ class Pulse:
             self._in_step[rank] = self.steps > 0
             self._stamps[rank], self._seen_at[rank] = stamp, now
 
+    @property
+    def all_begun(self) -> bool:
+        """Whether every rank has given a sign."""
+        return all(self._stamps)
+
     def silent(self, running: list[int], limits: Limits) -> Silence | None:
         """The rank among `running` that has been silent too long, or None."""
         now = time.monotonic()

@@ -89,6 +89,7 @@ class _Watch:
         self._started = time.monotonic()
         self._failed_at = 0.0
         self._held_gib = 0.0
+        self._lost_asked_at = self._started
         self.pulse = Pulse(launch.out_dir, launch.ranks)
         self.first_failed: tuple[int, ...] = ()
         self.silence: Silence | None = None
@@ -108,6 +109,7 @@ class _Watch:
                     return "exited", f"rank {self.first_failed[0]} ended and the others were stopped"
             elif now >= closer_look:
                 closer_look = now + _LOOK_CLOSER_EVERY_S
+                self._find_lost(codes, now)
                 # what fills the memory or the disk is slow too, and that is not the reason to give
                 broken = self._broken_resource() or self._broken_limit(codes, now)
                 if broken and not (broken[0] == "hang" and self._grows()):
@@ -128,6 +130,16 @@ class _Watch:
     def _grows(self) -> bool:
         before, self._held_gib = self._held_gib, resident_gib(self._ranks.process_ids())
         return self._held_gib > before + _GROWTH_GIB
+
+    def _find_lost(self, codes: tuple[int | None, ...], now: float) -> None:
+        """Ask for ranks that went with their nodes as they began, when they may be silent for longer than in a step.
+
+        Before all have given a first sign there may be nobody yet to ask, as while a container is made.
+        """
+        silent_s = max((age for age, code in zip(self.pulse.ages_s(), codes, strict=True) if code is None), default=0.0)
+        if self.pulse.all_begun and min(silent_s, now - self._lost_asked_at) > self._limits.hang_s:
+            self._lost_asked_at = now
+            self._ranks.find_lost()
 
     def _broken_limit(self, codes: tuple[int | None, ...], now: float) -> tuple[Cause, str] | None:
         if now - self._started > self._limits.timeout_s:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trimaran.cli.joining import place_among_ranks
 from trimaran.cli.terminal import tell
 
 
@@ -34,6 +36,7 @@ def probe(
     With --model one device tells about that model on many: its layers and head are run forward and backward, at
     the shares of tensor parallelism and the micro-batches that layouts need, and plan, predict and fit begin there.
     Products, attention and parts of a model take at most a minute each (--quick: 8 s each), and one case longer.
+    Started on several nodes, by srun or torchrun, it measures the links between them too.
 
     Example: trimaran probe -o laptop.toml --slots 4 --model gpt2-124m
     """
@@ -47,5 +50,13 @@ def probe(
     for size in mbs or []:
         arguments += ["--mbs", str(size)]
     arguments += ["--quick"] if quick else []
-    run_program("trimaran.probe", arguments, "probe")
+    place = place_among_ranks()
+    with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
+        if place:
+            links = Path(folder) / "links.json"
+            run_program("trimaran.probe.links", [str(links)], "probe", environment=place.environment)
+            if place.rank:
+                return
+            arguments += ["--links", str(links)]
+        run_program("trimaran.probe", arguments, "probe")
     tell(f"cluster file written to {output}", err=True)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import io
-import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trimaran.cli.joining import place_among_ranks
 from trimaran.cli.options import RecipeArgument, RunsOption, TrustOption
 from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
-    from trimaran.bench.launch.joined import Joined
     from trimaran.layout.layout import Layout
     from trimaran.recipe.recipe import Recipe
     from trimaran.study.workspace import Workspace
-
-# torchrun ends all ranks when one has left: the others wait until rank 0 has said why it refuses.
-SPEAKS_WITHIN_S = 5.0
 
 
 def train(
@@ -59,7 +51,7 @@ def train(
 
     if rank is not None and not dry_run:
         raise TrimaranError(f"--rank {rank} names the rank of a --dry-run: give both, or neither to train")
-    joined = _place_among_ranks()
+    joined = place_among_ranks()
     stated = runnable_recipe(recipe, trust=trust)
     workspace = Workspace(runs / stated.name)
     chosen = parse_layout(layout, dict(stated.sweep.fixed)) if layout else fastest_layout(stated, workspace)
@@ -86,14 +78,3 @@ def _traced(recipe: Recipe, workspace: Workspace, layout: Layout | None, rank: i
     case = case_to_trace(recipe, workspace)
     chosen = layout or planned_layout(recipe, case.cluster)
     return dry_run_table(chosen, case.cluster.name, dry_run(case, recipe.train, chosen, rank))
-
-
-def _place_among_ranks() -> Joined | None:
-    """This process's place among ranks that something else has started, if it is one; all but rank 0 fall silent."""
-    from trimaran.bench.launch.joined import joined
-
-    place = joined(os.environ)
-    if place and place.rank:
-        sys.stderr = io.StringIO()  # rank 0 says the same
-        atexit.register(time.sleep, SPEAKS_WITHIN_S)
-    return place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from trimaran.nouns.noun import Noun
@@ -12,6 +13,7 @@ from trimaran.study.training.events import LONGEST_S, Event, EventKind
 
 # What ends a start of the ranks without being asked for.
 FAULTS = frozenset({EventKind.CRASH, EventKind.HANG, EventKind.FAIL, EventKind.LOST, EventKind.OOM, EventKind.TIMEOUT})
+_STARTS = frozenset({EventKind.BEGAN, EventKind.WENT_ON})
 # The parts of a training's time, and what each is.
 LEGEND = {
     "work": "steps that were kept",
@@ -89,27 +91,32 @@ def measured(events: Sequence[Event], step_s: Sequence[float], last_sign: str) -
 
 
 def predicted(events: Sequence[Event], found: Parts) -> Parts | None:
-    """What planner/goodput expects of a training of as much work that has as many faults a second.
+    """What planner/goodput expects of a training of as much work whose steps meet as many faults a second.
 
-    A restart takes what restarts took here, a checkpoint what checkpoints did; how much is lost, and how often a
-    restart fails, follows from the closed form. The first start of each session counts as a restart. None where
-    faults come so fast that nothing ends.
+    A fault that struck while ranks began has lengthened a restart, and is none beside it: a restart takes what restarts
+    took here in the mean, with what they waited, and a checkpoint what checkpoints did. How many faults there are and
+    how much is lost follows from the closed form. First starts of sessions, and those on more devices, are of no fault
+    and stand apart. None where faults come so fast that nothing ends.
     """
-    faults = [event for event in events if event.event in FAULTS]
-    saved = [event for event in events if event.event == EventKind.SAVED]
-    restarts = [event for event in events if event.event == EventKind.WENT_ON]
-    running_s = found.total_s - found.waiting
-    if not found.work or not running_s:
+    saved = sum(event.event == EventKind.SAVED for event in events)
+    restarts = sum(event.event == EventKind.WENT_ON for event in events)
+    grown = sum(event.event == EventKind.GROWN for event in events)
+    # of faults in a row the first alone struck steps; the row may end the training, or still be gone on from
+    in_rows = [event.event in FAULTS for event in events if event.event in FAULTS | _STARTS]
+    faults = sum(fault and not before for before, fault in pairwise([False, *in_rows]))
+    steps_s = found.work + found.lost + found.checkpoints
+    if not found.work:
         return None
-    restart_s = found.restarts / len(restarts) if restarts else 0.0
+    down_s = found.restarts + found.waiting
+    a_restart_s = down_s / restarts if restarts else 0.0
     known = expected(
         Faulty(
             work_s=found.work,
-            rate=len(faults) / running_s,
-            every_s=(found.work + found.lost) / max(1, len(saved)),
-            save_s=found.checkpoints / len(saved) if saved else 0.0,
-            detect_s=0.0,
-            restart_s=restart_s,
+            rate=faults / steps_s,
+            every_s=found.work / max(1, saved),
+            save_s=found.checkpoints / saved if saved else 0.0,
+            detect_s=a_restart_s,
+            restart_s=0.0,
         )
     )
     if not known.total_s < LONGEST_S:
@@ -118,7 +125,7 @@ def predicted(events: Sequence[Event], found: Parts) -> Parts | None:
         work=known.work_s,
         checkpoints=known.checkpoints_s,
         lost=known.lost_s,
-        restarts=known.restarts_s,
-        waiting=known.waiting_s,
-        other=restart_s * len(sessions(events)),
+        restarts=known.restarts_s * (found.restarts / down_s if down_s else 1.0),
+        waiting=known.restarts_s * (found.waiting / down_s if down_s else 0.0),
+        other=a_restart_s * (len(sessions(events)) + grown),
     )

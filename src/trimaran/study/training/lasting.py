@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimaran.bench.trial.trial import Run, Trial, run_once
+from trimaran.bench.trial.trial import Run, Trial, nodes_of, not_started, run_once
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import is_consequence
 from trimaran.layout.layout import Layout
@@ -21,8 +21,11 @@ from trimaran.study.training.folders import KeptStarts, newest_log, set_aside
 from trimaran.study.training.stopping import GO_ON, StoppableLauncher, TrainingStoppedError
 from trimaran.study.training.telling import Teller
 
-# What ended a start may last for a moment, as of a file system; the last wait holds for all that follow.
+# What ends starts before their first step may last for a moment, as of a file system: the waits after the first such
+# start, the second, and all that follow.
 WAITS_S = (0.0, 2.0, 10.0)
+# How often a training on fewer nodes than it began on asks whether there are enough for its first layout again.
+NODES_EVERY_S = 60.0
 # Folders of starts that a fault ended, which are kept to be looked into.
 KEPT_STARTS = 3
 # Faults that say something of the recipe where no step was made at all.
@@ -35,12 +38,14 @@ class Lasting:
 
     `restarts` is how often its ranks are started again in a row without a newer checkpoint. `trial_on` makes the
     trial of a layout, `layout_on` plans one for so many devices (None: the layout never changes); it raises
-    TrimaranError where there is none.
+    TrimaranError where there is none. `joined`: whoever has started the ranks may start them again, by this process's
+    exit status.
     """
 
     restarts: int
     trial_on: Callable[[Layout], Trial]
     layout_on: Callable[[int], Layout] | None = None
+    joined: bool = False
 
 
 class LastingTraining:
@@ -63,13 +68,15 @@ class LastingTraining:
         self._devices = Devices(first.cluster.devices)
         self._kept = KeptStarts(KEPT_STARTS)
         self._teller = self._new_teller()
-        self._growing = False
-        self._faults_in_a_row = 0
+        self._growing = self._goes_on = False  # whether this start's ranks are to leave for more, and have made a step
+        self._faults_in_a_row = self._starts_in_vain = 0
+        self._waited_s = 0.0  # since the last step, until ranks could be started
         self._saved_at = self._last_step = 0
         self._last_step_at = time.monotonic()
         self._failed_device: int | None = None
         self._restarted = False
         self._nodes: int | None = None
+        self._nodes_asked_at = 0.0
 
     def to_the_end(self) -> Measurement:
         """Start the ranks, again after each fault, until all steps are made; the row of the training.
@@ -84,7 +91,8 @@ class LastingTraining:
             if run.row.status == "hang" and not self._launcher.stopping:
                 # a rank that was given up and came to after all takes the signal that asks for its stacks as its leave
                 stopped_at = None
-            if stopped_at is not None and self._growing and not self._launcher.stopping:
+            grown = stopped_at is not None and self._growing and not self._launcher.stopping
+            if grown:
                 self._note(EventKind.GROWN, why=f"{self._usable()} devices are there")
             elif stopped_at is not None:
                 self._note(EventKind.STOPPED)
@@ -95,17 +103,25 @@ class LastingTraining:
                 return run.row
             else:
                 self._take_fault(run)
-            self._make_ready()
+            self._make_ready(grown=grown)
 
     def _start(self) -> Run:
         """One start of the ranks, to whatever end."""
-        self._growing = False
+        self._growing = self._goes_on = False
         self._teller = self._new_teller()
         devices = self._devices.usable()
         self._launcher.devices = None if len(devices) == self._first.cluster.devices else devices
-        run = run_once(self._trial, self._launcher, self._limits, on_step=lambda step: self._look())
-        self._look()
+        try:
+            run = run_once(self._trial, self._launcher, self._limits, on_step=lambda step: self._look())
+            self._look()
+        except TrimaranError as error:
+            if not self._restarted:
+                raise
+            run = not_started(self._trial, error)  # no room on the disk, or a queue that does not answer
         self._launcher.ended()
+        self._starts_in_vain = 0 if self._goes_on else self._starts_in_vain + 1
+        if not self._goes_on:
+            self._waited_s += self._launcher.waited_s
         # ranks that ended before they resumed say nothing of what is saved
         if (saved_at := self._teller.saved_at) > self._saved_at:
             self._faults_in_a_row, self._failed_device = 0, None
@@ -117,19 +133,38 @@ class LastingTraining:
 
     def _look(self) -> None:
         """Pass on what is new, and see whether there are more devices than the ranks use."""
-        before = self._teller.made_steps
         self._teller.tell()
         if not self._teller.made_steps:
             return
-        if self._restarted and not before:
-            assert self._teller.first_step_at is not None, "a step was made"
-            seconds = round(self._teller.first_step_at - self._last_step_at, 3)
-            self._note(EventKind.WENT_ON, seconds=seconds, waited_s=round(self._launcher.waited_s, 3))
-        self._last_step, self._last_step_at = self._teller.last_step, time.monotonic()
-        used, wanted = self._trial.layout.devices, self._first.layout.devices
-        if used < wanted and self._trial.job.saves and not self._growing and wanted <= self._usable():
+        assert self._teller.first_step_at is not None, "a step was made"
+        assert self._teller.last_step_at is not None, "a step was made"
+        if not self._goes_on:
+            self._goes_on = True
+            if self._restarted:
+                seconds = round(self._teller.first_step_at - self._last_step_at, 3)
+                waited_s = round(self._waited_s + self._launcher.waited_s, 3)
+                self._note(EventKind.WENT_ON, seconds=seconds, waited_s=waited_s)
+            self._waited_s = 0.0
+        self._last_step, self._last_step_at = self._teller.last_step, self._teller.last_step_at
+        if not self._growing and self._trial.job.saves and self._may_grow():
             self._growing = True
             self._launcher.ask_to_leave()
+
+    def _may_grow(self) -> bool:
+        """Whether there are devices for the first layout, and ranks use fewer."""
+        wanted, cluster = self._first.layout.devices, self._first.cluster
+        if self._trial.layout.devices >= wanted or len(self._devices.usable()) < wanted:
+            return False
+        if wanted <= self._usable():
+            return True
+        now = time.monotonic()
+        if now - self._nodes_asked_at < NODES_EVERY_S:
+            return False
+        self._nodes_asked_at = now
+        nodes = nodes_of(self._first.layout, cluster)
+        if self._launcher.has_nodes(nodes):
+            self._nodes = nodes
+        return wanted <= self._usable()
 
     def _take_fault(self, run: Run) -> None:
         """Note a fault. Raises where it ends the training."""
@@ -152,13 +187,18 @@ class LastingTraining:
     def _final(self, run: Run) -> str | None:
         """What is to be said besides where a fault ends the training; None where another start may do.
 
-        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again.
+        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again, and where ranks
+        that something else has started got further than a checkpoint: started again, they go on from there.
         """
         never_began = not (self._restarted or self._teller.made_steps) and run.row.status in _OF_THE_RECIPE
         no_start = run.loss is not None and not run.loss.again
         if no_start:
             raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from what was saved")
-        if run.verdict.refused or never_began or not self._lasting.restarts:
+        if run.verdict.refused or never_began:
+            return ""
+        if self._lasting.joined and self._saved_at > self._teller.began_at:
+            raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from step {self._saved_at}")
+        if not self._lasting.restarts:
             return ""
         if self._faults_in_a_row > self._lasting.restarts:
             return f", and {self._lasting.restarts} starts anew in a row brought no newer checkpoint"
@@ -177,11 +217,14 @@ class LastingTraining:
             self._devices.leave_out(device)
         self._failed_device = device
 
-    def _make_ready(self) -> None:
+    def _make_ready(self, *, grown: bool) -> None:
         """Choose the next start's layout, and put what the last one left aside."""
-        self._nodes = self._launcher.nodes_left()
+        # ranks that left for more nodes are started on those that were found
+        if not grown:
+            self._nodes = self._launcher.nodes_left()
+        self._nodes_asked_at = time.monotonic()
         layout = self._next_layout()
-        wait_s = WAITS_S[min(max(self._faults_in_a_row - 1, 0), len(WAITS_S) - 1)]
+        wait_s = WAITS_S[min(self._starts_in_vain, len(WAITS_S)) - 1] if self._starts_in_vain else 0.0
         kept = set_aside([self._out_dir])
         if self._out_dir in kept:
             self._kept.keep(kept[self._out_dir])
@@ -192,6 +235,7 @@ class LastingTraining:
                 f"without a newer checkpoint"
             )
             time.sleep(wait_s)
+            self._waited_s += wait_s
         update: dict[str, Any] = {"resume": True, "out_dir": str(self._out_dir)}
         update |= {name: getattr(self._first.job, name) for name in ("checkpoint_dir", "track")}
         if earlier := newest_log(self._out_dir):

@@ -93,7 +93,7 @@ def run_training(
         floor_s = HANG_FLOOR_S if launcher.on_this_machine else FAR_HANG_FLOOR_S
         lasting = LastingTraining(
             replace(trial, recipe=whole, job=trial.job.model_copy(update=update)),
-            Lasting(recipe.train.restarts if launcher.restarts else 0, trial_on, layout_on),
+            Lasting(recipe.train.restarts if launcher.restarts else 0, trial_on, layout_on, joined=among is not None),
             stoppable,
             Limits(timeout_s=NO_TIMEOUT_S, hang_s=floor_s, peers_s=PEERS_S, memory_gib=cluster.host_mem_gib or None),
             EventLog(events),

@@ -53,6 +53,10 @@ class StoppableLauncher:
         """What the launcher says."""
         return self._inner.nodes_left()
 
+    def has_nodes(self, nodes: int) -> bool:
+        """What the launcher says."""
+        return self._inner.has_nodes(nodes)
+
     def start(self, launch: Launch) -> Ranks:
         """Start the ranks on the devices of a node that they may use, and remember them."""
         begin = time.monotonic()

@@ -15,10 +15,11 @@ from trimaran.protocol.notices import Notice
 class Teller:
     """Passes on what the ranks write down from one start to their end, and keeps where they stand.
 
-    `last_step` is the newest step made, those before this start included, `saved_at` the newest that a checkpoint
-    has (0: none), `stopped_at` the step at which they left as they were asked; `first_step_at` is when the first step
-    of this start was seen, by the monotonic clock. `on_event` gets checkpoints, slow ranks and bad steps as notices,
-    with `lost_s`, the seconds of the steps that they undo.
+    `last_step` is the newest step made, those before this start included, `began_at` the one that this start went on
+    from, `saved_at` the newest that a checkpoint has (0: none), `stopped_at` the step at which they left as they were
+    asked; `first_step_at` and `last_step_at` are when the first and the newest step of this start were seen, by the
+    monotonic clock. `on_event` gets checkpoints, slow ranks and bad steps as notices, with `lost_s`, the seconds of the
+    steps that they undo.
     """
 
     def __init__(
@@ -31,9 +32,10 @@ class Teller:
         self._log, self._notices = LogTail(RunFile.LOG.of(out_dir)), LogTail(RunFile.NOTICES.of(out_dir))
         self._on_step, self._on_notice, self._on_event = on_step, on_notice, on_event
         self._step_s: dict[int, float] = {}  # of the steps that no checkpoint has
-        self.resumed_at = self.last_step = self.saved_at = 0
+        self.began_at = self.resumed_at = self.last_step = self.saved_at = 0
         self.stopped_at: int | None = None
         self.first_step_at: float | None = None
+        self.last_step_at: float | None = None
 
     def tell(self) -> None:
         """Pass on what is new."""
@@ -43,7 +45,8 @@ class Teller:
         for line in lines:
             # a resumed training's log begins with the lines of the earlier one
             if line["iteration"] > self.resumed_at:
-                self.first_step_at = self.first_step_at or time.monotonic()
+                self.last_step_at = time.monotonic()
+                self.first_step_at = self.first_step_at or self.last_step_at
                 self.last_step = line["iteration"]
                 self._step_s[self.last_step] = line["sec_per_it"]
                 self._on_step(line)
@@ -62,7 +65,7 @@ class Teller:
     def _notice(self, notice: dict[str, Any]) -> None:
         kind, step = notice["kind"], notice.get("step")
         if kind == Notice.RESUMED:
-            self.resumed_at = self.last_step = self.saved_at = notice["step"]
+            self.began_at = self.resumed_at = self.last_step = self.saved_at = notice["step"]
             self._on_notice(f"going on from step {step} of {notice['path']}, written on {notice['layout']}")
             for sentence in notice["changed"]:
                 self._on_notice(f"  from here on {sentence}")

@@ -79,13 +79,14 @@ class Saver:
 
     def save(self) -> bool:
         """Copy the state as it is now; it is written later. False where it holds numbers that are not finite."""
+        begin = time.perf_counter()
         # every element of the model's state is counted, and so written, by exactly one rank
         pieces = state_pieces(self._trainer, saving=True)
         if not self._all_finite(pieces):
             return False
-        begin = time.perf_counter()
+        wait_begin = time.perf_counter()
         self.wait()
-        waited = time.perf_counter() - begin
+        waited = time.perf_counter() - wait_begin
         staged = self._stage(pieces)
         blocked = time.perf_counter() - begin
         head = manifest_head(self._trainer)

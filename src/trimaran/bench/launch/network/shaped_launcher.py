@@ -59,6 +59,10 @@ class ShapedLauncher:
         """A network is made anew for each trial."""
         return None
 
+    def has_nodes(self, nodes: int) -> bool:
+        """A virtual switch has as many nodes as it is asked for."""
+        return True
+
     def start(self, launch: Launch) -> ShapedRanks:
         """Make the network, check it, start the ranks in it.
 

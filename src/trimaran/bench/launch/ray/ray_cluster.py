@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.ray_settings import RaySettings
 
 _ANSWERS_WITHIN_S = 2.0
-_ASK_EVERY_S = 0.5
+_ASK_EVERY_S = 1  # Ray takes whole seconds
 _READY_WITHIN_S = 120.0
 _ENDED_WITHIN_S = 5.0
 
@@ -131,6 +131,15 @@ class RayCluster:
         except BaseException:
             self._ray.util.remove_placement_group(group)
             raise
+
+    def could_give(self, count: int, bundle: Mapping[str, float], held: Set[str]) -> bool:
+        """Whether so many nodes, beside those that are held, stand idle: they are asked for and given back."""
+        group = self._ray.util.placement_group([dict(bundle)] * count, strategy="STRICT_SPREAD")
+        try:
+            given = group.wait(_ASK_EVERY_S) and self._ray.util.placement_group_table(group)["bundles_to_node_id"]
+            return bool(given) and held.isdisjoint(given.values())
+        finally:
+            self._ray.util.remove_placement_group(group)
 
     def _wait_for(self, group: Any, count: int, bundle: Mapping[str, float], wait_s: float, say: Say) -> None:
         deadline, said = time.monotonic() + wait_s, False

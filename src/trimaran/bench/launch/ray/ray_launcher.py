@@ -52,7 +52,17 @@ class RayLauncher:
 
     def nodes_left(self) -> int | None:
         """Nodes that are there, as Ray knows, and did not go in a trial."""
-        return len(self._ray.places(self._bundle).keys() - self._gone)
+        places = self._ray.places(self._bundle)
+        # one that was taken for gone and answers was only cut off for a while
+        self._gone = {number for number in self._gone if number in places and not places[number].answers()}
+        return len(places.keys() - self._gone)
+
+    def has_nodes(self, nodes: int) -> bool:
+        """Whether so many are held, or Ray can give those that are missing now."""
+        held = {place.number for place in self._nodes.places} if self._nodes else set()
+        if (self.nodes_left() or 0) < nodes:
+            return False
+        return len(held) >= nodes or self._ray.could_give(nodes - len(held), self._bundle, held)
 
     def start(self, launch: Launch) -> RayRanks:
         """Start the ranks, on nodes that are waited for where there are not enough.

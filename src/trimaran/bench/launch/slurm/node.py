@@ -26,6 +26,8 @@ _MEET_WITHIN_S = 300.0
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 SWEEP_GONE = 76
+# Asks whether a rank's parent lives. Processes that do not know of it are not disturbed.
+ASKING = signal.SIGURG
 
 
 def exit_file(folder: Path, rank: int) -> Path:
@@ -39,7 +41,7 @@ def node_file(folder: Path, rank: int) -> Path:
 
 
 def answer_file(folder: Path, rank: int) -> Path:
-    """There once the rank's parent was asked, by SIGUSR1, whether it lives: the state of the rank's process.
+    """There once the rank's parent was asked whether it lives: the state of the rank's process.
 
     That is the kernel's letter (`T`: stopped), or nothing where there is no such process yet.
     """
@@ -97,10 +99,12 @@ def run_rank(launch_file: str) -> int:
     launch = json.loads(Path(launch_file).read_text())
     rank, folder = int(os.environ["SLURM_PROCID"]), Path(launch["out_dir"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks and dies of SIGTERM by itself
+    # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks, dies of SIGTERM by itself, and
+    # takes no notice of SIGURG
     asked_to_end: list[int] = []
     started: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: _answer(folder, rank, started))
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    signal.signal(ASKING, lambda number, frame: _answer(folder, rank, started))
     signal.signal(signal.SIGTERM, lambda number, frame: asked_to_end.append(number))
     node_file(folder, rank).write_text(os.environ.get("SLURMD_NODENAME", ""))
     line = Lifeline(launch["lifeline"])

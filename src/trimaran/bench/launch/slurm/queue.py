@@ -61,11 +61,29 @@ def largest_partition(names: str | None) -> tuple[int | None, str]:
     return largest
 
 
-def usable_nodes(partition: str | None, job_nodes: str | None) -> set[str]:
-    """Names of the nodes that answer Slurm and are not down or drained: those of a job, or else of a partition."""
-    states = "--states=idle,alloc,mixed,completing"
-    names = [f"--nodes={job_nodes}"] if job_nodes else [f"--partition={partition}"] if partition else []
+def usable_nodes(partition: str | None, job: str | None, *, idle: bool = False) -> set[str]:
+    """Names of the nodes that answer Slurm and are not down or drained: those of a job, or else of a partition.
+
+    `idle`: those alone that no job has.
+    """
+    states = "--states=idle" if idle else "--states=idle,alloc,mixed,completing"
+    names = [f"--nodes={nodes_of_job(job)}"] if job else [f"--partition={partition}"] if partition else []
     return set(run("sinfo", "--noheader", "--Node", "--responding", states, *names, "--format=%N").split())
+
+
+def nodes_of_job(job: str) -> str:
+    """The nodes that a job has now, as a list of Slurm's: those that failed are taken from it."""
+    return run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+
+
+def node_starts() -> dict[str, str]:
+    """When the daemon of each node was started, by the node's name and in Slurm's words."""
+    starts = {}
+    for line in run("scontrol", "show", "node", "--oneliner").splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if "NodeName" in words:
+            starts[words["NodeName"]] = words.get("SlurmdStartTime", "")
+    return starts
 
 
 class Job:
@@ -147,6 +165,10 @@ class Allocations:
     def serve(self, nodes: int) -> bool:
         """Whether the allocations stand, or are to come, and are large enough."""
         return nodes <= self._nodes and any(state in _ALIVE for _, state, _ in self._members())
+
+    def held_nodes(self) -> int:
+        """How many nodes Slurm has given."""
+        return self._nodes * sum(state == "RUNNING" for _, state, _ in self._members())
 
     def take(self, say: Say, stop: threading.Event) -> Job:
         """A free allocation, waited for. Raises TrimaranError where none is left or can ever start."""

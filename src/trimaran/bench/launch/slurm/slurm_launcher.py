@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from trimaran.bench.launch.contract import RESTARTS, Launch, Say
+from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
 from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, submit, usable_nodes
 from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
@@ -54,7 +55,7 @@ class SlurmLauncher:
             self.at_once = 1
         self._allocations: Allocations | None = None
         self._jobs: list[Job] = []
-        self._dead_nodes: set[str] = set()
+        self._dead_nodes = DeadNodes()
         self._largest = 0
         self._lifeline: Path | None = None
         self._closing = threading.Event()
@@ -81,23 +82,34 @@ class SlurmLauncher:
     def nodes_left(self) -> int | None:
         """Nodes of the surrounding job, or else of the partition, that answer Slurm and did not die in a trial."""
         try:
-            answering = usable_nodes(self._settings.partition, os.environ.get("SLURM_JOB_NODELIST"))
+            return len(self._dead_nodes.left_of(usable_nodes(self._settings.partition, self._surrounding_job)))
         except TrimaranError:
             return None  # a controller that does not answer says nothing of its nodes
-        with self._lock:
-            return len(answering - self._dead_nodes)
+
+    def has_nodes(self, nodes: int) -> bool:
+        """Whether the surrounding job has so many, or else an allocation and the idle nodes of its partition."""
+        if self._surrounding_job:
+            return (self.nodes_left() or 0) >= nodes
+        try:
+            idle = self._dead_nodes.left_of(usable_nodes(self._settings.partition, None, idle=True))
+            with self._lock:
+                held = self._allocations.held_nodes() if self._allocations else 0
+        except TrimaranError:
+            return False
+        return held + len(idle) >= nodes
 
     def start(self, launch: Launch) -> SlurmRanks:
         """Start the ranks; returns when Slurm has given them their nodes.
 
         Raises TrimaranError where Slurm refuses, or never can give them.
         """
+        self._dead_nodes.before_a_start()
         lifeline = self._hold_lifeline(launch.out_dir.parent)
         _write_launch(launch, lifeline, self._settings.python)
         nodes = math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks))
         if self._surrounding_job:
             self._require_in_job(nodes)
-            step = step_of(launch, self._settings, nodes, self._surrounding_job, sorted(self._dead_nodes))
+            step = step_of(launch, self._settings, nodes, self._surrounding_job, self._dead_nodes.names())
             job = Job(self._surrounding_job)
             return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
         if self._settings.submit == "job":
@@ -125,7 +137,7 @@ class SlurmLauncher:
 
     def _as_job(self, launch: Launch, nodes: int) -> SlurmRanks:
         step = step_of(launch, self._settings, nodes, None)
-        job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log", self._dead_nodes)
+        job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log", self._dead_nodes.names())
         self._jobs.append(job)
         job.wait_until_running(self._say, self._closing)
         return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
@@ -140,14 +152,13 @@ class SlurmLauncher:
                 hold = _python(python, "hold", str(lifeline))
                 asked = max(nodes, self._largest, self._settings.nodes or 0)
                 self._allocations = Allocations(
-                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes
+                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes.names()
                 )  # fmt: skip
             allocations = self._allocations
         return allocations.take(self._say, self._closing)
 
     def _give_back(self, job: Job, lost: bool, dead_nodes: Sequence[str]) -> None:
-        with self._lock:
-            self._dead_nodes.update(dead_nodes)
+        self._dead_nodes.add(dead_nodes)
         if job in self._jobs:
             self._jobs.remove(job)
         elif self._allocations:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from trimaran.bench.launch.contract import Launch, Loss
-from trimaran.bench.launch.slurm.node import answer_file, exit_file, meeting_file, node_file
+from trimaran.bench.launch.slurm.node import ASKING, answer_file, exit_file, meeting_file, node_file
 from trimaran.bench.launch.slurm.queue import Job, run
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import USER_ERROR
@@ -114,19 +114,23 @@ class SlurmRanks:
         return tuple(rank for rank in range(self._launch.ranks) if self._answer_of(rank) in ("T", "t"))
 
     def find_lost(self) -> None:
-        """Ask the parents of all ranks without an exit status, by SIGUSR1: one that lives answers at once."""
+        """Ask the parents of all ranks without an exit status: one that lives answers at once."""
         self._read_codes()
         if None not in self._codes:
             return
+        for rank in range(self._launch.ranks):
+            answer_file(self._launch.out_dir, rank).unlink(missing_ok=True)  # of an earlier question
         with contextlib.suppress(TrimaranError):  # a step that has just ended has nobody to ask
-            run("scancel", "--signal=USR1", self._step_name())
+            run("scancel", f"--signal={ASKING.name.removeprefix('SIG')}", self._step_name())
         deadline = time.monotonic() + _SEEN_WITHIN_S
         while (silent := self._without_answer()) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
         self._unheard = silent
 
     def ask_for_stacks(self) -> None:
-        """SIGUSR1 to all ranks and their parents."""
+        """SIGUSR1 to all ranks."""
+        with contextlib.suppress(TrimaranError):
+            run("scancel", "--signal=USR1", self._step_name())
         self.find_lost()
 
     def ask_to_leave(self) -> None:
