@@ -6,7 +6,8 @@ import statistics
 
 from pydantic import Field
 
-from trimaran.nouns.cluster import Cluster, Link
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import Noun
 
 
