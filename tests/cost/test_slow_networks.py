@@ -17,7 +17,7 @@ from trimaran.layout.compression import BLOCK, FORMATS
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
-from trimaran.nouns.cluster import Link
+from trimaran.nouns.hardware.link import Link
 
 # Single GPUs that links of 0.3 Gbps join.
 FAST = load_cluster("dgx-h100")
