@@ -10,20 +10,21 @@ import numpy as np
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import each_of, estimate_each
-from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
+from trimaran.cost.placed.topology import differs
 from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS, devices_of
 from trimaran.layout.choices import APART, COUNTS
-from trimaran.layout.flops import OWN_FORMULA, days_to_train, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.advice import advise
-from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
+from trimaran.planner.explain.bottleneck import memory_sentence
 from trimaran.planner.explain.ways_out import ways_out
+from trimaran.planner.on_groups import plan_on_groups
 from trimaran.planner.plan import Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.candidates import Proposer
@@ -65,9 +66,17 @@ def plan(
 def plan_with(case: Case, settings: PlanSettings) -> Plan:
     """Rank every valid layout of the case's workload on its cluster under its stack.
 
-    More devices than the cluster states are taken as more nodes of the same kind, and a note says so.
-    Raises TrimaranError where no layout is valid, fits and meets the objective's limits.
+    Where nodes or links differ, each is placed by a search of its own. More devices than the cluster states are taken
+    as more nodes of the same kind, and a note says so. Raises TrimaranError where no layout is valid, fits and meets
+    the objective's limits.
     """
+    if differs(case.cluster):
+        return plan_on_groups(case, settings, _plan_alike)
+    return _plan_alike(case, settings)
+
+
+def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
+    """The plan where all nodes are alike, and all links between them."""
     notes: list[str] = []
     cluster = case.cluster
     settings, chosen = with_sensible_size(case, settings)
@@ -210,44 +219,8 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
         layout = grid.layout(index, workload, case.stack)
         at_batch = case.with_workload(with_batch(workload, int(grid.global_batch[index])))
         chance = _rival_chance(search.objective, ranking, devices, index, error)
-        entries.append(_entry(index + 1, layout, at_batch, predicted, chance, variants[index]))
+        entries.append(entry_of(index + 1, layout, at_batch, predicted, chance, variants[index]))
     return tuple(entries)
-
-
-def _entry(
-    rank: int,
-    layout: Layout,
-    case: Case,
-    predicted: Estimate,
-    chance: float,
-    variants: int,
-) -> Entry:
-    workload, cluster, error = case.workload, case.cluster, case.calibration.time_error
-    seconds, devices = predicted.sec_per_it, layout.devices
-    iterations, price = workload.iterations, cluster.price_per_device_hour
-    days = None if iterations is None else days_to_train(seconds, iterations)
-    return Entry(
-        rank=rank,
-        layout=layout,
-        devices=devices,
-        nodes=-(-devices // cluster.devices_per_node),
-        global_batch=workload.global_batch,
-        estimate=predicted,
-        sec_per_it_low=seconds * math.exp(-error),
-        sec_per_it_high=seconds * math.exp(error),
-        tokens_per_s=workload.tokens_per_step / seconds,
-        tflops=tflops_per_device(workload, layout.tp, devices, seconds, OWN_FORMULA),
-        flops_formula=OWN_FORMULA,
-        mfu=mfu(workload, layout.tp, devices, seconds, cluster.device.peak(layout.precision) or math.inf),
-        days=days,
-        cost=None if price is None or days is None else days * 24.0 * devices * price,
-        cost_per_million_tokens=None
-        if price is None
-        else seconds / 3600.0 * devices * price / workload.tokens_per_step * 1e6,
-        rival_chance=chance,
-        variants=variants,
-        bottleneck=bottleneck(layout, case, predicted),
-    )
 
 
 def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int], index: int, error: float) -> float:

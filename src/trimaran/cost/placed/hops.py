@@ -39,7 +39,12 @@ def hops(topology: Topology, source: Ints, target: Ints, streams: int, together:
         between = np.minimum(group, other) * groups + np.maximum(group, other)
         users = np.bincount(between[shared], minlength=groups * groups)
         line = np.where(shared, line / np.maximum(users[between], 1), line)
-    port = np.minimum(_port(topology, source, crosses, together), _port(topology, target, crosses, together)) / streams
+    ports = topology.port_gbps
+    if len(np.unique(source)) == source.size:
+        port = np.minimum(ports[group], ports[other]) / streams  # every cell has a node to itself
+    else:
+        port = np.minimum(_port(topology, source, crosses, together), _port(topology, target, crosses, together))
+        port = port / streams
     delay = np.maximum(topology.delay_us[group, other], topology.delay_us[other, group])
     return Hops(crosses, np.where(crosses, np.minimum(line, port), np.inf), np.where(crosses, delay, 0.0))
 

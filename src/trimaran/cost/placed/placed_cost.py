@@ -8,7 +8,7 @@ pipelines and rings in common: each kind is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -29,6 +29,7 @@ from trimaran.cost.placed.hops import Hops, hops
 from trimaran.cost.placed.topology import Topology
 from trimaran.cost.similar import time_scales
 from trimaran.cost.stage_work import StageWork, micro_batch, send_times, stage_work
+from trimaran.cost.states import sent_gradient_bytes
 from trimaran.layout.layout import Layout
 from trimaran.nouns.hardware.link import Link
 
@@ -69,6 +70,11 @@ class _Kind:
     runs: PipelineRuns
     message: Floats
     parts: dict[str, Floats]
+
+    @cached_property
+    def layer_s(self) -> float:
+        """Seconds of a layer's backward, by which nodes are slower than others."""
+        return float(self.work.times.backward[0])
 
 
 class PlacedCost:
@@ -131,7 +137,7 @@ class PlacedCost:
         done, agreed = self.of_cells(nodes, kinds)
         each = self._busy(kinds)
         pace = self._kind(int(kinds.ravel()[each.argmax()]))
-        scale = float(np.max(time_scales(self.case, self.grid)))
+        scale = self.scale
         flat = sum(float(pace.parts[name][0]) for name in BUSY)
         busy, pipeline = float(each.max()) * scale, float(done.max()) * scale
         if self.layout.pp == 1:
@@ -165,12 +171,23 @@ class PlacedCost:
 
     def fastest_kind(self) -> int:
         """The group whose nodes take least for a layer."""
-        return min(range(len(self.topology.kinds)), key=lambda group: float(self._kind(group).work.times.backward[0]))
+        return min(range(len(self.topology.kinds)), key=lambda group: self._kind(group).layer_s)
+
+    @cached_property
+    def scale(self) -> float:
+        """What measured runs say that everything takes longer."""
+        return float(np.max(time_scales(self.case, self.grid)))
 
     @property
     def message_bits(self) -> float:
         """Bits of the hidden state of one micro-batch."""
         return 8.0 * float(self._kind(0).message[0])
+
+    @property
+    def ring_bits(self) -> float:
+        """Bits that each replica of a stage sends to the next in an agreement: the gradients, summed and sent out."""
+        sent = float(sent_gradient_bytes(self.grid, self.case.stack)[0])
+        return 2.0 * 8.0 * sent * max(float(held[0]) for held in self._held)
 
     def _spread_over(self, group: int, between: Link) -> int:
         if (group, between) not in self._spread:
@@ -262,18 +279,20 @@ class PlacedCost:
 
     def _agreements(self, nodes: Ints, kinds: Ints) -> Floats:
         """Seconds in which the replicas of each stage agree on its gradients, shape (pp,)."""
-        replicas, stages = nodes.shape
+        replicas = len(nodes)
         turns = np.zeros(nodes.shape, dtype=np.int64)
         way = hops(self.topology, nodes, np.roll(nodes, -1, axis=0), self.layout.tp, turns)
-        slowest = np.where(way.crosses.any(axis=0), way.gbps.min(axis=0), 0.0)
-        seconds = []
-        for stage in range(stages):
-            count = len(np.unique(nodes[:, stage]))
-            kind = self._slowest(set(kinds[:, stage].tolist()))
-            # the whole delay of a ring, which may pass a node more than once, by nodes
-            delay = float(way.delay_us[:, stage].sum()) / count
-            seconds.append(self.ring_seconds(kind, stage, float(slowest[stage]), delay, replicas / count))
-        return np.array(seconds)
+        rates = np.where(way.crosses.any(axis=0), way.gbps.min(axis=0), 0.0).tolist()
+        in_order = np.sort(nodes, axis=0)
+        counts = 1 + (in_order[1:] != in_order[:-1]).sum(axis=0)
+        # the whole delay of a ring, which may pass a node more than once, by nodes
+        delays = (way.delay_us.sum(axis=0) / counts).tolist()
+        slowest = [self._slowest(set(column)) for column in kinds.T.tolist()]
+        columns = zip(slowest, rates, delays, (replicas / counts).tolist(), strict=True)
+        return np.array([
+            self.ring_seconds(kind, stage, rate, delay, inside)
+            for stage, (kind, rate, delay, inside) in enumerate(columns)
+        ])  # fmt: skip
 
     def _ring(self, kind_id: int, end: int, gbps: float, delay_us: float, inside: float) -> float:
         """Seconds exposed of one ring: at which end of the pipeline, its slowest link, `inside` replicas a node."""
@@ -281,12 +300,19 @@ class PlacedCost:
         case = _joined_by(kind.case, gbps, delay_us)
         ranks = np.array([inside * self.layout.cp])
         ring = Group(self.grid.fold("cp", "dp") * 1.0, ranks, np.array([gbps > 0]), np.ones(1))
-        held = parameters(case.model, case.stack, self.grid, end_shapes(case.model, self.grid)[end])
-        return float(exposed_time(_Column(case, self.grid, ring=ring, of_stage=held, known=kind.work))[0])
+        return float(exposed_time(_Column(case, self.grid, ring=ring, of_stage=self._held[end], known=kind.work))[0])
 
-    def _slowest(self, kinds: Iterable[int]) -> int:
+    @cached_property
+    def _held(self) -> list[Floats]:
+        """Parameters of a rank of the first, of a middle and of the last stage."""
+        shapes = end_shapes(self.case.model, self.grid)
+        return [parameters(self.case.model, self.case.stack, self.grid, shape) for shape in shapes]
+
+    def _slowest(self, kinds: Collection[int]) -> int:
         """The kind of node that takes longest for a layer."""
-        return max(sorted(kinds), key=lambda kind: float(self._kind(kind).work.times.backward[0]))
+        if len(kinds) == 1:
+            return next(iter(kinds))
+        return max(sorted(kinds), key=lambda kind: self._kind(kind).layer_s)
 
     def _busy(self, kinds: Ints) -> Floats:
         """Seconds in which each cell computes, shape (dp, pp)."""

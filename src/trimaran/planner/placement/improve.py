@@ -17,7 +17,7 @@ _ON_AVERAGE = 0.05
 
 
 class Walk:
-    """A walk over orders of blocks by swaps: of two cells, a cell and a block that is free, two stages, two replicas."""
+    """A walk over orders of blocks: two cells are swapped, or a cell and a free block, two stages, two replicas."""
 
     def __init__(self, cost: PlacedCost, blocks: Blocks, seed: int = 0) -> None:
         self.cost, self.blocks, self.random = cost, blocks, np.random.default_rng(seed)
@@ -33,7 +33,7 @@ class Walk:
         return slowest + _ON_AVERAGE * mean
 
     def improve(self, order: Ints, steps: int) -> tuple[Ints, float]:
-        """The best order found in so many steps from this one, and its value: simulated annealing, cooled to nothing."""
+        """The best order found in so many steps from this one, and its value: annealing that cools to nothing."""
         here = self.value(order)
         best, least = order, here
         for step in range(steps):

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.case import Case
+from trimaran.cost.estimate import memory_per_stage
+from trimaran.cost.grid import Ints, LayoutGrid
 from trimaran.cost.placed.placed_cost import PlacedCost
+from trimaran.cost.placed.placed_estimate import stage_limits_gib
+from trimaran.cost.placed.topology import devices_of
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.placement.blocks import Blocks
@@ -17,7 +21,7 @@ from trimaran.planner.placement.starts import starts
 
 # Of the structured placements so many are improved, each by so many steps, cells counting: a walk that has been past
 # every cell as often finds little more.
-IMPROVED, STEPS_PER_CELL, MOST_STEPS = 3, 40, 4000
+IMPROVED, STEPS_PER_CELL, MOST_STEPS = 2, 24, 3000
 # Random placements, of which the one in the middle is what a layout takes that nobody has placed.
 RANDOM = 21
 
@@ -37,37 +41,95 @@ class Placed:
     random_s: float
 
     @property
+    def plain(self) -> Layout:
+        """The layout without its placement."""
+        return self.layout.model_copy(update={"placed": ()})
+
+    @property
     def gap(self) -> float:
         """By how much of itself the found time is above what no placement can be below, at most."""
-        return 1.0 - self.least_s / self.seconds
+        return max(0.0, 1.0 - self.least_s / self.seconds)
 
 
-def place(case: Case, layout: Layout, seed: int = 0, improved: int = IMPROVED) -> Placed:
-    """The best placement found of a layout on the case's cluster.
+class Placing:
+    """The search of a placement of one layout: begun with the structured ones, to be improved from there.
 
     Raises TrimaranError where the nodes have no room for its cells: a TP x CP group stands inside of a node, or on
     whole nodes.
     """
-    cost = PlacedCost(case, layout)
-    blocks = Blocks.of(cost.topology, cost.cell_ranks)
-    cells = layout.dp * layout.pp
-    if len(blocks) < cells:
-        raise TrimaranError(
-            f"{case.cluster.name} has room for {len(blocks)} groups of TP {layout.tp} x CP {layout.cp} ranks on nodes of "
-            f"theirs, and DP {layout.dp} x PP {layout.pp} = {cells} are needed: lower a degree"
+
+    def __init__(self, case: Case, layout: Layout, seed: int = 0) -> None:
+        self.case, self.layout, self.seed = case, layout, seed
+        self.cost = PlacedCost(case, layout)
+        self.blocks = Blocks.of(self.cost.topology, self.cost.cell_ranks)
+        cells = layout.dp * layout.pp
+        if len(self.blocks) < cells:
+            raise TrimaranError(
+                f"{case.cluster.name} has room for {len(self.blocks)} groups of TP {layout.tp} x CP {layout.cp} ranks "
+                f"on nodes of theirs, and DP {layout.dp} x PP {layout.pp} = {cells} are needed: lower a degree"
+            )
+        self.walk = Walk(self.cost, self.blocks, seed)
+        orders = starts(self.cost.topology, self.blocks, layout, self.cost.message_bits, self.cost.ring_bits)
+        self.found = sorted(((self.walk.value(order), order) for order in orders), key=lambda one: one[0])
+
+    def improve(self, steps: int = 0) -> None:
+        """Walk on from the best structured placements, by so many steps each (0: as many as the cells are worth)."""
+        if self.cost.layout.devices == 1:
+            return
+        steps = steps or min(STEPS_PER_CELL * self.layout.dp * self.layout.pp, MOST_STEPS)
+        unlike = {f"{value:.9g}": order for value, order in reversed(self.found)}
+        begun = list(reversed(unlike.values()))[:IMPROVED]
+        walked = [self.walk.improve(order, steps) for order in begun]
+        self.found = sorted([*((value, order) for order, value in walked), *self.found], key=lambda one: one[0])
+
+    @property
+    def order(self) -> Ints:
+        """The best order of blocks so far, the cells' first."""
+        return self.found[0][1]
+
+    @property
+    def best(self) -> Layout:
+        """The layout with the best placement so far."""
+        return self.layout.model_copy(update={"placed": self.blocks.placed(self.cost, self.order)})
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of an iteration with the best placement so far."""
+        return self._seconds(self.order)
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that no placement can be below."""
+        nodes = self.blocks.nodes(self.layout, self.order)
+        after = self.seconds - self.cost.score(nodes)[0] * self.cost.scale
+        return least_seconds(self.cost, self.blocks) * self.cost.scale + after
+
+    def fits(self, margin: float) -> bool:
+        """Whether every stage has memory enough on its nodes, such a share of it left free."""
+        grid = LayoutGrid.from_layouts([self.layout], self.case.workload, self.case.stack)
+        needs = memory_per_stage(self.case, grid)[0]
+        limits = stage_limits_gib(self.cost, self.blocks.nodes(self.layout, self.order), self.layout.devices)
+        return all(need.total <= limit * (1.0 - margin) for need, limit in zip(needs, limits, strict=True))
+
+    def placed(self) -> Placed:
+        """What has been found so far, and what it is to be compared with."""
+        cost, random = self.cost, np.random.default_rng(self.seed)
+        shuffled = [self._seconds(random.permutation(len(self.blocks))) for _ in range(RANDOM)]
+        ranks = devices_of(cost.topology, (), self.layout.devices)
+        return Placed(
+            layout=self.best,
+            seconds=self.seconds,
+            least_s=self.least_s,
+            in_order_s=cost.seconds(*cost.cells(ranks)),
+            random_s=float(np.median(shuffled)),
         )
-    walk = Walk(cost, blocks, seed)
-    begun = sorted(starts(cost.topology, blocks, layout, cost.message_bits), key=walk.value)
-    found = [walk.improve(order, min(STEPS_PER_CELL * cells, MOST_STEPS)) for order in begun[:improved]]
-    best = min(found, key=lambda one: one[1])[0]
-    random = np.random.default_rng(seed)
-    shuffled = [cost.seconds(blocks.nodes(layout, random.permutation(len(blocks)))) for _ in range(RANDOM)]
-    after = cost.parts(blocks.nodes(layout, best))
-    slack = after[1] - cost.score(blocks.nodes(layout, best))[0]
-    return Placed(
-        layout=layout.model_copy(update={"placed": blocks.placed(cost, best)}),
-        seconds=after[1],
-        least_s=least_seconds(cost, blocks) + slack,
-        in_order_s=cost.seconds(blocks.nodes(layout, np.arange(len(blocks)))),
-        random_s=float(np.median(shuffled)),
-    )
+
+    def _seconds(self, order: Ints) -> float:
+        return self.cost.seconds(self.blocks.nodes(self.layout, order))
+
+
+def place(case: Case, layout: Layout, seed: int = 0) -> Placed:
+    """The best placement found of a layout on the case's cluster; raises TrimaranError where it has no place."""
+    placing = Placing(case, layout, seed)
+    placing.improve()
+    return placing.placed()

@@ -17,19 +17,33 @@ from trimaran.cost.placed.topology import Topology
 from trimaran.layout.layout import Layout
 from trimaran.planner.placement.blocks import Blocks
 
+# Lines of groups along which cells are dealt out: so many for what stages send, as many for what rings do.
+LINES = 2
 
-def starts(topology: Topology, blocks: Blocks, layout: Layout, message_bits: float) -> Iterator[Ints]:
-    """Orders of all blocks, those of the cells first: the cluster's own, then tile by tile along lines of groups."""
+
+def starts(topology: Topology, blocks: Blocks, layout: Layout, message_bits: float, ring_bits: float) -> Iterator[Ints]:
+    """Orders of all blocks, those of the cells first: the cluster's own, then tile by tile along lines of groups.
+
+    `message_bits` go from stage to stage, `ring_bits` from replica to replica.
+    """
     yield np.arange(len(blocks))
     cells = layout.dp * layout.pp
-    lines = [line_up(_send_seconds(topology, message_bits), first) for first in range(len(topology.kinds))]
-    for line in dict.fromkeys(lines):
+    sent = _lines(_send_seconds(topology, message_bits), closed=False)
+    agreed = _lines(_send_seconds(topology, ring_bits), closed=True)
+    for line in dict.fromkeys((*sent, *agreed)):
         along = blocks.in_order(line)
         for replicas in (size for size in range(1, layout.dp + 1) if layout.dp % size == 0):
             order = np.empty(len(blocks), dtype=np.int64)
             order[tiled(layout.dp, layout.pp, replicas)] = along[:cells]
             order[cells:] = along[cells:]
             yield order
+
+
+def _lines(seconds: Floats, *, closed: bool) -> list[tuple[int, ...]]:
+    """The shortest lines of all groups, of those that begin at each of them; one that is another backwards left out."""
+    lines = (line_up(seconds, first, closed=closed) for first in range(len(seconds)))
+    each = dict.fromkeys(min(line, line[::-1]) for line in lines)
+    return sorted(each, key=lambda line: _length(seconds, line, closed))[:LINES]
 
 
 def tiled(replicas: int, stages: int, height: int) -> Ints:
@@ -41,25 +55,31 @@ def tiled(replicas: int, stages: int, height: int) -> Ints:
     return np.array(order)
 
 
-def line_up(seconds: Floats, first: int) -> tuple[int, ...]:
-    """Groups from `first` on, each next to one near it: the nearest at first, then improved by turning parts around."""
+def line_up(seconds: Floats, first: int, *, closed: bool) -> tuple[int, ...]:
+    """Groups from `first` on, each next to one near it: the nearest at first, then improved by turning parts around.
+
+    Of a `closed` line the way from the last group back to the first counts too.
+    """
     left, line = set(range(len(seconds))) - {first}, [first]
     while left:
         line.append(min(sorted(left), key=lambda group: float(seconds[line[-1], group])))
         left.discard(line[-1])
-    better = True
+    least, better = _length(seconds, line, closed), True
     while better:
         better = False
         for begin in range(1, len(line) - 1):
             for end in range(begin + 2, len(line) + 1):
                 turned = [*line[:begin], *reversed(line[begin:end]), *line[end:]]
-                if _length(seconds, turned) < _length(seconds, line) * (1 - 1e-12):
-                    line, better = turned, True
+                length = _length(seconds, turned, closed)
+                if length < least:
+                    line, least, better = turned, length, True
     return tuple(line)
 
 
-def _length(seconds: Floats, line: Sequence[int]) -> float:
-    return float(sum(seconds[one, other] for one, other in pairwise(line)))
+def _length(seconds: Floats, line: Sequence[int], closed: bool) -> tuple[float, float]:
+    """The slowest step of a line, which paces what passes along it, and the sum of all, each to nine digits."""
+    steps = [float(seconds[one, other]) for one, other in pairwise([*line, *line[:closed]])]
+    return float(f"{max(steps, default=0.0):.9g}"), float(f"{sum(steps):.9g}")
 
 
 def _send_seconds(topology: Topology, message_bits: float) -> Floats:
