@@ -132,13 +132,14 @@ def test_a_placed_training_has_the_losses_of_the_unplaced_and_sends_what_its_pla
             trainable, shaped, layouts, store,
             data_dir=workspace.data(trainable), work_dir=workspace.trials, limits=Limits(timeout_s=250),
         )  # fmt: skip
-        assert [row.layout_label for row in store.measurements()] == [layout.label() for layout in layouts]
+        stored = store.measurements()
     assert [row.status for row in rows] == ["ok"] * 3, [row.evidence for row in rows]
     in_order, across, turned = rows
     assert across.losses == turned.losses == in_order.losses
     assert len({row.trial_key for row in rows}) == 3, "a layout elsewhere is another trial"
     assert [row.nodes for row in rows] == [2, 2, 2]
-    assert nouns_of(across.model_copy(update={"cluster": "aws-p3-16xlarge"})).layout == layouts[1]
+    whole = [nouns_of(row.model_copy(update={"cluster": "aws-p3-16xlarge"})).layout for row in stored]
+    assert [layout.placed for layout in whole] == [layout.placed for layout in layouts]
     sent_mib = [float((row.notes or "").split("switch carried ")[1].split(" MiB")[0]) for row in rows]
     # In order only what stages send each other crosses; placed, every step's gradients do (4 bytes, there and back).
     layer, embedding = 12 * 64**2, 384 * 64
@@ -187,6 +188,33 @@ def test_ranks_on_a_slow_node_get_their_share_of_a_core_and_leave_no_group(clust
     assert not any(group.exists() for group in groups)
     measured = (tmp_path / "network.txt").read_text().split("node 1 measured ")[1].split(" of its speed")[0]
     assert float(measured) == pytest.approx(0.2, rel=TOLERANCE)
+
+
+@namespaces
+@pytest.mark.proof
+@pytest.mark.skipif(not quotas_can_be_set(), reason="quotas of CPU time need the cpu controller of control groups")
+def test_a_training_with_fewer_layers_on_a_slow_node_has_the_losses_of_one_that_shares_them_evenly(
+    trainable: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    workspace, rows = Workspace(tmp_path), []
+    slow = TWO_EACH.model_copy(
+        update={"ranks_per_node": 1, "nodes": (ShapedNode(node=1, cpu_share=0.25),), "name": "slow node"}
+    )
+    with Store(workspace.store) as store:
+        for network, layout in (
+            (TWO_EACH.model_copy(update={"ranks_per_node": 1}), "pp2,mbs1,split2-2"),
+            (slow, "pp2,mbs1,split3-1"),
+        ):
+            rows += run_sweep(
+                trainable, cluster.on(network), [parse_layout(layout)], store,
+                data_dir=workspace.data(trainable), work_dir=workspace.trials, limits=Limits(timeout_s=250),
+            )  # fmt: skip
+    assert [row.status for row in rows] == ["ok", "ok"], [row.evidence for row in rows]
+    even, uneven = rows
+    assert uneven.losses == pytest.approx(even.losses, rel=1e-5)
+    assert "of its speed" in (uneven.notes or "")
+    assert "of its speed" not in (even.notes or "")
+    assert uneven.variant == "network=slow node"
 
 
 def test_a_share_of_a_node_that_is_not_there_or_is_stated_twice_is_refused_in_a_line(cluster: Cluster) -> None:
