@@ -69,7 +69,7 @@ def shaped_like(cluster: Cluster) -> ShapedNetwork:
 def scaled(recipe: Recipe, layers: int) -> Recipe:
     """GPT-3 XL's micro-batches of one sequence, 8 MiB, are 128 KiB here: divided as the rates are."""
     model = recipe.workload.model.model_copy(
-        update={"name": "gpt3-xl-64th", "layers": layers, "hidden": 256, "ffn_hidden": 1024, "heads": 4}
+        update={"name": "gpt3-xl-64th", "layers": layers, "hidden": 256, "ffn_hidden": 1024}
     )
     workload = recipe.workload.model_copy(update={"model": model, "global_batch": 16})
     sweep = recipe.sweep.model_copy(update={"networks": (), "steps": 3, "warmup_steps": 1, "timeout_s": 400.0})
@@ -163,7 +163,7 @@ def main() -> None:
         folder = asked.runs or Path(fresh)
         stated = load_recipe(str(RECIPE))
         recipe, halves = scaled(stated, 8), scaled(stated, 12)
-        machine = Workspace(folder).cluster(recipe, [parse_layout(PLACED)])
+        machine = Workspace(folder).cluster(halves, [parse_layout(text) for text in SPLITS])
         found = []
         for name in asked.cases:
             shaped = machine.model_copy(update={"devices_per_node": NODES}).on(shaped_like(load_cluster(name)))
