@@ -29,11 +29,13 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.places import nodes_of, places
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork, ShapedNode, ShapedPair
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.recipe.sweep_settings import SweepSettings
+from trimaran.report.measured_rows import records
 from trimaran.store import Store
 from trimaran.study.workspace import Workspace
 
@@ -45,8 +47,8 @@ DELAYS_MS = dict(zip(combinations(range(4), 2), (4.0, 9.0, 15.0, 22.0, 30.0, 39.
 UNLIKE = ShapedNetwork(
     name="unlike",
     latency_ms=4,
-    bandwidth_gbps=0.2,
-    pairs=tuple(ShapedPair(nodes=pair, latency_ms=ms, bandwidth_gbps=0.2) for pair, ms in DELAYS_MS.items()),
+    bandwidth_gbps=0.04,
+    pairs=tuple(ShapedPair(nodes=pair, latency_ms=ms, bandwidth_gbps=0.04) for pair, ms in DELAYS_MS.items()),
 )
 # A rank that tells its own address, answers the pings of others, and pings those of higher rank.
 PINGING = """
@@ -282,6 +284,27 @@ def test_places_among_unlike_nodes_that_nothing_tells_apart_are_a_row_that_was_n
     row = run_once(trial, LocalLauncher(), Limits(timeout_s=10)).row
     assert row.status == "not_run"
     assert f"placed among groups {groups[0].name}, {groups[1].name}" in (row.evidence or "")
+
+
+def test_a_trial_is_another_on_other_devices_and_beside_a_slow_node(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    half = UNLIKE.model_copy(update={"nodes": (ShapedNode(node=1, cpu_share=0.5),)})
+    trials = [
+        prepare_trial(recipe, cluster.on(network), parse_layout(layout), data_dir=tmp_path, work_dir=tmp_path / "runs")
+        for network in (UNLIKE, half)
+        for layout in ("pp4,mbs1", "pp4,mbs1,on3.2.1.0", "pp4,mbs1,on2.3.1.0")
+    ]
+    assert len({trial.key for trial in trials}) == len({trial.job.out_dir for trial in trials}) == 6
+
+
+def test_tables_of_rows_say_on_which_devices_ranks_were_placed() -> None:
+    row = Measurement.model_validate(
+        {"layers": 4, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 257, "mbs": 1, "gbs": 8, "dp": 4, "devices": 4,
+         "nodes": 1, "layout_label": "dp4,tp1,pp1,mbs1,on3.0-2"}
+    )  # fmt: skip
+    in_order = row.model_copy(update={"layout_label": "dp4,tp1,pp1,mbs1"})
+    assert [record["placed"] for record in records([row, in_order])] == ["3.0-2", None]
 
 
 @given(st.data())
