@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -26,8 +27,9 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.ways_out import ways_out
-from trimaran.planner.planner import MANY_DEVICES, WORTH_DOUBLING, plan
+from trimaran.planner.planner import MANY_DEVICES, WORTH_DOUBLING, plan, searched
 from trimaran.planner.search import search
+from trimaran.planner.search.settings import settings_from
 
 # All that a search can choose of axes, and little else, which other tests hold.
 STACK = Stack(
@@ -153,6 +155,15 @@ def test_a_way_out_is_what_the_cost_model_says_fits(monkeypatch: pytest.MonkeyPa
     layout = Layout(dp=8, tp=1, zero_stage=1, precision="bf16", recompute="full")
     assert ways_out(layout, case, 1e9, {}, 0).startswith("; what would help: CP 2 (")
     assert ways_out(layout, case, 1.0, {}, 0) == ""
+
+
+def test_a_search_within_a_value_finds_all_up_to_it_and_nothing_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    case = Case.of(workload_of("llama3-8b", 64), load_cluster("dgx-h100"), load_stack("megatron-core"))
+    whole = replace(searched(case, settings_from(devices=16))[0], top=20, shown=20)
+    values = whole.search().value
+    for limit in (values[5] * (1 + 1e-9), values[0] * (1 - 1e-9)):
+        assert replace(whole, within=limit).search().value.tolist() == values[values <= limit].tolist()
 
 
 @pytest.mark.proof

@@ -50,7 +50,9 @@ def losses(job: TrainJob) -> list[float]:
 
 @pytest.mark.gpu
 @on_a_device
-@pytest.mark.parametrize("layout", ["dp1,mbs24", "dp1,mbs8,recompute-full", "dp1,mbs24,zero1"])
+@pytest.mark.parametrize(
+    "layout", ["dp1,mbs24", "dp1,mbs8,recompute-full", "dp1,mbs24,zero1", "dp1,mbs8,offload-activations"]
+)
 def test_a_device_s_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
     on_cpu = losses(make_job(layout))
     assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)

@@ -37,6 +37,7 @@ DOZEN_OF_FAMILIES = {
     "bloom": (BLOOM, "tp2,pp4,mbs8,split3-1-3-1,recompute-selective"),
     "bloom sharded": (BLOOM, "dp2,tp2,pp2,mbs6,zero1,zero_bubble"),
     "llama sharded": (LLAMA, "dp2,tp2,pp2,vpp2,mbs6,fsdp,sp,recompute-full"),
+    "llama offloaded": (LLAMA, "dp2,tp2,mbs6,zero1,sp,offload-activations"),
 }
 # ... and with each trait, a few steps.
 DOZEN_OF_TRAITS = {
@@ -404,6 +405,8 @@ def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str, Mo
     [
         pytest.param("fp16", "dp2,tp2,pp2,mbs6,fsdp,sp", marks=pytest.mark.proof),
         pytest.param("bf16", "dp2,tp2,pp2,mbs6,zero1,recompute-full2", marks=pytest.mark.proof),
+        *(pytest.param("bf16", layout, marks=pytest.mark.proof)
+          for layout in ("cp2,mbs12", "cp4,mbs24,cp-all_gather", "dp2,cp2,mbs6,cp-ulysses,zero1", "cp2,tp2,mbs12,sp")),
         *(pytest.param(precision, layout, marks=pytest.mark.proof)
           for layout, precision in zip((DOZEN + LAYOUTS)[::2], cycle(("fp16", "bf16", "bf16_pure")), strict=False)),
     ],

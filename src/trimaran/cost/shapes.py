@@ -10,15 +10,17 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
-from trimaran.cost.states import casts_on
+from trimaran.cost.states import casts_on, gradient_bytes
 from trimaran.layout.choices import CHOICE, index_of
 from trimaran.nouns.dispatcher import DISPATCHERS
 from trimaran.nouns.model import LayerKind
+from trimaran.operators.casts import Number
 from trimaran.operators.context import working_bytes
 from trimaran.operators.ends import head_operator
 from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.mixture import exchange_bytes, share_met
+from trimaran.operators.mlp import backward_bytes
 from trimaran.operators.modules import kept_under
 from trimaran.operators.operator import Context, Operator, Part, Permuting
 
@@ -88,16 +90,16 @@ class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
     Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
-    input alone. `logits` of the head, and of further tokens. `mlp_gradients`: what the MLP's backward holds beside,
-    where the stack's does; `context`: what attention holds of other ranks' part of the sequences; `exchange`: what
-    experts hold besides.
+    input alone. `logits` of the head, and of further tokens. What a layer at work holds besides, one after the other:
+    `mlp_backward`, where the stack's does; `context`, what attention holds of other ranks' part of the sequences;
+    `exchange`, what experts hold.
     """
 
     layer: Floats
     partly: Floats
     layer_input: Floats
     logits: Floats
-    mlp_gradients: Floats
+    mlp_backward: Floats
     context: Floats
     exchange: Floats
 
@@ -106,28 +108,56 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
     """What one layer, of a kind or else of that of most layers, and the head keep under each layout of the grid."""
     shapes, inverse = distinct_shapes(case, grid)
     part = part_of(case, shapes)
-    operators = layer_operators(part, kind)
-    head = head_operator(part, padded_vocab_of(case.model, case.stack, shapes.tp))
+    wider, operators = _wider(case, shapes, part), layer_operators(part, kind)
+    vocab = padded_vocab_of(case.model, case.stack, shapes.tp)
+    head = head_operator(part, vocab)
     zero = np.zeros(len(shapes))
     layer, layer_input = zero + _size(operators, "inputs", "inside"), zero + part.hidden_elements * part.element
-    tokens, width = part.tokens, case.model.ffn_hidden / part.tp
-    if case.model.experts and kind != "dense":
-        tokens, width = part.received, case.model.moe_ffn_hidden / part.etp
-    mlp = tokens * (case.model.mlp_matrices * width + case.model.hidden) * part.element
+    mixture = bool(case.model.experts) and kind != "dense"
     kept = KeptBytes(
         layer=layer,
         partly=layer,
         layer_input=layer_input,
-        logits=zero + _size((head,), "inside") + _further(part, head),
-        mlp_gradients=zero + (mlp if case.stack.holds_mlp_gradients else 0.0),
+        logits=zero + _logits(case, part, head, vocab, wider) + _further(part, head),
+        mlp_backward=zero + (_mlp_backward(part, mixture, wider) if case.stack.holds_mlp_gradients else 0.0),
         context=zero + working_bytes(part),
-        exchange=zero + (np.maximum(*exchange_bytes(part)) if case.model.experts and kind != "dense" else 0.0),
+        exchange=zero + (np.maximum(*exchange_bytes(part)) if mixture else 0.0),
     )
     of_layouts = {field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)}
     for word, members in grid.partial_recomputes():
         left = zero + kept_under(word, operators, case.stack, layer_input)
         of_layouts["partly"][members] = left[inverse[members]]
     return KeptBytes(**of_layouts)
+
+
+def _wider(case: Case, shapes: LayoutGrid, part: Part) -> Floats:
+    """Bytes an element of a weight's gradient before it is summed in wider numbers; 0 where it is made in these."""
+    return np.where(gradient_bytes(shapes, case.stack) > np.asarray(part.element), part.element, 0.0)
+
+
+def _mlp_backward(part: Part, mixture: bool, wider: Floats) -> Number:
+    """What an MLP's backward holds."""
+    model = part.model
+    if mixture:
+        return backward_bytes(part, part.received, model.moe_ffn_hidden / part.etp, wider, experts=True)
+    return backward_bytes(part, part.tokens, model.ffn_hidden / part.tp, wider, experts=False)
+
+
+def _logits(case: Case, part: Part, head: Operator, vocab: Floats, wider: Floats) -> Number:
+    """Logits and what the loss keeps of them, at their fullest.
+
+    Where the loss makes its gradients at once, chunk by chunk, the weight's stands beside the chunk's 16-bit logits,
+    and beside all of that what the last norm read and gave, slices of a sequence as they were gathered, and the
+    gradient of what the head read.
+    """
+    logits, stack = _size((head,), "inside"), case.stack
+    if not stack.loss_makes_gradients or case.model.head == "classifier":
+        return logits
+    chunk = stack.loss_chunk_cpu_tokens if case.on_cpu else stack.loss_chunk_gpu_tokens
+    rows, hidden = vocab / part.tp, float(case.model.hidden)
+    at_product = np.where(wider > 0, np.minimum(part.tokens, chunk) * rows * part.element + rows * hidden * wider, 0.0)
+    read = part.tokens * hidden * (1.0 + (np.asarray(part.repeated) > 1.0)) + 2.0 * part.hidden_elements
+    return np.maximum(logits, at_product) + read * part.element
 
 
 def _further(part: Part, head: Operator) -> Floats | float:

@@ -137,11 +137,17 @@ class Stack(Noun):
     frees_logits: bool = Field(default=False, description="16-bit logits are let go before the loss's backward")
     lean_activation: bool = Field(default=False, description="an MLP's activation keeps its inputs alone, fused or not")
     holds_mlp_gradients: bool = Field(
-        default=False, description="the MLP's backward holds the gradients of its inner activations and its output"
+        default=False, description="what the MLP's backward holds of gradients counts beside what layers keep"
     )
     alibi_tensor: bool = Field(default=False, description="ALiBi is one (heads / TP, s, s) tensor that layers share")
     loss_chunk_cpu_tokens: int = Field(default=0, ge=0, description="tokens whose loss is made at once; 0: all")
     loss_chunk_gpu_tokens: int = Field(default=0, ge=0, description="the same on a GPU")
+    sums_by_unit: bool = Field(
+        default=False, description="gradients that replicas share out are summed unit by unit, and whole in two of them"
+    )
+    loss_makes_gradients: bool = Field(
+        default=False, description="the head's gradients are made with the loss, chunk by chunk"
+    )
     heap_keeps_logits: bool = Field(default=False, description="CPU: no later tensor takes the place of the logits")
     agrees_every_step: bool = Field(
         default=False, description="every step ends with a sum of loss and gradient norm over all ranks"
@@ -279,6 +285,9 @@ class Stack(Noun):
     offloads: tuple[Offload, ...] = Field(default=(), description="what can lie in the host's memory")
     offload_overlaps: bool = Field(
         default=False, description="gradients go to the host, are stepped there and come back by parts, at once"
+    )
+    offload_waits: bool = Field(
+        default=False, description="each tensor that a layer keeps goes to the host before the layer goes on"
     )
     fused_host_step: bool = Field(default=False, description="the host's optimizer passes over all states once")
     flops_formula: str = Field(default="", description="the calculator behind the TFLOPs that its logs print, if known")

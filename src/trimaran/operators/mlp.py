@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from trimaran.operators.casts import Number
 from trimaran.operators.operator import Operator, Part, Tensor
 from trimaran.operators.pieces import as_cast, hidden_tensor, linear, outputs_of, split_tensor
@@ -25,6 +27,27 @@ def mlp_products(part: Part, width: int, kept: tuple[Tensor, ...], prefix: str =
         activation_operator(part, f"{prefix}activation", part.tokens * inner),
         linear(part, f"{prefix}down", model.hidden, inner, (activated,), whole, sums="forward"),
     )
+
+
+def backward_bytes(part: Part, rows: Number, width: Number, weight_element: Number, *, experts: bool) -> Number:
+    """Bytes that an MLP's backward holds at its fullest beside all that its layer keeps, of `rows` through `width`.
+
+    The layer's gradient is there all along, and each operator lets go what it kept once its own backward is done. So
+    the fullest moment is one of three: when the product down gives its weight's gradient or its input's; when the
+    activation has the gradient of what it gave, those of what it read and, of a gate, both halves of these before they
+    are joined (experts weigh tokens there, which is one more); or when the product up gives its own. A weight's
+    gradient that is summed in wider numbers is first made in `weight_element` bytes; else that is 0. Slices of a
+    sequence, and rows of experts, are gathered for the gradients of down, and slices once more for those of up.
+    """
+    model, hidden = part.model, float(part.model.hidden)
+    inner, whole = rows * width * part.element, rows * hidden * part.element
+    weight = width * hidden * weight_element
+    sliced = 1.0 if experts else np.where(np.asarray(part.repeated) > 1.0, 1.0, 0.0)
+    halves = model.mlp_matrices - 1.0
+    down = sliced * whole + np.maximum(weight, inner)
+    activation = inner * ((4.0 if model.gated_mlp else 1.0) + experts)
+    up = np.maximum(halves * weight + (0.0 if experts else sliced * whole), whole) - inner
+    return part.hidden_elements * part.element + np.maximum(np.maximum(down, activation), up)
 
 
 def activation_operator(part: Part, name: str, elements: Number, weights: Number | None = None) -> Operator:

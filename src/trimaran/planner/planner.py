@@ -127,8 +127,9 @@ def with_sensible_size(case: Case, settings: PlanSettings) -> tuple[PlanSettings
     while math.isfinite(seconds) and size > cluster.devices_per_node:
         half = size // 2 // cluster.devices_per_node * cluster.devices_per_node or cluster.devices_per_node
         # The fastest on more devices than it uses is the fastest on as many as it uses.
-        slower, used = (seconds, used) if used <= half else _fastest(case, settings, half)
-        if slower >= seconds * WORTH_DOUBLING:
+        limit = seconds * WORTH_DOUBLING
+        slower, used = (seconds, used) if used <= half else _fastest(case, settings, half, limit)
+        if slower >= limit:
             break
         size, seconds, gain = half, slower, slower / seconds
     sized = settings.model_copy(update={"devices": size})
@@ -141,12 +142,12 @@ def with_sensible_size(case: Case, settings: PlanSettings) -> tuple[PlanSettings
     )
 
 
-def _fastest(case: Case, settings: PlanSettings, devices: int) -> tuple[float, int]:
+def _fastest(case: Case, settings: PlanSettings, devices: int, within: float = math.inf) -> tuple[float, int]:
     """Seconds a sequence of the fastest layout on at most so many devices, by the closed form, and how many it uses.
 
-    inf and all of them where none fits.
+    inf and all of them where none fits, or none takes at most `within`.
     """
-    ranking = _search(case, settings.model_copy(update={"devices": devices, "top": 1}), most=1).search()
+    ranking = _search(case, settings.model_copy(update={"devices": devices, "top": 1}), 1, within).search()
     if not len(ranking.value):
         return math.inf, devices
     return float(ranking.value[0]), int(devices_of(ranking.rows)[0])
@@ -158,14 +159,14 @@ def _enough_devices(case: Case, settings: PlanSettings, devices: int) -> int:
     return next((more for more in several if math.isfinite(_fastest(case, settings, more)[0])), 0)
 
 
-def _search(case: Case, settings: PlanSettings, most: int) -> Search:
-    """The search that the settings ask for, which ranks so many at most."""
+def _search(case: Case, settings: PlanSettings, most: int, within: float = math.inf) -> Search:
+    """The search that the settings ask for, which ranks so many at most, of a value of `within` at most."""
     cap = settings.devices or case.cluster.devices
     case = case.on(on_devices(case.cluster, cap))
     about = case.workload, case.cluster, case.stack
     space = space_of(*about, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
     proposer = Proposer(space, Sieve(*about), settings, cap)
-    return Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top)
+    return Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top, within)
 
 
 def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:

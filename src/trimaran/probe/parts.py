@@ -23,7 +23,7 @@ from trimaran.probe.timing import undisturbed_seconds
 from trimaran.train.comm.group import Group
 from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
-from trimaran.train.model.autograd import backward
+from trimaran.train.model.autograd import Backward
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.weight import WeightSpec
 
@@ -102,7 +102,7 @@ class PartMaker:
 
         if phase == "forward":
             return forward
-        return lambda: backward(forward(), dy if case.part == "layer" else None)
+        return lambda: Backward(forward()).run(dy if case.part == "layer" else None)
 
     def stage(self, part: PartName, layout: Layout) -> Stage:
         """A stage between others with the layers alone, or the last one with none: the final norm, head and loss."""

@@ -71,9 +71,14 @@ def _weights(iteration: IterationCost) -> Floats:
 
 
 def _activations(iteration: IterationCost) -> Floats:
-    """What a layer keeps goes down behind the next layer's forward and comes up behind the next one's backward."""
+    """What a layer keeps goes down behind the next layer's forward and comes up behind the next one's backward.
+
+    Nothing hides it where the layer waits for it.
+    """
     case, work = iteration.case, iteration.work
     passing = kept_bytes(case, iteration.grid).partly / _link(case)
+    if case.stack.offload_waits:
+        return np.asarray(iteration.micro_batches * work.layers * 2.0 * passing)
     shown = _beyond(passing, work.layer.busy_forward) + _beyond(passing, work.layer.busy_backward)
     return np.asarray(iteration.micro_batches * work.layers * shown)
 

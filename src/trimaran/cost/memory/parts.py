@@ -54,10 +54,14 @@ def _weights(rank: RankMemory) -> Floats:
 def _gradients(rank: RankMemory) -> Floats:
     """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones.
 
-    Where weights lie on the host so do their gradients, but for those of the layer at work.
+    Where weights lie on the host so do their gradients, but for those of the layer at work. Where replicas share them
+    out and the stack sums them unit by unit, two units' are whole: of layers, or of both ends.
     """
     low = low_gradient_bytes(rank.grid, rank.case.stack)
     here = np.where(rank.offloads("weights"), rank.layer, rank.kept_of(GRADIENTS))
+    if rank.case.stack.sums_by_unit:
+        whole = np.maximum(2.0 * rank.layer, rank.count - rank.of_layers)
+        here = here + np.where(shards(rank.grid, GRADIENTS) > 1, np.minimum(whole, rank.count), 0.0)
     return here * rank.gradient + rank.count * low
 
 

@@ -144,16 +144,34 @@ class RankMemory:
         if stack.recomputes_stage:
             stored = np.where(full, kept.layer_input / np.maximum(self.shape.layers, 1.0), stored)
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
-        at_work = at_work + kept.mlp_gradients + kept.context + kept.exchange
+        at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.context)
         reused = 0.0 if stack.heap_keeps_logits and self.case.on_cpu else self.logits
-        # of what is offloaded the layer at work and the one whose tensors are on their way are here
         offloaded = self.offloads("activations")
-        here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), self.shape.in_flight * self.shape.layers)
-        all_layers = here * stored
+        here: Floats = self.shape.in_flight * self.shape.layers
+        if stack.offload_waits:
+            here, at_work = np.where(offloaded, 0.0, here), at_work + np.where(offloaded, stored, 0.0)
+        else:
+            # of what is offloaded the layer at work and the one whose tensors are on their way are here
+            here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), here)
+        all_layers = here * stored + self._factors(full)
         if self.case.model.dense_layers:
             dense = self._stored(self.every.kept_dense)
             all_layers = all_layers + self.shape.in_flight * self.shape.dense * (dense - stored)
         return all_layers + np.maximum(at_work - reused, 0.0)
+
+    def _factors(self, full: Bools) -> Floats | float:
+        """Factors of weights' gradients that are put off, which full recompute has made again: as large as a layer's.
+
+        Of the micro-batch at work those of all layers stay until its backward is through.
+        """
+        zero_bubble = self.grid.chose("schedule", "zero_bubble")
+        if not zero_bubble.any():
+            return 0.0
+        layers = self.shape.layers
+        again = self.shape.put_off * layers * (self.kept.layer - self.kept.layer_input) + (
+            np.maximum(layers - 1.0, 0.0) * self.kept.layer
+        )
+        return np.where(full & zero_bubble, again, 0.0)
 
     def offloads(self, *words: str) -> Bools:
         """Whether one of these lies in the host's memory: what that has no room for stays on the device."""

@@ -17,7 +17,8 @@ class StageShape:
     """What a rank of one stage holds: layers, micro-batches in flight (in units of whole stages), ends.
 
     Layers that predict further tokens are among those of the stage of the head. So many of the layers as are `dense`
-    have an MLP where the model's others have a mixture of experts.
+    have an MLP where the model's others have a mixture of experts. Of the micro-batches in flight `put_off` are those
+    whose weights' gradients are not made yet, and the factors of these stay.
     """
 
     layers: Floats
@@ -25,6 +26,7 @@ class StageShape:
     embedding: Bools
     head: Bools
     dense: Floats | float = 0.0
+    put_off: Floats | float = 0.0
 
 
 def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
@@ -44,9 +46,9 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
     if model.dense_layers:
         dense = [ranks[grid.split_row].astype(np.float64) for ranks in grid.splits.first_layers(model.dense_layers)]
     return (
-        StageShape(counts[0], in_flight(grid, first), yes, both_ends, dense[0]),
-        StageShape(counts[1], in_flight(grid, second), no, no, dense[1]),
-        StageShape(counts[2], in_flight(grid, last), single, ~grid.folded | single, dense[2]),
+        StageShape(counts[0], in_flight(grid, first), yes, both_ends, dense[0], put_off(grid, first)),
+        StageShape(counts[1], in_flight(grid, second), no, no, dense[1], put_off(grid, second)),
+        StageShape(counts[2], in_flight(grid, last), single, ~grid.folded | single, dense[2], put_off(grid, last)),
     )
 
 
@@ -60,15 +62,38 @@ def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
     section 2.2).
     """
     m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
-    one_f_one_b = np.minimum(p - np.where(grid.chose("schedule", "zero_bubble"), 0.0, stage), m)
+    one_f_one_b = np.minimum(p - stage, m) + put_off(grid, stage)
     # one more where a forward runs beside another micro-batch's backward (Megatron-Core 0.15, schedules.py:730)
     beside = grid.chose("ep_overlap", "batch")
-    chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0 + beside, m * v) / v
+    chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0 + beside, m * v)
     flying = np.where(grid.chose("schedule", "gpipe"), m, one_f_one_b)
-    flying = np.where(grid.chose("schedule", "interleaved"), chunks, flying)
+    interleaved = grid.chose("schedule", "interleaved")
+    if interleaved.any():
+        flying = np.where(interleaved, _whole_stages(grid, stage, chunks), flying)
     if grid.folded.any():
         flying = np.where(grid.folded, _folded_in_flight(grid, stage), flying)
     return np.where(p > 1, flying, 1.0)
+
+
+def put_off(grid: LayoutGrid, stage: Floats) -> Floats:
+    """Micro-batches whose weights' gradients a rank of `stage` has not made at the peak: zero-bubble's."""
+    m, p = grid.micro_batches.astype(np.float64), grid.pp
+    return np.where(grid.chose("schedule", "zero_bubble"), np.minimum(p, m) - np.minimum(p - stage, m), 0.0)
+
+
+def _whole_stages(grid: LayoutGrid, rank: Floats, turns: Floats) -> Floats:
+    """What a rank keeps after so many turns of an interleaved warm-up, over what it keeps of one micro-batch.
+
+    Turns go by p micro-batches through its chunks, from the first on: of the last chunk, which beside a head has fewer
+    layers, a rank far down has begun few, and of the first, which beside an embedding has fewer, one far up has more.
+    """
+    p, v = grid.pp, grid.vpp
+    first, last = grid.splits.chunks(grid.split_row, rank)
+    layers = grid.splits.of_rank(grid.split_row, rank)
+    of_last, again = np.clip(turns - (v - 1.0) * p, 0.0, p), np.maximum(turns - v * p, 0.0)
+    weighed = (p * (layers - last) + of_last * last + again * first) / np.maximum(layers, 1.0)
+    # fewer micro-batches than ranks take no turns by p
+    return np.asarray(np.where((layers > 0) & (turns >= (v - 1.0) * p), weighed, turns / v))
 
 
 def _folded_in_flight(grid: LayoutGrid, rank: Floats) -> Floats:

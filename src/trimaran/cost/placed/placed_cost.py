@@ -110,7 +110,7 @@ class PlacedCost:
         for cell in range(self.layout.dp * self.layout.pp):
             on = list(dict.fromkeys(topology.node_of[devices[self.rank_cells == cell]].tolist()))
             groups = {int(topology.group_of[node]) for node in on}
-            group = self._slowest(groups)
+            group = self._slowest({int(topology.kind_of[group]) for group in groups})
             whole = len(groups) == 1 and len(on) * topology.kinds[group].devices_per_node == self.cell_ranks
             nodes.append(on[0])
             kinds.append(group if len(on) == 1 or whole else self._spread_over(group, topology.worst_link(on)))
@@ -123,7 +123,7 @@ class PlacedCost:
 
     def of_cells(self, nodes: Ints, kinds: Ints | None = None) -> tuple[Floats, Floats]:
         """Seconds until each cell has done its last backward, shape (dp, pp), and of each stage's agreement, (pp,)."""
-        kinds = self.topology.group_of[nodes] if kinds is None else kinds
+        kinds = self._plain_kinds(nodes) if kinds is None else kinds
         return self._pipelines(nodes, kinds), self._agreements(nodes, kinds)
 
     def score(self, nodes: Ints) -> tuple[float, float]:
@@ -133,7 +133,7 @@ class PlacedCost:
 
     def parts(self, nodes: Ints, kinds: Ints | None = None) -> tuple[dict[str, float], float]:
         """Seconds of every part of an iteration, and their sum."""
-        kinds = self.topology.group_of[nodes] if kinds is None else kinds
+        kinds = self._plain_kinds(nodes) if kinds is None else kinds
         done, agreed = self.of_cells(nodes, kinds)
         each = self._busy(kinds)
         pace = self._kind(int(kinds.ravel()[each.argmax()]))
@@ -172,6 +172,15 @@ class PlacedCost:
     def fastest_kind(self) -> int:
         """The group whose nodes take least for a layer."""
         return min(range(len(self.topology.kinds)), key=lambda group: self._kind(group).layer_s)
+
+    def _plain_kinds(self, nodes: Ints) -> Ints:
+        """The kinds of cells that stand on one node each, or on whole ones of a group."""
+        return np.asarray(self.topology.kind_of[self.topology.group_of[nodes]])
+
+    @property
+    def computed(self) -> int:
+        """Pipelines and rings of which no other was as they are: what searching has cost so far."""
+        return len(self._ends) + len(self._rings)
 
     @cached_property
     def scale(self) -> float:

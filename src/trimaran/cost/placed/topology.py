@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -55,6 +56,12 @@ class Topology:
             tuple(kinds), tuple(names), group_of, np.repeat(np.arange(len(group_of)), devices), gbps, delay, none, ports
         )
 
+    @cached_property
+    def kind_of(self) -> Ints:
+        """The first group whose nodes are as those of each group, shape (g,), however many there are."""
+        nodes = [kind.model_copy(update={"nodes": 1}) for kind in self.kinds]
+        return np.array([nodes.index(node) for node in nodes])
+
     @property
     def devices(self) -> int:
         """All devices."""
@@ -87,7 +94,8 @@ def _of_groups(cluster: Cluster) -> Topology:
 
 def _kind(cluster: Cluster, group: NodeGroup) -> Cluster:
     """The nodes of one group as a cluster of their own."""
-    as_nodes = {name: getattr(group, name) for name in NodeGroup.model_fields if name in Cluster.model_fields}
+    alike = NodeGroup.model_fields.keys() & Cluster.model_fields.keys() - {"name"}
+    as_nodes = {name: getattr(group, name) for name in alike}
     return cluster.model_copy(update={**as_nodes, "groups": (), "links": ()})
 
 

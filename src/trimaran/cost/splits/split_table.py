@@ -79,18 +79,30 @@ class SplitTable:
         return self._ranks[:, 2]
 
     @cached_property
-    def _folded_chunks(self) -> NDArray[np.float64]:
-        """Layers of the two chunks of every rank of folded splits, zeros of the others: (k, 2, most ranks)."""
+    def _end_chunks(self) -> NDArray[np.float64]:
+        """Layers of the first and the last chunk of every rank, 0 beyond a split's ranks: (k, 2, most ranks)."""
         table = np.zeros((len(self.splits), 2, max(split.ranks for split in self.splits)))
         for row, (p, layers, folded) in enumerate(self.splits):
-            if folded:
-                table[row, 0, :p], table[row, 1, :p] = layers[:p], layers[: p - 1 : -1]
+            last = layers[-p:]
+            table[row, 0, :p], table[row, 1, :p] = layers[:p], last[::-1] if folded else last
         return table
 
     def chunks(self, index: NDArray[np.int64], rank: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Layers of a rank's two chunks in the splits at `index`, where these are folded; else zeros."""
-        at = np.minimum(np.asarray(rank, dtype=np.int64), self._folded_chunks.shape[2] - 1)
-        return self._folded_chunks[index, 0, at], self._folded_chunks[index, 1, at]
+        """Layers of a rank's first chunk and of its last in the splits at `index`."""
+        at = np.minimum(np.asarray(rank, dtype=np.int64), self._end_chunks.shape[2] - 1)
+        return self._end_chunks[index, 0, at], self._end_chunks[index, 1, at]
+
+    def of_rank(self, index: NDArray[np.int64], rank: NDArray[Any]) -> NDArray[np.float64]:
+        """All layers of a rank in the splits at `index`."""
+        at = np.minimum(np.asarray(rank, dtype=np.int64), self._end_chunks.shape[2] - 1)
+        return np.asarray(self._all_layers[index, at])
+
+    @cached_property
+    def _all_layers(self) -> NDArray[np.float64]:
+        table = np.zeros((len(self.splits), max(split.ranks for split in self.splits)))
+        for row, split in enumerate(self.splits):
+            table[row, : split.ranks] = _rank_layers(split)
+        return table
 
     @cached_property
     def first_stage(self) -> NDArray[np.int64]:

@@ -10,7 +10,9 @@ from trimaran.nouns.recompute import recompute_word
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
 from trimaran.planner.configs.megatron_mixtures import further_degrees, mixture
+from trimaran.planner.configs.megatron_yarn import yarn
 from trimaran.planner.configs.stated import Stated
+from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (
     DROPOUTS,
     FP8_RECIPES,
@@ -24,9 +26,9 @@ from trimaran.planner.export.megatron_words import (
     SIZES,
     SWITCHES,
     USUAL_DROPOUT,
-    YARN,
     rope_scaling,
 )
+from trimaran.planner.export.megatron_yarn import YARN
 
 # Flags by which a command is known to train: those that say how, and how large the model is.
 TELLING: Mapping[str, object] = {
@@ -106,8 +108,8 @@ def _model(flags: Flags, stated: Stated) -> None:
     position = flags.word("--position-embedding-type", words) or POSITIONS["learned"]
     rotary = flags.has("--use-rotary-position-embeddings")
     model["positions"] = "rotary" if rotary else words[position]
-    if position == YARN:
-        model["rotary_stretch"] = "yarn"
+    if position == YARN and LATENT not in flags.given:
+        yarn(flags, stated, latent=False)
     norms = {word: norm for norm, word in NORMS.items()}
     model["norm"] = norms[flags.word("--normalization", norms) or NORMS["layernorm"]]
     model |= {field: value for flag, (field, value) in SWITCHES.items() if flags.has(flag)}

@@ -8,6 +8,7 @@ from typing import Any
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
+from trimaran.planner.configs.megatron_yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import (
     CAPACITY,
@@ -28,6 +29,7 @@ from trimaran.planner.export.megatron_mixtures import (
     SHARED_WIDTH,
     SOFTMAX_OVER_ALL,
 )
+from trimaran.planner.export.megatron_yarn import YARN
 
 # What Megatron-LM takes where nothing is said (megatron/training/arguments.py, _add_mla_args, and
 # transformer_config.py, moe_router_topk and moe_token_dispatcher_type, at core_v0.19.0).
@@ -50,8 +52,8 @@ def mixture(flags: Flags, stated: Stated) -> None:
         # the switch of queries' and keys' norms is that of the norms between the ways down and up
         model.pop("qk_norm", None)
         model["positions"] = "rotary"
-        if (flags.word("--rope-type", ("rope", "yarn")) or "yarn") == "yarn":
-            model["rotary_stretch"] = "yarn"
+        if (flags.word("--rope-type", ("rope", YARN)) or YARN) == YARN:
+            yarn(flags, stated, latent=True)
     experts = {field: flags.count(flag) for flag, field in EXPERT_SIZES.items()}
     if not experts["experts"]:
         return

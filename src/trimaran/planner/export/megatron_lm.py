@@ -12,7 +12,6 @@ from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.megatron_mixtures import (
     DEEPEP_ALONE,
     MIXTURE_TRAITS,
-    WITHOUT_YARN,
     further_degrees,
     latent_flags,
     mixture_flags,
@@ -27,6 +26,7 @@ from trimaran.planner.export.megatron_words import (
     rope_scaling,
     shape_flags,
 )
+from trimaran.planner.export.megatron_yarn import WITHOUT_YARN, YARN, untold_yarn, yarn_flags
 from trimaran.planner.export.refuse import refuse_first, untold_traits
 
 # --use-tp-pp-dp-mapping
@@ -48,6 +48,7 @@ def megatron_lm(asked: Asked) -> str:
         *model_flags(workload),
         *kind_flags(model),
         *latent_flags(model),
+        *yarn_flags(model),
         *mixture_flags(workload),
         *_vocabulary_flags(workload, version),
         *parallel_flags(layout),
@@ -64,13 +65,9 @@ def megatron_lm(asked: Asked) -> str:
     if stack.fp32_loss and stack.loss_copies == 1:
         flags.append("--cross-entropy-loss-fusion")
     flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack)]
-    head = [f"# Megatron-LM, core {version}: {layout} on {layout.devices} devices"]
-    if model.rotary_stretch == "yarn":
-        head.append("# By how much yarn stretches the rotary angles is not planned: state --rotary-scaling-factor.")
+    head = [f"# Megatron-LM, core {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
     if model.experts:
-        head.append(
-            "# How the router scores and balances is not planned: state --moe-router-score-function and the like."
-        )
+        head.append("# How the router's load is balanced is not planned: state --moe-router-load-balancing-type.")
     return "\n".join([*head, joined(flags)])
 
 
@@ -185,8 +182,8 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 f"dispatcher hybridep in core {version}",
             ),
             (
-                model.rotary_stretch not in ("none", "yarn")
-                or (model.rotary_stretch == "yarn" and not model.latent_attention and version in WITHOUT_YARN),
+                model.rotary_stretch not in ("none", YARN)
+                or (model.rotary_stretch == YARN and not model.latent_attention and version in WITHOUT_YARN),
                 f"model.rotary_stretch {model.rotary_stretch} in core {version}",
             ),
             (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),

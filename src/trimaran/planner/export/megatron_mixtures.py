@@ -13,6 +13,7 @@ from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import ContextParallelKind, ExpertOverlap
 from trimaran.nouns.workload import Workload
+from trimaran.planner.export.megatron_yarn import YARN
 
 EXPERT_SIZES: Mapping[str, str] = {
     "--num-experts": "experts",
@@ -56,8 +57,6 @@ OVERLAPS: Mapping[ExpertOverlap, tuple[str, ...]] = {
 }
 # The one whose fused dispatcher is a switch, of DeepEP alone (core_v0.15.0, megatron/training/arguments.py).
 DEEPEP_ALONE = ("0.15",)
-# Those without --position-embedding-type yarn.
-WITHOUT_YARN = ("0.17", "0.16", "0.15")
 MIXTURE_TRAITS = (
     "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "latent_attention", "expert_groups",
     "top_groups", "router",
@@ -103,7 +102,7 @@ def latent_flags(model: Model) -> list[str]:
     if latent is None:
         return []
     sizes = [f"{flag} {getattr(latent, field)}" for flag, field in LATENT_SIZES.items() if getattr(latent, field)]
-    return [LATENT, *sizes, "--qk-layernorm", f"--rope-type {'yarn' if model.rotary_stretch == 'yarn' else 'rope'}"]
+    return [LATENT, *sizes, "--qk-layernorm", f"--rope-type {YARN if model.rotary_stretch == YARN else 'rope'}"]
 
 
 def further_degrees(layout: Layout, model: Model, version: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from trimaran.nouns.attention import RotaryScaling
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Fp8Scaling
+from trimaran.planner.export.megatron_yarn import YARN
 
 # Sizes that every Megatron is told, and those that it is told where they are not as usual, by the model's fields.
 SIZES: Mapping[str, str] = {
@@ -29,7 +30,6 @@ FURTHER_SIZES: Mapping[str, str] = {
 GROUPS = "--num-query-groups"
 ROTARY_BASE = "--rotary-base"
 POSITIONS: Mapping[str, str] = {"learned": "learned_absolute", "rotary": "rope"}
-YARN = "yarn"
 NORMS: Mapping[str, str] = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 # What a switch makes of a model, by its fields.
 SWITCHES: Mapping[str, tuple[str, object]] = {
@@ -70,7 +70,7 @@ def kind_flags(model: Model) -> list[str]:
     # latent attention states its widths by itself
     head_dim = model.head_dim if model.latent_attention else model.hidden // model.heads
     usual = {"head_dim": head_dim, "norm_epsilon": 1e-5, "rotary_share": 1.0, "mtp_depth": 0}
-    stretched = model.rotary_stretch == "yarn" and model.latent_attention is None
+    stretched = model.rotary_stretch == YARN and model.latent_attention is None
     positions = YARN if stretched else POSITIONS[model.positions]
     flags = [f"--position-embedding-type {positions}", f"--normalization {NORMS[model.norm]}"]
     if model.kv_heads != model.heads:

@@ -12,6 +12,8 @@ from trimaran.planner.placement.blocks import Blocks
 
 # At first a step that makes the iteration so much longer is taken about every third time; in the end none is.
 _WARM = 0.02
+# Pipelines and rings that a walk computes at most.
+MOST_COMPUTED = 1500
 # What cells take on average counts so much beside what the slowest take: it tells equally slow placements apart.
 _ON_AVERAGE = 0.05
 
@@ -36,7 +38,10 @@ class Walk:
         """The best order found in so many steps from this one, and its value: annealing that cools to nothing."""
         here = self.value(order)
         best, least = order, here
+        enough = self.cost.computed + MOST_COMPUTED
         for step in range(steps):
+            if self.cost.computed > enough:
+                break
             swapped = self._step(order)
             if swapped is None:
                 continue

@@ -24,7 +24,7 @@ from trimaran.planner.search.sieve import Columns, count, take
 
 # (TP, PP, DP, MBS) rows that are expanded at once: few at first, which give a threshold to the others.
 BLOCK = 32
-LARGEST_BLOCK = 2048
+LARGEST_BLOCK = 8192
 # For each row of a mixture that is expanded, so many rows' experts are spread at once, in some tens of ways each.
 SPREAD = 8
 # The bound on a layout's time leaves out all that choices can change; this much more is left for what
@@ -93,7 +93,8 @@ class Ranking:
 class Search:
     """One question's search. `search()` gives the `top` best distinct layouts by the closed form.
 
-    Where no limit is asked for, only those of them that `simulate()` may yet put among the first `shown`.
+    Where no limit is asked for, only those of them that `simulate()` may yet put among the first `shown`. None of a
+    value above `within` is looked for.
     """
 
     case: Case
@@ -102,6 +103,7 @@ class Search:
     mem_margin: float
     top: int
     shown: int
+    within: float = np.inf
 
     @cached_property
     def bounding(self) -> Case:
@@ -399,7 +401,7 @@ class Search:
 
     def _threshold(self, ranking: Ranking) -> float:
         """The value that a layout must not exceed to enter the ranking."""
-        last = float(ranking.value[-1]) if len(ranking.value) >= self.top else np.inf
+        last = min(self.within, float(ranking.value[-1]) if len(ranking.value) >= self.top else np.inf)
         # By simulation layouts may miss a limit that they meet by the closed form, and others take their place.
         if self.objective.limited or len(ranking.value) < self.shown:
             return last

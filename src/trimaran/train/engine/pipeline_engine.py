@@ -8,6 +8,7 @@ fewer micro-batches than stages, run the model a second time to infer shapes, an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +18,15 @@ from trimaran.nouns.stack import Schedule
 from trimaran.train.comm.group import Group
 from trimaran.train.engine.mailbox import Mailbox
 from trimaran.train.engine.recorder import Recorder
-from trimaran.train.model.autograd import backward
+from trimaran.train.model.autograd import Backward
 from trimaran.train.model.gpt import Stage
+
+
+class _InFlight(NamedTuple):
+    """What a rank keeps of a micro-batch from the forward of a virtual stage to its backward: not what it gave."""
+
+    x: Tensor
+    backward: Backward
 
 
 class PipelineEngine:
@@ -60,32 +68,24 @@ class PipelineEngine:
             return actions(self._schedule, rank, self._ranks, self._stages, len(tokens))
 
         self._mail.expect(actions_of, self._stages)
-        inputs: dict[Action, Tensor] = {}
-        outputs: dict[Action, Tensor] = {}
+        in_flight: dict[Action, _InFlight] = {}
         weight_gradients: dict[Action, list[Callable[[], None]]] = {}
         total = torch.zeros((), dtype=torch.float64, device=tokens.device)
         for action in actions_of(self._index):
             kind, i, stage = action
-            consumer = feeds(action, self._stages)
             forward = action._replace(kind="forward")
             if kind == "forward":
                 x = tokens[i] if stage == 0 else self._receive(action).requires_grad_()
                 y = self._stage(x, stage, None if documents is None else documents[i])
-                if consumer is None:
+                if stage == self._stages - 1:
                     y = self._stage.loss(y, targets[i], scale)
                     total += y.detach()
+                in_flight[action] = _InFlight(x, Backward(y))
                 self._recorder.lap(kind, action)
-                if consumer is not None:
-                    self._send(y.detach(), consumer, action)
-                inputs[action], outputs[action] = x, y
+                self._pass_on(y.detach(), action)
+                del x, y  # the mailbox alone keeps what is on its way
             elif kind == "backward":
-                dy = None if stage == self._stages - 1 else self._receive(action)
-                backward(outputs.pop(forward), dy)
-                x = inputs.pop(forward)
-                self._recorder.lap(kind, action)
-                if consumer is not None:
-                    assert x.grad is not None
-                    self._send(x.grad, consumer, action)
+                self._backward(in_flight.pop(forward), action)
                 if self._deferred:
                     weight_gradients[forward] = self._deferred.copy()
                     self._deferred.clear()
@@ -98,6 +98,12 @@ class PipelineEngine:
         self._mail.flush()
         self._recorder.lap("wait")
         return total
+
+    def _backward(self, of: _InFlight, action: Action) -> None:
+        of.backward.run(None if action.stage == self._stages - 1 else self._receive(action))
+        self._recorder.lap(action.kind, action)
+        if of.x.grad is not None:  # tokens have none
+            self._pass_on(of.x.grad, action)
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor, scale: float, documents: Tensor | None = None) -> Tensor:
@@ -126,6 +132,9 @@ class PipelineEngine:
         self._recorder.lap("wait", action)
         return x
 
-    def _send(self, tensor: Tensor, consumer: Action, action: Action) -> None:
-        self._mail.send(tensor, consumer)
-        self._recorder.lap("send", action)
+    def _pass_on(self, tensor: Tensor, action: Action) -> None:
+        """Send what an action made to the rank whose action needs it, if one does."""
+        consumer = feeds(action, self._stages)
+        if consumer is not None:
+            self._mail.send(tensor, consumer)
+            self._recorder.lap("send", action)

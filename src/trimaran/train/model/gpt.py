@@ -9,6 +9,7 @@ are; data parallelism is applied from outside (engine/data_parallel.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 
@@ -22,6 +23,7 @@ from trimaran.train.model.mixture.mixture import Mixture
 from trimaran.train.model.mixture.router import Router
 from trimaran.train.model.mlp import make_mlp
 from trimaran.train.model.norm import make_norm
+from trimaran.train.model.offload import kept_on_host
 from trimaran.train.model.positions import Positions
 from trimaran.train.model.recompute import recomputed
 from trimaran.train.model.vocabulary import Embedding, Head
@@ -84,6 +86,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict(layers)
         self.norm = make_norm(model) if mesh.is_last_stage else None
         self.head = Head(model, mesh.tp, embedding=self.embedding) if mesh.is_last_stage else None
+        self.keep = kept_on_host if layout.offload == "activations" else nullcontext
         self.recompute_every = layout.recompute_every if layout.recompute == "full" else 0
 
     def forward(self, x: Tensor, stage: int, documents: Tensor | None = None) -> Tensor:
@@ -99,7 +102,8 @@ class Stage(nn.Module):
         for number in self.layers_of[stage]:
             layer = self.layers[str(number)]
             recompute = self.recompute_every and number % self.recompute_every == 0
-            x = recomputed(partial(layer, documents=documents), x) if recompute else layer(x, documents)
+            with self.keep():
+                x = recomputed(partial(layer, documents=documents), x) if recompute else layer(x, documents)
         if stage < self.virtual_stages - 1:
             return x
         assert self.norm is not None, "the last virtual stage lies on the last rank"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.model.autograd import apply, backward
+from trimaran.train.model.autograd import Backward, apply
 
 
 class _Recomputed(torch.autograd.Function):
@@ -24,8 +24,8 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
         with torch.enable_grad():
-            y = ctx.layer(*inputs)
-        backward(y, dy)
+            again = Backward(ctx.layer(*inputs))
+        again.run(dy)
         return None, *(x.grad for x in inputs)
 
 

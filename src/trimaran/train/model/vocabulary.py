@@ -190,7 +190,8 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         # every backward begins at the loss, so dloss is 1, and the weight's gradient was added in the forward
-        return ctx.dx, None, None, None, None, None
+        dx, ctx.dx = ctx.dx, None  # the loss, which outlives its backward, would hold it
+        return dx, None, None, None, None, None
 
 
 class Head(DeclaredModule):

@@ -27,6 +27,7 @@ from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import Group, GroupFactory
 from trimaran.train.comm.mesh import Mesh, build_mesh
 from trimaran.train.engine.trainer import Trainer
+from trimaran.train.model import offload
 from trimaran.train.model.mixture import dispatch
 from trimaran.train.model.weight import WeightSpec
 from trimaran.train.programs.run_job import run_job
@@ -83,6 +84,27 @@ def evenly_loaded() -> Iterator[None]:
         dispatch.rows_sent = counted
 
 
+@contextlib.contextmanager
+def host_is_elsewhere() -> Iterator[None]:
+    """Let what lies in the host's memory be shapes alone, which no trace counts."""
+    there, back = offload.to_host, offload.to_device
+    try:
+        offload.to_host = _described  # type: ignore[assignment]
+        offload.to_device = _made  # type: ignore[assignment]
+        yield
+    finally:
+        offload.to_host, offload.to_device = there, back
+
+
+def _described(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _made(described: tuple[torch.Size, torch.dtype]) -> Tensor:
+    shape, dtype = described
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
 def _even_rows(chosen: Tensor, count: int, ep: Group, etp: Group) -> tuple[Tensor, Tensor]:
     """What `dispatch.rows_sent` counts where all experts are chosen as often."""
     rows = torch.arange(count + 1) * len(chosen) // count
@@ -99,7 +121,7 @@ def trace_rank(job: TrainJob, rank: int) -> TracedRank:
         assert mesh is not None, "every rank of the world is in the layout"
         trace = Trace(_names(mesh, "dp", "pp", "cp", "tp"), _names(mesh, "cp", "etp", "ep"))
         sampler = cast(Sampler, _AnyText(job.workload.seq_len))
-        with as_on_cuda(), evenly_loaded():
+        with as_on_cuda(), evenly_loaded(), host_is_elsewhere():
             trainer = Trainer(job, mesh, sampler, META, _shapes)
             for what, tensor in _held(trainer):
                 trace.watch(tensor, what)

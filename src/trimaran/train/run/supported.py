@@ -17,8 +17,9 @@ def check_supported(job: TrainJob) -> None:
     """
     layout = job.layout.model_copy(update={"stage_split": job.stage_split})
     device = Device(
-        kind="gpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1.0, mem_bandwidth_gb_s=1.0
-    )
+        kind="gpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1.0, mem_bandwidth_gb_s=1.0,
+        host_link_gb_s=1.0, host_mem_gb_s=1.0,
+    )  # fmt: skip
     link = Link(bandwidth_gbps=1.0, latency_us=0.0)
     any_machine = Cluster(device=device, nodes=layout.devices, devices_per_node=1, intra=link, inter=link)
     check_layout(layout, job.workload, any_machine, load_stack("trimaran"))

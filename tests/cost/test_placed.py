@@ -1,0 +1,114 @@
+"""Layouts on given devices, held against the cost of alike nodes where they are, and the player of schedules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate, estimate_each
+from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.pipeline.closed_form import pipeline_runs
+from trimaran.cost.pipeline.lockstep import ends, play
+from trimaran.cost.placed.placed_cost import PlacedCost
+from trimaran.cost.simulate import pipeline_run, simulate
+from trimaran.cost.stage_work import stage_work
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
+from trimaran.nouns.workload import Workload
+
+MODEL = load_model("gpt3-xl")
+
+
+def case_on(cluster: Cluster, stack: str = "gpipe", global_batch: int = 64) -> Case:
+    workload = Workload(model=MODEL, global_batch=global_batch, seq_len=2048)
+    return Case.of(workload, cluster, load_stack(stack))
+
+
+def nodes_of_one(nodes: int, gbps: float = 5.0, delay_us: float = 1000.0, name: str = "here") -> NodeGroup:
+    device = load_cluster("aws-p3-2xlarge").device
+    links = {"intra": Link(bandwidth_gbps=100, latency_us=5), "inter": Link(bandwidth_gbps=gbps, latency_us=delay_us)}
+    return NodeGroup(name=name, device=device, nodes=nodes, devices_per_node=1, **links)
+
+
+def far(gbps: float, delay_us: float, **how: bool) -> GroupLink:
+    return GroupLink(between=("here", "there"), bandwidth_gbps=gbps, latency_us=delay_us, **how)
+
+
+@pytest.mark.parametrize("text", ["dp4,pp4,mbs1", "dp8,pp2,mbs2,gpipe", "dp16,mbs1", "pp16,mbs1", "dp4,pp4,mbs1,ps"])
+def test_one_group_costs_what_a_cluster_of_alike_nodes_costs(text: str) -> None:
+    groups = Cluster.of_groups([nodes_of_one(16)], ())
+    alike = groups.model_copy(update={"groups": ()})
+    layout = parse_layout(f"{text},fp16,recompute-full")
+    plain = case_on(alike)
+    grid = LayoutGrid.from_layouts([layout], plain.workload, plain.stack)
+    as_one = estimate_each(plain, grid, simulate=True)[0]
+    assert estimate(case_on(groups), layout).sec_per_it == pytest.approx(as_one.sec_per_it, rel=1e-6)
+
+
+def test_parts_add_up_and_the_order_of_devices_is_that_of_a_layout_that_names_none() -> None:
+    case, layout = (
+        case_on(load_cluster("dtfm-world"), global_batch=1024),
+        parse_layout("dp8,pp8,mbs1,fp16,recompute-full"),
+    )
+    found = estimate(case, layout)
+    assert sum(found.time.model_dump().values()) == pytest.approx(found.sec_per_it, rel=1e-9)
+    named = layout.model_copy(update={"placed": tuple(range(64))})
+    assert estimate(case, named) == found
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble", "interleaved,vpp2"])
+def test_each_rank_ends_when_the_player_of_schedules_says(schedule: str) -> None:
+    layout = parse_layout(f"pp4,mbs1,{schedule},fp32")
+    case = case_on(load_cluster("aws-p3-2xlarge"), "trimaran", 16)
+    grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
+    runs = pipeline_runs(grid, stage_work(case, grid).times)
+    played = simulate(pipeline_run(case, layout)).events
+    last = [max(event.end_s for event in played if event.rank == rank and event.kind != "send") for rank in range(4)]
+    assert ends(runs)[0] == pytest.approx(last, rel=1e-9)
+    assert play(runs)[0] == pytest.approx(max(last), rel=1e-9)
+
+
+def test_a_pipeline_across_a_thin_link_waits_for_it_and_a_shared_one_is_slower_still() -> None:
+    layout = parse_layout("dp2,pp2,mbs1,fp16,recompute-full,gpipe")
+    here_and_there = [nodes_of_one(2), nodes_of_one(2, name="there")]
+    near, own = far(5.0, 1000), far(1.0, 20_000)
+    across, inside = np.array([[0, 2], [1, 3]]), np.array([[0, 1], [2, 3]])
+    seconds = {}
+    for name, link in {"near": near, "own": own, "shared": own.model_copy(update={"shared": True})}.items():
+        cost = PlacedCost(case_on(Cluster.of_groups(here_and_there, [link])), layout)
+        # stages on either side, and then each replica on a side of its own
+        seconds[name] = cost.seconds(across), cost.seconds(inside)
+    assert seconds["near"][0] == pytest.approx(seconds["near"][1])
+    # both sends of a pipeline and both rings cross, and share the line where there is one
+    for placed in (0, 1):
+        assert seconds["shared"][placed] > seconds["own"][placed] > 1.05 * seconds["near"][placed]
+
+
+def test_a_slow_node_slows_the_stage_that_stands_on_it_and_a_split_makes_up_for_it() -> None:
+    fast, slow = nodes_of_one(1), nodes_of_one(1, name="there")
+    half = {rate: tflops / 2 for rate, tflops in slow.device.peak_tflops.items()}
+    memory = slow.device.mem_bandwidth_gb_s / 2
+    device = slow.device.model_copy(update={"peak_tflops": half, "mem_bandwidth_gb_s": memory})
+    slow = slow.model_copy(update={"device": device})
+    case = case_on(Cluster.of_groups([fast, slow], [far(5.0, 1000)]))
+    even = estimate(case, parse_layout("pp2,mbs1,fp16,recompute-full,gpipe"))
+    uneven = estimate(case, parse_layout("pp2,mbs1,fp16,recompute-full,gpipe,split16-8"))
+    turned = estimate(case, parse_layout("pp2,mbs1,fp16,recompute-full,gpipe,split16-8,on1.0"))
+    assert uneven.sec_per_it < 0.8 * even.sec_per_it < even.sec_per_it < turned.sec_per_it
+
+
+@given(st.permutations(range(8)), st.sampled_from(["dp2,pp4", "dp4,pp2", "dp8", "pp8"]))
+@settings(deadline=None, max_examples=20)
+def test_a_cluster_is_never_slower_than_it_is_taken_for_as_one(order: list[int], degrees: str) -> None:
+    cluster = Cluster.of_groups([nodes_of_one(4), nodes_of_one(4, 2.0, 9000, "there")], [far(0.7, 30_000)])
+    case = case_on(cluster)
+    layout = parse_layout(f"{degrees},mbs1,fp32").model_copy(update={"placed": tuple(order)})
+    grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
+    as_one = estimate_each(case, grid, simulate=True)[0]
+    assert estimate(case, layout).sec_per_it <= as_one.sec_per_it * (1 + 1e-9)
