@@ -14,10 +14,11 @@ from typing import Literal
 from trimaran.bench.crew import Crew
 from trimaran.bench.launch.contract import Launcher
 from trimaran.bench.launchers import launcher_of
-from trimaran.bench.trial.trial import Trial, finished_before, nodes_of, prepare_trial, run_trial, stored
+from trimaran.bench.trial.trial import Trial, finished_before, prepare_trial, run_trial, stored
 from trimaran.bench.watch.evidence import drop_large_files
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.layout import Layout
+from trimaran.layout.places import nodes_of
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement, Status
 from trimaran.nouns.noun import TrimaranError

@@ -27,6 +27,15 @@ class ShapedPair(Noun):
         return self
 
 
+class ShapedNode(Noun):
+    """A node whose ranks compute more slowly than those of others."""
+
+    node: int = Field(ge=0, description="its number, from 0")
+    cpu_share: float = Field(
+        ge=0.05, le=1, description="part of each of its cores' time that a rank gets at most, and so of its speed"
+    )
+
+
 class ShapedNetwork(Noun):
     """Nodes of `ranks_per_node` ranks on a switch: a port of `bandwidth_gbps` each way, `latency_ms` between any two.
 
@@ -40,6 +49,7 @@ class ShapedNetwork(Noun):
     scale: float = Field(default=1.0, ge=1, le=1e6, description="the ports' rate, and the payload, are divided by it")
     ranks_per_node: int = Field(default=1, gt=0, le=1024)
     pairs: tuple[ShapedPair, ...] = Field(default=(), description="ways that differ, in the same scale")
+    nodes: tuple[ShapedNode, ...] = Field(default=(), description="nodes that compute more slowly; the others do not")
 
     @field_validator("name")
     @classmethod
@@ -47,6 +57,13 @@ class ShapedNetwork(Noun):
         if not _PLAIN_NAME.fullmatch(name):
             raise ValueError("a row's variant holds this name: use letters, digits, spaces and . _ + -, at most 60")
         return name
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        numbers = [stated.node for stated in self.nodes]
+        if twice := [number for number in numbers if numbers.count(number) > 1]:
+            raise ValueError(f"nodes states node {twice[0]} {numbers.count(twice[0])} times: give it one cpu_share")
+        return self
 
     @property
     def port_gbps(self) -> float:
@@ -62,6 +79,10 @@ class ShapedNetwork(Noun):
         """Rate that a lone stream from one node to another should reach, as it is shaped."""
         pair = self._pair(source, target)
         return self.port_gbps if pair is None else min(self.port_gbps, pair.bandwidth_gbps / self.scale)
+
+    def speed(self, node: int) -> float:
+        """Speed of a node's ranks, as a share of what they would compute at by themselves."""
+        return next((stated.cpu_share for stated in self.nodes if stated.node == node), 1.0)
 
     @property
     def slowest(self) -> tuple[float, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
+from trimaran.layout.choices import CHOICE
 from trimaran.layout.flops import OWN_FORMULA
 from trimaran.nouns.measurement import Measurement
 from trimaran.report.disturbance import others_took
@@ -16,6 +18,7 @@ FIELDS: tuple[Field, ...] = (
     Field("devices", "Ranks"),
     Field("size", "Size"),
     *layout_fields(MEASURED),
+    Field("placed", "On devices", left=True),
     Field("variant", "Variant", left=True),
     Field("predicted_mem_gib", "Mem predicted", ".2f", " GiB"),
     Field("mem_gib", "Mem", ".2f", " GiB"),
@@ -47,6 +50,7 @@ def record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
         "devices": row.devices,
         "size": size_label(row),
         **dict(layout_cells(MEASURED, row, row.gbs, left_out)),
+        "placed": _placed(row),
         "variant": row.variant,
         "predicted_mem_gib": row.predicted_mem_gib,
         "mem_gib": row.mem_gib,
@@ -59,6 +63,13 @@ def record(row: Measurement, left_out: frozenset[str]) -> dict[str, Any]:
         "notes": "; ".join(filter(None, (row.notes, others_took(row)))) or row.date,
         "layout": row.layout_label,
     }
+
+
+def _placed(row: Measurement) -> str | None:
+    """The devices that its ranks were placed on, as the notation writes them; None where on those in their order."""
+    words = (row.layout_label or "").split(",")
+    stated = (re.fullmatch(CHOICE["placed"].word.pattern, word) for word in words)
+    return next((match[1] for match in stated if match), None)
 
 
 def size_label(row: Measurement) -> str:

@@ -93,7 +93,8 @@ def trial_key(
             for group in cluster.groups
         ]
     if cluster.shaped is not None:
-        stated["network"] = cluster.shaped.model_dump(mode="json", exclude={"name"})
+        unsaid = {"name"} if cluster.shaped.nodes else {"name", "nodes"}
+        stated["network"] = cluster.shaped.model_dump(mode="json", exclude=unsaid)
     canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 

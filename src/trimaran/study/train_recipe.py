@@ -49,6 +49,11 @@ def train_recipe(
     """
     if joined and joined.world_size != layout.devices:
         raise TrimaranError(f"layout {layout} needs {layout.devices} ranks, but {joined.world_size} were started")
+    if joined and layout.placed:
+        raise TrimaranError(
+            f"layout {layout} names the device of each rank, but torchrun or srun has numbered these ranks already: "
+            f"start the training by itself, or leave on... out"
+        )
     if joined and joined.rank:
         joined.follow()
     cluster = cluster or workspace.cluster(recipe, [layout])

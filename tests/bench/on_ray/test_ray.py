@@ -38,6 +38,7 @@ ENDS = {
     "dp2,tp2,pp1,mbs2": ("fail", "fail", "rank 3 left with status 1: ValueError: the data has run out"),
     "dp1,tp4,pp1,mbs1": ("hang", "hang", r"rank \d gave no sign for [\d.]+ s after step 2"),
     "dp1,tp2,pp1,mbs1": ("leave-children", "ok", None),
+    "dp4,tp1,pp1,mbs1,on3.0.2.1": ("ok", "ok", None),
 }
 
 
@@ -54,10 +55,13 @@ def test_every_end_on_ray_has_its_status_and_its_reason(on_ray: Recipe, two_node
         assert says is None or re.search(says, (row.evidence or "").splitlines()[0])
         if row.status == "hang":
             assert (row.evidence or "").count("in sleep_for_ever") == 4, row.evidence
-    assert [row.nodes for row in rows] == [2, 2, 2, 2, 2, 1]
+    assert [row.nodes for row in rows] == [2, 2, 2, 2, 2, 1, 2]
     (result,) = (tmp_path / "runs").glob("dp4,tp1,pp1,mbs1-*/result.json")
     saw = json.loads(result.read_text())["ranks_saw"]
     assert (saw["LOCAL_RANK"], saw["LOCAL_WORLD_SIZE"], saw["niceness"]) == ("0", "2", os.nice(0))
+    (result,) = (tmp_path / "runs").glob("dp4,tp1,pp1,mbs1,on*/result.json")
+    saw = json.loads(result.read_text())["ranks_saw"]
+    assert (saw["LOCAL_RANK"], saw["LOCAL_WORLD_SIZE"]) == ("1", "2"), "placed on the second device of its node"
 
 
 def test_more_nodes_than_ray_gives_are_waited_for_and_then_refused_before_the_first_trial(

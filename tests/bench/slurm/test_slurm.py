@@ -14,6 +14,7 @@ from on_slurm import LIMITS, SUBMITS, Run, squeue
 from pydantic import ValidationError
 
 from trial_helpers import fake_worker
+from trimaran.bench.launch.slurm.node import node_file
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
@@ -82,6 +83,16 @@ def test_ranks_are_laid_on_nodes_in_blocks(run_on_slurm: Run, tmp_path: Path) ->
     assert (row.status, row.nodes) == ("ok", 2), row.evidence
     assert (saw["LOCAL_RANK"], saw["LOCAL_WORLD_SIZE"], saw["MASTER_ADDR"]) == ("0", "2", "127.0.0.1")
     assert saw["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_ranks_are_on_the_nodes_that_they_are_placed_on(run_on_slurm: Run, tmp_path: Path) -> None:
+    row = run_on_slurm("ok", layout="dp2,tp1,pp2,mbs1,on3.0.2.1")
+    (result,) = (tmp_path / "runs").glob("*/result.json")
+    saw = json.loads(result.read_text())["ranks_saw"]
+    assert (row.status, row.nodes) == ("ok", 2), row.evidence
+    assert (saw["LOCAL_RANK"], saw["LOCAL_WORLD_SIZE"]) == ("1", "2"), "rank 0 is on the second device of its node"
+    nodes = [node_file(result.parent, rank).read_text() for rank in range(4)]
+    assert nodes[0] == nodes[2] > nodes[1] == nodes[3]
 
 
 @pytest.mark.proof

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from trimaran.layout.places import Place
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.sweep_settings import SweepSettings
@@ -40,10 +41,10 @@ class Launch:
     """What to start: `command` once per rank, its output in `out_dir`.
 
     `environment` is added to the launcher's. Ranks find each other by the variables of
-    `trimaran.protocol.environment`, as under torchrun. `ranks_per_node` is how many share a node (None: all),
-    `memory_gib` what those of a node may hold together, `devices` the numbers of a node's GPUs that they may use
-    (None: all). `reads` are files and folders that ranks read beside the folder that `out_dir` is in, where they also
-    write.
+    `trimaran.protocol.environment`, as under torchrun. `ranks_per_node` is how many share a node (None: all) where
+    nodes are filled in order of rank, `places` where each rank stands where they are not. `memory_gib` is what those of
+    a node may hold together, `devices` the numbers of a node's GPUs that they may use (None: all). `reads` are files
+    and folders that ranks read beside the folder that `out_dir` is in, where they also write.
     """
 
     command: Sequence[str]
@@ -52,12 +53,42 @@ class Launch:
     threads_per_rank: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     ranks_per_node: int | None = None
+    places: tuple[Place, ...] = ()
     memory_gib: float | None = None
     pin_cpus: bool = False
     clock_ghz: float | None = None
     gpus: bool = False
     devices: tuple[int, ...] | None = None
     reads: tuple[Path, ...] = ()
+
+    @property
+    def shares(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node that has any: in order of nodes, and of the devices there."""
+        if not self.places:
+            per_node = self.ranks_per_node or self.ranks
+            firsts = range(0, self.ranks, per_node)
+            return tuple(tuple(range(first, min(first + per_node, self.ranks))) for first in firsts)
+        nodes: dict[int, list[int]] = {}
+        for rank in sorted(range(self.ranks), key=lambda rank: self.places[rank].device):
+            nodes.setdefault(self.places[rank].node, []).append(rank)
+        return tuple(map(tuple, nodes.values()))
+
+    def slot(self, rank: int) -> int:
+        """The number of a rank's device among those of its node that ranks may use.
+
+        Raises TrialRefusedError where the rank is placed on a device that is left out.
+        """
+        if not self.places:
+            return rank % (self.ranks_per_node or self.ranks)
+        slot = self.places[rank].slot
+        if not self.gpus or self.devices is None:
+            return slot
+        if slot not in self.devices:
+            raise TrialRefusedError(
+                f"rank {rank} is placed on device {slot} of its node, and ranks may use {self.devices}: place it on "
+                f"one of these, or leave its place out"
+            )
+        return self.devices.index(slot)
 
 
 class Ranks(Protocol):

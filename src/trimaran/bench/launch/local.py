@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -38,7 +38,7 @@ class Share:
     `address` and `port` are rank 0's, `interface` is the one by which this machine reaches it.
     """
 
-    ranks: range
+    ranks: tuple[int, ...]
     address: str
     port: int
     interface: str
@@ -89,9 +89,15 @@ class LocalLauncher:
                 f"environment.{env.GLOO_INTERFACE} is {interface!r}, but ranks of one machine speak over its loopback: "
                 f"leave it out, or have Slurm or Ray start the ranks ([sweep.slurm], [sweep.ray])"
             )
+        if launch.places and len(launch.shares) > 1:
+            raise TrialRefusedError(
+                f"the layout's ranks are placed on {len(launch.shares)} nodes, and this machine is one: place them on "
+                f"devices of one node, or name what starts ranks on others ([sweep.slurm], [sweep.ray], "
+                f"[[sweep.networks]])"
+            )
         port = HeldPort()
-        whole = Share(range(launch.ranks), env.LOOPBACK, port.number, env.LOOPBACK_INTERFACE)
-        return self.start_share(launch, whole, port)
+        whole = Share(tuple(range(launch.ranks)), env.LOOPBACK, port.number, env.LOOPBACK_INTERFACE)
+        return self.start_share(replace(launch, ranks_per_node=None), whole, port)
 
     def start_share(self, launch: Launch, share: Share, port: HeldPort | None) -> LocalRanks:
         """Start those ranks of a launch that this machine has; `port` is where rank 0, if it is among them, listens."""
@@ -149,7 +155,7 @@ def shared_environment(launch: Launch) -> dict[str, str]:
 
 
 def _start_rank(launch: Launch, share: Share, rank: int, ranks: LocalRanks, nursery: Nursery | None) -> Process:
-    here = rank - share.ranks.start
+    here = launch.slot(rank)
     place = {
         env.RANK: str(rank),
         env.LOCAL_RANK: str(here),

@@ -23,6 +23,7 @@ from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
 from trimaran.layout.flops import OWN_FORMULA, tflops_per_device
 from trimaran.layout.layout import Layout, resolve_split
+from trimaran.layout.places import nodes_of, places
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement, Status
@@ -113,11 +114,6 @@ def _check_rounds(layout: Layout, recipe: Recipe) -> None:
         )
 
 
-def nodes_of(layout: Layout, cluster: Cluster) -> int:
-    """How many nodes a layout's ranks fill."""
-    return -(-layout.devices // cluster.devices_per_node)
-
-
 def _cores_per_rank(cluster: Cluster) -> int:
     return max(1, cluster.device.cores)
 
@@ -202,6 +198,7 @@ def run_once(
         threads_per_rank=_cores_per_rank(trial.cluster),
         environment=trial.variant.environment,
         ranks_per_node=trial.cluster.devices_per_node,
+        places=places(trial.layout, trial.cluster) if trial.layout.placed else (),
         memory_gib=limits.memory_gib,
         pin_cpus=trial.variant.pin_cpus,
         clock_ghz=trial.variant.clock_ghz,
@@ -209,6 +206,7 @@ def run_once(
         reads=tuple(Path(path) for path in (trial.job.data_dir, trial.job.train.init_from) if path),
     )
     try:
+        _require_alike(trial)
         ranks = launcher.start(launch)
     except TrialRefusedError as refusal:
         return not_started(trial, refusal, refused=True)
@@ -237,6 +235,17 @@ def run_once(
 def not_started(trial: Trial, why: TrimaranError, *, refused: bool = False) -> Run:
     """The run of a trial whose ranks could not be started."""
     return Run(_row(trial, "not_run", str(why), str(why), 0.0), Verdict("not_run", str(why), refused=refused))
+
+
+def _require_alike(trial: Trial) -> None:
+    """Raise TrialRefusedError where ranks are placed among nodes that whoever starts them cannot tell apart."""
+    if trial.layout.placed and len(trial.cluster.groups) > 1:
+        names = ", ".join(group.name for group in trial.cluster.groups)
+        raise TrialRefusedError(
+            f"the layout's ranks are placed among groups {names} of {trial.cluster.name or 'the cluster'}, and nothing "
+            f"tells which node of this machine, of Slurm or of Ray is of which: measure on a cluster of one group, or "
+            f"on a network shaped like it"
+        )
 
 
 def _row(

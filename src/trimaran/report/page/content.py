@@ -71,6 +71,7 @@ class Content(Noun):
         default=tuple(_columns()), description="of choices: key, title, word in filters, whether dull where all agree"
     )
     mem_limit_gib: float | None = None
+    map: str = Field(default="", description="HTML of where the ranks stand; empty: nodes are filled in order of rank")
     legend: dict[str, dict[str, str]] = Field(
         default={
             "time_s": {part.name: part.says for part in time_effects.PARTS},

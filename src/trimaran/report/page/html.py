@@ -29,7 +29,8 @@ def page(content: Content) -> str:
     """
     here = files("trimaran.report.page")
     scripts = "".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    return filled((here / "page.html").read_text(encoding="utf-8"), content.title, _by_column(content), scripts)
+    main = (here / "page.html").read_text(encoding="utf-8").replace("{{map}}", content.map)
+    return filled(main, content.title, _by_column(content), scripts)
 
 
 def filled(main: str, title: str, data: bytes, scripts: str) -> str:
@@ -61,4 +62,4 @@ def _by_column(content: Content) -> bytes:
     columns: dict[str, Any] = {key: [getattr(case, key) for case in content.cases] for key in ShownLayout.model_fields}
     names = content.cases[0].choices if content.cases else ()
     columns["choices"] = {name: [case.choices[name] for case in content.cases] for name in names}
-    return to_json(content.model_dump(exclude={"cases"}) | {"cases": columns}, inf_nan_mode="null")
+    return to_json(content.model_dump(exclude={"cases", "map"}) | {"cases": columns}, inf_nan_mode="null")

@@ -17,6 +17,7 @@ from trimaran.report.disturbance import others_took
 from trimaran.report.measured_rows import size_label
 from trimaran.report.page.answers import answer_of_rows, by_work, choices_of, layout_of, work_of
 from trimaran.report.page.content import Content, ShownLayout, limit_gib
+from trimaran.report.placement_map import placement_map
 
 # Rows that a page holds, and those of them that it holds whole: with parts of time and memory, and losses. An
 # estimate takes milliseconds, and a page of any store is to open at once.
@@ -59,6 +60,7 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
         sentences=tuple(_left_out(len(rows))),
         cases=cases,
         mem_limit_gib=limit_gib(clusters[0]) if len(clusters) == 1 else None,
+        map=next(filter(None, (_map(row) for _, row in ranked[:WHOLE_ROWS] if "on" in (row.layout_label or ""))), ""),
     )
 
 
@@ -117,6 +119,15 @@ def _measured_case(source: str, row: Measurement, predicted: Estimate | None, lo
         loss_every=every,
         notes="; ".join(filter(None, (row.notes, others_took(row))))[:NOTES],
     )
+
+
+def _map(row: Measurement) -> str:
+    """Where a row's ranks were placed; empty where they were not, or the row's cluster cannot be looked up."""
+    try:
+        nouns = nouns_of(row)
+        return placement_map(nouns.cluster, nouns.layout) if nouns.layout.placed else ""
+    except TrimaranError:
+        return ""
 
 
 class _Predictions:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trimaran.files.catalogue import load_cluster
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.layouts import MEASURED
 from trimaran.report.page.answers import answer_of_plan
 from trimaran.report.page.content import Content, ShownLayout, limit_gib
+from trimaran.report.placement_map import placement_map
 from trimaran.report.planned import counted
 
 
@@ -63,4 +66,13 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
         ),
         cases=cases,
         mem_limit_gib=limit_gib(plan["cluster"]),
+        map=_map(plan["cluster"], entries[0]["layout"]),
     )
+
+
+def _map(cluster: str, layout: str) -> str:
+    """Where the best layout's ranks stand; empty where the cluster cannot be looked up."""
+    try:
+        return placement_map(load_cluster(cluster), parse_layout(layout))
+    except TrimaranError:
+        return ""

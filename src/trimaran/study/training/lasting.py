@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimaran.bench.trial.trial import Run, Trial, nodes_of, not_started, run_once
+from trimaran.bench.trial.trial import Run, Trial, not_started, run_once
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import is_consequence
 from trimaran.layout.layout import Layout
+from trimaran.layout.places import nodes_of
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.notices import Notice
@@ -210,7 +211,8 @@ class LastingTraining:
         On other machines whoever starts ranks knows of nodes that died, and chooses others.
         """
         usable = self._devices.usable()
-        device = usable[rank] if rank is not None and rank < len(usable) else None
+        on = self._trial.layout.placed or usable
+        device = on[rank] if rank is not None and rank < len(on) else None
         twice = device is not None and device == self._failed_device
         may_leave_out = self._launcher.on_this_machine and self._lasting.layout_on is not None and len(usable) > 1
         if device is not None and twice and may_leave_out:
@@ -253,7 +255,8 @@ class LastingTraining:
         """The first layout where there are devices for it, else the best one for those that are left."""
         usable = self._usable()
         if usable >= self._first.layout.devices or self._lasting.layout_on is None:
-            return self._first.layout
+            left_out = {*self._first.layout.placed} - {*self._devices.usable()}
+            return self._first.layout.model_copy(update={"placed": ()}) if left_out else self._first.layout
         if usable >= self._trial.layout.devices:
             return self._trial.layout
         try:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
-from trimaran.bench.trial.trial import nodes_of, prepare_trial
+from trimaran.bench.trial.trial import prepare_trial
 from trimaran.cost.calibration import save_calibration
 from trimaran.layout.layout import Layout
+from trimaran.layout.places import nodes_of
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement, Status
 from trimaran.nouns.noun import TrimaranError

@@ -12,6 +12,7 @@ from typing import Self
 from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Ranks, Say, TrialRefusedError
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.network.measure import LinkCheck, measure_links
+from trimaran.bench.launch.network.pace import Paces, require_quotas
 from trimaran.bench.launch.network.switch import DEVICE
 from trimaran.bench.launch.network.switched import SwitchedNetwork
 from trimaran.files.catalogue import write_atomically
@@ -47,7 +48,15 @@ class ShapedLauncher:
                 f"networks are shaped inside one machine, and sweep.{'slurm' if sweep.slurm else 'ray'} asks for "
                 f"others: drop one of them"
             )
-        return cls(cluster.shaped) if cluster.shaped else None
+        if cluster.shaped is None:
+            return None
+        if beyond := [slow.node for slow in cluster.shaped.nodes if slow.node >= cluster.nodes]:
+            raise TrimaranError(
+                f"network {cluster.shaped.name!r} states a cpu_share of node {beyond[0]}, but the machine has "
+                f"{cluster.nodes} nodes of {cluster.devices_per_node} ranks: 0 to {cluster.nodes - 1}; correct "
+                f"nodes or ranks_per_node"
+            )
+        return cls(cluster.shaped)
 
     def close(self) -> None:
         """A network ends with its trial."""
@@ -66,29 +75,41 @@ class ShapedLauncher:
     def start(self, launch: Launch) -> ShapedRanks:
         """Make the network, check it, start the ranks in it.
 
-        Raises TrialRefusedError with both numbers where a link is not what was asked for, and TrimaranError where
-        this machine or user can make no network at all.
+        Raises TrialRefusedError with both numbers where a link or a node's speed is not what was asked for, and
+        TrimaranError where this machine or user can make no network at all.
         """
         network = self.network
-        nodes = -(-launch.ranks // network.ranks_per_node)
-        switched = SwitchedNetwork(network, nodes)
+        if launch.places:
+            nodes = [place.node for place in launch.places]
+        else:
+            nodes = [rank // network.ranks_per_node for rank in range(launch.ranks)]
+        slots = [launch.slot(rank) for rank in range(launch.ranks)]
+        paces = Paces(network, nodes, launch.threads_per_rank)
+        try:
+            switched = SwitchedNetwork(network, 1 + max(nodes))
+        except BaseException:
+            paces.close()
+            raise
         try:
             check = _checked(switched)
             switched.carried()  # from here on it counts for the trial
             seats = {
                 "namespaces": switched.namespaces,
                 "addresses": switched.addresses,
-                "ranks_per_node": network.ranks_per_node,
+                "nodes": nodes,
+                "slots": slots,
+                "paces": paces.files,
                 "device": DEVICE,
                 "port": _PORT,
                 "rendezvous_fd": RENDEZVOUS_FD,
             }
             command = (sys.executable, "-I", "-S", str(_ENTER), json.dumps(seats), *launch.command)
-            ranks = LocalLauncher().start(replace(launch, command=command))
+            ranks = LocalLauncher().start(replace(launch, command=command, places=()))
         except BaseException:
             switched.close()
+            paces.close()
             raise
-        return ShapedRanks(ranks, switched, check, launch.out_dir)
+        return ShapedRanks(ranks, switched, paces, check, launch.out_dir)
 
 
 def _checked(switched: SwitchedNetwork) -> LinkCheck:
@@ -104,14 +125,19 @@ def _checked(switched: SwitchedNetwork) -> LinkCheck:
 class ShapedRanks:
     """Ranks on a virtual switch that ends with them."""
 
-    def __init__(self, ranks: Ranks, switched: SwitchedNetwork, check: LinkCheck, out_dir: Path) -> None:
-        self._ranks, self._switched = ranks, switched
+    def __init__(self, ranks: Ranks, switched: SwitchedNetwork, paces: Paces, check: LinkCheck, out_dir: Path) -> None:
+        self._ranks, self._switched, self._paces = ranks, switched, paces
         self._check, self._out_dir = check, out_dir
         self._closed = False
 
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank."""
         return self._ranks.exit_codes()
+
+    @property
+    def slowed_by(self) -> list[str]:
+        """Where each rank joined the control group that keeps it slow; empty for ranks at full speed."""
+        return self._paces.files
 
     def process_ids(self) -> tuple[int, ...]:
         """Ids of the ranks that still run."""
@@ -160,6 +186,7 @@ class ShapedRanks:
         finally:
             self._closed = True
             self._switched.close()
+            self._paces.close()
 
     def _note(self) -> None:
         try:
@@ -167,7 +194,7 @@ class ShapedRanks:
         except TrimaranError:
             return  # the switch ended first, which `taken_away` tells
         note = (
-            f"{self._check}; switch carried {carried.carried_bytes / 2**20:.1f} MiB, "
+            f"{self._check}{self._paces}; switch carried {carried.carried_bytes / 2**20:.1f} MiB, "
             f"dropped {carried.dropped} packets, was {carried.worst_late_s * 1e3:.2f} ms late at worst"
         )
         write_atomically(self._out_dir / _CHECK_FILE, note)
@@ -183,6 +210,8 @@ def require_shaping(networks: Sequence[ShapedNetwork]) -> None:
     """Raise TrimaranError where a sweep names networks and this machine or user can make none."""
     if networks:
         SwitchedNetwork(networks[0], 1).close()
+    for network in networks:
+        require_quotas(network)
 
 
 def network_variant(network: ShapedNetwork | None) -> str:

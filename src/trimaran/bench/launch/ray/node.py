@@ -53,7 +53,7 @@ class RayNode:
         self._port = HeldPort(address)
         return self._port.number
 
-    def start(self, launch: Launch, ranks: range, address: str, port: int) -> None:
+    def start(self, launch: Launch, ranks: tuple[int, ...], address: str, port: int) -> None:
         """Start the ranks of this node, which meet all others at `address` and `port`; alone, they need neither.
 
         Raises TrimaranError where one cannot be started, or where the folder of the launch is not here.

@@ -6,7 +6,6 @@ is asked of the actors.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Self
@@ -69,7 +68,7 @@ class RayLauncher:
 
         Raises TrimaranError where Ray does not give them, or a node cannot start them.
         """
-        nodes = self._held(math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks)))
+        nodes = self._held(len(launch.shares))
         return RayRanks(launch, self._ray, nodes, self._give_back)
 
     def close(self) -> None:

@@ -25,8 +25,7 @@ class RayRanks:
 
     def __init__(self, launch: Launch, cluster: RayCluster, nodes: RayNodes, give_back: GiveBack) -> None:
         """Start the ranks. Raises TrimaranError as an actor does that cannot; a node that has gone is `taken_away`."""
-        per_node = launch.ranks_per_node or launch.ranks
-        self._shares = [range(first, min(first + per_node, launch.ranks)) for first in range(0, launch.ranks, per_node)]
+        self._shares = launch.shares
         self._cluster, self._nodes, self._give_back = cluster, nodes, give_back
         self._looks = [Look((None,) * len(share), (False,) * len(share)) for share in self._shares]
         self._asked: list[Any] = [None] * len(self._shares)
@@ -51,7 +50,12 @@ class RayRanks:
                 self._asked[node] = self._nodes.ask(node, "look")
             if self._asked[node] is not None:
                 self._take_look(node, 0.0)
-        return tuple(code for look in self._looks for code in look.exit_codes)
+        codes = {
+            rank: code
+            for share, look in zip(self._shares, self._looks, strict=True)
+            for rank, code in zip(share, look.exit_codes, strict=True)
+        }
+        return tuple(codes[rank] for rank in sorted(codes))
 
     def process_ids(self) -> tuple[int, ...]:
         """None: they run on other machines."""
@@ -132,12 +136,13 @@ class RayRanks:
         self._give_back(self._nodes, serves, self._gone())
 
     def _start(self, launch: Launch) -> None:
-        address, port = self._nodes.places[0].address, 0
+        first = next(node for node, share in enumerate(self._shares) if 0 in share)
+        address, port = self._nodes.places[first].address, 0
         try:
             if len(self._shares) > 1:
-                port = self._nodes.answer(self._nodes.ask(0, "meet", address))
+                port = self._nodes.answer(self._nodes.ask(first, "meet", address))
         except (NodeLostError, StillRunsError):
-            self._lose(0)
+            self._lose(first)
             return
         asked = [
             self._nodes.ask(node, "start", launch, share, address, port) for node, share in enumerate(self._shares)

@@ -97,7 +97,7 @@ def hold(lifeline: str) -> int:
 def run_rank(launch_file: str) -> int:
     """Be the parent of one rank: let it find the others, see it end, write down how."""
     launch = json.loads(Path(launch_file).read_text())
-    rank, folder = int(os.environ["SLURM_PROCID"]), Path(launch["out_dir"])
+    rank, folder = launch["ranks_of_tasks"][int(os.environ["SLURM_PROCID"])], Path(launch["out_dir"])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks, dies of SIGTERM by itself, and
     # takes no notice of SIGURG
@@ -115,7 +115,7 @@ def run_rank(launch_file: str) -> int:
         "GLOO_SOCKET_IFNAME": interface_of(meeting.node_address),
         **launch["environment"],
         "RANK": str(rank),
-        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "LOCAL_RANK": str(launch["slots"][rank]) if launch["slots"] else os.environ["SLURM_LOCALID"],
         "WORLD_SIZE": str(launch["ranks"]),
         "LOCAL_WORLD_SIZE": str(_local_world_size()),
         "MASTER_ADDR": meeting.address,

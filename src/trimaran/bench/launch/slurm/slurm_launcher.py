@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from trimaran.bench.launch.contract import RESTARTS, Launch, Say
+from trimaran.bench.launch.contract import RESTARTS, Launch, Say, TrialRefusedError
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
 from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, submit, usable_nodes
@@ -104,9 +103,10 @@ class SlurmLauncher:
         Raises TrimaranError where Slurm refuses, or never can give them.
         """
         self._dead_nodes.before_a_start()
+        require_even(launch)
         lifeline = self._hold_lifeline(launch.out_dir.parent)
         _write_launch(launch, lifeline, self._settings.python)
-        nodes = math.ceil(launch.ranks / (launch.ranks_per_node or launch.ranks))
+        nodes = len(launch.shares)
         if self._surrounding_job:
             self._require_in_job(nodes)
             step = step_of(launch, self._settings, nodes, self._surrounding_job, self._dead_nodes.names())
@@ -180,6 +180,18 @@ class SlurmLauncher:
                 os.utime(lifeline)
 
 
+def require_even(launch: Launch) -> None:
+    """Raise TrialRefusedError where some nodes have more ranks than others, the last apart: a step has as many tasks
+    on each.
+    """
+    sizes = [len(share) for share in launch.shares]
+    if launch.places and len(set(sizes)) > 1:
+        raise TrialRefusedError(
+            f"the layout's ranks are placed {max(sizes)} on one node and {min(sizes)} on another, and a step of Slurm "
+            f"has as many tasks on each: place as many on every node"
+        )
+
+
 def _write_launch(launch: Launch, lifeline: Path, python: str | None) -> None:
     program, *arguments = launch.command
     content = {
@@ -187,6 +199,9 @@ def _write_launch(launch: Launch, lifeline: Path, python: str | None) -> None:
         "command": [python if python and program == sys.executable else program, *arguments],
         "environment": {**computing(launch.threads_per_rank), **launch.environment},
         "ranks": launch.ranks,
+        # Slurm numbers tasks node by node
+        "ranks_of_tasks": [rank for share in launch.shares for rank in share],
+        "slots": [launch.slot(rank) for rank in range(launch.ranks)] if launch.places else None,
         "out_dir": str(launch.out_dir),
         "stdout": RunFile.STDOUT,
         "stderr": RunFile.STDERR,
@@ -205,7 +220,7 @@ def step_of(
 
     Raises TrimaranError for a folder that cannot be mounted into a container.
     """
-    per_node = launch.ranks_per_node or launch.ranks
+    per_node = len(launch.shares[0])
     command = [
         "srun",
         *([f"--jobid={job}"] if job else []),
@@ -213,7 +228,7 @@ def step_of(
         f"--job-name={token(launch)}",
         f"--nodes={nodes}",
         f"--ntasks={launch.ranks}",
-        f"--ntasks-per-node={min(per_node, launch.ranks)}",
+        f"--ntasks-per-node={per_node}",
         f"--cpus-per-task={launch.threads_per_rank}",
         "--distribution=block",
         "--kill-on-bad-exit=0",
@@ -223,7 +238,8 @@ def step_of(
         f"--cpu-bind={'cores' if launch.pin_cpus else 'none'}",
     ]
     if launch.gpus:
-        command.append(f"--gpus-per-node={min(per_node, launch.ranks)}")
+        # the devices of a node that ranks stand on are shown with those before them
+        command.append(f"--gpus-per-node={1 + max(launch.slot(rank) for rank in range(launch.ranks))}")
     if launch.clock_ghz is not None:
         command.append(f"--cpu-freq={round(launch.clock_ghz * 1e6)}")
     if settings.container_image is not None:
