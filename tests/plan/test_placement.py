@@ -99,6 +99,25 @@ def test_ranks_of_a_tensor_parallel_group_stand_on_one_node_or_have_no_place() -
         place(case, parse_layout("dp3,tp4,mbs1,fp32"))
 
 
+def test_stages_on_slow_nodes_have_fewer_layers_where_the_split_is_left_open() -> None:
+    cluster = of_groups([2, 1, 1], [1, 1, 1], [5.0, 5.0, 5.0])
+    slow = cluster.groups[1].device
+    half = {rate: tflops / 2 for rate, tflops in slow.peak_tflops.items()}
+    device = slow.model_copy(update={"peak_tflops": half, "mem_bandwidth_gb_s": slow.mem_bandwidth_gb_s / 2})
+    groups = [cluster.groups[0], cluster.groups[1].model_copy(update={"device": device}), cluster.groups[2]]
+    case = case_on(Cluster.of_groups(groups, cluster.links), 64)
+    layout = parse_layout("pp4,mbs1,fp16,recompute-full,gpipe")
+    placing = Placing(case, layout)
+    even = placing.seconds
+    placing.improve()
+    found = placing.best
+    on_slow = found.placed.index(2)
+    assert found.stage_split[on_slow] == min(found.stage_split) < 24 // 4 < max(found.stage_split)
+    assert sum(found.stage_split) == 24
+    assert placing.seconds < 0.75 * even
+    assert placing.least_s <= placing.seconds
+
+
 def test_two_regions_over_a_thin_link_are_not_left_idle_without_a_word() -> None:
     a100 = load_cluster("aws-p4d-24xlarge")
     groups = [

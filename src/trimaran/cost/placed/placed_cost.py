@@ -177,6 +177,18 @@ class PlacedCost:
         """The kinds of cells that stand on one node each, or on whole ones of a group."""
         return np.asarray(self.topology.kind_of[self.topology.group_of[nodes]])
 
+    def stage_seconds(self, kinds: Ints) -> tuple[Floats, Floats]:
+        """Seconds of a micro-batch, forward and backward, on the slowest of each stage's `kinds`, shape (dp, pp).
+
+        Of one layer, and of what the first and the last stage do besides, shape (pp,) each.
+        """
+        times = [self._kind(self._slowest(set(column))).work.times.alone() for column in kinds.T.tolist()]
+        layer = np.array([float((each.forward + each.backward)[0]) for each in times])
+        ends = np.zeros(len(times))
+        ends[0] += float((times[0].first_forward + times[0].first_backward)[0])
+        ends[-1] += float((times[-1].last_forward + times[-1].last_backward)[0])
+        return layer, ends
+
     @property
     def computed(self) -> int:
         """Pipelines and rings of which no other was as they are: what searching has cost so far."""
@@ -207,19 +219,19 @@ class PlacedCost:
         """What the stages do on nodes of a group, or spread over such nodes."""
         if kind not in self._kinds:
             groups = len(self.topology.kinds)
-            if kind >= groups:
-                group, between = self._spread[kind - groups]
-                cluster = self.topology.kinds[group]
+            group, between = self._spread[kind - groups] if kind >= groups else (kind, None)
+            cluster, slower = self.topology.kinds[group], float(self.topology.slowdown[group])
+            if between is not None:
                 apart = {"inter": between, "devices_per_node": 1, "nodes": cluster.devices}
                 cluster = cluster.model_copy(update=apart)
-            else:
-                cluster = self.topology.kinds[kind]
             if self.case.model.experts:  # tokens go to replicas anywhere
                 cluster = cluster.model_copy(update={"inter": self.case.cluster.inter})
             case = self.case.on(cluster)
-            work = stage_work(case, self.grid)
+            work, parts = stage_work(case, self.grid), time_parts(IterationCost(case, self.grid))
+            if slower != 1.0:
+                work = work.scaled(np.array([slower]))
+                parts |= {name: parts[name] * slower for name in (*BUSY, *_AFTER)}
             runs = pipeline_runs(self.grid, work.times)
-            parts = time_parts(IterationCost(case, self.grid))
             self._kinds[kind] = _Kind(case, work, runs, micro_batch(case, self.grid).message, parts)
         return self._kinds[kind]
 

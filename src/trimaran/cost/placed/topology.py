@@ -23,7 +23,8 @@ class Topology:
     `kinds` are clusters of the nodes of one group alone, shape (g,); `names` those of the groups. `group_of` has the
     group of each node and `node_of` the node of each device. From a node of one group to one of another the way has
     `gbps` and a delay of `delay_us`, shape (g, g), between nodes of one group on the diagonal; all nodes of the two
-    groups have it together where it is `shared`. A node sends and takes in `port_gbps` at most, shape (g,).
+    groups have it together where it is `shared`. A node sends and takes in `port_gbps` at most, shape (g,), and its
+    devices compute `slowdown` times as long as its kind's figures say, shape (g,).
     """
 
     kinds: tuple[Cluster, ...]
@@ -34,13 +35,14 @@ class Topology:
     delay_us: Floats
     shared: Bools
     port_gbps: Floats
+    slowdown: Floats
 
     @classmethod
     def of(cls, cluster: Cluster) -> Topology:
         """The topology of any cluster; nodes that are alike are one group."""
         if cluster.groups:
             return _of_groups(cluster)
-        if cluster.shaped is not None and cluster.shaped.pairs:
+        if cluster.shaped is not None and differs(cluster):
             return _of_namespaces(cluster, cluster.shaped)
         return cls._built([cluster], [cluster.name], np.zeros(cluster.nodes, dtype=np.int64))
 
@@ -52,14 +54,14 @@ class Topology:
         gbps = np.diag([kind.inter.bandwidth_gbps for kind in kinds])
         delay = np.diag([kind.inter.latency_us for kind in kinds])
         none, ports = np.zeros((groups, groups), dtype=np.bool_), np.diag(gbps).copy()
-        return cls(
-            tuple(kinds), tuple(names), group_of, np.repeat(np.arange(len(group_of)), devices), gbps, delay, none, ports
-        )
+        node_of = np.repeat(np.arange(len(group_of)), devices)
+        return cls(tuple(kinds), tuple(names), group_of, node_of, gbps, delay, none, ports, np.ones(groups))
 
     @cached_property
     def kind_of(self) -> Ints:
         """The first group whose nodes are as those of each group, shape (g,), however many there are."""
-        nodes = [kind.model_copy(update={"nodes": 1}) for kind in self.kinds]
+        alone = [kind.model_copy(update={"nodes": 1}) for kind in self.kinds]
+        nodes = list(zip(alone, self.slowdown.tolist(), strict=True))
         return np.array([nodes.index(node) for node in nodes])
 
     @property
@@ -108,12 +110,14 @@ def _of_namespaces(cluster: Cluster, shaped: ShapedNetwork) -> Topology:
     for source, target in way:
         gbps[source, target] = shaped.rate_gbps(source, target)
         delay[source, target] = shaped.delay_ms(source, target) * 1e3
-    return replace(alone, gbps=gbps, delay_us=delay, port_gbps=np.full(count, shaped.port_gbps))
+    slowdown = 1.0 / np.array([shaped.speed(node) for node in range(count)])
+    return replace(alone, gbps=gbps, delay_us=delay, port_gbps=np.full(count, shaped.port_gbps), slowdown=slowdown)
 
 
 def differs(cluster: Cluster) -> bool:
     """Whether it matters on which of its devices a rank stands, nodes apart: nodes differ, or links between them."""
-    return bool(cluster.groups) or (cluster.shaped is not None and bool(cluster.shaped.pairs))
+    shaped = cluster.shaped
+    return bool(cluster.groups) or (shaped is not None and bool(shaped.pairs or shaped.nodes))
 
 
 def devices_of(topology: Topology, placed: Sequence[int], ranks: int) -> Ints:

@@ -14,6 +14,7 @@ from trimaran.cost.placed.placed_estimate import stage_limits_gib
 from trimaran.cost.placed.topology import devices_of
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.placement.balance import balanced
 from trimaran.planner.placement.blocks import Blocks
 from trimaran.planner.placement.bound import least_seconds
 from trimaran.planner.placement.improve import Walk
@@ -81,6 +82,20 @@ class Placing:
         begun = list(reversed(unlike.values()))[:IMPROVED]
         walked = [self.walk.improve(order, steps) for order in begun]
         self.found = sorted([*((value, order) for order, value in walked), *self.found], key=lambda one: one[0])
+        self._balance()
+
+    def _balance(self) -> None:
+        """Deal layers out by the speed of nodes, where they differ, the stack may do so and it is faster and fits."""
+        layout, stack = self.layout, self.case.stack
+        if layout.pp == 1 or layout.vpp > 1 or not stack.uneven_stages or len(set(self.cost.topology.kind_of)) == 1:
+            return
+        kinds = self.cost.topology.kind_of[self.cost.topology.group_of[self.blocks.nodes(layout, self.order)]]
+        split = layout.model_copy(update={"stage_split": balanced(self.cost, kinds)})
+        other = PlacedCost(self.case, split)
+        if other.seconds(self.blocks.nodes(split, self.order)) < self.seconds and self._fit(split, 0.0):
+            self.layout, self.cost = split, other
+            self.walk = Walk(other, self.blocks, self.seed)
+            self.found = [(self.walk.value(self.order), self.order)]
 
     @property
     def order(self) -> Ints:
@@ -106,7 +121,10 @@ class Placing:
 
     def fits(self, margin: float) -> bool:
         """Whether every stage has memory enough on its nodes, such a share of it left free."""
-        grid = LayoutGrid.from_layouts([self.layout], self.case.workload, self.case.stack)
+        return self._fit(self.layout, margin)
+
+    def _fit(self, layout: Layout, margin: float) -> bool:
+        grid = LayoutGrid.from_layouts([layout], self.case.workload, self.case.stack)
         needs = memory_per_stage(self.case, grid)[0]
         limits = stage_limits_gib(self.cost, self.blocks.nodes(self.layout, self.order), self.layout.devices)
         return all(need.total <= limit * (1.0 - margin) for need, limit in zip(needs, limits, strict=True))
