@@ -21,6 +21,8 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.planner.placement.place import Placing, place
 from trimaran.planner.planner import plan
+from trimaran.planner.search.settings import settings_from
+from trimaran.planner.why import explain
 
 GPT = parse_layout("dp8,pp8,mbs1,fp16,recompute-full,gpipe")
 NAMES = ("a", "b", "c")
@@ -146,3 +148,16 @@ def test_the_command_line_plans_on_the_study_s_clusters() -> None:
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
     assert "stand where a search put them" in told.stdout
+    more = run("plan", "--model", "gpt3-xl", "--cluster", "dtfm-world", "--gbs", "64", "--devices", "128")
+    assert more.returncode == 2
+    assert "devices 128, but the groups of dtfm-world have 64" in more.stderr
+
+
+def test_a_layout_that_is_asked_about_is_predicted_where_its_ranks_stand() -> None:
+    case = case_on(load_cluster("dtfm-four-regions"))
+    in_order = GPT.model_copy(update={"placed": tuple(range(64))})
+    asked = explain(f"{in_order}", case, settings_from(fixed={"dp": 8, "pp": 8, "mbs": 1, "precision": "fp16"}, top=3))
+    assert asked.estimate is not None
+    assert asked.best_estimate is not None
+    assert asked.estimate.sec_per_it == pytest.approx(estimate(case, in_order).sec_per_it)
+    assert asked.best_estimate.sec_per_it < asked.estimate.sec_per_it

@@ -33,12 +33,14 @@ from trimaran.layout.layout import Layout
 CHUNK = 16384
 
 
-def estimate(case: Case, layout: Layout) -> Estimate:
+def estimate(case: Case, layout: Layout, *, simulate: bool = False) -> Estimate:
     """Predict one layout, its ranks where it places them, or on the devices in their order.
 
-    Nothing is validated: check_layout of trimaran.layout.rules does that.
+    With `simulate` its pipeline is played, as it is anyway where nodes or links differ. Nothing is validated:
+    check_layout of trimaran.layout.rules does that.
     """
-    as_one = estimate_each(case, LayoutGrid.from_layouts([layout], case.workload, case.stack))[0]
+    grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
+    as_one = estimate_each(case, grid, simulate=simulate)[0]
     return placed_estimate(case, layout, as_one) if layout.placed or differs(case.cluster) else as_one
 
 

@@ -71,6 +71,7 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
     the objective's limits.
     """
     if differs(case.cluster):
+        on_devices(case.cluster, max((settings.devices or 1, *settings.device_counts)))
         return plan_on_groups(case, settings, _plan_alike)
     return _plan_alike(case, settings)
 
@@ -206,9 +207,17 @@ def _offloaded(case: Case, settings: PlanSettings) -> tuple[Search, Ranking] | N
 
 
 def on_devices(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster, with more nodes of the same kind where it has fewer than `devices`."""
+    """The cluster, with more nodes of the same kind where it has fewer than `devices`.
+
+    Raises TrimaranError where its nodes are of several kinds.
+    """
     if devices <= cluster.devices:
         return cluster
+    if cluster.groups:
+        raise TrimaranError(
+            f"devices {devices}, but the groups of {cluster.name} have {cluster.devices}: state more nodes of a "
+            f"group, or fewer devices"
+        )
     return cluster.model_copy(update={"nodes": -(-devices // cluster.devices_per_node)})
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.time_effects import TIME_PARTS
-from trimaran.cost.estimate import estimate_each
+from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
-from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.layout.axes import PRODUCT_IN_WORDS
 from trimaran.layout.choices import CHOICES
@@ -86,8 +85,7 @@ def explain(
             layout=layout, verdict="refused", rank=None, reasons=broken, estimate=None, best=best.layout,
             best_estimate=best.estimate,
         )  # fmt: skip
-    grid = LayoutGrid.from_layouts([layout], workload, stack)
-    predicted = estimate_each(asked.with_workload(workload), grid, simulate=True)[0]
+    predicted = estimate(asked.with_workload(workload), layout, simulate=True)
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
     rank = _rank(layout, workload, predicted, *searched(asked, far))

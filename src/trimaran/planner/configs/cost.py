@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.estimate import estimate_each
+from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
-from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.flops import OWN_FORMULA, mfu, tflops_per_device
@@ -59,8 +58,7 @@ def cost_of(path: Path, form: str, given: Given) -> ConfigCost:
     if impossible := [violation.sentence for violation in broken if violation.of == "arithmetic"]:
         raise TrimaranError(f"{path.name} is {layout}, which cannot be: {impossible[0]}")
     remarks += [("not as known", violation.sentence) for violation in broken]
-    grid = LayoutGrid.from_layouts([layout], workload, stack)
-    predicted = estimate_each(case, grid, simulate=True)[0]
+    predicted = estimate(case, layout, simulate=True)
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), _MARGIN)[0])
     peak = cluster.device.peak(layout.precision)
     seconds = predicted.sec_per_it
