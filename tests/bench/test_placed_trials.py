@@ -115,7 +115,10 @@ def test_between_two_ranks_lies_the_way_of_the_nodes_that_they_are_placed_on(clu
     for rank in range(4):
         for other, seconds in json.loads((tmp_path / f"trips.{rank}").read_text()).items():
             nodes = tuple(sorted((layout.placed[rank], layout.placed[int(other)])))
-            assert seconds / 2 * 1e3 == pytest.approx(DELAYS_MS[nodes], rel=TOLERANCE)
+            measured_ms = seconds / 2 * 1e3
+            # a busy machine lengthens a trip, but not to that of another pair
+            assert measured_ms >= DELAYS_MS[nodes] * (1 - TOLERANCE)
+            assert min(DELAYS_MS, key=lambda pair: abs(DELAYS_MS[pair] - measured_ms)) == nodes
 
 
 TWO_EACH = ShapedNetwork(name="two nodes", latency_ms=2, bandwidth_gbps=0.2, ranks_per_node=2)
