@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,11 @@ from trimaran.cost.case import Case
 from trimaran.cost.placed.topology import Topology
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.workload import Workload
 from trimaran.planner.placement.place import Placing
+from trimaran.planner.planner import plan
 
 CASES = ("dtfm-on-demand", "dtfm-spot", "dtfm-two-universities", "dtfm-four-regions", "dtfm-world")
 LAYERS, BATCHES = (24, 32, 40), (1024, 2048, 4096)
@@ -181,6 +184,41 @@ def row(name: str, layers: int, batch: int, known: dict[tuple[str, int], NDArray
     ]  # fmt: skip
 
 
+def sixteen_sites() -> Cluster:
+    """4,096 H100 on 16 sites of 32 nodes, links between the sites drawn from 25 to 200 Gbit/s and 0.5 to 40 ms."""
+    like, random = load_cluster("dgx-h100"), np.random.default_rng(0)
+    names = [f"site {index}" for index in range(16)]
+    fields = {"device": like.device, "nodes": 32, "devices_per_node": 8, "intra": like.intra, "inter": like.inter}
+    groups = [NodeGroup(name=name, **fields) for name in names]
+    links = [
+        GroupLink(
+            between=pair,
+            bandwidth_gbps=float(random.choice([25, 50, 100, 200])),
+            latency_us=random.uniform(500, 40_000),
+        )
+        for pair in combinations(names, 2)
+    ]
+    return Cluster.of_groups(groups, links, name="sixteen sites")
+
+
+def planned() -> list[list[str]]:
+    """Whole plans, layouts and placements: cluster, what is planned, processor seconds, and what is said of it."""
+    gpt = Workload(model=load_model("gpt3-xl"), global_batch=1024, seq_len=2048)
+    llama = Workload(model=load_model("llama3-70b"), global_batch=2048, seq_len=8192)
+    rows = []
+    for workload, cluster, stack in (
+        (gpt, load_cluster("dtfm-world"), "gpipe"),
+        (llama, sixteen_sites(), "megatron-core"),
+    ):
+        began = time.process_time()
+        found = plan(workload, cluster, load_stack(stack))
+        took = time.process_time() - began
+        note = next(note for note in found.notes if "a search put them" in note)
+        rows.append([cluster.name, f"{workload.model.name} on {cluster.devices}", f"{took:.1f}", note])
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
 HEAD = (
     "cluster", "layers", "batch", "found, s", "DT-FM's objective, s", "in order, s", "random, s", "random / found",
     "no placement below, s", "searched, s",
@@ -189,7 +227,7 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one shape and one batch, printed")
+    parser.add_argument("--quick", action="store_true", help="one shape, one batch and the plans, printed")
     quick = parser.parse_args().quick
     known: dict[tuple[str, int], NDArray[np.int64]] = {}
     rows = []
@@ -198,15 +236,19 @@ def main() -> None:
             for batch in BATCHES[:1] if quick else BATCHES:
                 rows.append(row(name, layers, batch, known))
                 print(" | ".join(rows[-1]), flush=True)
+    plans = planned()
     if quick:
         return
     lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ("--", *["--:"] * (len(HEAD) - 1)), *rows)]
+    heads = ("cluster", "plan", "processor seconds", "found"), ("--", "--", "--:", "--")
+    whole = [f"| {' | '.join(cells)} |" for cells in (*heads, *plans)]
     RESULTS.write_text(
         "# Placements on five clusters of 64 V100\n\n"
         "GPT-3 XL shapes of so many layers, 8 replicas of 8 stages, GPipe with micro-batches of 1 in fp16. Seconds of "
         "an iteration by this project's simulator: of the placement that it finds, of the best by DT-FM's objective "
         f"(an evolutionary search of {OFFSPRING} children), of ranks on the devices in their order, and of the median "
-        "of 21 random placements. Written by `benchmarks/placement.py`.\n\n" + "\n".join(lines) + "\n"
+        "of 21 random placements. Written by `benchmarks/placement.py`.\n\n" + "\n".join(lines) + "\n\n"
+        "## Whole plans\nLayouts and their placements, on one core.\n\n" + "\n".join(whole) + "\n"
     )
 
 
