@@ -13,7 +13,7 @@ from trimaran.planner.placement.blocks import Blocks
 # At first a step that makes the iteration so much longer is taken about every third time; in the end none is.
 _WARM = 0.02
 # Pipelines and rings that a walk computes at most.
-MOST_COMPUTED = 1500
+MOST_COMPUTED = 600
 # What cells take on average counts so much beside what the slowest take: it tells equally slow placements apart.
 _ON_AVERAGE = 0.05
 
