@@ -15,7 +15,7 @@ import tomli_w
 from typer.main import get_command
 
 from trimaran.cli.app import app
-from trimaran.files.catalogue import load_faults, load_stack
+from trimaran.files.catalogue import load_cluster, load_faults, load_stack
 from trimaran.files.recipe_file import load_recipe
 from trimaran.store.importers.profile import load_profile
 
@@ -225,6 +225,10 @@ def test_toml_is_read_as_what_it_is(code: str, place: Path) -> None:
     if set(stated) == {"faults"}:
         (place / "faults.toml").write_text(tomli_w.dumps(stated["faults"]))
         load_faults(str(place / "faults.toml"))
+        return
+    if "groups" in stated:
+        (place / "groups.toml").write_text(code)
+        assert load_cluster(str(place / "groups.toml")).groups
         return
     if not set(stated) <= RECIPE_KEYS:
         profile = place / "profile.toml"
