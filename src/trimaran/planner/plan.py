@@ -103,6 +103,7 @@ class Plan(Noun):
     """
 
     model: str
+    seq_len: int
     cluster: str
     stack: str
     software: str

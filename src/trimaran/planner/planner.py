@@ -99,6 +99,7 @@ def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
     alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
     return Plan(
         model=case.model.name,
+        seq_len=case.workload.seq_len,
         cluster=cluster.name,
         stack=case.stack.name,
         software=case.stack.software,

@@ -72,10 +72,11 @@ def _notes(entry: Entry, alike: bool) -> str:
 
 
 def headline(plan: Plan, *, assumes_stack: bool = False) -> str:
-    """What stands above the table: for which software the plan is, and whether anybody said so."""
+    """What stands above the table: of which sequences and software the plan is, and whether anybody said so."""
     software = f"{plan.stack} ({plan.software})" if plan.software else plan.stack
     assumed = ", which is assumed: --stack states another" if assumes_stack else ""
-    return f"{plan.model} on {plan.devices} devices of {plan.cluster}, for {software}{assumed}"
+    what = f"{plan.model} of {plan.seq_len} tokens a sequence"
+    return f"{what} on {plan.devices} devices of {plan.cluster}, for {software}{assumed}"
 
 
 def explanation(plan: Plan) -> str:
@@ -145,6 +146,7 @@ def as_json(plan: Plan, schedule: RampUpSchedule | None = None, expected: Foreca
     """The whole plan as plain data; its keys are documented in docs/json.md and stay."""
     return {
         "model": plan.model,
+        "seq_len": plan.seq_len,
         "cluster": plan.cluster,
         "stack": plan.stack,
         "software": plan.software,
