@@ -13,7 +13,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.choices import CHOICES
-from trimaran.layout.compression import BLOCK, FORMATS
+from trimaran.layout.compression import BLOCK, FORMATS, LOW_RANK
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
@@ -41,6 +41,15 @@ def test_compressed_sums_take_as_much_less_as_they_send_less(word: str) -> None:
     error = compressed.memory[0].optimizer - exact.memory[0].optimizer
     assert error * GIB == pytest.approx(4 * CASE.model.parameters, rel=0.01)
     assert compressed.time.forward == exact.time.forward
+
+
+def test_factors_are_as_small_as_their_ranks() -> None:
+    """Of GPT-2's 124M parameters, 768 x 3072 at most and a vocabulary of 50,304."""
+    exact, factors = predicted("dp8,mbs2"), predicted("dp8,mbs2,compress-powersgd")
+    of_layer = LOW_RANK * (768 + 3 * 768 + 2 * 768 + 2 * (768 + 3072)) + 13 * 768
+    sent = 12 * of_layer + LOW_RANK * (50304 + 768) + 1024 * 768
+    slowest = exact.time.dp * sent / CASE.model.parameters
+    assert slowest < factors.time.dp < 1.3 * slowest
 
 
 def test_local_steps_share_one_sum_and_keep_two_more_states() -> None:
@@ -84,6 +93,8 @@ def test_what_is_not_built_is_refused_in_one_line(layout: str, word: str, says: 
 def test_combinations_that_are_built_are_not_refused() -> None:
     for layout in ("dp8", "dp8,shard4,zero3", "dp4,tp2", "dp2,pp4,bf16", "dp8,shard2,zero1"):
         assert broken(f"{layout},compress-int8") == broken(f"{layout},local50,compress-fp16") == []
+    assert broken("dp4,tp2,pp2,compress-powersgd") == []
+    assert "choose int8" in broken("dp8,shard4,zero2,compress-powersgd")[0]
     assert broken("dp8,fp16,local50") == [] and "scales its loss anew" in broken("dp8,fp16,compress-int8")[0]
     assert "8 experts" in broken("dp8,local50", "mixtral-8x7b")[0]
     assert "no outer optimizer" in broken("dp8,local50", stack="megatron-core")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,14 +20,16 @@ from torch import Tensor
 from pool import Pool, Run
 from shapes import SMALL
 from test_gpt import make_trainer
-from trimaran.layout.compression import BLOCK, FORMATS
+from trimaran.layout.compression import BLOCK, FORMATS, LOW_RANK
 from trimaran.nouns.stack import Compression
 from trimaran.protocol.job import TrainJob
 from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.comm.exchange import Finish, done
 from trimaran.train.comm.group import Group
 from trimaran.train.engine.copy_sums import CopySums, begin_compressed_sum, pack, unpack
+from trimaran.train.engine.low_rank_sums import Factored, begin_low_rank_sum
 from trimaran.train.engine.outer_optimizer import OuterOptimizer
+from trimaran.train.engine.units import Span
 
 Maker = Callable[..., TrainJob]
 FOUR_LAYERS = SMALL.model_copy(update={"layers": 4})
@@ -44,6 +47,13 @@ class _Thread:
     def begin_all_to_all(self, tensor: Tensor) -> tuple[Tensor, Finish]:
         return torch.stack([rank[self.index] for rank in self._everybodys(tensor)]), done
 
+    def begin_all_reduce(self, tensor: Tensor) -> Finish:
+        self.all_reduce(tensor)
+        return done
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor.copy_(torch.stack(self._everybodys(tensor)).sum(0))
+
     def all_gather_into(self, whole: Tensor, shard: Tensor) -> None:
         torch.cat(self._everybodys(shard), out=whole)
 
@@ -55,17 +65,21 @@ class _Thread:
         return found
 
 
-def summed(tensors: list[Tensor], errors: list[Tensor], word: Compression) -> None:
-    """Sum the ranks' tensors in place, each rank a thread."""
-    size = len(tensors)
+def on_threads(size: int, begin: Callable[[Group, int], Finish]) -> None:
+    """Begin and finish a sum on so many ranks, each a thread."""
     barrier, posted = Barrier(size), [torch.empty(0)] * size
 
     def rank(index: int) -> None:
-        group = cast(Group, _Thread(index, size, barrier, posted))
-        begin_compressed_sum(group, tensors[index], errors[index], FORMATS[word])()
+        begin(cast(Group, _Thread(index, size, barrier, posted)), index)()
 
     with ThreadPoolExecutor(size) as threads:
         list(threads.map(rank, range(size)))
+
+
+def summed(tensors: list[Tensor], errors: list[Tensor], word: Compression) -> None:
+    """Sum the ranks' tensors in place."""
+    sent_as = FORMATS[word]
+    on_threads(len(tensors), lambda group, i: begin_compressed_sum(group, tensors[i], errors[i], sent_as))
 
 
 @pytest.mark.parametrize("word", FORMATS)
@@ -90,6 +104,48 @@ def test_error_feedback_conserves_the_sum_and_ranks_get_the_same(
     torch.testing.assert_close(came_out + kept, given_in, rtol=1e-5, atol=1e-5 * 10.0**magnitude)
 
 
+def factored(begin: int, rows: int, columns: int) -> Factored:
+    matrix = Factored("w", Span(begin, begin + rows * columns), rows, columns, torch.empty(columns, LOW_RANK))
+    matrix.draw()
+    return matrix
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    ranks=st.integers(1, 4), rows=st.integers(20, 40), before=st.integers(0, 9), seed=st.integers(0, 1000),
+    times=st.integers(1, 3),
+)  # fmt: skip
+def test_factors_conserve_the_sum_and_ranks_get_the_same(
+    ranks: int, rows: int, before: int, seed: int, times: int
+) -> None:
+    size, random = before + 32 * rows + 5, torch.Generator().manual_seed(seed)
+    matrices = [[factored(before, rows, 32)] for _ in range(ranks)]
+    errors = [torch.zeros(size) for _ in range(ranks)]
+    given_in, came_out = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    for _ in range(times):
+        tensors = [torch.randn(size, generator=random) for _ in range(ranks)]
+        given_in += torch.stack(tensors).double().sum(0)
+        on_threads(ranks, lambda group, i: begin_low_rank_sum(group, tensors[i], errors[i], matrices[i]))  # noqa: B023
+        assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+        assert int(torch.linalg.matrix_rank(matrices[0][0].of(tensors[0]))) == LOW_RANK
+        came_out += tensors[0].double()
+    kept = torch.stack(errors).double().sum(0)
+    torch.testing.assert_close(came_out + kept, given_in, rtol=1e-4, atol=1e-4)
+    outside = torch.ones(size, dtype=torch.bool)
+    outside[before : before + 32 * rows] = False
+    assert not kept[outside].any()
+
+
+def test_a_sum_of_few_ranks_is_sent_whole_by_the_second_step() -> None:
+    """What has no more than LOW_RANK directions needs no more columns."""
+    matrix = torch.randn(40, LOW_RANK) @ torch.randn(LOW_RANK, 32)
+    matrices = [[factored(0, 40, 32)] for _ in range(2)]
+    for _ in range(2):
+        tensors, errors = [matrix.flatten().clone() for _ in range(2)], [torch.zeros(40 * 32) for _ in range(2)]
+        on_threads(2, lambda group, i: begin_low_rank_sum(group, tensors[i], errors[i], matrices[i]))  # noqa: B023
+    torch.testing.assert_close(tensors[0].view(40, 32), 2 * matrix, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("word", FORMATS)
 def test_a_number_is_off_by_half_a_step_of_its_blocks_scale_at_most(word: Compression) -> None:
     rows = torch.randn(3, 4 * BLOCK) * torch.logspace(-30, 30, 4).repeat_interleave(BLOCK)
@@ -107,6 +163,8 @@ def test_a_number_is_off_by_half_a_step_of_its_blocks_scale_at_most(word: Compre
     [
         ("dp4,mbs6,compress-fp16", "one", 1e-4),
         ("dp4,mbs6,compress-int8", "several", 1e-3),
+        ("dp4,mbs6,compress-powersgd", "several", 0.05),
+        pytest.param("dp2,tp2,pp2,mbs3,compress-powersgd,bf16", "one", 0.05, marks=pytest.mark.proof),
         pytest.param("dp4,shard2,mbs6,zero2,compress-int8", "several", 1e-3, marks=pytest.mark.proof),
         pytest.param("dp2,tp2,pp2,mbs3,compress-int8,bf16", "one", 1e-3, marks=pytest.mark.proof),
     ],
@@ -117,7 +175,7 @@ def test_a_compressed_layouts_loss_stays_by_the_exact_one(
     """Over 20 steps, in which the loss falls by a tenth and more."""
     exact, compressed = (
         pool.run(make_job(each, model=FOUR_LAYERS), machines).losses
-        for each in (layout.replace(",compress-fp16", "").replace(",compress-int8", ""), layout)
+        for each in (re.sub(",compress-[a-z0-9]+", "", layout), layout)
     )
     assert exact[-1] < 0.9 * exact[0]
     assert compressed != exact

@@ -125,7 +125,7 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float
     zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
     # what copies of the same weights or shards send each other
     number = np.where(grid.local_steps > 0, 4.0, sent_gradient_bytes(grid, case.stack))
-    of_copies = held * _number(between_copies(grid, number))
+    of_copies = held * _number(between_copies(case, grid, number))
     agreed = (
         of_copies,
         (gradients + weights) / 2,

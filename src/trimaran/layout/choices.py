@@ -387,7 +387,7 @@ CHOICES: tuple[Choice, ...] = (
         word=prefixed("compression", "compress", get_args(Compression), "none"),
         column=BY_NAME["compression"], heading=Heading("Compression", blank="row"),
         proposes=lambda workload, cluster, stack, devices: ("none",), exact=False, on_request=True,
-        coordinates=_switches(_SWITCH, ("fp16", "int8")),
+        coordinates=_switches(_SWITCH, ("fp16", "int8", "powersgd")),
     ),
     Choice(
         name="local_steps", short="local", default=0, word=numbered("local_steps", "local", usual=0),

@@ -1,9 +1,16 @@
-"""Compression: the formats in which replicas send each other what they sum, blocks of numbers with a scale each."""
+"""Compression: how replicas send each other fewer bytes of what they sum.
+
+In a narrow format, in blocks of numbers with a scale each; or matrices as products of thin factors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trimaran.nouns.stack import Compression
 
@@ -29,3 +36,12 @@ class Format:
 # fp16 has a scale too: gradients of a large batch are below its smallest number, and those of a bad step above its
 # largest.
 FORMATS: Mapping[Compression, Format] = {"fp16": Format(2, 1.0), "int8": Format(1, 127.0)}
+
+Length = float | NDArray[np.floating[Any]]
+# Columns of a factor (PowerSGD): Vogels et al., arXiv 1905.13727, tables 3 and 4, lose nothing with 4 of them.
+LOW_RANK = 4
+
+
+def in_factors(rows: Length, columns: Length) -> bool | NDArray[np.bool_]:
+    """Whether a matrix is sent as factors: where they are less than half of it (PyTorch's min_compression_rate)."""
+    return 2 * LOW_RANK * (rows + columns) < rows * columns

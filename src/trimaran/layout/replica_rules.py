@@ -17,6 +17,8 @@ def compression(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
         return f"{stack.name} has no compression {layout.compression} of gradients ({has}): choose another stack"
     if reason := _no_copies(layout, workload):
         return f"compression {layout.compression} is of what replicas send each other, but {reason}: set it to none"
+    if layout.compression == "powersgd" and (layout.zero_stage or layout.dp_kind == "fully_sharded"):
+        return "compression powersgd is of whole matrices, and shards are parts of them: choose int8, or no ZeRO"
     if layout.precision in ("fp16", "bf16_pure"):
         why = "scales its loss anew" if layout.precision == "fp16" else "has no gradients in fp32"
         return (

@@ -229,8 +229,8 @@ FURTHER_COLUMNS: tuple[Column, ...] = (
         "compression",
         "text",
         choices=get_args(Compression),
-        says="in what replicas send each other gradients, which changes the result: fp16 or int8 with error feedback; "
-        "empty: none",
+        says="how replicas send each other gradients in fewer bytes, which changes the result: fp16, int8 or powersgd "
+        "(factors of rank 4), with error feedback; empty: none",
     ),
     Column(
         "local_steps",

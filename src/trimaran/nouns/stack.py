@@ -19,7 +19,7 @@ ExpertOverlap = Literal["none", "shared", "batch"]
 # What lies in the host's memory: moments and master weights; those, weights and gradients; or what layers keep.
 Offload = Literal["none", "optimizer", "weights", "activations"]
 # In what replicas send each other what they sum; what that loses is kept and sent later (error feedback).
-Compression = Literal["none", "fp16", "int8"]
+Compression = Literal["none", "fp16", "int8", "powersgd"]
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 # Schedules of two chunks a rank, folded: rank r of p holds stages r and 2 p - 1 - r, so that the first has both ends.
 FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import IterationCost
+from trimaran.cost.effects.low_rank import FACTORED, sent_share
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.states import OPTIMIZER, shards
 from trimaran.layout.compression import FORMATS
@@ -18,11 +20,12 @@ _CODED, _CODED_OF_PART = 132.0, 74.0
 _OUTER_STEP = 52.0
 
 
-def between_copies(grid: LayoutGrid, gradient: Floats) -> Floats:
+def between_copies(case: Case, grid: LayoutGrid, gradient: Floats) -> Floats:
     """Bytes of a number between copies of it: `gradient`, those it has otherwise, or those of the compression."""
     for word, sent_as in FORMATS.items():
         gradient = np.where(grid.chose("compression", word), sent_as.sent_bytes, gradient)
-    return gradient
+    factored = grid.chose("compression", "powersgd")
+    return np.where(factored, 4.0 * sent_share(case, grid), gradient) if factored.any() else gradient
 
 
 def sharded_copies(iteration: IterationCost, gradient: Floats) -> Floats | float:
@@ -40,6 +43,7 @@ def coding_time(iteration: IterationCost) -> Floats | float:
         return 0.0
     owned = iteration.parameters / shards(grid, OPTIMIZER)
     moved = owned * (_CODED + _CODED_OF_PART / grid.size("replicate"))
+    moved = np.where(grid.chose("compression", "powersgd"), owned * FACTORED, moved)
     return np.where(grid.compression > 0, moved / rate.bandwidth * rate.memory_slowdown / _each(grid), 0.0)
 
 
@@ -51,7 +55,7 @@ def outer_time(iteration: IterationCost) -> Floats | float:
     grid, rate = iteration.grid, iteration.work.rate
     if not grid.local_steps.any():
         return 0.0
-    number = between_copies(grid, np.full(len(grid), 4.0))
+    number = between_copies(iteration.case, grid, np.full(len(grid), 4.0))
     stepped = iteration.parameters / shards(grid, OPTIMIZER) * _OUTER_STEP
     step = stepped / rate.bandwidth * rate.memory_slowdown
     summed = _all_reduce(iteration, number * iteration.parameters)

@@ -35,7 +35,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
     gradient = sent * shared
     scatter = network.all_gather(gradient, sharers)
     gather = network.all_gather(gathered * shared, sharers)
-    agreed = between_copies(grid, sent) * shared
+    agreed = between_copies(case, grid, sent) * shared
     reduced = network.all_reduce(agreed, replicas)
     if of_experts is not None:
         own = expert_replicas(iteration)
@@ -90,7 +90,7 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     scatter, scatter_ends = (network.all_gather(sent * each, sharers) for each in (layer, ends))
     times = 1.0 / iteration.micro_batches if case.stack.sums_copies_once else 1.0
     times = np.where(grid.local_steps > 0, 0.0, times)
-    agreed = between_copies(grid, sent)
+    agreed = between_copies(case, grid, sent)
     copied, copied_ends = (sharded_copies(iteration, agreed * each) * times for each in (layer, ends))
     if case.model.experts:
         own = expert_replicas(iteration)

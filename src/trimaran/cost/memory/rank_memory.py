@@ -133,7 +133,7 @@ class RankMemory:
         payload = np.zeros(len(self.grid))
         for word, sent_as in FORMATS.items():
             payload = np.where(self.grid.chose("compression", word), 2.0 * sent_as.sent_bytes, payload)
-        return payload
+        return payload  # of PowerSGD's factors next to none
 
     @property
     def kept(self) -> KeptBytes:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimaran.layout.compression import BLOCK, FORMATS, SCALE_BYTES, Format
-from trimaran.layout.layout import Layout
+from trimaran.layout.compression import BLOCK, SCALE_BYTES, Format
 from trimaran.train.comm.exchange import Finish, done
 from trimaran.train.comm.group import Group
 from trimaran.train.engine.flat_weights import FlatWeights, Unit
@@ -45,17 +44,16 @@ class NoSums(CopySums):
         return done
 
 
-class CompressedSums(CopySums):
-    """Sums in a narrow format. `state["error"]` is what this rank has not sent yet."""
+class FeedbackSums(CopySums):
+    """Sums that are not exact. `state["error"]` is what this rank has not sent yet."""
 
-    def __init__(self, flat: FlatWeights, sent_as: Format) -> None:
-        self._flat, self._format = flat, sent_as
+    def __init__(self, flat: FlatWeights) -> None:
+        self._flat = flat
         self.state = {"error": flat.zeros_like_owned()}
 
-    def begin(self, unit: Unit, tensor: Tensor) -> Finish:
-        """Begin to sum `tensor` and what was not sent before."""
-        copies = unit.holders.copies
-        return begin_compressed_sum(copies, tensor, self._flat.owned_part(unit, self.state["error"]), self._format)
+    def error_of(self, unit: Unit) -> Tensor:
+        """What has not been sent of the part of the unit that this rank owns."""
+        return self._flat.owned_part(unit, self.state["error"])
 
     def forget(self) -> None:
         """Forget what was not sent."""
@@ -63,9 +61,16 @@ class CompressedSums(CopySums):
             error.zero_()
 
 
-def copy_sums(layout: Layout, flat: FlatWeights) -> CopySums:
-    """The sums that the layout chose."""
-    return CopySums() if layout.compression == "none" else CompressedSums(flat, FORMATS[layout.compression])
+class CompressedSums(FeedbackSums):
+    """Sums in a narrow format."""
+
+    def __init__(self, flat: FlatWeights, sent_as: Format) -> None:
+        super().__init__(flat)
+        self._format = sent_as
+
+    def begin(self, unit: Unit, tensor: Tensor) -> Finish:
+        """Begin to sum `tensor` and what was not sent before."""
+        return begin_compressed_sum(unit.holders.copies, tensor, self.error_of(unit), self._format)
 
 
 def begin_compressed_sum(group: Group, tensor: Tensor, error: Tensor, sent_as: Format) -> Finish:

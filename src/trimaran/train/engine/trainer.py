@@ -14,7 +14,7 @@ from trimaran.layout.schedule import Action
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.bad_steps import Losses
-from trimaran.train.engine.copy_sums import copy_sums
+from trimaran.train.engine.chosen_sums import chosen_sums
 from trimaran.train.engine.data_parallel import DataParallel
 from trimaran.train.engine.expert_load import ExpertCounts, ExpertLoad
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
@@ -72,7 +72,7 @@ class Trainer:
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self._counts = ExpertCounts(job, self.stage, mesh, device) if workload.model.experts else None
         self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
-        self.sums = copy_sums(layout, self.flat)
+        self.sums = chosen_sums(layout, self.flat)
         tied = workload.model.tied_embedding
         self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, self.sums, tied=tied)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)

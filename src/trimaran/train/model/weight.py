@@ -104,7 +104,8 @@ def declared_weights(module: nn.Module) -> dict[str, tuple[DeclaredModule, str, 
     return declared
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """A generator that (seed, name) seeds."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
@@ -120,7 +121,7 @@ def drawn(seed: int) -> Initial:
         full = torch.zeros(spec.shape) if spec.init != "ones" else torch.ones(spec.shape)
         if spec.init == "normal":
             real = full if spec.real_rows is None else full[: spec.real_rows]
-            real.normal_(0.0, spec.std, generator=_generator(seed, spec.drawn_as or name))
+            real.normal_(0.0, spec.std, generator=generator_of(seed, spec.drawn_as or name))
         return full
 
     return values
