@@ -23,7 +23,7 @@ def compression(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
         why = "scales its loss anew" if layout.precision == "fp16" else "has no gradients in fp32"
         return (
             f"compression {layout.compression} keeps in fp32 what it has not sent, and precision {layout.precision} "
-            f"{why}: choose bf16"
+            f"{why}: choose bf16 or fp32"
         )
     return None
 
