@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_as_ranks_are_to_start_anew_only_delays_them(
 
 @needs_mount
 @pytest.mark.proof
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_training_lasts_through_twenty_faults(trainable: Recipe, cluster: Cluster, tmp_path: Path) -> None:
     here = Engine(trainable, cluster, trainable.sweep, Layout(dp=2), end_parent=lambda: end_first(is_nursery))
     kinds = Counter(kill=7, stop=3, slow=2, full_disk=3, lost_parent=5)

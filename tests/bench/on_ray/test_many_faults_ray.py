@@ -23,7 +23,7 @@ def is_actor(process: int) -> bool:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_training_on_two_raylets_lasts_through_twenty_faults(
     trainable: Recipe, settings: RaySettings, cluster: Cluster, tmp_path: Path, raylets: Raylets,
     monkeypatch: pytest.MonkeyPatch,

@@ -24,7 +24,7 @@ def watches_a_rank(process: int) -> bool:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_training_on_two_nodes_lasts_through_twenty_faults(
     trainable: Recipe, cluster: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
