@@ -34,6 +34,7 @@ needs_mount = pytest.mark.skipif(
 )
 
 
+@pytest.mark.proof
 @needs_mount
 def test_a_disk_that_is_full_as_ranks_are_to_start_anew_only_delays_them(
     trainable: Recipe, cluster: Cluster, tmp_path: Path

@@ -102,6 +102,7 @@ def placed_launch(layout: Layout, cluster: Cluster, folder: Path, program: str, 
     )  # fmt: skip
 
 
+@pytest.mark.proof
 @namespaces
 def test_between_two_ranks_lies_the_way_of_the_nodes_that_they_are_placed_on(cluster: Cluster, tmp_path: Path) -> None:
     layout = parse_layout("pp4,mbs1,on2.0.3.1")

@@ -192,6 +192,7 @@ def test_forked_ranks_end_with_the_process_they_were_forked_from(
     assert row.status == "ok" and len(killed) == 1, "another process takes its place, and the trial is run again"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_rank_of_a_training_is_named_soon(
     real: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int

@@ -78,6 +78,7 @@ def started_by_srun(
     return zero, one
 
 
+@pytest.mark.proof
 def test_srun_s_processes_are_the_ranks(tmp_path: Path) -> None:
     command = [*PYTHON, "trimaran", "train", str(tiny_recipe(tmp_path)), "--layout", "tp2,mbs4"]
     ranks = started_by_srun(command, tmp_path)

@@ -25,6 +25,7 @@ def stored(folder: Path) -> list[str]:
         return [row.created_at or "" for row in store.measurements(every_attempt=True)]
 
 
+@pytest.mark.proof
 def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, LAYOUTS)
     first = subprocess.Popen([TRIMARAN, "tune", str(recipe)], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

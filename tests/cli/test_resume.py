@@ -80,6 +80,7 @@ def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path) -> None:
     assert (tmp_path / f"runs/tiny/checkpoints/step-{stopped_at:08d}/manifest.json").exists()
 
 
+@pytest.mark.proof
 def test_a_loss_that_is_no_number_ends_a_training_and_keeps_the_good_checkpoints(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     good = recipe.read_text().replace("steps = 12\n", "steps = 6\ncheckpoint_every = 2\nkeep_checkpoints = 2\n")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from command import run, tiny_recipe
 
 
+@pytest.mark.proof
 def test_a_new_training_keeps_the_checkpoints_of_the_one_before(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     train = ["train", str(recipe), "--layout", "dp1,mbs4"]

@@ -16,6 +16,7 @@ from trimaran.store import Store
 from trimaran.study.training.events import Event, EventKind, EventLog, now, set_events_aside
 
 
+@pytest.mark.proof
 def test_an_earlier_training_is_kept_and_a_diverged_one_is_told(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     train = ["train", str(recipe), "--layout", "dp1,mbs4"]

@@ -23,6 +23,7 @@ def wait_until_told(notices: Path, kind: str, running: subprocess.Popen[str]) ->
         time.sleep(0.01)
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk")
 def test_a_disk_that_is_full_while_a_checkpoint_is_written_does_not_end_the_training(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)

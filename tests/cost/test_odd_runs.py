@@ -83,6 +83,7 @@ def test_an_ordinary_run_has_no_note() -> None:
     assert answer().cells()["predicted_note"] == ""
 
 
+@pytest.mark.proof
 def test_every_packaged_row_that_ran_is_answered() -> None:
     rows = [row for name in packaged_tables() for row in predict_table(packaged_table(name))]
     ran = [row for row in rows if row.row.measurement and row.row.measurement.status == "ok"]

@@ -209,6 +209,7 @@ def test_a_program_that_was_killed_is_told_of_by_its_signal(monkeypatch: pytest.
         run_program("killed", [], "train --dry-run")
 
 
+@pytest.mark.proof
 def test_a_plan_s_best_layouts_are_traced_with_or_without_a_recipe(tmp_path: Path) -> None:
     model = tmp_path / "small.toml"
     model.write_text("layers = 4\nhidden = 256\nheads = 4\nvocab = 1000\n")

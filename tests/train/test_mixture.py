@@ -225,6 +225,7 @@ def test_a_loss_that_evens_out_the_load_does(make_job: Callable[..., TrainJob]) 
     assert all(sum(layer) == pytest.approx(8) for load in (*alone, *evened) for layer in load.of_layers)
 
 
+@pytest.mark.proof
 def test_the_load_of_each_expert_is_in_the_log_and_in_tensorboard(
     make_job: Callable[..., TrainJob],
 ) -> None:

@@ -31,6 +31,7 @@ def test_a_probe_on_two_nodes_measures_the_link_between_them(tmp_path: Path) -> 
     assert "links of 1 pairs of 2 nodes, 2 ranks each; the slowest, nodes 0 and 1: " in cluster.source
 
 
+@pytest.mark.proof
 def test_ranks_of_one_node_have_no_link_to_measure(tmp_path: Path) -> None:
     done = probe(tmp_path, "--nodes=1", "--ntasks-per-node=2")
     assert done.returncode == 2
