@@ -58,6 +58,20 @@ LLAMA = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 257, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
+SITES: dict[str, Any] = {
+    **{key: MACHINE[key] for key in ("devices_per_node", "device", "intra", "inter")},
+    "groups": [{"name": "ohio", "nodes": 1}, {"name": "virginia", "nodes": 1}],
+    "links": [{"between": ["ohio", "virginia"], "bandwidth_gbps": 1, "latency_us": 9}],
+}
+_SUM = {"seconds": 10.0, "bits_per_second": 9e8}
+IPERF3 = {
+    "start": {
+        "connected": [{"local_host": "10.0.0.1", "remote_host": "10.1.0.1"}], "version": "iperf 3.12",
+        "test_start": {"protocol": "TCP", "num_streams": 1, "reverse": 0},
+    },
+    "intervals": [],
+    "end": {"streams": [{"sender": {"min_rtt": 22000}}], "sum_sent": _SUM, "sum_received": _SUM},
+}  # fmt: skip
 LOG_LINE = (
     " iteration {n}/ 1000 | consumed samples: {s} | elapsed time per iteration (ms): 1200.0 | learning rate: 1.0E-04 |"
     " global batch size: 512 | lm loss: 7.1E+00 | loss scale: 4096.0 | grad norm: 1.1 | number of skipped iterations:"
@@ -90,6 +104,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "llama" / "config.json").write_text(json.dumps(LLAMA))
     shutil.copy(ROOT / "src/trimaran/catalog/measurements/seeds.csv", folder / "table.csv")
     (folder / "train.log").write_text("".join(LOG_LINE.format(n=n, s=512 * n) for n in range(1, 30)))
+    hosts = [f"#  Rank {rank} Group  0 Pid 7 on node{rank // 8} device {rank % 8} [0x18] H100\n" for rank in range(16)]
+    columns = "# all_reduce_perf\n# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+    sizes = [f"{8**n} {2 * 8 ** (n - 1)} float sum -1 {2 * f'{9 + 8**n / 1e5:.2f} 0 0 0 '}\n" for n in range(1, 11)]
+    (folder / "allreduce.txt").write_text("".join([*hosts, columns, *sizes]))
+    (folder / "sites.toml").write_text(tomli_w.dumps(SITES))
+    (folder / "iperf3.json").write_text(json.dumps(IPERF3))
     head = "| Nodes | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs |\n|" + " --- |" * 9
     (folder / "prequel.md").write_text(f"# Prequel\n\n{head}\n| 48 | 8 | 4 | 12 | 2 | 2048 | 44GB | 110.5 | 145.9 |\n")
     return folder

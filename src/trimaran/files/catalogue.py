@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trimaran.files.hugging_face_config import model_from_config
-from trimaran.files.user_file import read_json, read_toml
+from trimaran.files.user_file import NOUN_BYTES, file_text, read_json, read_toml
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.faults import Faults
 from trimaran.nouns.hardware.device import Device
@@ -55,6 +55,13 @@ def load_cluster(name_or_path: str) -> Cluster:
     """A Cluster by catalogue name or TOML file; its device may be a name or a table."""
     table, source = _table("clusters", name_or_path)
     return cluster_from(table, source, Path(name_or_path).parent)
+
+
+def cluster_text(name_or_path: str) -> str:
+    """The text of a cluster's TOML file as it stands, by catalogue name or path."""
+    _, source = _table("clusters", name_or_path)
+    path = Path(name_or_path) if looks_like_path(name_or_path) else CATALOG / "clusters" / f"{name_or_path}.toml"
+    return file_text(path, source, NOUN_BYTES, "give a TOML file")
 
 
 def load_faults(name_or_path: str) -> Faults:

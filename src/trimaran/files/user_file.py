@@ -84,7 +84,11 @@ def read_text(path: str | Path, what: str, limit_bytes: int, expected: str) -> s
 
 def read_toml(path: str | Path | Traversable, what: str, expected: str = "give a TOML file") -> dict[str, Any]:
     """The table of a TOML file, a user's or a packaged one. Raises TrimaranError where it cannot be read or is none."""
-    text = _text(path, what, NOUN_BYTES, expected)
+    return toml_table(file_text(path, what, NOUN_BYTES, expected), what)
+
+
+def toml_table(text: str, what: str) -> dict[str, Any]:
+    """The table of a TOML text. Raises TrimaranError, naming `what`, where it is none."""
     if _DEEP_KEY.search(text):
         raise TrimaranError(f"{what} is not valid TOML: a key of it is nested more than {MOST_NESTED} deep: correct it")
     try:
@@ -97,7 +101,7 @@ def read_toml(path: str | Path | Traversable, what: str, expected: str = "give a
 
 def read_json(path: str | Path, what: str, limit_bytes: int = NOUN_BYTES, expected: str = "give a JSON file") -> Any:
     """What a JSON file holds. Raises TrimaranError where it cannot be read or is not JSON."""
-    text = _text(path, what, limit_bytes, expected)
+    text = file_text(path, what, limit_bytes, expected)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -111,7 +115,8 @@ def _too_large(what: str, limit_bytes: int) -> TrimaranError:
     return TrimaranError(f"{what} has more than {size}, the most that is read of such a file: is it the right one?")
 
 
-def _text(path: str | Path | Traversable, what: str, limit_bytes: int, expected: str) -> str:
+def file_text(path: str | Path | Traversable, what: str, limit_bytes: int, expected: str) -> str:
+    """The text of a file, a user's or a packaged one. Raises TrimaranError as `read_text` does."""
     if isinstance(path, str | Path):
         return read_text(path, what, limit_bytes, expected)
     return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`trimaran import`: logs and tables of others into a store, and configurations of others as layouts."""
+"""`trimaran import`: logs and tables of others into a store, links into a cluster file, configurations as layouts."""
 
 from __future__ import annotations
 
@@ -42,14 +42,30 @@ class ImportFormat(StrEnum):
     trimaran = "trimaran"
     csv = "csv"
     markdown = "markdown"
+    nccl_tests = "nccl-tests"
+    iperf3 = "iperf3"
 
 
 def import_(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Logs, Markdown documents or CSV tables.", metavar="[FILE...]")
+        list[Path] | None,
+        typer.Argument(help="Logs, Markdown documents or CSV tables; or measured links.", metavar="[FILE...]"),
     ] = None,
     into: Annotated[
-        Path | None, typer.Option("--into", help="Store to add the rows to.", metavar="STORE.sqlite")
+        Path | None,
+        typer.Option(
+            "--into",
+            help="Store to add the rows to; or a cluster's .toml, to write links into that nccl-tests or iperf3 --json "
+            "measured.",
+            metavar="STORE.sqlite",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Which link of the cluster was measured: intra, inter, a group, or two groups as FROM,TO. Default: as "
+            "the hosts tell."
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -82,6 +98,8 @@ def import_(
 ) -> None:
     """Read logs and tables into a store, what is doubtful flagged; or price a configuration of another trainer.
 
+    Into a cluster's .toml it writes links that nccl-tests or iperf3 --json measured; --cluster begins a new one.
+
     Example: trimaran import prequel.md --into published.sqlite
     """
     from trimaran.nouns.noun import TrimaranError
@@ -94,6 +112,14 @@ def import_(
     if not files or into is None:
         missing = "FILE" if not files else "--into STORE.sqlite"
         raise TrimaranError(f"{missing} is missing: name files and a store, or a configuration by --config")
+    if into.suffix == ".toml":
+        beside = {"--profile": profile, "--model": model, "--stack": stack, "--set": set_}
+        if stated_beside := [option for option, value in beside.items() if value]:
+            raise TrimaranError(f"{stated_beside[0]} is of runs, and links go into {into}: leave it out")
+        _write_links(files, into, cluster, link, source_format, form)
+        return
+    if link is not None:
+        raise TrimaranError(f"--link names a link of a cluster, and --into {into} is a store: name a .toml")
     from trimaran.report.tables import Field, render
     from trimaran.store import Store
     from trimaran.store.importers.formats import Asked, import_file
@@ -138,6 +164,35 @@ def _price(
         raise TrimaranError("--cluster is missing: state where the configuration is to run")
     given = Given(cluster, model, stack, gbs, seq, devices)
     tell(answer(cost_of(config, source_format.value, given), form.value))
+
+
+def _write_links(
+    files: list[Path],
+    into: Path,
+    cluster: str | None,
+    link: str | None,
+    source_format: ImportFormat,
+    form: OutputFormat,
+) -> None:
+    from trimaran.report.tables import Field, render
+    from trimaran.store.importers.links.into_cluster import import_links
+
+    written = import_links(files, into, cluster, link, source_format.value)
+    tell_each([f"{each.file}: {remark}" for each in written for remark in each.remarks])
+    names = (
+        "file",
+        "tool",
+        "link",
+        "bandwidth_gbps",
+        "latency_us",
+        "bandwidth_gbps_before",
+        "latency_us_before",
+        "said",
+    )
+    records = [{name: getattr(each, name) for name in names} for each in written]
+    fields = [Field(name, name.replace("_", " ").capitalize()) for name in names]
+    rendered = render(records, fields, form.value)
+    tell("\n".join(f"{into}: {each.sentence}" for each in written) if form is OutputFormat.table else rendered)
 
 
 def _given(model: str | None, cluster: str | None, stack: str | None, pairs: list[str]) -> dict[str, Cell]:

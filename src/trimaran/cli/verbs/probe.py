@@ -54,7 +54,8 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
         if place:
             links = Path(folder) / "links.json"
-            run_program("trimaran.probe.links", [str(links)], "probe", environment=place.environment)
+            found = [str(links), *(["--quick"] if quick else [])]
+            run_program("trimaran.probe.links", found, "probe", environment=place.environment)
             if place.rank:
                 return
             arguments += ["--links", str(links)]

@@ -13,6 +13,8 @@ from trimaran.store.importers import csv_table, markdown
 from trimaran.store.importers.document_rows import Reading, read_document
 from trimaran.store.importers.doubts import examine
 from trimaran.store.importers.draft import Accept, Draft, finish
+from trimaran.store.importers.links import read_links as links
+from trimaran.store.importers.links.read_links import TOOLS
 from trimaran.store.importers.logs import (
     deepspeed,
     hugging_face,
@@ -130,6 +132,8 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
 
 def _format(path: Path, text: str, form: str) -> Format:
     names = ", ".join(known.name for known in FORMATS)
+    if form in TOOLS or (form == "auto" and links.recognises(text)):
+        raise TrimaranError(f"{path} measures a link, and no run: import it --into a cluster's .toml")
     if form != "auto":
         for known in FORMATS:
             if known.name == form:

@@ -1,0 +1,1 @@
+"""Measurements of links by other tools, and the cluster file that they are written into."""
