@@ -28,3 +28,22 @@ def test_ranks_that_resume_wait_for_the_one_that_still_reads(tmp_path: Path, mon
     told = pulse.silent(ranks, limits)
     assert told is not None and told.rank == 0
     assert "gave no sign for 181.0 s before its first step, since it began to resume" in told.sentence
+
+
+def test_a_rank_that_is_stopped_as_it_begins_is_no_slow_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it, silent too; ranks that are not stopped may take their time."""
+    now = 0.0
+    monkeypatch.setattr(pulses, "time", SimpleNamespace(monotonic=lambda: now))
+    pulse, ranks, limits = Pulse(tmp_path, 3), [0, 1, 2], Limits(start_s=180, hang_s=10)
+    (tmp_path / "heartbeat.0").write_text("connect")
+    (tmp_path / "heartbeat.1").write_text("import_torch")
+    for now in (5.0, 14.0):  # noqa: B007 - the clock that is set
+        pulse.observe()
+        assert pulse.silent(ranks, limits, lambda: (1,)) is None
+    now = 16.0
+    pulse.observe()
+    assert pulse.silent(ranks, limits) is None
+    silence = pulse.silent(ranks, limits, lambda: (1,))
+    assert silence is not None and "rank 1 gave no sign for 11.0 s before its first step" in silence.sentence
+    unheard = pulse.silent(ranks, limits, lambda: (2,))
+    assert unheard is not None and unheard.rank == 2 and "10.0 s are allowed" in unheard.sentence

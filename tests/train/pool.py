@@ -150,6 +150,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",
+        TRIMARAN_NODE=f"n{rank % 2}",  # of two nodes, which hold snapshots for each other where a test asks for them
     )
     import torch
     import torch.distributed as dist

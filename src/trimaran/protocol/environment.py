@@ -14,6 +14,9 @@ RENDEZVOUS_FD = "TRIMARAN_RENDEZVOUS_FD"
 # torchrun sets these: ranks that have them meet in torchrun's own store, under another prefix after each restart.
 TORCHRUN_ID, TORCHRUN_RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 
+# The name of a rank's node, where its launcher knows it; Slurm's own variable for it.
+NODE, SLURM_NODE = "TRIMARAN_NODE", "SLURMD_NODENAME"
+
 # Which GPUs of its node a process sees, as CUDA reads it.
 SHOWN_GPUS = "CUDA_VISIBLE_DEVICES"
 

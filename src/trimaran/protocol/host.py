@@ -41,6 +41,19 @@ def memory_gib() -> float:
     return total / GIB
 
 
+def free_memory_bytes() -> int:
+    """Memory that this process may still take: what the machine has left, or its control group (version 2)."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        free = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        group = _CGROUP / Path("/proc/self/cgroup").read_text().partition("0::/")[2].split("\n")[0]
+        for folder in (group, *group.parents):
+            if (folder / "memory.max").exists() and (limit := (folder / "memory.max").read_text().strip()) != "max":
+                free = min(free, int(limit) - int((folder / "memory.current").read_text()))
+    return max(0, free)
+
+
 # Where other programs take more of the cores' time than this, it shows in the figures.
 QUIET_SHARE = 0.1
 

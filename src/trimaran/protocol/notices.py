@@ -15,6 +15,8 @@ class Notice(StrEnum):
 
     RESUMED = "resumed"  # step, path, layout, changed (sentences)
     SAVED = "saved"  # step, path, write_s, blocked_s, waited_s
+    HELD = "held"  # step, blocked_s, held_s, gib (by node)
+    BROUGHT_BACK = "brought_back"  # text
     STOPPED = "stopped"  # step
     NOT_SAVED = "not_saved"  # step, text (a sentence)
     DAMAGED = "damaged"  # step, text

@@ -58,6 +58,12 @@ class TrainSettings(Noun):
     checkpoint_minutes: float = Field(
         default=10.0, gt=0, le=1e6, description="minutes between checkpoints, at least 50 times what one stops a step"
     )
+    snapshot_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=1e6,
+        description="seconds between snapshots that nodes hold in memory for each other; 0: none",
+    )
     restarts: int = Field(
         default=3, ge=0, description="starts anew after faults, in a row without a newer checkpoint; 0: none"
     )

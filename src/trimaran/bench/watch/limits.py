@@ -9,11 +9,12 @@ from dataclasses import dataclass
 class Limits:
     """Limits of one trial. Times in seconds.
 
-    In each phase of its start-up, and once its result is written, a rank may be silent for `start_s`. In
-    between it hangs where it gives no sign for `hang_steps` times the longest gap so far, but at least `hang_s`;
-    in the first step, times what a step is expected to take (`step_s`) or start-up took. When a rank has failed,
-    the others get `peers_s` to follow by themselves. `memory_gib` bounds what all ranks of a machine hold
-    together (None: what the machine has), and `log_mib` what one rank may print.
+    In each phase of its start-up, and once its result is written, a rank may be silent for `start_s` (one that
+    stands still as it starts up, stopped by a signal or a debugger, for `hang_s`). In between it hangs where it
+    gives no sign for `hang_steps` times the longest gap so far, but at least `hang_s`; in the first step, times
+    what a step is expected to take (`step_s`) or start-up took. When a rank has failed, the others get `peers_s` to
+    follow by themselves. `memory_gib` bounds what all ranks of a machine hold together (None: what the machine
+    has), and `log_mib` what one rank may print.
     """
 
     timeout_s: float = 600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +69,19 @@ class Pulse:
         """Whether every rank has given a sign."""
         return all(self._stamps)
 
-    def silent(self, running: list[int], limits: Limits) -> Silence | None:
-        """The rank among `running` that has been silent too long, or None."""
+    def silent(
+        self, running: list[int], limits: Limits, stopped: Callable[[], tuple[int, ...]] = tuple
+    ) -> Silence | None:
+        """The rank among `running` that has been silent too long, or None.
+
+        Of ranks that start up, one that stands still (`stopped`, asked once one is silent) is never about to begin.
+        """
         now = time.monotonic()
-        for rank in sorted(running, key=self._last_sign_at):
-            age, allowed = now - self._last_sign_at(rank), self._allowed_s(rank, limits)
+        begins = [rank for rank in running if self._starts(rank) and now - self._last_sign_at(rank) > limits.hang_s]
+        still = set(stopped()) & {*begins} if begins else set()
+        for rank in sorted(running, key=lambda rank: (rank not in still, self._last_sign_at(rank))):
+            age = now - self._last_sign_at(rank)
+            allowed = limits.hang_s if rank in still else self._allowed_s(rank, limits)
             if age > allowed:
                 when = f"after step {self.steps}" if self.steps else self._start_of(rank)
                 return Silence(rank, f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed")
@@ -84,8 +93,7 @@ class Pulse:
 
     def _allowed_s(self, rank: int, limits: Limits) -> float:
         # loading libraries and connecting is no step, and neither is leaving with a result written
-        starting = not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != RankPhase.STEP)
-        if starting or RunFile.RESULT.of(self._out_dir).exists():
+        if self._starts(rank) or RunFile.RESULT.of(self._out_dir).exists():
             return limits.start_s
         if self.steps == 0:
             # the first step also makes kernels and connections ready, which goes with how long start-up took
@@ -93,6 +101,9 @@ class Pulse:
         # with one step seen there may be no gap to go by yet; start-up and that step took longer than one
         longest = self._longest_gap_s if self.steps > 1 else max(self._longest_gap_s, self._first_step_s)
         return max(limits.hang_s, limits.hang_steps * longest)
+
+    def _starts(self, rank: int) -> bool:
+        return not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != RankPhase.STEP)
 
     def _start_of(self, rank: int) -> str:
         phase = self._phase[rank]

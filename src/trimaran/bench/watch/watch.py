@@ -145,7 +145,7 @@ class _Watch:
         if now - self._started > self._limits.timeout_s:
             return "timeout", f"{self.pulse.steps} steps in {self._limits.timeout_s:g} s, the trial's time limit"
         running = [rank for rank, code in enumerate(codes) if code is None]
-        if silence := self.pulse.silent(running, self._limits):
+        if silence := self.pulse.silent(running, self._limits, self._ranks.stopped):
             self.silence = silence
             return "hang", silence.sentence
         return None

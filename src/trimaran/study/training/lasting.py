@@ -68,12 +68,13 @@ class LastingTraining:
         self._trial = first
         self._devices = Devices(first.cluster.devices)
         self._kept = KeptStarts(KEPT_STARTS)
-        self._teller = self._new_teller()
+        self._teller = self._before = self._new_teller()  # of this start, and of the last that met a fault
         self._growing = self._goes_on = False  # whether this start's ranks are to leave for more, and have made a step
         self._faults_in_a_row = self._starts_in_vain = 0
         self._waited_s = 0.0  # since the last step, until ranks could be started
         self._saved_at = self._last_step = 0
         self._last_step_at = time.monotonic()
+        self._kept_at = 0  # what the next start is to begin at, should what nodes hold of it be whole
         self._failed_device: int | None = None
         self._restarted = False
         self._nodes: int | None = None
@@ -144,7 +145,7 @@ class LastingTraining:
             if self._restarted:
                 seconds = round(self._teller.first_step_at - self._last_step_at, 3)
                 waited_s = round(self._waited_s + self._launcher.waited_s, 3)
-                self._note(EventKind.WENT_ON, seconds=seconds, waited_s=waited_s)
+                self._note(EventKind.WENT_ON, seconds=seconds, waited_s=waited_s, **self._lost_besides())
             self._waited_s = 0.0
         self._last_step, self._last_step_at = self._teller.last_step, self._teller.last_step_at
         if not self._growing and self._trial.job.saves and self._may_grow():
@@ -176,14 +177,32 @@ class LastingTraining:
             self._note(EventKind.STOPPED)
             raise TrainingStoppedError(f"stopped before it could save; {GO_ON} from what was saved")
         rank = run.verdict.rank
-        lost = max(0, self._last_step - self._saved_at)
-        lost_s = round(self._teller.lost_s(self._saved_at), 3)
-        self._note(EventKind(row.status), rank=rank, node=run.node, lost_steps=lost, lost_s=lost_s, why=first)
+        self._note(EventKind(row.status), rank=rank, node=run.node, why=first, **self._lost())
         self._faults_in_a_row += 1
         if (why := self._final(run)) is not None:
             raise TrimaranError(f"training on {layout} ended as {row.status}: {first}{why}; see {self._out_dir}")
         self._blame(rank)
-        self._last_step = self._saved_at
+        self._last_step = self._kept_at
+
+    def _lost(self) -> dict[str, float]:
+        """What a fault costs: the steps behind the newest state that is kept, should it be whole."""
+        if self._teller.made_steps:
+            self._kept_at, self._before = max(self._saved_at, self._teller.held_at), self._teller
+            lost, lost_s = max(0, self._last_step - self._kept_at), self._teller.lost_s(self._kept_at)
+        else:
+            more = self._lost_besides() if self._teller.began_at else {}
+            lost, lost_s = more.get("lost_steps", 0), more.get("lost_s", 0.0)
+            self._kept_at = max(self._kept_at, self._saved_at)
+        return {"lost_steps": lost, "lost_s": round(lost_s, 3)}
+
+    def _lost_besides(self) -> dict[str, float]:
+        """What the fault before this start has cost beyond that, where what was kept is damaged or gone with a node."""
+        began_at, kept_at = self._teller.began_at, self._kept_at
+        if began_at >= kept_at:
+            return {}
+        self._kept_at = began_at
+        lost_s = self._before.lost_s(began_at) - self._before.lost_s(kept_at)
+        return {"lost_steps": kept_at - began_at, "lost_s": round(lost_s, 3)}
 
     def _final(self, run: Run) -> str | None:
         """What is to be said besides where a fault ends the training; None where another start may do.
@@ -197,8 +216,8 @@ class LastingTraining:
             raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from what was saved")
         if run.verdict.refused or never_began:
             return ""
-        if self._lasting.joined and self._saved_at > self._teller.began_at:
-            raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from step {self._saved_at}")
+        if self._lasting.joined and self._kept_at > self._teller.began_at:
+            raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from step {self._kept_at}")
         if not self._lasting.restarts:
             return ""
         if self._faults_in_a_row > self._lasting.restarts:
@@ -231,7 +250,7 @@ class LastingTraining:
         if self._out_dir in kept:
             self._kept.keep(kept[self._out_dir])
         if self._faults_in_a_row:
-            where = f"from step {self._saved_at}" if self._saved_at else "from the first step"
+            where = f"from step {self._kept_at}" if self._kept_at else "from the first step"
             self._on_notice(
                 f"starting anew {where} on {layout}, {self._faults_in_a_row} of {self._lasting.restarts} times "
                 f"without a newer checkpoint"

@@ -16,10 +16,10 @@ class Teller:
     """Passes on what the ranks write down from one start to their end, and keeps where they stand.
 
     `last_step` is the newest step made, those before this start included, `began_at` the one that this start went on
-    from, `saved_at` the newest that a checkpoint has (0: none), `stopped_at` the step at which they left as they were
-    asked; `first_step_at` and `last_step_at` are when the first and the newest step of this start were seen, by the
-    monotonic clock. `on_event` gets checkpoints, slow ranks and bad steps as notices, with `lost_s`, the seconds of the
-    steps that they undo.
+    from, `saved_at` the newest that a checkpoint has (0: none), `held_at` the newest that nodes hold, `stopped_at`
+    the step at which they left as they were asked; `first_step_at` and `last_step_at` are when the first and the
+    newest step of this start were seen, by the monotonic clock. `on_event` gets checkpoints, slow ranks and bad steps
+    as notices, with `lost_s`, the seconds of the steps that they undo.
     """
 
     def __init__(
@@ -32,7 +32,8 @@ class Teller:
         self._log, self._notices = LogTail(RunFile.LOG.of(out_dir)), LogTail(RunFile.NOTICES.of(out_dir))
         self._on_step, self._on_notice, self._on_event = on_step, on_notice, on_event
         self._step_s: dict[int, float] = {}  # of the steps that no checkpoint has
-        self.began_at = self.resumed_at = self.last_step = self.saved_at = 0
+        self.began_at = self.resumed_at = self.last_step = self.saved_at = self.held_at = 0
+        self._held_s = 0.0  # for which snapshots since the last checkpoint stopped the training
         self.stopped_at: int | None = None
         self.first_step_at: float | None = None
         self.last_step_at: float | None = None
@@ -75,6 +76,15 @@ class Teller:
                 f"checkpoint of step {step} is written: the step waited {notice['blocked_s']:.3f} s, "
                 f"writing took {notice['write_s']:.2f} s"
             )
+        elif kind == Notice.HELD:
+            if not self.held_at:
+                gib = ", ".join(f"{node} {size:.3g} GiB" for node, size in notice["gib"].items())
+                self._on_notice(
+                    f"snapshot of step {step} is held in memory, by each node its own part and that of the node before "
+                    f"it ({gib}): the step waited {notice['blocked_s']:.3f} s, sending took {notice['held_s']:.2f} s; "
+                    f"later ones take its place"
+                )
+            self.held_at = notice["step"]
         elif kind == Notice.STOPPED:
             self.stopped_at = step
         elif kind not in (Notice.SLOW, Notice.BAD_LOSS):
@@ -85,9 +95,14 @@ class Teller:
         kind, back_to = notice["kind"], notice.get("back_to")
         if kind == Notice.SAVED:
             self._step_s = {step: seconds for step, seconds in self._step_s.items() if step > notice["step"]}
+            notice["blocked_s"] += self._held_s
+            self._held_s = 0.0
+        elif kind == Notice.HELD:
+            self._held_s += notice["blocked_s"]
         if back_to is not None:
             notice["lost_s"] = self.lost_s(back_to)
             self._step_s.clear()
+            self.held_at = 0
             self.resumed_at, self.last_step = min(self.resumed_at, back_to), back_to
         if kind in (Notice.SAVED, Notice.SLOW, Notice.BAD_LOSS):
             self._on_event(notice)

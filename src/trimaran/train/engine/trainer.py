@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 
 import torch
@@ -30,15 +31,23 @@ from trimaran.train.model.weight import Initial
 from trimaran.train.text.sampler import Sampler
 
 
+class Save(IntEnum):
+    """What is to be done with the state behind a step."""
+
+    NO = 0
+    HOLD = 1  # in the memory of nodes, which hold it for each other
+    WRITE = 2  # as a checkpoint
+
+
 @dataclass(frozen=True)
 class StepResult:
     """Figures of a step, the same on every rank; `zeros` counts gradients that are exactly zero.
 
     Of replicas that train apart `loss` and `zeros` are means, and `grad_norm` is the root of their squares' mean.
 
-    `stop` and `save`: a rank was told to leave, and a rank wants a checkpoint. `bad` says what is wrong with the loss
-    or its gradient, `skipped` whether the weights were left as they are. `own_s` are each rank's own seconds of the
-    step before, without those in which it waited for others. `load` is that of a mixture's experts.
+    `stop`: a rank was told to leave; `save`: what rank 0 wants done with the state. `bad` says what is wrong with the
+    loss or its gradient, `skipped` whether the weights were left as they are. `own_s` are each rank's own seconds of
+    the step before, without those in which it waited for others. `load` is that of a mixture's experts.
     """
 
     loss: float
@@ -49,7 +58,7 @@ class StepResult:
     skipped: bool
     loss_scale: float = 1.0
     stop: bool = False
-    save: bool = False
+    save: Save = Save.NO
     bad: str | None = None
     own_s: tuple[float, ...] = ()
     load: ExpertLoad | None = None
@@ -97,8 +106,8 @@ class Trainer:
         self._sampler = sampler
         self.step_number = 0
         self.consumed_samples = 0
-        # set where this rank was told to stop, or is to say when to save; all ranks learn of it with the loss
-        self.stop_wanted = self.save_wanted = False
+        # set where this rank was told to stop, or is rank 0, which says when to save; all learn of it with the loss
+        self.stop_wanted, self.save_wanted = False, Save.NO
         self.own_s = 0.0  # what this rank tells the others of the last step
 
     @property
@@ -231,7 +240,7 @@ class Trainer:
             skipped,
             loss_scale,
             stops > 0,
-            saves > 0,
+            Save(round(saves)),
             bad,
             tuple(own_s),
             load,

@@ -13,11 +13,12 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import STOP_SIGNALS
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.notices import Notice, Tell
-from trimaran.train.engine.trainer import StepResult, Trainer
+from trimaran.train.engine.trainer import Save, StepResult, Trainer
 from trimaran.train.run.silence import stacks_before
 from trimaran.train.run.trace import Trace
 
 if TYPE_CHECKING:
+    from trimaran.train.state.held import HeldSnapshots
     from trimaran.train.state.saver import Saver
 
 
@@ -51,7 +52,10 @@ class Course:
             self._trace = Trace(RunFile.TRACE.of(job.out_dir, trainer.mesh.world.index), job.trace_steps, on_gpu=on_gpu)
         self._every, self._every_s = job.train.checkpoint_every, 60.0 * job.train.checkpoint_minutes
         self._next_save = time.monotonic() + self._every_s
+        self._hold_every_s = job.train.snapshot_seconds
+        self._next_hold = time.monotonic() + self._hold_every_s
         self._saver: Saver | None = None
+        self._held: HeldSnapshots | None = None
         self._saved_at = -1
         self._bad_steps = 0  # in a row; of a training that goes back, since its last checkpoint
         self._state_is_bad, self._why = False, ""
@@ -59,13 +63,19 @@ class Course:
         if job.checkpoint_dir is None or not (job.saves or job.resume):
             return
         # torch.distributed.checkpoint, a second of start-up that trials do not need
+        from trimaran.train.state.held import HeldSnapshots
         from trimaran.train.state.resume import resume
         from trimaran.train.state.saver import Saver, saving_group
 
         self._folder = folder = Path(job.checkpoint_dir)
         if job.saves:
             group = saving_group(trainer.mesh.world.ranks)
-            self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive)
+            self._held = HeldSnapshots(folder, group)
+            self._saver = Saver(trainer, folder, job.train.keep_checkpoints, group, tell, alive, self._held)
+            if job.resume and (text := self._held.bring_back(folder, alive)):
+                tell(Notice.BROUGHT_BACK, text=text)
+            elif not job.resume:
+                self._held.discard()
         if job.resume and resume(trainer, folder, tell, alive):
             self._saved_at = trainer.step_number
             # at the last step only the result is left to write: a kill may have come between the two
@@ -78,9 +88,16 @@ class Course:
         """Say with the next step whether this rank was told to leave and what its clock says, profile it where due."""
         if self._trace is not None:
             self._trace.before()
-        by_clock = self._saver is not None and self._every is None and self._trainer.mesh.world.index == 0
-        self._trainer.save_wanted = by_clock and time.monotonic() >= self._next_save
+        self._trainer.save_wanted = Save.NO
+        if self._saver is not None and self._trainer.mesh.world.index == 0:
+            self._trainer.save_wanted = self._due(self._saver, time.monotonic())
         self._trainer.stop_wanted = self._stop is not None and self._stop.seen
+
+    def _due(self, saver: Saver, now: float) -> Save:
+        """What rank 0's clock says is to be done with the state of the next step."""
+        if self._every is None and now >= self._next_save:
+            return Save.WRITE
+        return Save.HOLD if self._hold_every_s and now >= self._next_hold and saver.may_hold else Save.NO
 
     def after(self, result: StepResult) -> bool:
         """Save where a checkpoint is due; True where the training is to leave now.
@@ -91,8 +108,11 @@ class Course:
             self._trace.after()
         went_back = self._trainer.job.checkpoint_dir is not None and self._take_bad(result)
         step = self._trainer.step_number
-        if self._saver is not None and not went_back and (result.save or (self._every and step % self._every == 0)):
-            self._save(self._saver, step)
+        if self._saver is not None and not went_back:
+            if result.save == Save.WRITE or (self._every and step % self._every == 0):
+                self._save(self._saver, step)
+            elif result.save == Save.HOLD and not self._state_is_bad:
+                self._hold(self._saver)
         if not result.stop or step >= self._trainer.job.steps:
             return False
         self._finish_saving()
@@ -113,12 +133,26 @@ class Course:
         if self._saved_at < self._trainer.step_number:
             self._save(self._saver, self._trainer.step_number)
         self._saver.finish()
+        if self._held is not None:
+            self._held.discard()
+
+    def _hold(self, saver: Saver) -> None:
+        """Have the nodes hold the state as it is."""
+        begin = time.monotonic()
+        saver.save(Save.HOLD)
+        self._held_or_saved(begin)
+
+    def _held_or_saved(self, begin: float) -> float:
+        """Put off the next snapshot; when what was begun then stopped the training no more."""
+        end = time.monotonic()
+        self._next_hold = end + max(self._hold_every_s, MOST_STALL * (end - begin))
+        return end
 
     def _save(self, saver: Saver, step: int) -> None:
         """Save, unless that would put a state that has gone wrong in the place of one that has not."""
         begin = time.monotonic()
         saved = not self._state_is_bad and saver.save()
-        end = time.monotonic()
+        end = self._held_or_saved(begin)
         self._next_save = end + max(self._every_s, MOST_STALL * (end - begin))
         if saved:
             self._saved_at = step
@@ -164,6 +198,8 @@ class Course:
             if kind != Notice.RESUMED:  # which is told with the bad step
                 self._tell(kind, **fields)
 
+        if self._held is not None:
+            self._held.discard()  # what is held is of the way that is left
         if not resume(trainer, self._folder, tell, self._alive):
             return None
         trainer.consumed_samples = behind

@@ -92,11 +92,15 @@ def _write_item(index: MetadataIndex, piece: Piece) -> WriteItem:
 class FolderWriter(StorageWriter):
     """Writes a checkpoint under another name, files before manifest and checksums, and renames it once it is whole.
 
-    `head` is the manifest without files and tensors; `beside` are other files to copy into the checkpoint.
+    `head` is the manifest without files and tensors; `beside` are other files to copy into the checkpoint. Not
+    `in_place`, it stays under the other name (`partial_folder`).
     """
 
-    def __init__(self, checkpoint: Path, head: Manifest, rank: int, beside: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, checkpoint: Path, head: Manifest, rank: int, beside: Sequence[Path] = (), *, in_place: bool = True
+    ) -> None:
         self._checkpoint, self._head, self._rank, self._beside = checkpoint, head, rank, beside
+        self._in_place = in_place
         self._partial = partial_folder(checkpoint)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -140,6 +144,8 @@ class FolderWriter(StorageWriter):
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
         write_durably(self._partial / SUMS_NAME, lines.encode())
         sync_folder(self._partial)
+        if not self._in_place:
+            return
         # a checkpoint of the same step is damaged, or of a training that went on from an earlier step
         old = going_folder(self._checkpoint)
         if self._checkpoint.exists():

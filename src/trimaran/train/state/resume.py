@@ -37,6 +37,7 @@ _FREE = (
     "train.steps",
     "train.checkpoint_every",
     "train.checkpoint_minutes",
+    "train.snapshot_seconds",
     "train.restarts",
     "train.keep_checkpoints",
     "train.bad_steps",

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.notices import Notice, Tell
-from trimaran.train.engine.trainer import Trainer
+from trimaran.train.engine.trainer import Save, Trainer
 from trimaran.train.state.checkpoint_writer import (
     FolderWriter,
     PieceSavePlanner,
@@ -27,6 +27,7 @@ from trimaran.train.state.checkpoint_writer import (
     partial_folder,
     remove_left_overs,
 )
+from trimaran.train.state.held import HeldSnapshots, NotHeldError
 from trimaran.train.state.manifest import Manifest, data_facts, folder_name, saved_steps
 from trimaran.train.state.pieces import Piece, state_pieces
 
@@ -53,7 +54,8 @@ class Saver:
 
     The step waits only until its state is copied to host memory; writing goes on beside the following steps, a single
     checkpoint at a time. Rank 0 keeps the newest `keep` and tells of each that was written or could not be. While the
-    training waits for a checkpoint, it gives a sign of life (`alive`) every second.
+    training waits for a checkpoint, it gives a sign of life (`alive`) every second. In the same way it has nodes hold
+    snapshots (`held`).
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class Saver:
         group: dist.ProcessGroup | None,
         tell: Tell,
         alive: Callable[[], None] = lambda: None,
+        held: HeldSnapshots | None = None,
     ) -> None:
         self._trainer, self._folder, self._keep, self._group, self._tell = trainer, folder, keep, group, tell
-        self._alive = alive
+        self._alive, self._held = alive, held
         self._rank = trainer.mesh.world.index
         # the weights are of use only with the tokenizer
         self._beside = [path for path in [Path(trainer.job.data_dir) / "tokenizer.json"] if path.exists()]
@@ -77,8 +80,13 @@ class Saver:
         if self._rank == 0:
             remove_left_overs(folder)
 
-    def save(self) -> bool:
-        """Copy the state as it is now; it is written later. False where it holds numbers that are not finite."""
+    @property
+    def may_hold(self) -> bool:
+        """Whether a snapshot can be held now: nodes have room for it, and nothing is being written."""
+        return self._held is not None and self._held.holds and (self._writing is None or self._writing.done())
+
+    def save(self, what: Save = Save.WRITE) -> bool:
+        """Copy the state as it is now; it is written, or held, later. False where numbers in it are not finite."""
         begin = time.perf_counter()
         # every element of the model's state is counted, and so written, by exactly one rank
         pieces = state_pieces(self._trainer, saving=True)
@@ -90,7 +98,10 @@ class Saver:
         staged = self._stage(pieces)
         blocked = time.perf_counter() - begin
         head = manifest_head(self._trainer)
-        self._writing = self._thread.submit(self._write, head, staged, blocked, waited)
+        if what == Save.WRITE:
+            self._writing = self._thread.submit(self._write, head, staged, blocked, waited)
+        elif self._held is not None and self._held.holds:
+            self._writing = self._thread.submit(self._hold, self._held, head, staged, blocked)
         return True
 
     def finish(self) -> None:
@@ -162,6 +173,20 @@ class Saver:
                 waited_s=waited_s,
             )
             self._drop_old(head.step)
+
+    def _hold(self, held: HeldSnapshots, head: Manifest, pieces: list[Piece], blocked_s: float) -> None:
+        begin = time.perf_counter()
+        try:
+            gib = held.hold(head, pieces, self._beside)
+        except NotHeldError as error:
+            held.holds = False
+            text = f"snapshots are not held in memory from here on: {error}; a fault loses what no checkpoint has"
+            if self._rank == 0:
+                self._tell(Notice.NOT_SAVED, step=head.step, text=text)
+            return
+        if self._rank == 0:
+            held_s = time.perf_counter() - begin
+            self._tell(Notice.HELD, step=head.step, blocked_s=blocked_s, held_s=held_s, gib=gib)
 
     def _drop_old(self, newest: int) -> None:
         for step in [step for step in saved_steps(self._folder) if step <= newest][self._keep :]:

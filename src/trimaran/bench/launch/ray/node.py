@@ -18,7 +18,7 @@ from trimaran.bench.launch.local import LocalLauncher, LocalRanks, Share
 from trimaran.bench.launch.port import HeldPort
 from trimaran.bench.launch.slurm.node import address_towards, interface_of
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.environment import GLOO_INTERFACE
+from trimaran.protocol.environment import GLOO_INTERFACE, NODE
 
 # A folder that another node made may be seen a while later on a network file system.
 _SEEN_WITHIN_S = 10.0
@@ -44,6 +44,7 @@ class RayNode:
         self._port: HeldPort | None = None
         self._ranks: LocalRanks | None = None
         os.environ.update(environment)
+        os.environ[NODE] = name
         with contextlib.suppress(PermissionError):  # Ray has its workers yield to all else, which times would show
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
 
