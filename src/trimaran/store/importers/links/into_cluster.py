@@ -90,15 +90,7 @@ def import_links(
     if (broken := _refusal(draft.table, into)) and not broken_before:
         raise TrimaranError(broken)
     remarks = [f"the cluster is not whole yet: {broken}"] if broken else []
-    changed = set_values(text, draft.changes)
-    if changed is None:
-        import tomli_w
-
-        changed = tomli_w.dumps(draft.table)
-        remarks.append(
-            f"{into.name} is written anew, as its form is not one that can be changed in place: without comments"
-        )
-    write_atomically(into, changed)
+    write_atomically(into, set_values(text, draft.changes))
     *others, last = draft.written
     return [*others, WrittenLink(**{**vars(last), "remarks": (*last.remarks, *remarks)})]
 
