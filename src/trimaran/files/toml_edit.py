@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import tomlkit
+
 # Where a value stands: names of tables, numbers within arrays of tables, and the key.
 Path = tuple[str | int, ...]
 Scalar = str | int | float | bool
@@ -15,8 +17,6 @@ Value = Scalar | Mapping[str, Scalar] | Sequence[str]
 
 def set_values(text: str, values: Sequence[tuple[Path, Value]]) -> str:
     """The text with each value in the place of what stood there, or as a new line of its table."""
-    import tomlkit
-
     document = tomlkit.parse(text)
     for path, value in values:
         written: Any = value
