@@ -46,9 +46,8 @@ def probe_links(switched: SwitchedNetwork, folder: Path) -> LinksResult:
             rank_process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
             ranks.append(started.enter_context(rank_process))
             started.callback(ranks[-1].kill)
-        for rank in ranks:
-            _, said = rank.communicate(timeout=500)
-            assert rank.returncode == 0, said
+        said = [rank.communicate(timeout=500)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * NODES, "\n".join(said)
     return LinksResult.model_validate_json((folder / "links.json").read_text())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
@@ -18,6 +19,7 @@ from trimaran.files.toml_edit import set_values, with_values
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.links.into_cluster import WrittenLink, import_links
 from trimaran.store.importers.links.measured_link import StartUp
+from trimaran.store.importers.links.read_links import read_link
 
 FLAT = """# our cluster
 device = "h100-sxm"   # of 2023
@@ -220,6 +222,35 @@ def test_what_tells_no_link_is_refused_in_one_line(tmp_path: Path, case: str) ->
     content, said = WRONG[case]
     message = refusal(tmp_path, FLAT, content)
     assert said in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        (GROUPS.replace("[[links]]", "[[link]]"), "'link' is not known: did you mean 'links'?"),
+        (GROUPS.partition("[[links]]")[0].replace("[[groups]]  # in", "links = 5\n[[groups]]  # in"), "links is 5"),
+        (GROUPS.replace('between = ["ohio", "virginia"]', 'between = "ohio"'), "links 1"),
+        (FLAT.replace("nodes = 4", "nodes = -4"), "nodes"),
+        ("device = ", "not valid TOML"),
+    ],
+)
+def test_a_file_that_is_no_cluster_is_refused_as_it_is_everywhere(tmp_path: Path, cluster: str, said: str) -> None:
+    assert said in refusal(
+        tmp_path, cluster, iperf3_json(), link="inter" if cluster.startswith("#") else "ohio,virginia"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 4000), inserted=st.text(max_size=8), where=st.integers(0, 4000), which=st.integers(0, 2))
+def test_damaged_files_are_read_or_refused_and_never_worse(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, inserted: str, where: int, which: int
+) -> None:
+    whole = (nccl_table(), json.dumps(iperf3_json()), json.dumps(nccl_json(("a", "b"), 2, 9, 9)))[which]
+    path = tmp_path_factory.getbasetemp() / "damaged.txt"
+    path.write_text((whole[:where] + inserted + whole[where:])[: len(whole) - cut], encoding="utf-8")
+    with contextlib.suppress(TrimaranError):
+        found = read_link(path)
+        assert found.there_gbps is None or found.there_gbps > 0
 
 
 def changed_iperf3(section: str, **fields: object) -> dict[str, object]:

@@ -16,8 +16,9 @@ from scipy.spatial.distance import squareform
 
 Floats = NDArray[np.float64]
 
-# Factors within which two are alike. A bandwidth varies most: pairs of one round may share a line.
-DELAY_ALIKE, BANDWIDTH_ALIKE, SPEED_ALIKE = 1.5, 2.0, 1.25
+# Factors within which two are alike. A bandwidth varies most, as pairs of one round may share a line; a speed, by what
+# the other thread of a core does.
+DELAY_ALIKE, BANDWIDTH_ALIKE, SPEED_ALIKE = 1.5, 2.0, 1.5
 # Differences of a delay below this are the hosts' own: microseconds.
 SAME_DELAY_US = 100.0
 _APART = 1e9

@@ -14,7 +14,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.noun import Noun
-from trimaran.probe.alike_nodes import alike_groups, filled
+from trimaran.probe.alike_nodes import SPEED_ALIKE, alike_groups, filled
 
 # Two rates that differ by more are not one: each way of a link, and a link alone and with others.
 ALIKE = 1.25
@@ -88,7 +88,7 @@ class LinksResult(Noun):
         if len(groups) == 1:
             return node.model_copy(update={"nodes": len(self.nodes), "inter": inside[0], "source": said})
         unlike = len({(self.nodes[group[0]].device, self.nodes[group[0]].slots) for group in groups}) > 1
-        unlike = unlike or max(self._speeds(groups)) > ALIKE * min(self._speeds(groups))
+        unlike = unlike or max(self._speeds(groups)) > SPEED_ALIKE * min(self._speeds(groups))
         members = "; ".join(
             f"{name}: {' '.join(self.nodes[member].host for member in group)}"
             for name, group in zip(names, groups, strict=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from trimaran.files.catalogue import cluster_from, cluster_text, write_atomically
+from trimaran.files.catalogue import cluster_from, cluster_text, validate, write_atomically
 from trimaran.files.toml_edit import Path as Place
 from trimaran.files.toml_edit import Value, set_values, with_values
 from trimaran.files.user_file import toml_table
+from trimaran.nouns.hardware.node_group import GroupLink
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.links.measured_link import MeasuredLink
 from trimaran.store.importers.links.read_links import read_link
@@ -84,11 +86,11 @@ def import_links(
     measured = [read_link(path, form) for path in files]
     text = _text(into, like)
     draft = _Draft(table := toml_table(text, f"cluster {like or into}"), like or str(into))
-    broken_before = _refusal(table, into)
+    _require_sound(table, into)
     for target, found in _by_target(draft, measured, link).items():
         _write(draft, target, found)
-    if (broken := _refusal(draft.table, into)) and not broken_before:
-        raise TrimaranError(broken)
+    _require_sound(draft.table, into)
+    broken = _refusal(draft.table, into)
     remarks = [f"the cluster is not whole yet: {broken}"] if broken else []
     write_atomically(into, set_values(text, draft.changes))
     *others, last = draft.written
@@ -97,9 +99,13 @@ def import_links(
 
 def _text(into: Path, like: str | None) -> str:
     """The text to begin with: of the file, or of the cluster that a new one is like."""
-    if into.exists() and like is not None:
+    try:
+        exists = into.exists()
+    except (OSError, ValueError) as error:
+        raise TrimaranError(f"{into} cannot be written: {error}; choose another path") from None
+    if exists and like is not None:
         raise TrimaranError(f"{into} exists, and is what links are written into: leave --cluster out, or name another")
-    if not into.exists() and like is None:
+    if not exists and like is None:
         raise TrimaranError(f"{into} does not exist: name the cluster that it is to be like by --cluster")
     return cluster_text(like or str(into))
 
@@ -111,6 +117,22 @@ def _refusal(table: Mapping[str, Any], into: Path) -> str | None:
     except TrimaranError as error:
         return str(error)
     return None
+
+
+def _require_sound(table: Mapping[str, Any], into: Path) -> None:
+    """Raise TrimaranError where the table is no cluster for more than links that are missing yet."""
+    some = {"bandwidth_gbps": 1.0, "latency_us": 1.0}
+    whole = {"name": into.stem, "intra": some, "inter": some, **table}
+    groups = table.get("groups")
+    if isinstance(groups, list):
+        names = [group.get("name") for group in groups if isinstance(group, dict)]
+        whole["links"] = [{"between": list(pair), **some} for pair in combinations(names, 2)]
+    cluster_from(whole, f"cluster {into}", into.parent)
+    links = table.get("links", [])
+    if not isinstance(links, list):
+        raise TrimaranError(f"cluster {into}: links is {links!r}, expected sections [[links]]")
+    for place, link in enumerate(links, 1):
+        validate(GroupLink, link, f"cluster {into}: links {place}")
 
 
 def _by_target(

@@ -50,7 +50,7 @@ def read(content: Any, path: Path) -> MeasuredLink:
         raise TrimaranError(f"{path}: iperf3 ended with {str(error)!r}: correct that and run it again")
     try:
         return _link(content, path)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise TrimaranError(f"{path} lacks what iperf3 --json writes ({error}): run it again to its end") from None
 
 

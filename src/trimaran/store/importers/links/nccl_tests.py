@@ -6,6 +6,7 @@ Its size is that of the whole tensor, its bus bandwidth the size over time by a 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ def read(text: str, path: Path) -> MeasuredLink:
     if tables := len(_HEADER.findall(text)) - 1:
         raise TrimaranError(f"{path} holds {tables + 1} tables: give each a file of its own")
     if bounds := _OUT_OF_BOUNDS.search(text):
-        _refuse_wrong(path, int(bounds[1]))
+        _refuse_wrong(path, float(bounds[1]))
     points = [point for row in _ROW.finditer(text) for point in _points(row)]
     programs = {name for name in _PROGRAM.findall(text) if name in OPERATIONS}
     return _link(path, points, hosts, {group for _, group, _ in ranks}, programs)
@@ -105,7 +106,7 @@ def read_json(content: Any, path: Path) -> MeasuredLink:
         words = [*content["args"], *(row.get("experiment_name") or "" for row in content["results"])]
         hosts = [str(device["hostname"]) for device in devices]
         groups = {str(device["group"]) for device in devices}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TrimaranError(f"{path} lacks what nccl-tests writes with -J ({error}): give the whole file") from None
     programs = {name for word in words for name in _PROGRAM.findall(str(word)) if name in OPERATIONS}
     return _link(path, points, hosts, groups, programs)
@@ -135,6 +136,7 @@ def _link(
         raise TrimaranError(
             f"{path} has no lines '#  Rank 0 ... on HOST device 0': give the whole output of nccl-tests"
         )
+    points = [point for point in points if 0 < point.size < math.inf]
     if not points:
         raise TrimaranError(f"{path} has no row of sizes and times: give the whole output of nccl-tests")
     if len(groups) > 1:
