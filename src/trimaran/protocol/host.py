@@ -23,6 +23,14 @@ def processor_name() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
+def name_until_reboot() -> str:
+    """The machine's name, and what tells it from namesakes until it is started again."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return f"{platform.node()}-{boot}"
+
+
 def usable_cores() -> int:
     """Cores that this process may keep busy: its affinity, and a container's quota rounded down."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -145,7 +145,11 @@ class LastingTraining:
             if self._restarted:
                 seconds = round(self._teller.first_step_at - self._last_step_at, 3)
                 waited_s = round(self._waited_s + self._launcher.waited_s, 3)
-                self._note(EventKind.WENT_ON, seconds=seconds, waited_s=waited_s, **self._lost_besides())
+                lost, lost_s = self._lost_besides()
+                of_lost = (lost, lost_s) if lost else (None, None)
+                self._note(
+                    EventKind.WENT_ON, seconds=seconds, waited_s=waited_s, lost_steps=of_lost[0], lost_s=of_lost[1]
+                )
             self._waited_s = 0.0
         self._last_step, self._last_step_at = self._teller.last_step, self._teller.last_step_at
         if not self._growing and self._trial.job.saves and self._may_grow():
@@ -177,32 +181,31 @@ class LastingTraining:
             self._note(EventKind.STOPPED)
             raise TrainingStoppedError(f"stopped before it could save; {GO_ON} from what was saved")
         rank = run.verdict.rank
-        self._note(EventKind(row.status), rank=rank, node=run.node, why=first, **self._lost())
+        lost, lost_s = self._lost()
+        self._note(EventKind(row.status), rank=rank, node=run.node, lost_steps=lost, lost_s=lost_s, why=first)
         self._faults_in_a_row += 1
         if (why := self._final(run)) is not None:
             raise TrimaranError(f"training on {layout} ended as {row.status}: {first}{why}; see {self._out_dir}")
         self._blame(rank)
         self._last_step = self._kept_at
 
-    def _lost(self) -> dict[str, float]:
-        """What a fault costs: the steps behind the newest state that is kept, should it be whole."""
+    def _lost(self) -> tuple[int, float]:
+        """What a fault costs, steps and seconds: those behind the newest state that is kept, should it be whole."""
         if self._teller.made_steps:
             self._kept_at, self._before = max(self._saved_at, self._teller.held_at), self._teller
-            lost, lost_s = max(0, self._last_step - self._kept_at), self._teller.lost_s(self._kept_at)
-        else:
-            more = self._lost_besides() if self._teller.began_at else {}
-            lost, lost_s = more.get("lost_steps", 0), more.get("lost_s", 0.0)
-            self._kept_at = max(self._kept_at, self._saved_at)
-        return {"lost_steps": lost, "lost_s": round(lost_s, 3)}
+            return max(0, self._last_step - self._kept_at), round(self._teller.lost_s(self._kept_at), 3)
+        lost = self._lost_besides() if self._teller.began_at else (0, 0.0)
+        self._kept_at = max(self._kept_at, self._saved_at)
+        return lost
 
-    def _lost_besides(self) -> dict[str, float]:
+    def _lost_besides(self) -> tuple[int, float]:
         """What the fault before this start has cost beyond that, where what was kept is damaged or gone with a node."""
         began_at, kept_at = self._teller.began_at, self._kept_at
         if began_at >= kept_at:
-            return {}
+            return 0, 0.0
         self._kept_at = began_at
         lost_s = self._before.lost_s(began_at) - self._before.lost_s(kept_at)
-        return {"lost_steps": kept_at - began_at, "lost_s": round(lost_s, 3)}
+        return kept_at - began_at, round(lost_s, 3)
 
     def _final(self, run: Run) -> str | None:
         """What is to be said besides where a fault ends the training; None where another start may do.

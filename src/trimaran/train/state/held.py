@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trimaran.files.user_file import read_bytes
+from trimaran.files.user_file import open_file, read_bytes, regular_file
+from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.environment import NODE, SLURM_NODE
-from trimaran.protocol.host import GIB, free_memory_bytes
+from trimaran.protocol.host import GIB, free_memory_bytes, name_until_reboot
 from trimaran.train.comm.shared_memory import SHM_DIR
 from trimaran.train.state.checkpoint_writer import (
     FolderWriter,
@@ -80,12 +80,7 @@ class _Found:
 
 def node_name() -> str:
     """The name of this rank's node: as its launcher says, or the machine's own and what tells it from namesakes."""
-    if stated := os.environ.get(NODE) or os.environ.get(SLURM_NODE):
-        return stated
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    return f"{socket.gethostname()}-{boot}"
+    return os.environ.get(NODE) or os.environ.get(SLURM_NODE) or name_until_reboot()
 
 
 class HeldSnapshots:
@@ -234,10 +229,10 @@ class HeldSnapshots:
                 arriving.append((source, _mapped(taken, sizes[source], shared=True)))
         works = []
         for source, tensor in arriving:
-            works += [dist.irecv(part, group=self._group, group_src=source) for part in tensor.split(_CHUNK)]
+            works += [dist.irecv(part, group=self._group, group_src=source) for part in torch.split(tensor, _CHUNK)]
         if sizes[self._me]:
             sent = _mapped(path, sizes[self._me], shared=False)
-            works += [dist.isend(part, group=self._group, group_dst=target) for part in sent.split(_CHUNK)]
+            works += [dist.isend(part, group=self._group, group_dst=target) for part in torch.split(sent, _CHUNK)]
         for work in works:
             if work is not None:
                 work.wait()
@@ -261,8 +256,8 @@ class HeldSnapshots:
             for step in saved_steps(folder):
                 place = folder / folder_name(step)
                 files = frozenset(path.name for path in place.glob(f"*{_TENSORS}"))
-                with contextlib.suppress(OSError):
-                    sums = (place / SUMS_NAME).read_text(errors="replace")
+                with contextlib.suppress(OSError, TrimaranError):
+                    sums = _read(place / SUMS_NAME).decode(errors="replace")
                     # of nodes that share a machine, the one that holds more
                     if step not in found or len(found[step].files) < len(files):
                         found[step] = _Found(sums, place, files)
@@ -304,8 +299,9 @@ class HeldSnapshots:
         failure = ""
         try:
             yield
-        except OSError as error:
-            failure = f"node {self._node}: {error.strerror or error}"
+        except (OSError, TrimaranError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
+            failure = f"node {self._node}: {why or error}"
         for told in self._gather(failure):
             if told:
                 raise NotHeldError(told)
@@ -350,7 +346,7 @@ def _file_name(rank: int) -> str:
 
 def _mapped(path: Path, size: int, *, shared: bool) -> Tensor:
     """The bytes of a file, which lies in memory, without a copy."""
-    return torch.from_file(str(path), shared=shared, size=size, dtype=torch.uint8)
+    return torch.from_file(str(regular_file(path, path.name, None)), shared=shared, size=size, dtype=torch.uint8)
 
 
 def _node_folders(root: Path) -> list[Path]:
@@ -367,7 +363,7 @@ def _make_own_folder(root: Path) -> None:
 
 
 def _copy(source: Path, target: Path, alive: Alive) -> None:
-    with source.open("rb") as read, target.open("wb") as written:
+    with open_file(source, source.name, None) as read, target.open("wb") as written:
         while block := read.read(_CHUNK):
             alive()
             written.write(block)
