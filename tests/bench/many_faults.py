@@ -270,5 +270,6 @@ def assert_lasts(engine: Engine, plain: Engine, kinds: Counter[str], steps: int,
     assert losses[:first_change] == expected[:first_change]
     assert losses == pytest.approx(expected, rel=1e-4)
     assert layouts[-1] == layouts[0], "it has grown again"
+    # of a few minutes: at which moment between two checkpoints twenty faults strike alone moves it by some points
     shares = [parts["work"] / sum(parts.values()) for parts in (life.measured, life.predicted)]
-    assert shares[0] == pytest.approx(shares[1], abs=0.05), life_lines(life)
+    assert shares[0] == pytest.approx(shares[1], abs=0.1), life_lines(life)
