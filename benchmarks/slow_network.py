@@ -4,7 +4,9 @@
 
 Needs root on Linux (network namespaces). Probes the machine, predicts every layout of recipes/slow-network-laptop.toml
 by what the probe alone says (no fit), and trains each of them N times, one after the other in turns, with the same
-tokens at every step. Writes losses, wall times and predicted times to benchmarks/results/slow_network.md.
+tokens at every step, from the same weights: those that BEGIN_STEPS steps of exact sums have made, at a higher rate, as
+DiLoCo's authors begin (arXiv 2311.08105, section 3.1).
+Writes losses, wall times and predicted times to benchmarks/results/slow_network.md.
 """
 
 from __future__ import annotations
@@ -26,17 +28,22 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.rank_work import rank_work
 from trimaran.files.recipe_file import load_recipe
 from trimaran.layout.layout import Layout
-from trimaran.protocol.files import RunFile
+from trimaran.layout.notation import parse_layout
+from trimaran.protocol.files import CHECKPOINT, CHECKPOINTS, RunFile
 from trimaran.protocol.result import RunResult
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.stated import stated_layouts
+from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "slow-network-laptop.toml"
 RESULTS = Path(__file__).parent / "results" / "slow_network.md"
 GOAL = 0.02
 TIMES, TRIES = 1, 8
+# What all layouts begin from, and the learning rates from there on.
+BEGIN_STEPS, BEGIN_ON = 800, "dp2,mbs8"
+RATE, LEAST_RATE = 3e-4, 3e-5
 
 
 @dataclass
@@ -51,6 +58,26 @@ class Trained:
     others: list[float] = field(default_factory=list)
     validation: float = 0.0
     evidence: str = ""
+
+
+def begun(recipe: Recipe, workspace: Workspace) -> Recipe:
+    """The recipe, from weights that were trained on this machine without a network between its ranks."""
+    train = recipe.train.model_copy(
+        update={"steps": BEGIN_STEPS, "eval_every": BEGIN_STEPS, "checkpoint_every": BEGIN_STEPS}
+    )
+    out = workspace.folder / "begun" / "train"
+    checkpoints = out.with_name(CHECKPOINTS)
+    if not any(checkpoints.glob(CHECKPOINT)):
+        run_training(
+            recipe.model_copy(update={"train": train}), workspace.cluster(recipe), parse_layout(BEGIN_ON),
+            data_dir=workspace.data(recipe), out_dir=out,
+        )  # fmt: skip
+    update = {
+        "init_from": str(next(checkpoints.glob(CHECKPOINT))),
+        "learning_rate": RATE,
+        "min_learning_rate": LEAST_RATE,
+    }
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=update)})
 
 
 def train_in_turns(recipe: Recipe, workspace: Workspace, times: int) -> list[Trained]:
@@ -100,7 +127,8 @@ def report(recipe: Recipe, found: Iterable[Trained]) -> str:
         "# Four replicas on a slow network",
         "",
         f"{hardware()}. Recipe {RECIPE.name}: {recipe.workload.model.name}, {train.steps} steps, {tokens:,} tokens for "
-        f"each layout; every replica is a node on a switch of {network.port_gbps:g} Gbit/s and {network.latency_ms:g} "
+        f"each layout, from weights that {BEGIN_STEPS} exact steps have made; every replica is a node on a switch of "
+        f"{network.port_gbps:g} Gbit/s and {network.latency_ms:g} "
         f"ms. Each layout was trained {len(exact.step_s)} times, in turns; times are medians. Predicted after a probe, "
         f"no fit. Other programs took up to {max(others, default=0.0):.0%} of the cores' time beside them.",
         "",
@@ -138,7 +166,8 @@ def main() -> None:
         return
     recipe = load_recipe(str(RECIPE))
     with tempfile.TemporaryDirectory() as fresh:
-        found = train_in_turns(recipe, Workspace((given.runs or Path(fresh)).resolve()), given.times)
+        workspace = Workspace((given.runs or Path(fresh)).resolve())
+        found = train_in_turns(begun(recipe, workspace), workspace, given.times)
         text = report(recipe, found)
     RESULTS.write_text(text)
     print(text)
