@@ -84,7 +84,7 @@ ZERO_SAYS_SOMETHING = {
     "data": set[str](),
     "train": {
         "seed", "min_learning_rate", "warmup_steps", "warmup_samples", "warmup_tokens", "weight_decay", "beta1",
-        "beta2", "clip_grad", "checkpoint_every", "restarts", "spike_sigmas",
+        "beta2", "clip_grad", "checkpoint_every", "snapshot_seconds", "restarts", "spike_sigmas",
         "balance_loss", "router_z_loss", "router_bias_rate", "outer_momentum",
     },
     "sweep": {"mem_margin", "latency_ms", "nodes"},
