@@ -187,10 +187,8 @@ def test_ranks_on_a_slow_node_get_their_share_of_a_core_and_leave_no_group(clust
         assert ended(ranks) == (0, 0)
     finally:
         ranks.kill()
-    slow, fast = (float((tmp_path / f"stdout.{rank}").read_text()) for rank in range(2))
-    # neighbours may take more from either, a quota never gives more than it has
-    assert slow < 0.2 * (1 + TOLERANCE)
-    assert fast > slow
+    # neighbours may take more from it, a quota never gives more than it has
+    assert float((tmp_path / "stdout.0").read_text()) < 0.2 * (1 + TOLERANCE)
     assert not any(group.exists() for group in groups)
     measured = (tmp_path / "network.txt").read_text().split("node 1 measured ")[1].split(" of its speed")[0]
     assert float(measured) == pytest.approx(0.2, rel=TOLERANCE)
