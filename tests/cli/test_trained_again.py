@@ -30,6 +30,7 @@ def test_a_new_training_keeps_the_checkpoints_of_the_one_before(tmp_path: Path) 
     assert "workload.model.hidden is 64, the checkpoint has 32" in refused.stderr
 
 
+@pytest.mark.proof
 def test_a_finished_training_stays_as_it_is_and_more_steps_tell_of_the_rate_they_raise(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     train = ["train", str(recipe), "--layout", "dp1,mbs4", "--resume"]

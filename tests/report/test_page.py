@@ -160,6 +160,7 @@ def test_nothing_is_wider_than_a_phone_but_the_table_in_its_frame(watched: Watch
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.proof
 def test_it_prints(watched: Watched, bloom_page: Path) -> None:
     opened = watched.open(bloom_page)
     opened.emulate_media(media="print")
@@ -176,6 +177,7 @@ def test_controls_have_names_and_charts_have_sentences(looked_at: Page) -> None:
     assert looked_at.locator("html").get_attribute("lang") == "en"
 
 
+@pytest.mark.proof
 def test_ten_thousand_layouts(watched: Watched, tmp_path: Path) -> None:
     rows = [
         measured(dp=n, devices=n, sec_per_it=100.0 / n, mem_gib=1 + n % 77, layout_label=f"dp{n},mbs1")

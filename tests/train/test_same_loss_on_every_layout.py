@@ -341,7 +341,7 @@ def test_other_models_agree_with_one_process(
     ("model", "layout"),
     [
         pytest.param(BLOOM, "dp2,tp2,pp2,mbs6,fsdp,sp", marks=pytest.mark.proof),
-        (SMALL, "tp2,cp4,mbs6,sp,recompute-selective"),
+        pytest.param(SMALL, "tp2,cp4,mbs6,sp,recompute-selective", marks=pytest.mark.proof),
         *(pytest.param(model, layout, marks=pytest.mark.proof)
           for model in (SMALL, BLOOM, LLAMA) for layout in SHARED_WITH_DOCUMENTS),
         pytest.param(GEMMA, "tp2,pp2,mbs6,sp,recompute-selective", marks=pytest.mark.proof),
