@@ -122,6 +122,9 @@ def test_between_two_ranks_lies_the_way_of_the_nodes_that_they_are_placed_on(clu
             assert min(DELAYS_MS, key=lambda pair: abs(DELAYS_MS[pair] - measured_ms)) == nodes
 
 
+# A network that is not as asked for while other programs run is refused, and may be as asked for a moment later.
+TRIES = 4
+
 TWO_EACH = ShapedNetwork(name="two nodes", latency_ms=2, bandwidth_gbps=0.2, ranks_per_node=2)
 
 
@@ -209,10 +212,15 @@ def test_a_training_with_fewer_layers_on_a_slow_node_has_the_losses_of_one_that_
             (TWO_EACH.model_copy(update={"ranks_per_node": 1}), "pp2,mbs1,split2-2"),
             (slow, "pp2,mbs1,split3-1"),
         ):
-            rows += run_sweep(
-                trainable, cluster.on(network), [parse_layout(layout)], store,
-                data_dir=workspace.data(trainable), work_dir=workspace.trials, limits=Limits(timeout_s=250),
-            )  # fmt: skip
+            for _ in range(TRIES):
+                (row,) = run_sweep(
+                    trainable, cluster.on(network), [parse_layout(layout)], store,
+                    data_dir=workspace.data(trainable), work_dir=workspace.trials, limits=Limits(timeout_s=250),
+                    retry=frozenset({"not_run"}),
+                )  # fmt: skip
+                if row.status != "not_run":
+                    break
+            rows.append(row)
     assert [row.status for row in rows] == ["ok", "ok"], [row.evidence for row in rows]
     even, uneven = rows
     assert uneven.losses == pytest.approx(even.losses, rel=1e-5)

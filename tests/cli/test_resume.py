@@ -153,7 +153,7 @@ def losses_with_kills(recipe: Path, folder: Path, layout: str, kills: int) -> li
     ("layout", "kills"),
     [
         pytest.param("dp2,mbs2", 10, marks=pytest.mark.proof),
-        pytest.param("pp2,mbs1", 10, marks=pytest.mark.proof),
+        pytest.param("pp2,mbs1", len(KINDS), marks=pytest.mark.proof),
     ],
 )
 @pytest.mark.timeout(1800)

@@ -10,7 +10,7 @@ import pytest
 from pool import Pool
 from shapes import DEEPSEEK, LATENT
 from test_same_loss_of_mixtures import assert_goes_on
-from test_same_loss_on_every_layout import Reference, assert_same
+from test_same_loss_on_every_layout import FEW_STEPS, Reference, assert_same
 from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
@@ -78,7 +78,7 @@ def test_latent_attention_agrees_with_one_process(
 def test_latent_attention_before_experts_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=DEEPSEEK, steps=8)), reference.run(DEEPSEEK, steps=8))
+    assert_same(pool.run(make_job(layout, model=DEEPSEEK, steps=FEW_STEPS)), reference.run(DEEPSEEK, steps=FEW_STEPS))
 
 
 @pytest.mark.proof
@@ -87,7 +87,7 @@ def test_latent_attention_before_experts_agrees_with_one_process(
 def test_other_latent_models_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=model, steps=8)), reference.run(model, steps=8))
+    assert_same(pool.run(make_job(layout, model=model, steps=FEW_STEPS)), reference.run(model, steps=FEW_STEPS))
 
 
 @pytest.mark.proof

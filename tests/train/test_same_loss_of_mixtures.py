@@ -9,7 +9,7 @@ import pytest
 
 from pool import Pool, Run
 from shapes import MIXTURE
-from test_same_loss_on_every_layout import Reference, assert_same
+from test_same_loss_on_every_layout import FEW_STEPS, Reference, assert_same
 from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
@@ -92,7 +92,7 @@ def test_mixtures_agree_with_one_process(
 def test_biased_routers_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=BIASED, steps=8)), reference.run(BIASED, steps=8))
+    assert_same(pool.run(make_job(layout, model=BIASED, steps=FEW_STEPS)), reference.run(BIASED, steps=FEW_STEPS))
 
 
 @pytest.mark.parametrize(
