@@ -40,7 +40,9 @@ parsers: $(patsubst tests/plan/parsers/%.txt,.parsers/%/.installed,$(wildcard te
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade \
 		--target $(@D) -r $< && touch $@ || echo "$* cannot be installed here: the tests that need it will say so"
 
-test: packages lint parsers
+# What comes before the tests waits for the network by turns, and is done two at a time.
+test: $(STAMP)
+	$(MAKE) --no-print-directory --jobs 2 packages lint parsers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not proof" || $(BIN)/python -m pytest $(ALONE) -m "not proof"
 
 proof: packages $(STAMP)
