@@ -183,7 +183,7 @@ class Saver:
             held.holds = False
             text = f"snapshots are not held in memory from here on: {error}; a fault loses what no checkpoint has"
             if self._rank == 0:
-                self._tell(Notice.NOT_SAVED, step=head.step, text=text)
+                self._tell(Notice.NOT_HELD, text=text)
             return
         if self._rank == 0:
             held_s = time.perf_counter() - begin
