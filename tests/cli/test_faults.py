@@ -25,6 +25,7 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import RunFile
+from trimaran.protocol.job import TrainJob, read_job
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.train_recipe import layout_on
 from trimaran.study.training import devices, lasting
@@ -101,6 +102,23 @@ def test_a_killed_rank_is_started_again_and_the_training_ends_as_if_undisturbed(
     assert saved[-1] == 40 and {20, 30} & {*saved} and {*saved} <= {10, 20, 30, 40}
     study.train("dp2,mbs2", folder="whole/train")
     assert study.losses() == study.losses("whole/train")
+
+
+def test_what_an_earlier_training_left_is_not_gone_on_from_by_a_start_anew(tmp_path: Path) -> None:
+    """Of a training that was begun anew: nodes may hold a state of the one before it until the first ranks begin."""
+    study = Study(tmp_path, steps=5)
+
+    def kill_first() -> None:
+        while not (found := [each for each in processes_in(study.workspace.training) if rank_of(each) == 0]):
+            time.sleep(0.002)
+        os.kill(int(found[0].name), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_first, daemon=True)
+    killer.start()
+    assert study.train("dp1,mbs4").status == "ok"
+    killer.join()
+    assert [event["event"] for event in study.events()] == ["began", "crash", "went_on", "finished"]
+    assert not read_job(TrainJob, RunFile.JOB.of(study.workspace.training)).resume
 
 
 @pytest.mark.proof

@@ -74,6 +74,7 @@ class LastingTraining:
         self._devices = Devices(first.cluster.devices)
         self._kept = KeptStarts(KEPT_STARTS)
         self._teller = self._before = self._new_teller()  # of this start, and of the last that met a fault
+        self._made_steps = False  # in any start
         self._growing = self._goes_on = False  # whether this start's ranks are to leave for more, and have made a step
         self._faults_in_a_row = self._starts_in_vain = 0
         self._waited_s = 0.0  # since the last step, until ranks could be started
@@ -154,7 +155,7 @@ class LastingTraining:
         """Note that the ranks of this start have made a step, where they have and it was not noted."""
         if self._goes_on or self._teller.first_step_at is None:
             return
-        self._goes_on = True
+        self._goes_on = self._made_steps = True
         # of the first start, since this object was made
         seconds = round(self._teller.first_step_at - self._last_step_at, 3)
         waited_s = round(self._waited_s + self._launcher.waited_s, 3)
@@ -273,7 +274,9 @@ class LastingTraining:
             waited_s = wait_s(self._starts_in_vain)
             time.sleep(waited_s)
             self._waited_s += waited_s
-        update: dict[str, Any] = {"resume": True, "out_dir": str(self._out_dir)}
+        # what nodes hold before the first step is of an earlier training, where this one is begun anew
+        resume = self._first.job.resume or self._made_steps
+        update: dict[str, Any] = {"resume": resume, "out_dir": str(self._out_dir)}
         update |= {name: getattr(self._first.job, name) for name in ("checkpoint_dir", "track")}
         if earlier := newest_log(self._out_dir):
             update["earlier_log"] = str(earlier.resolve())
