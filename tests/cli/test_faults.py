@@ -25,10 +25,11 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import RunFile
+from trimaran.protocol.job import TrainJob, read_job
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.train_recipe import layout_on
 from trimaran.study.training import devices, lasting
-from trimaran.study.training.run import run_training
+from trimaran.study.training.run import PEERS_S, run_training
 from trimaran.study.workspace import Workspace
 
 OnStep = Callable[[dict[str, Any]], None]
@@ -89,10 +90,9 @@ def test_a_killed_rank_is_started_again_and_the_training_ends_as_if_undisturbed(
 
     row = study.train("dp2,mbs2", kill_one)
     assert row.status == "ok" and len(row.losses) == 40
-    began, fault, went_on, finished = study.events()
-    assert [began["event"], fault["event"], went_on["event"], finished["event"]] == [
-        "began", "crash", "went_on", "finished",
-    ]  # fmt: skip
+    _, first, fault, went_on, finished = study.events()
+    assert [event["event"] for event in study.events()] == ["began", "first_step", "crash", "went_on", "finished"]
+    assert float(first["seconds"]) > float(first["waited_s"]) and float(fault["seconds"]) == PEERS_S
     assert fault["rank"] == "1" and fault["why"] == "rank 1 was killed by SIGKILL" and fault["node"]
     assert int(fault["lost_steps"]) == int(fault["step"]) - int(fault["saved_step"]) >= 5
     assert float(went_on["seconds"]) > 0 and finished["step"] == "40"
@@ -102,6 +102,23 @@ def test_a_killed_rank_is_started_again_and_the_training_ends_as_if_undisturbed(
     assert saved[-1] == 40 and {20, 30} & {*saved} and {*saved} <= {10, 20, 30, 40}
     study.train("dp2,mbs2", folder="whole/train")
     assert study.losses() == study.losses("whole/train")
+
+
+def test_what_an_earlier_training_left_is_not_gone_on_from_by_a_start_anew(tmp_path: Path) -> None:
+    """Of a training that was begun anew: nodes may hold a state of the one before it until the first ranks begin."""
+    study = Study(tmp_path, steps=5)
+
+    def kill_first() -> None:
+        while not (found := [each for each in processes_in(study.workspace.training) if rank_of(each) == 0]):
+            time.sleep(0.002)
+        os.kill(int(found[0].name), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_first, daemon=True)
+    killer.start()
+    assert study.train("dp1,mbs4").status == "ok"
+    killer.join()
+    assert [event["event"] for event in study.events()] == ["began", "crash", "went_on", "finished"]
+    assert not read_job(TrainJob, RunFile.JOB.of(study.workspace.training)).resume
 
 
 @pytest.mark.proof
@@ -145,7 +162,8 @@ def test_starts_that_bring_no_newer_checkpoint_come_to_an_end(tmp_path: Path) ->
 
     with pytest.raises(TrimaranError, match="was killed by SIGKILL, and 2 starts anew in a row brought no newer"):
         study.train("dp2,mbs2", kill_always)
-    assert [event["event"] for event in study.events()] == ["began", "crash", "went_on", "crash", "went_on", "crash"]
+    again = ["crash", "went_on", "crash", "went_on", "crash"]
+    assert [event["event"] for event in study.events()] == ["began", "first_step", *again]
     assert not processes_in(study.workspace.folder)
 
 
@@ -153,8 +171,7 @@ def test_a_fault_of_the_recipe_is_told_at_once(tmp_path: Path) -> None:
     study = Study(tmp_path, steps=20, learning_rate=9e18, min_learning_rate=0.0, weight_decay=9e18)
     with pytest.raises(TrimaranError, match="not finite from step"):
         study.train("dp1,mbs4")
-    began, *bad, fail = [event["event"] for event in study.events()]
-    assert (began, fail) == ("began", "fail") and bad == ["bad_loss"] * 10
+    assert [event["event"] for event in study.events()] == ["began", "first_step", *["bad_loss"] * 10, "fail"]
 
 
 class Turns:
@@ -246,4 +263,4 @@ def test_a_rank_that_comes_to_as_it_is_given_up_was_not_asked_to_leave(tmp_path:
     row = study.train("dp1,mbs4", stop_one)
     waiting[0].join()
     assert row.status == "ok" and len(row.losses) == 40
-    assert [event["event"] for event in study.events()] == ["began", "hang", "went_on", "finished"]
+    assert [event["event"] for event in study.events()] == ["began", "first_step", "hang", "went_on", "finished"]

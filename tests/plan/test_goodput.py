@@ -36,8 +36,9 @@ LARGE = Faulty(work_s=50 * DAY, rate=419 / (54 * DAY), every_s=600, save_s=5, de
         replace(LARGE, away_share=0.78, repair_s=24 * HOUR, spares=4),  # six are away in the mean
         replace(LARGE, away_share=0.78, repair_s=24 * HOUR, spares=12),
         replace(LARGE, rate=0.0),
+        replace(LARGE, rate=1 / HOUR, refused=0.3),
     ],
-    ids=["large", "small", "dying", "short of spares", "enough spares", "no faults"],
+    ids=["large", "small", "dying", "short of spares", "enough spares", "no faults", "full disks"],
 )
 def test_a_simulation_agrees_with_the_closed_form(training: Faulty) -> None:
     runs = simulated_s(training, runs=100, seed=1)

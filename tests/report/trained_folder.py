@@ -17,6 +17,8 @@ from trimaran.study.training.events import EVENTS, Event, EventKind, EventLog
 STEPS, STEP_S, TOKENS_PER_S = 400, 2.0, 1024.0
 # Seconds of this life: two checkpoints a hundred steps of 0.5 s each, a crash 30 steps behind one, and a queue.
 SAVES, SAVE_S, LOST, DOWN_S, WAITED_S, OTHER_S = 8, 0.5, 30, 45.0, 15.0, 20.0
+# Of the first start, half of the other time, those in a queue; and for which a crash may go unnoticed.
+QUEUE_S, UNNOTICED_S = 4.0, 1.5
 BEGAN = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)
 
 
@@ -46,15 +48,17 @@ def trained_folder(folder: Path) -> Path:
         log.add(Event.model_validate(stated | {"step": step, "saved_step": step // 50 * 50} | cells))
 
     note(EventKind.BEGAN, 0, 0.0)
+    first_s = OTHER_S / 2 + STEP_S
+    note(EventKind.FIRST_STEP, 1, first_s, seconds=first_s, waited_s=QUEUE_S)
     bad = "the loss is not finite: nan; goes back to step 5, and on with the data behind step 10"
-    note(EventKind.BAD_LOSS, 10, OTHER_S / 2 + 10 * STEP_S, lost_steps=5, lost_s=5 * STEP_S, why=bad)
+    note(EventKind.BAD_LOSS, 10, 9 * STEP_S, lost_steps=5, lost_s=5 * STEP_S, why=bad)
     for saved in range(50, 201, 50):
         since = 45 if saved == 50 else 50
         note(EventKind.SAVED, saved, since * STEP_S + SAVE_S, seconds=SAVE_S)
     why = "1.8 times the others' median over 20 steps: 0.180 s of its own a step, 0.100 s are usual"
     note(EventKind.SLOW, 220, 20 * STEP_S, rank=3, node="gpu-node-17", why=why)
     note(EventKind.CRASH, 230, 10 * STEP_S, rank=3, node="gpu-node-17", lost_steps=LOST, lost_s=LOST * STEP_S,
-         why="rank 3 was killed by SIGKILL")  # fmt: skip
+         seconds=UNNOTICED_S, why="rank 3 was killed by SIGKILL")  # fmt: skip
     note(EventKind.WENT_ON, 201, DOWN_S + WAITED_S + STEP_S, seconds=DOWN_S + WAITED_S + STEP_S, waited_s=WAITED_S)
     for saved in range(250, STEPS + 1, 50):
         since = 49 if saved == 250 else 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -229,6 +230,15 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_the_training_goes_on
     (told,) = run.of_kind("not_saved")
     assert told["step"] == 4 and "the training goes on" in told["text"]
     assert saved_steps(tmp_path) == [6, 2]
+
+
+@pytest.mark.parametrize("step", [3, 4], ids=["between two", "in the place of one"])
+def test_a_pipe_under_the_name_of_a_checkpoint_is_none(train: Callable[..., Run], tmp_path: Path, step: int) -> None:
+    train("dp1,mbs24", 2)
+    os.mkfifo(tmp_path / folder_name(step))
+    run = train("dp1,mbs24", 4, resume=True)
+    assert run.of_kind("resumed")[0]["step"] == 2 and not run.of_kind("damaged")
+    assert saved_steps(tmp_path) == [4, 2] and not list(tmp_path.glob("old-*"))
 
 
 def alone(job: TrainJob) -> Trainer:

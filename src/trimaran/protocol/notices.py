@@ -18,7 +18,8 @@ class Notice(StrEnum):
     HELD = "held"  # step, blocked_s, held_s, gib (by node)
     BROUGHT_BACK = "brought_back"  # text
     STOPPED = "stopped"  # step
-    NOT_SAVED = "not_saved"  # step, text (a sentence)
+    NOT_SAVED = "not_saved"  # of a checkpoint: step, text (a sentence)
+    NOT_HELD = "not_held"  # of snapshots in memory: text
     DAMAGED = "damaged"  # step, text
     SLOW = "slow"  # step, rank, why
     BAD_LOSS = "bad_loss"  # step, why, done (what was done, in words), back_to (the step gone back to, or null)

@@ -6,11 +6,15 @@ which a fork may wait for ever, and a raylet ends with the thread that started i
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +29,7 @@ _SETTINGS = {
     "prestart_worker_first_driver": False,
 }
 _SAYS = "raylets: "
+_CLONE_FS, _CLONE_NEWNS = 0x00000200, 0x00020000  # linux/sched.h
 
 
 class Raylets:
@@ -44,9 +49,13 @@ class Raylets:
         # where the head is reached
         self.address = self._answer()
 
-    def start_missing(self) -> None:
-        """Have `n2` there, whatever an earlier test did to it."""
-        self._ask("start")
+    def start_missing(self, *, own_memory: bool = False) -> None:
+        """Have `n2` there, whatever an earlier test did to it.
+
+        With `own_memory`, which needs root, it has a /dev/shm of its own, as other machines have, that is gone with it;
+        and it does not see what is mounted elsewhere meanwhile.
+        """
+        self._ask("start with its own memory" if own_memory else "start")
 
     def kill_second(self) -> None:
         """Kill the raylet of `n2`, as when its node goes."""
@@ -79,13 +88,31 @@ def _keep() -> None:
     print(f"{_SAYS}{cluster.address}", flush=True)
     second = None
     for line in sys.stdin:
-        if line.strip() == "start" and second is None:
-            second = cluster.add_node(**_SMALL, node_name="n2")
+        if line.startswith("start") and second is None:
+            with _own_memory() if "own memory" in line else contextlib.nullcontext():
+                second = cluster.add_node(**_SMALL, node_name="n2")
         elif line.strip() == "kill" and second is not None:
             cluster.remove_node(second, allow_graceful=False)
             second = None
         print(f"{_SAYS}done", flush=True)
     cluster.shutdown()
+
+
+@contextlib.contextmanager
+def _own_memory() -> Iterator[None]:
+    """Have what is started in the block see a /dev/shm of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/mnt").open("rb") as machine:
+        if libc.unshare(_CLONE_NEWNS):
+            raise OSError(ctypes.get_errno(), "unshare failed")
+        try:
+            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", "/dev/shm"], check=True)
+            yield
+        finally:
+            # of a thread that shares its root folder with others, as those begun in the block, it is refused
+            if libc.unshare(_CLONE_FS) or libc.setns(machine.fileno(), _CLONE_NEWNS):
+                raise OSError(ctypes.get_errno(), "setns failed")
 
 
 if __name__ == "__main__":

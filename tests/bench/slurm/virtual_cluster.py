@@ -19,6 +19,7 @@ from pathlib import Path
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 CORES_PER_NODE = 8
 NODES = ("n1", "n2", "n3")
+_OWN_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=512m tmpfs /dev/shm && exec "$@"', "sh")
 # In the environment of a node's daemon and of what watches its steps; ranks have Slurm's own variable.
 _MARK = "VIRTUAL_NODE"
 _READY_WITHIN_S = 60.0
@@ -108,29 +109,52 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
                 daemon.wait()
 
 
-def start_node(conf: Path, name: str) -> subprocess.Popen[bytes]:
-    """Start a node's daemon."""
+def start_node(conf: Path, name: str, *, own_memory: bool = False) -> subprocess.Popen[bytes]:
+    """Start a node's daemon; with a /dev/shm of its own, that is gone once nothing of the node runs."""
+    command = [*(_OWN_MEMORY if own_memory else ()), "slurmd", "-D", "-N", name, "-f", str(conf)]
     environment = {**os.environ, "SLURM_CONF": str(conf), "PATH": _search_path(), _MARK: name}
     with (conf.parent / f"daemon-{name}.log").open("ab") as log:
-        return subprocess.Popen(["slurmd", "-D", "-N", name, "-f", str(conf)], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
 @contextmanager
 def killed_node(conf: Path, name: str) -> Iterator[None]:
     """Kill everything that is the node, as when its power goes; start it again at the end of the block."""
+    _power_off(conf, name)
+    try:
+        yield
+    finally:
+        _start_again(conf, name)
+
+
+@contextmanager
+def nodes_with_own_memory(conf: Path, *names: str) -> Iterator[None]:
+    """Have the nodes see a /dev/shm of their own, as other machines do; not what is mounted elsewhere meanwhile."""
+    for name in names:
+        _power_off(conf, name)
+        _start_again(conf, name, own_memory=True)
+    try:
+        yield
+    finally:
+        for name in names:
+            _power_off(conf, name)
+            _start_again(conf, name)
+
+
+def _power_off(conf: Path, name: str) -> None:
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             variables = file.read_bytes().split(b"\0")
             marked = {f"{mark}={name}".encode() for mark in (_MARK, "SLURMD_NODENAME")}
             if not marked.isdisjoint(variables) and f"SLURM_CONF={conf}".encode() in variables:
                 os.kill(int(file.parent.name), signal.SIGKILL)
-    try:
-        yield
-    finally:
-        daemon = start_node(conf, name)
-        environment = {**os.environ, "SLURM_CONF": str(conf)}
-        _wait_for(lambda: name in _idle_nodes(environment), "idle nodes", conf.parent)
-        _RESTARTED.append(daemon)
+
+
+def _start_again(conf: Path, name: str, *, own_memory: bool = False) -> None:
+    daemon = start_node(conf, name, own_memory=own_memory)
+    environment = {**os.environ, "SLURM_CONF": str(conf)}
+    _wait_for(lambda: name in _idle_nodes(environment), "idle nodes", conf.parent)
+    _RESTARTED.append(daemon)
 
 
 # Daemons that tests have started again.

@@ -94,6 +94,11 @@ class Launch:
 class Ranks(Protocol):
     """The ranks of one trial, started."""
 
+    @property
+    def answers_within_s(self) -> float:
+        """How long a word of what is beside a rank is waited for until that is taken for lost."""
+        ...
+
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank; None while it runs, minus the signal's number where one killed it."""
         ...

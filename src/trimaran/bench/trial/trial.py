@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.bench.launch.contract import Launch, Launcher, Loss, TrialRefusedError
+from trimaran.bench.launch.contract import Launch, Launcher, Loss, Ranks, TrialRefusedError
 from trimaran.bench.launch.network.shaped_launcher import network_note, network_variant
 from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
 from trimaran.bench.trial.trial_figures import first_timed_round, median_and_spread, read_result
 from trimaran.bench.watch.evidence import collect
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.verdict import Verdict, verdict
-from trimaran.bench.watch.watch import watch
+from trimaran.bench.watch.watch import STACKS_WITHIN_S, watch
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
 from trimaran.layout.flops import OWN_FORMULA, tflops_per_device
@@ -169,13 +169,15 @@ def stored(trial: Trial) -> None:
 class Run:
     """One start of a trial's ranks: its row, how it was judged, and why the ranks were lost, where they were.
 
-    `node` is the machine of the rank that its end is laid to, or the machines that were lost.
+    `node` is the machine of the rank that its end is laid to, or the machines that were lost. `unnoticed_s` is for how
+    long such an end may go unnoticed, by the limits that held.
     """
 
     row: Measurement
     verdict: Verdict
     loss: Loss | None = None
     node: str | None = None
+    unnoticed_s: float = 0.0
 
 
 def run_once(
@@ -229,7 +231,18 @@ def run_once(
     row = _row(trial, judged.status, result, evidence, wall_s)
     lost = ending.loss.nodes if ending.loss else ()
     node = ",".join(lost) or (None if judged.rank is None else ranks.node_of(judged.rank))
-    return Run(row.model_copy(update={"others_share": others_share}), judged, ending.loss, node)
+    unnoticed_s = _unnoticed_s(judged.status, ranks, limits)
+    return Run(row.model_copy(update={"others_share": others_share}), judged, ending.loss, node, unnoticed_s)
+
+
+def _unnoticed_s(status: Status, ranks: Ranks, limits: Limits) -> float:
+    """How long it may take until all ranks are ended: by silence and stacks, or by the time to follow one that ended.
+
+    Where some leave no word, that is waited for besides.
+    """
+    if status == "hang":
+        return limits.hang_s + STACKS_WITHIN_S
+    return limits.peers_s + (ranks.answers_within_s if status == "lost" else 0.0)
 
 
 def not_started(trial: Trial, why: TrimaranError, *, refused: bool = False) -> Run:

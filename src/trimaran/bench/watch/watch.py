@@ -16,7 +16,7 @@ from trimaran.protocol.files import RunFile
 Cause = Literal["exited", "hang", "timeout", "memory", "flood", "lost"]
 _LOOK_EVERY_S = 0.05
 _LOOK_CLOSER_EVERY_S = 0.5
-_STACKS_WITHIN_S = 1.0
+STACKS_WITHIN_S = 1.0
 # Ranks that take so much more memory from one look to the next are at work, whatever signs they give.
 _GROWTH_GIB = 4 / 1024
 
@@ -54,7 +54,7 @@ def watch(ranks: Ranks, launch: Launch, limits: Limits, on_step: Callable[[int],
         codes = ranks.exit_codes()
         if cause == "hang":
             ranks.ask_for_stacks()
-            time.sleep(_STACKS_WITHIN_S)
+            time.sleep(STACKS_WITHIN_S)
             # of ranks that wait for one that is stopped, any may have been silent first
             stopped = ranks.stopped()
             hung = stopped or ((watcher.silence.rank,) if watcher.silence else ())

@@ -6,6 +6,12 @@ detect_s and an undisturbed restart of R seconds. With a rate of r faults a seco
 (exp(r L) - 1) exp(r R) (1/r + detect_s): J. T. Daly, A higher order estimate of the optimum checkpoint interval for
 restart dumps, Future Generation Computer Systems 22 (2006), eq. 13, with a time to detect that no fault falls into.
 
+A checkpoint that cannot be written, with a chance of q, leaves the next stretch to be lost together with those before
+it. Of p = exp(-r L), the chance that no fault strikes in a stretch, follows the chance that one becomes a checkpoint
+before a fault does, P = p (1 - q) / (1 - p q), after 1 / (1 - p q) stretches in the mean; each checkpoint then has
+(1 - P) / P = (exp(r L) - 1) / (1 - q) faults, and with its stretches exp(r L) - 1 of above becomes
+(exp(r L) - 1) (1 - q exp(-r L)) / (1 - q).
+
 Nodes that are away are an Erlang loss system: with S spares, the share of the time in which S + 1 nodes are away is
 B(S + 1, a), a being how many would be away in the mean. Meanwhile the training waits, and nothing fails.
 """
@@ -21,8 +27,8 @@ class Faulty:
     """A training on machines that fail. Times in seconds.
 
     `work_s` is what it takes without faults and checkpoints, `every_s` the work between two checkpoints, `rate` the
-    faults a second on all of its devices. Of `away_share` of the faults the node is away for `repair_s`, in the mean;
-    one of `spares` takes its place, where one is left.
+    faults a second on all of its devices, `refused` the share of checkpoints that cannot be written. Of `away_share`
+    of the faults the node is away for `repair_s`, in the mean; one of `spares` takes its place, where one is left.
     """
 
     work_s: float
@@ -31,6 +37,7 @@ class Faulty:
     save_s: float
     detect_s: float
     restart_s: float
+    refused: float = 0.0
     away_share: float = 0.0
     repair_s: float = 0.0
     spares: int = 0
@@ -68,7 +75,9 @@ def expected(training: Faulty) -> Expected:
     if rate * (stretch_s + restart_s) > _MOST_EXPONENT:
         return Expected(training.work_s, saved_s, math.inf, math.inf, 0.0, math.inf)
     # failed tries of a stretch that was made once, and of a restart
-    failed, failed_restarts = math.expm1(rate * stretch_s), math.expm1(rate * restart_s)
+    refused = training.refused
+    failed = math.expm1(rate * stretch_s) * (1.0 - refused * math.exp(-rate * stretch_s)) / (1.0 - refused)
+    failed_restarts = math.expm1(rate * restart_s)
     lost_s = stretches * (failed / rate - stretch_s)
     down_s = training.detect_s + failed_restarts * (1.0 / rate + training.detect_s)
     restarts_s = stretches * failed * down_s

@@ -31,7 +31,8 @@ def simulated_s(training: Faulty, runs: int, seed: int) -> Floats:
         failed, until_fault = going[~ends], until_fault[~ends]
         if not len(failed):
             return now
-        kept = np.floor(np.maximum(until_fault - restart[failed], 0.0) / stretch_s)
+        made = np.floor(np.maximum(until_fault - restart[failed], 0.0) / stretch_s)
+        kept = np.maximum(made - _refused(training, chance, len(failed)), 0.0)
         left[failed] = np.maximum(left[failed] - kept * training.every_s, 0.0)
         now[failed] += until_fault
         _send_away(training, chance, now, back_at, failed)
@@ -43,6 +44,13 @@ def simulated_s(training: Faulty, runs: int, seed: int) -> Floats:
 
 
 _MOST_FAULTS = 1_000_000
+
+
+def _refused(training: Faulty, chance: np.random.Generator, count: int) -> Floats:
+    """How many checkpoints before each fault, counted back from it, could not be written in a row."""
+    if not training.refused:
+        return np.zeros(count)
+    return (chance.geometric(1.0 - training.refused, count) - 1).astype(np.float64)
 
 
 def _send_away(

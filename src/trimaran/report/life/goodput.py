@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from statistics import fmean
 
 from trimaran.nouns.noun import Noun
 from trimaran.planner.goodput.expected import Faulty, expected
-from trimaran.study.training.events import LONGEST_S, Event, EventKind
+from trimaran.study.training.events import Event, EventKind
+from trimaran.study.training.lasting import wait_s
 
 # What ends a start of the ranks without being asked for.
 FAULTS = frozenset({EventKind.CRASH, EventKind.HANG, EventKind.FAIL, EventKind.LOST, EventKind.OOM, EventKind.TIMEOUT})
-_STARTS = frozenset({EventKind.BEGAN, EventKind.WENT_ON})
 # The parts of a training's time, and what each is.
 LEGEND = {
     "work": "steps that were kept",
@@ -90,42 +91,90 @@ def measured(events: Sequence[Event], step_s: Sequence[float], last_sign: str) -
     return Parts(work=work_s, checkpoints=saved_s, lost=lost_s, restarts=down_s, waiting=waited_s, other=other_s)
 
 
-def predicted(events: Sequence[Event], found: Parts) -> Parts | None:
-    """What planner/goodput expects of a training of as much work whose steps meet as many faults a second.
+def predicted(events: Sequence[Event], found: Parts, step_s: Sequence[float], snapshot_seconds: float) -> Parts | None:
+    """What is expected of a training of as much work that meets as many faults, by what was known before them.
 
-    A fault that struck while ranks began has lengthened a restart, and is none beside it: a restart takes what restarts
-    took here in the mean, with what they waited, and a checkpoint what checkpoints did. How many faults there are and
-    how much is lost follows from the closed form. First starts of sessions, and those on more devices, are of no fault
-    and stand apart. None where faults come so fast that nothing ends.
+    Known are the seconds of its steps (`step_s`, those that were kept) and of a checkpoint, its first start, and for
+    how long a fault may go unnoticed.
+    What is lost follows from the closed form of planner/goodput, at the rate that makes as many faults strike steps,
+    with as many checkpoints refused; where nodes hold snapshots, these are `snapshot_seconds` apart. Each fault goes
+    unnoticed for as long as is stated, and each start anew takes as long as the first one did; one that a fault ends,
+    half of it. Only faults by which nodes, or what serves the ranks, were lost have their place in a queue again.
+    Faults in a row are waited between, as lasting.py does.
+
+    None where no first step is known, or no step was kept.
     """
-    saved = sum(event.event == EventKind.SAVED for event in events)
-    restarts = sum(event.event == EventKind.WENT_ON for event in events)
+    first = [event for event in events if event.event == EventKind.FIRST_STEP]
+    if not found.work or not first:
+        return None
+    in_queue_s = fmean(event.waited_s or 0.0 for event in first)
+    start_s = max(0.0, fmean(event.seconds or 0.0 for event in first) - in_queue_s - fmean(step_s))
+    struck = _struck(events)
+    in_steps, in_starts = (sum(one.is_fault and one.in_start is such for one in struck) for such in (False, True))
+    lost = sum(one.event.event == EventKind.LOST for one in struck)
     grown = sum(event.event == EventKind.GROWN for event in events)
-    # of faults in a row the first alone struck steps; the row may end the training, or still be gone on from
-    in_rows = [event.event in FAULTS for event in events if event.event in FAULTS | _STARTS]
-    faults = sum(fault and not before for before, fault in pairwise([False, *in_rows]))
-    steps_s = found.work + found.lost + found.checkpoints
-    if not found.work:
-        return None
-    down_s = found.restarts + found.waiting
-    a_restart_s = down_s / restarts if restarts else 0.0
-    known = expected(
-        Faulty(
-            work_s=found.work,
-            rate=faults / steps_s,
-            every_s=found.work / max(1, saved),
-            save_s=found.checkpoints / saved if saved else 0.0,
-            detect_s=a_restart_s,
-            restart_s=0.0,
-        )
-    )
-    if not known.total_s < LONGEST_S:
-        return None
+    saved = sum(event.event == EventKind.SAVED for event in events)
+    not_saved = sum(event.event == EventKind.NOT_SAVED for event in events)
+    kept, not_kept = float(max(1, saved)), not_saved
+    if snapshot_seconds and any(_held(one.event) for one in struck):
+        kept, not_kept = max(kept, found.work / snapshot_seconds), 0
     return Parts(
-        work=known.work_s,
-        checkpoints=known.checkpoints_s,
-        lost=known.lost_s,
-        restarts=known.restarts_s * (found.restarts / down_s if down_s else 1.0),
-        waiting=known.restarts_s * (found.waiting / down_s if down_s else 0.0),
-        other=a_restart_s * (len(sessions(events)) + grown),
+        work=found.work,
+        checkpoints=found.checkpoints,
+        lost=_lost_s(found, in_steps, kept, not_kept),
+        restarts=sum(one.event.seconds or 0.0 for one in struck) + start_s * (in_steps + grown + in_starts / 2),
+        waiting=in_queue_s * (lost + grown) + _waits_s(struck),
+        other=(start_s + in_queue_s) * len(sessions(events)),
     )
+
+
+@dataclass(frozen=True)
+class _Struck:
+    """What ended ranks, or kept them from being started, and whether these had made no step yet."""
+
+    event: Event
+    in_start: bool
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether ranks had been started."""
+        return self.event.event in FAULTS
+
+
+def _struck(events: Sequence[Event]) -> list[_Struck]:
+    found, in_start = [], True
+    for event in events:
+        if event.event in FAULTS | {EventKind.NOT_RUN}:
+            found.append(_Struck(event, in_start))
+        if event.event in FAULTS | {EventKind.BEGAN, EventKind.GROWN}:
+            in_start = True
+        elif event.event in (EventKind.FIRST_STEP, EventKind.WENT_ON):
+            in_start = False
+    return found
+
+
+def _held(fault: Event) -> bool:
+    """Whether what was kept as it struck is newer than any checkpoint."""
+    return fault.lost_steps is not None and fault.step - fault.lost_steps > fault.saved_step
+
+
+def _lost_s(found: Parts, faults: int, saved: float, not_saved: int) -> float:
+    """Seconds of steps that are made again, at the rate r by which the closed form expects as many faults.
+
+    By its exp(r L) - 1 = faults (1 - q) / checkpoints, for stretches of L seconds of which a share q is not saved.
+    """
+    refused = not_saved / (saved + not_saved)
+    grows = faults * (1.0 - refused) / saved
+    stretches = saved / (1.0 - refused / (1.0 + grows))
+    every_s, save_s = found.work / stretches, found.checkpoints / stretches
+    rate = math.log1p(grows) / (every_s + save_s)
+    return expected(Faulty(found.work, rate, every_s, save_s, detect_s=0.0, restart_s=0.0, refused=refused)).lost_s
+
+
+def _waits_s(struck: Sequence[_Struck]) -> float:
+    """What a training waits between starts in vain."""
+    total_s, in_vain = 0.0, 0
+    for one in struck:
+        in_vain = in_vain + 1 if one.in_start else 0
+        total_s += wait_s(in_vain)
+    return total_s

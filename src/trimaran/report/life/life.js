@@ -65,16 +65,18 @@ chart("progress", "What interrupted it, and what is saved?", () => {
   });
   const traces = [{ ...line("newest step", progress.map(([x, y]) => [at(x), y]), 0, "") }];
   if (saved.length) traces.push(point("checkpoint", saved, { color: PALETTE[2], size: 6 }));
-  if (faults.length) {
-    traces.push({
-      ...point("fault", faults.map((one) => [one.hours, one.step]), { color: RED, symbol: "x", size: 10 }),
-      text: faults.map((one) => plain(`${one.event}: ${one.why ?? ""}`)), hovertemplate: "step %{y}<br>%{text}<extra></extra>",
-    });
-  }
+  const told = (name, events, color, symbol) => ({
+    ...point(name, events.map((one) => [one.hours, one.step]), { color, symbol, size: 10 }),
+    text: events.map((one) => plain(`${one.event}: ${one.why ?? ""}`)), hovertemplate: "step %{y}<br>%{text}<extra></extra>",
+  });
+  const refused = content.marks.filter((one) => one.event === "not_saved");
+  if (refused.length) traces.push(told("not saved", refused, AMBER, "triangle-down"));
+  if (faults.length) traces.push(told("fault", faults, RED, "x"));
   const lost = content.marks.reduce((all, one) => all + (one.lost_steps ?? 0), 0);
   return {
     traces, layout: { xaxis: axis(`${UNIT} since it began`), yaxis: axis("newest step", { rangemode: "tozero" }) },
-    said: `${faults.length || "No"} fault${faults.length === 1 ? "" : "s"} and ${saved.length} checkpoint${saved.length === 1 ? "" : "s"}; ${lost || "no"} steps were made again.`,
+    said: `${faults.length || "No"} fault${faults.length === 1 ? "" : "s"} and ${saved.length} checkpoint${saved.length === 1 ? "" : "s"}` +
+      `${refused.length ? `, ${refused.length} could not be written` : ""}; ${lost || "no"} steps were made again.`,
   };
 });
 

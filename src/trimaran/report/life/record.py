@@ -69,8 +69,9 @@ def life_of(folder: Path) -> Life:
         raise TrimaranError(f"training {folder}: {log.name} has no step yet")
     events, cut_events = _events(folder.with_name(EVENTS))
     last_sign = datetime.datetime.fromtimestamp(log.stat().st_mtime, datetime.UTC).isoformat(timespec="milliseconds")
-    parts = measured(events, [record["sec_per_it"] for record in records], last_sign)
-    planned = predicted(events, parts)
+    step_s = [record["sec_per_it"] for record in records]
+    parts = measured(events, step_s, last_sign)
+    planned = predicted(events, parts, step_s, job.train.snapshot_seconds)
     begin = events[0].at
     return Life(
         title=f"Training of {folder.resolve().parent.name}",
@@ -112,7 +113,8 @@ def _facts(job: TrainJob, records: Sequence[dict[str, Any]], events: Sequence[Ev
     yield "Steps", f"{records[-1]['iteration']:,} of {job.train.steps:,}"
     counts = Counter(event.event for event in events if event.event in FAULTS)
     yield "Faults", ", ".join(f"{count} {kind}" for kind, count in counts.most_common()) or "none"
-    yield "Checkpoints", str(sum(event.event == EventKind.SAVED for event in events))
+    saved, not_saved = (sum(event.event == kind for event in events) for kind in (EventKind.SAVED, EventKind.NOT_SAVED))
+    yield "Checkpoints", f"{saved}, and {not_saved} could not be written" if not_saved else str(saved)
 
 
 def _sentences(

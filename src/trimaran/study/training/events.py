@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     """What happened; the faults are called as the status of a trial is that ends so."""
 
     BEGAN = "began"  # ranks were started by a command, anew or with --resume
+    FIRST_STEP = "first_step"  # the ranks of a command made their first step, before any fault
     WENT_ON = "went_on"  # ranks that were started after a fault, or on more devices, made their first step
     CRASH = "crash"
     HANG = "hang"
@@ -37,6 +38,7 @@ class EventKind(StrEnum):
     STOPPED = "stopped"  # as asked by a signal
     FINISHED = "finished"
     SAVED = "saved"  # a checkpoint is written
+    NOT_SAVED = "not_saved"  # a checkpoint that was due is not, as where a disk is full
     SLOW = "slow"  # a rank takes longer for its own work than the others
     BAD_LOSS = "bad_loss"  # a loss or gradient that is not finite, or a loss that leaps
 
@@ -44,8 +46,9 @@ class EventKind(StrEnum):
 class Event(Noun):
     """One row. `lost_steps` were made and have to be made again, and took `lost_s`.
 
-    `seconds`: of `went_on`, from the last step before a fault to the first after it; of `saved`, for which the training
-    stood still. `waited_s` of them passed until ranks could be started, as in a queue.
+    `seconds`: of `first_step`, since the command's ranks were to begin; of `went_on`, from the last step before a fault
+    to the first after it; of `saved`, for which the training stood still; of a fault, for how long such a one may go
+    unnoticed. `waited_s` of them passed until ranks could be started, as in a queue.
     """
 
     at: str = Field(description="UTC, ISO 8601")

@@ -33,6 +33,11 @@ KEPT_STARTS = 3
 _OF_THE_RECIPE = ("fail", "oom")
 
 
+def wait_s(starts_in_vain: int) -> float:
+    """Seconds to wait after so many starts in a row that ended before their first step."""
+    return WAITS_S[min(starts_in_vain, len(WAITS_S)) - 1] if starts_in_vain else 0.0
+
+
 @dataclass(frozen=True)
 class Lasting:
     """How a training lasts.
@@ -69,6 +74,7 @@ class LastingTraining:
         self._devices = Devices(first.cluster.devices)
         self._kept = KeptStarts(KEPT_STARTS)
         self._teller = self._before = self._new_teller()  # of this start, and of the last that met a fault
+        self._made_steps = False  # in any start
         self._growing = self._goes_on = False  # whether this start's ranks are to leave for more, and have made a step
         self._faults_in_a_row = self._starts_in_vain = 0
         self._waited_s = 0.0  # since the last step, until ranks could be started
@@ -138,23 +144,28 @@ class LastingTraining:
         self._teller.tell()
         if not self._teller.made_steps:
             return
-        assert self._teller.first_step_at is not None, "a step was made"
+        self._note_first_step()
         assert self._teller.last_step_at is not None, "a step was made"
-        if not self._goes_on:
-            self._goes_on = True
-            if self._restarted:
-                seconds = round(self._teller.first_step_at - self._last_step_at, 3)
-                waited_s = round(self._waited_s + self._launcher.waited_s, 3)
-                lost, lost_s = self._lost_besides()
-                of_lost = (lost, lost_s) if lost else (None, None)
-                self._note(
-                    EventKind.WENT_ON, seconds=seconds, waited_s=waited_s, lost_steps=of_lost[0], lost_s=of_lost[1]
-                )
-            self._waited_s = 0.0
         self._last_step, self._last_step_at = self._teller.last_step, self._teller.last_step_at
         if not self._growing and self._trial.job.saves and self._may_grow():
             self._growing = True
             self._launcher.ask_to_leave()
+
+    def _note_first_step(self) -> None:
+        """Note that the ranks of this start have made a step, where they have and it was not noted."""
+        if self._goes_on or self._teller.first_step_at is None:
+            return
+        self._goes_on = self._made_steps = True
+        # of the first start, since this object was made
+        seconds = round(self._teller.first_step_at - self._last_step_at, 3)
+        waited_s = round(self._waited_s + self._launcher.waited_s, 3)
+        self._waited_s = 0.0
+        if not self._restarted:
+            self._note(EventKind.FIRST_STEP, seconds=seconds, waited_s=waited_s)
+            return
+        lost, lost_s = self._lost_besides()
+        of_lost = (lost, lost_s) if lost else (None, None)
+        self._note(EventKind.WENT_ON, seconds=seconds, waited_s=waited_s, lost_steps=of_lost[0], lost_s=of_lost[1])
 
     def _may_grow(self) -> bool:
         """Whether there are devices for the first layout, and ranks use fewer."""
@@ -182,7 +193,10 @@ class LastingTraining:
             raise TrainingStoppedError(f"stopped before it could save; {GO_ON} from what was saved")
         rank = run.verdict.rank
         lost, lost_s = self._lost()
-        self._note(EventKind(row.status), rank=rank, node=run.node, lost_steps=lost, lost_s=lost_s, why=first)
+        self._note(
+            EventKind(row.status), rank=rank, node=run.node, lost_steps=lost, lost_s=lost_s,
+            seconds=run.unnoticed_s or None, why=first,
+        )  # fmt: skip
         self._faults_in_a_row += 1
         if (why := self._final(run)) is not None:
             raise TrimaranError(f"training on {layout} ended as {row.status}: {first}{why}; see {self._out_dir}")
@@ -248,7 +262,6 @@ class LastingTraining:
             self._nodes = self._launcher.nodes_left()
         self._nodes_asked_at = time.monotonic()
         layout = self._next_layout()
-        wait_s = WAITS_S[min(self._starts_in_vain, len(WAITS_S)) - 1] if self._starts_in_vain else 0.0
         kept = set_aside([self._out_dir])
         if self._out_dir in kept:
             self._kept.keep(kept[self._out_dir])
@@ -258,9 +271,12 @@ class LastingTraining:
                 f"starting anew {where} on {layout}, {self._faults_in_a_row} of {self._lasting.restarts} times "
                 f"without a newer checkpoint"
             )
-            time.sleep(wait_s)
-            self._waited_s += wait_s
-        update: dict[str, Any] = {"resume": True, "out_dir": str(self._out_dir)}
+            waited_s = wait_s(self._starts_in_vain)
+            time.sleep(waited_s)
+            self._waited_s += waited_s
+        # what nodes hold before the first step is of an earlier training, where this one is begun anew
+        resume = self._first.job.resume or self._made_steps
+        update: dict[str, Any] = {"resume": resume, "out_dir": str(self._out_dir)}
         update |= {name: getattr(self._first.job, name) for name in ("checkpoint_dir", "track")}
         if earlier := newest_log(self._out_dir):
             update["earlier_log"] = str(earlier.resolve())
@@ -288,10 +304,13 @@ class LastingTraining:
             return self._first.layout
 
     def _take_notice(self, notice: dict[str, Any]) -> None:
-        """Note what the ranks told of: a checkpoint, a slow rank, a bad step."""
+        """Note what the ranks told of: a checkpoint or none, a slow rank, a bad step."""
+        self._note_first_step()
         step, why = notice["step"], notice.get("why")
         if notice["kind"] == Notice.SAVED:
             self._note(EventKind.SAVED, step=step, seconds=round(notice["blocked_s"], 3))
+        elif notice["kind"] == Notice.NOT_SAVED:
+            self._note(EventKind.NOT_SAVED, step=step, why=notice["text"])
         elif notice["kind"] == Notice.SLOW:
             node = self._launcher.node_of(notice["rank"])
             self._on_notice(f"step {step}: rank {notice['rank']} on node {node or 'unknown'} is slow, {why}")

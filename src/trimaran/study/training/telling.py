@@ -104,7 +104,7 @@ class Teller:
             self._step_s.clear()
             self.held_at = 0
             self.resumed_at, self.last_step = min(self.resumed_at, back_to), back_to
-        if kind in (Notice.SAVED, Notice.SLOW, Notice.BAD_LOSS):
+        if kind in (Notice.SAVED, Notice.NOT_SAVED, Notice.SLOW, Notice.BAD_LOSS):
             self._on_event(notice)
 
 

@@ -7,6 +7,7 @@ telling all ranks that a rank has failed are left to torch.distributed.checkpoin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -148,11 +149,11 @@ class FolderWriter(StorageWriter):
             return
         # a checkpoint of the same step is damaged, or of a training that went on from an earlier step
         old = going_folder(self._checkpoint)
-        if self._checkpoint.exists():
+        if os.path.lexists(self._checkpoint):
             self._checkpoint.rename(old)
         self._partial.rename(self._checkpoint)
         sync_folder(self._checkpoint.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -175,7 +176,16 @@ def remove_left_overs(folder: Path) -> None:
     any_step = folder / "step-*"
     for pattern in (partial_folder(any_step).name, going_folder(any_step).name):
         for left_over in folder.glob(pattern):
-            shutil.rmtree(left_over, ignore_errors=True)
+            remove(left_over)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, or whatever else has the name of one; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _saved_tensors(metadata: Metadata, file_of: dict[MetadataIndex, int]) -> dict[str, SavedTensor]:

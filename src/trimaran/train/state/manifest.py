@@ -93,7 +93,7 @@ def saved_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, whole or damaged, newest first."""
     if not folder.is_dir():
         return []
-    matches = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir())
+    matches = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 

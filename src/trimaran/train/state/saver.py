@@ -25,6 +25,7 @@ from trimaran.train.state.checkpoint_writer import (
     first_reason,
     going_folder,
     partial_folder,
+    remove,
     remove_left_overs,
 )
 from trimaran.train.state.held import HeldSnapshots, NotHeldError
@@ -182,7 +183,7 @@ class Saver:
             held.holds = False
             text = f"snapshots are not held in memory from here on: {error}; a fault loses what no checkpoint has"
             if self._rank == 0:
-                self._tell(Notice.NOT_SAVED, step=head.step, text=text)
+                self._tell(Notice.NOT_HELD, text=text)
             return
         if self._rank == 0:
             held_s = time.perf_counter() - begin
@@ -192,7 +193,7 @@ class Saver:
         for step in [step for step in saved_steps(self._folder) if step <= newest][self._keep :]:
             going = going_folder(self._folder / folder_name(step))
             (self._folder / folder_name(step)).rename(going)
-            shutil.rmtree(going, ignore_errors=True)
+            remove(going)
 
 
 def manifest_head(trainer: Trainer) -> Manifest:

@@ -38,6 +38,11 @@ class RayRanks:
             self.kill()
             raise
 
+    @property
+    def answers_within_s(self) -> float:
+        """As long as an actor may take to answer."""
+        return _ANSWERS_WITHIN_S
+
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank, as the nodes' actors saw it a moment ago; None while it runs or is not known."""
         if self._leave_asked:

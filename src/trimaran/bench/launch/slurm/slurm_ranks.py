@@ -58,6 +58,11 @@ class SlurmRanks:
                     step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
 
+    @property
+    def answers_within_s(self) -> float:
+        """As long as a file that a node wrote may take to be seen."""
+        return _SEEN_WITHIN_S
+
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank, as the parent of each wrote it down on its node; None while unknown."""
         now = time.monotonic()
