@@ -40,15 +40,41 @@ def far(gbps: float, delay_us: float, **how: bool) -> GroupLink:
     return GroupLink(between=("here", "there"), bandwidth_gbps=gbps, latency_us=delay_us, **how)
 
 
-@pytest.mark.parametrize("text", ["dp4,pp4,mbs1", "dp8,pp2,mbs2,gpipe", "dp16,mbs1", "pp16,mbs1", "dp4,pp4,mbs1,ps"])
-def test_one_group_costs_what_a_cluster_of_alike_nodes_costs(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        *((text, "gpipe") for text in (
+            "dp4,pp4,mbs1", "dp8,pp2,mbs2,gpipe", "dp16,mbs1", "pp16,mbs1", "dp4,pp4,mbs1,ps",
+        )),
+        *((f"dp8,pp2,shard4,mbs1,zero{stage}", "trimaran") for stage in (1, 2, 3)),
+        ("dp16,shard4,mbs1,zero1", "megatron-core"),
+    ],
+)  # fmt: skip
+def test_one_group_costs_what_a_cluster_of_alike_nodes_costs(text: str, stack: str) -> None:
     groups = Cluster.of_groups([nodes_of_one(16)], ())
     alike = groups.model_copy(update={"groups": ()})
     layout = parse_layout(f"{text},fp16,recompute-full")
-    plain = case_on(alike)
+    plain = case_on(alike, stack)
     grid = LayoutGrid.from_layouts([layout], plain.workload, plain.stack)
     as_one = estimate_each(plain, grid, simulate=True)[0]
-    assert estimate(case_on(groups), layout).sec_per_it == pytest.approx(as_one.sec_per_it, rel=1e-6)
+    assert estimate(case_on(groups, stack), layout).sec_per_it == pytest.approx(as_one.sec_per_it, rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_hybrid_sharding_is_priced_by_the_links_of_its_sharers_and_of_its_copies(stage: int) -> None:
+    here_and_there = [nodes_of_one(2, 1.0), nodes_of_one(2, 1.0, name="there")]
+    layout = parse_layout(f"dp4,shard2,mbs16,zero{stage},fp32")
+    cost = PlacedCost(case_on(Cluster.of_groups(here_and_there, [far(0.1, 30_000)]), "trimaran"), layout)
+    alike = PlacedCost(case_on(Cluster.of_groups(here_and_there, [far(1.0, 1000)]), "trimaran"), layout)
+    # ranks 0 and 1 share states, and 2 and 3; 0 and 2 hold the same shard, and 1 and 3
+    near, copies, sharers, both = (
+        of.seconds(np.array(nodes).reshape(4, 1))
+        for of, nodes in ((alike, [0, 1, 2, 3]), (cost, [0, 1, 2, 3]), (cost, [0, 2, 1, 3]), (cost, [0, 2, 3, 1]))
+    )
+    # sharers send twice the bytes of copies, and more often under ZeRO 3
+    assert near < copies < sharers < both
+    # nothing hides more of traffic this slow, so that what each of the two costs adds up
+    assert both - near == pytest.approx((copies - near) + (sharers - near), rel=0.02)
 
 
 def test_parts_add_up_and_the_order_of_devices_is_that_of_a_layout_that_names_none() -> None:
