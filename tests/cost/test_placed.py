@@ -13,6 +13,7 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline.closed_form import pipeline_runs
 from trimaran.cost.pipeline.lockstep import ends, play
 from trimaran.cost.placed.placed_cost import PlacedCost
+from trimaran.cost.placed.placed_estimate import stage_limits
 from trimaran.cost.simulate import pipeline_run, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
@@ -75,6 +76,16 @@ def test_hybrid_sharding_is_priced_by_the_links_of_its_sharers_and_of_its_copies
     assert near < copies < sharers < both
     # nothing hides more of traffic this slow, so that what each of the two costs adds up
     assert both - near == pytest.approx((copies - near) + (sharers - near), rel=0.02)
+
+
+def test_a_cell_that_is_spread_over_groups_fits_on_the_least_of_them() -> None:
+    small, large = nodes_of_one(1), nodes_of_one(1, name="there")
+    device = large.device.model_copy(update={"mem_gib": 4 * small.device.mem_gib})
+    cluster = Cluster.of_groups([small, large.model_copy(update={"device": device})], [far(5.0, 1000)])
+    for placed in ((0, 1), (1, 0)):
+        layout = parse_layout("tp2,mbs1,fp16").model_copy(update={"placed": placed})
+        (limit,) = stage_limits(PlacedCost(case_on(cluster, "megatron-core"), layout))
+        assert limit == (small.device.mem_gib, "here")
 
 
 def test_parts_add_up_and_the_order_of_devices_is_that_of_a_layout_that_names_none() -> None:

@@ -138,6 +138,47 @@ def test_stages_on_slow_nodes_have_fewer_layers_where_the_split_is_left_open() -
     assert placing.least_s <= placing.seconds
 
 
+def test_a_stage_that_fits_on_large_devices_alone_is_put_there_and_a_refusal_names_the_group() -> None:
+    cluster = of_groups([1, 1, 1], [1, 1, 1], [5.0, 5.0, 5.0])
+    workload = Workload(model=load_model("gpt3-xl"), global_batch=4, seq_len=2048)
+    held = {"pp": 3, "dp": 1, "tp": 1, "mbs": 1, "precision": "fp16"}
+
+    def with_memory(*gib: float) -> Cluster:
+        sized = zip(cluster.groups, gib, strict=True)
+        groups = [
+            group.model_copy(update={"device": group.device.model_copy(update={"mem_gib": each})})
+            for group, each in sized
+        ]
+        return Cluster.of_groups(groups, cluster.links, name="unlike")
+
+    stack = load_stack("megatron-core")
+    roomy = plan(workload, with_memory(900, 900, 900), stack, top=1, fixed=held).best
+    first, second, _ = sorted((stage.total for stage in roomy.estimate.memory), reverse=True)
+    fullest = max(roomy.estimate.memory, key=lambda stage: stage.total).stage
+    held |= {"recompute": roomy.layout.recompute, "vpp": roomy.layout.vpp}
+    between = (first + second) / 2
+    found = plan(workload, with_memory(between, first * 1.1, between), stack, top=3, mem_margin=0.0, fixed=held).best
+    assert found.estimate.fits
+    assert found.layout.placed[fullest] == 1
+    case = Case.of(workload, with_memory(between, first * 1.1, between), stack)
+    elsewhere = found.layout.model_copy(
+        update={"placed": tuple({1: 0, 0: 1}.get(at, at) for at in found.layout.placed)}
+    )
+    assert not estimate(case, elsewhere).fits
+    told = explain(str(elsewhere), case, settings_from(fixed=held, mem_margin=0.0))
+    assert told.verdict == "does not fit"
+    assert f"stage {fullest} needs" in told.reasons[0] and "GiB on" in told.reasons[0]
+    with pytest.raises(
+        TrimaranError, match=r"fits; the nearest is .* a rank may use .*of all groups b has the most"
+    ) as no:
+        plan(workload, with_memory(1.0, 2.0, 1.0), stack, mem_margin=0.0, fixed=held)
+    assert "\n" not in str(no.value)
+    # two stages need the large device, of which there is one
+    tight = (second + min(stage.total for stage in roomy.estimate.memory)) / 2
+    with pytest.raises(TrimaranError, match=r"no layout fits on unlike; the nearest is .*GiB on [ac] \(margin"):
+        plan(workload, with_memory(tight, first * 1.1, tight), stack, mem_margin=0.0, fixed=held)
+
+
 def test_two_regions_over_a_thin_link_are_not_left_idle_without_a_word() -> None:
     a100 = load_cluster("aws-p4d-24xlarge")
     groups = [
