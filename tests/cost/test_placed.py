@@ -78,6 +78,27 @@ def test_hybrid_sharding_is_priced_by_the_links_of_its_sharers_and_of_its_copies
     assert both - near == pytest.approx((copies - near) + (sharers - near), rel=0.02)
 
 
+def test_the_ring_that_all_wait_for_is_the_slower_one_for_what_it_sums() -> None:
+    """Of two rings of copies one has a thin link and the other a long one; sharers are as near in every placement."""
+    layout = parse_layout("dp4,shard2,mbs16,zero1,fp32")
+    names, slower = ("a", "b", "c"), set[bool]()
+    for delay_us in np.geomspace(50_000, 800_000, 20):
+        links = [
+            GroupLink(between=pair, bandwidth_gbps=rate, latency_us=delay)
+            for pair, rate, delay in (
+                (("a", "b"), 100.0, 1000.0), (("a", "c"), 1000.0, float(delay_us)), (("b", "c"), 1000.0, 1000.0)
+            )
+        ]  # fmt: skip
+        groups = [nodes_of_one(2, 1000.0, name=name) for name in names]
+        cost = PlacedCost(case_on(Cluster.of_groups(groups, links), "trimaran"), layout)
+        thin, long, both = (
+            cost.seconds(np.array(nodes).reshape(4, 1)) for nodes in ([0, 1, 2, 3], [0, 1, 4, 5], [0, 1, 2, 4])
+        )
+        assert both == pytest.approx(max(thin, long), rel=1e-3)
+        slower.add(thin > long)
+    assert slower == {True, False}
+
+
 def test_a_cell_that_is_spread_over_groups_fits_on_the_least_of_them() -> None:
     small, large = nodes_of_one(1), nodes_of_one(1, name="there")
     device = large.device.model_copy(update={"mem_gib": 4 * small.device.mem_gib})

@@ -72,7 +72,7 @@ class PlacedCost:
         self._sends: dict[tuple[int, float, float], tuple[float, float]] = {}
         self._ends: dict[PipelineKey, Floats] = {}
         self._agreed: dict[tuple[int, int, Rings], float] = {}
-        self._rounds: dict[tuple[int, int, Ring], float] = {}
+        self._rounds: dict[tuple[int, int, Ring, bool], float] = {}
         # Parts of replicas that hold the same shards, and replicas that share out states: of one of them, or of both.
         self.copies, self.sharers = int(self.grid.size("replicate")[0]), int(self.grid.size("shard")[0])
 
@@ -293,24 +293,35 @@ class PlacedCost:
             # each rank of a cell has a ring of its own to those that hold the same shard
             copied = rings_along(self.topology, parts, 0, self.cell_ranks)
             each = enumerate(zip(slowest, shared, copied, strict=True))
-            rings = [Rings(*(self._slowest_ring(kind, stage, ways) for ways in both)) for stage, (kind, *both) in each]
+            rings = [
+                Rings(
+                    self._slowest_ring(kind, stage, of_sharers, sharing=True),
+                    self._slowest_ring(kind, stage, of_copies, sharing=False),
+                )
+                for stage, (kind, of_sharers, of_copies) in each
+            ]
         ways = enumerate(zip(slowest, rings, strict=True))
         return np.array([self.agreement_seconds(kind, stage, both) for stage, (kind, both) in ways])
 
-    def _slowest_ring(self, kind: int, stage: int, rings: Sequence[Ring]) -> Ring:
+    def _slowest_ring(self, kind: int, stage: int, rings: Sequence[Ring], *, sharing: bool) -> Ring:
         """The ring that takes longest for a stage's gradients: whoever agrees over another waits for it."""
         if len(rings) == 1:
             return rings[0]
-        return max(rings, key=lambda ring: self._round_seconds(kind, self._end(stage), ring))
+        return max(rings, key=lambda ring: self._round_seconds(kind, self._end(stage), ring, sharing=sharing))
 
-    def _round_seconds(self, kind_id: int, end: int, ring: Ring) -> float:
-        """Seconds in which a ring of ranks takes in the gradients of a stage."""
-        key = (kind_id, end, ring)
+    def _round_seconds(self, kind_id: int, end: int, ring: Ring, *, sharing: bool) -> float:
+        """Seconds in which sharers scatter the gradients of a stage over a ring, or copies sum those of a shard."""
+        key = (kind_id, end, ring, sharing)
         if key not in self._rounds:
             case = self._kind(kind_id).case
+            network = Network(case.cluster, case.calibration)
             size = self._held[end] * sent_gradient_bytes(self.grid, case.stack)
-            ranks = np.array([float(self.layout.dp)])
-            self._rounds[key] = float(Network(case.cluster, case.calibration).all_gather(size, ring.group(ranks, 1))[0])
+            sharers = self.sharers * self.layout.cp
+            if sharing:
+                seconds = network.all_gather(size, ring.group(np.array([float(sharers)]), self.layout.cp))
+            else:
+                seconds = network.all_reduce(size / sharers, ring.group(np.array([float(self.copies)]), 1))
+            self._rounds[key] = float(seconds[0])
         return self._rounds[key]
 
     def _agreement(self, kind_id: int, end: int, rings: Rings) -> float:
