@@ -11,6 +11,7 @@ from trimaran.bench.trial.trial_figures import first_timed_round, median_and_spr
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
+from trimaran.cost.network import crowded
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.choices import CHOICES
 from trimaran.layout.compression import BLOCK, FORMATS, LOW_RANK
@@ -62,6 +63,22 @@ def test_local_steps_share_one_sum_and_keep_two_more_states() -> None:
     assert both.time.dp == pytest.approx(few.time.dp / 4, rel=0.05)
 
 
+def test_fragments_send_as_much_and_a_delay_hides_it_behind_as_many_steps() -> None:
+    whole, parts, late, later = (
+        predicted(f"dp8,mbs2,local60{word}")
+        for word in ("", ",fragments6", ",fragments6,delay1", ",fragments6,delay10")
+    )
+    # six sums of a sixth each, for five more rounds of delays
+    assert whole.time.dp < parts.time.dp < 1.05 * whole.time.dp
+    step = late.time.forward + late.time.backward + late.time.head
+    behind_one, behind_ten = (parts.time.dp - each.time.dp for each in (late, later))
+    assert behind_one == pytest.approx(6 / 60 * step * (1 - crowded(SLOW)), rel=0.01)
+    assert behind_ten == pytest.approx(10 * behind_one)
+    kept = late.memory[0].optimizer - parts.memory[0].optimizer
+    assert kept * GIB == pytest.approx(4 * CASE.model.parameters, rel=0.01)
+    assert parts.memory == whole.memory
+
+
 def test_replicas_that_shard_send_each_other_shards_alone() -> None:
     exact, local = (predicted(f"dp8,shard4,mbs2,zero2{word}") for word in ("", ",local100000"))
     gathers = exact.time.dp - predicted("dp8,shard4,mbs2,zero2,compress-int8").time.dp
@@ -70,7 +87,7 @@ def test_replicas_that_shard_send_each_other_shards_alone() -> None:
 
 def broken(text: str, model: str = "gpt2-124m", stack: str = "trimaran") -> list[str]:
     found = violations(parse_layout(f"{text},mbs1"), workload_of(model, 64, seq=1024), SLOW, load_stack(stack))
-    return [each.sentence for each in found if each.rule in ("compression", "local_steps")]
+    return [each.sentence for each in found if each.rule in ("compression", "local_steps", "fragments")]
 
 
 @pytest.mark.parametrize("word", ["compress-int8", "local50"])
@@ -97,13 +114,18 @@ def test_combinations_that_are_built_are_not_refused() -> None:
     assert "choose int8" in broken("dp8,shard4,zero2,compress-powersgd")[0]
     assert broken("dp8,fp16,local50") == [] and "scales its loss anew" in broken("dp8,fp16,compress-int8")[0]
     assert "8 experts" in broken("dp8,local50", "mixtral-8x7b")[0]
+    assert broken("dp4,pp2,local60,fragments6,delay10") == []
+    assert "local_steps is 0" in broken("dp8,fragments2")[0] and "local_steps is 0" in broken("dp8,delay2")[0]
+    assert "no whole number of turns for fragments 7" in broken("dp8,local50,fragments7")[0]
+    assert "a stage of PP 4 has 3 of 12" in broken("dp2,pp4,local60,fragments4")[0]
+    assert "more than the 10 steps" in broken("dp8,local60,fragments6,delay11")[0]
     assert "no outer optimizer" in broken("dp8,local50", stack="megatron-core")[0]
     assert "no compression int8" in broken("dp8,compress-int8", stack="torchtitan")[0]
 
 
 def test_a_search_tries_what_changes_the_result_only_where_it_is_held() -> None:
     inexact = [choice.name for choice in CHOICES if not choice.exact]
-    assert inexact == ["compression", "local_steps"]
+    assert inexact == ["compression", "local_steps", "fragments", "outer_delay"]
     ask = partial(plan, WORKLOAD.model, SLOW, WORKLOAD.global_batch, seq=WORKLOAD.seq_len, stack=TRIMARAN, top=50)
     exact = [entry.layout for entry in ask().entries]
     assert exact and not any(layout.departures for layout in exact)
@@ -118,6 +140,12 @@ def test_the_notation_names_what_departs() -> None:
     layout = parse_layout("dp8,compress-fp16,local50")
     assert (layout.compression, layout.local_steps, layout.departures) == ("fp16", 50, "compress-fp16,local50")
     assert parse_layout(layout.label()) == layout and Layout().departures == ""
+
+
+def test_turns_and_delays_are_named_too() -> None:
+    layout = parse_layout("dp8,local60,fragments6,delay10")
+    assert (layout.fragments, layout.outer_delay, layout.departures) == (6, 10, "local60,fragments6,delay10")
+    assert parse_layout(layout.label()) == layout
 
 
 def test_a_rounds_last_step_counts_once_for_each_of_its_steps() -> None:

@@ -13,6 +13,7 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline.closed_form import pipeline_runs
 from trimaran.cost.pipeline.lockstep import ends, play
 from trimaran.cost.placed.placed_cost import PlacedCost
+from trimaran.cost.placed.placed_estimate import stage_limits
 from trimaran.cost.simulate import pipeline_run, simulate
 from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
@@ -40,15 +41,72 @@ def far(gbps: float, delay_us: float, **how: bool) -> GroupLink:
     return GroupLink(between=("here", "there"), bandwidth_gbps=gbps, latency_us=delay_us, **how)
 
 
-@pytest.mark.parametrize("text", ["dp4,pp4,mbs1", "dp8,pp2,mbs2,gpipe", "dp16,mbs1", "pp16,mbs1", "dp4,pp4,mbs1,ps"])
-def test_one_group_costs_what_a_cluster_of_alike_nodes_costs(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        *((text, "gpipe") for text in (
+            "dp4,pp4,mbs1", "dp8,pp2,mbs2,gpipe", "dp16,mbs1", "pp16,mbs1", "dp4,pp4,mbs1,ps",
+        )),
+        *((f"dp8,pp2,shard4,mbs1,zero{stage}", "trimaran") for stage in (1, 2, 3)),
+        ("dp16,shard4,mbs1,zero1", "megatron-core"),
+    ],
+)  # fmt: skip
+def test_one_group_costs_what_a_cluster_of_alike_nodes_costs(text: str, stack: str) -> None:
     groups = Cluster.of_groups([nodes_of_one(16)], ())
     alike = groups.model_copy(update={"groups": ()})
     layout = parse_layout(f"{text},fp16,recompute-full")
-    plain = case_on(alike)
+    plain = case_on(alike, stack)
     grid = LayoutGrid.from_layouts([layout], plain.workload, plain.stack)
     as_one = estimate_each(plain, grid, simulate=True)[0]
-    assert estimate(case_on(groups), layout).sec_per_it == pytest.approx(as_one.sec_per_it, rel=1e-6)
+    assert estimate(case_on(groups, stack), layout).sec_per_it == pytest.approx(as_one.sec_per_it, rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_hybrid_sharding_is_priced_by_the_links_of_its_sharers_and_of_its_copies(stage: int) -> None:
+    here_and_there = [nodes_of_one(2, 1.0), nodes_of_one(2, 1.0, name="there")]
+    layout = parse_layout(f"dp4,shard2,mbs16,zero{stage},fp32")
+    cost = PlacedCost(case_on(Cluster.of_groups(here_and_there, [far(0.1, 30_000)]), "trimaran"), layout)
+    alike = PlacedCost(case_on(Cluster.of_groups(here_and_there, [far(1.0, 1000)]), "trimaran"), layout)
+    # ranks 0 and 1 share states, and 2 and 3; 0 and 2 hold the same shard, and 1 and 3
+    near, copies, sharers, both = (
+        of.seconds(np.array(nodes).reshape(4, 1))
+        for of, nodes in ((alike, [0, 1, 2, 3]), (cost, [0, 1, 2, 3]), (cost, [0, 2, 1, 3]), (cost, [0, 2, 3, 1]))
+    )
+    # sharers send twice the bytes of copies, and more often under ZeRO 3
+    assert near < copies < sharers < both
+    # nothing hides more of traffic this slow, so that what each of the two costs adds up
+    assert both - near == pytest.approx((copies - near) + (sharers - near), rel=0.02)
+
+
+def test_the_ring_that_all_wait_for_is_the_slower_one_for_what_it_sums() -> None:
+    """Of two rings of copies one has a thin link and the other a long one; sharers are as near in every placement."""
+    layout = parse_layout("dp4,shard2,mbs16,zero1,fp32")
+    names, slower = ("a", "b", "c"), set[bool]()
+    for delay_us in np.geomspace(50_000, 800_000, 20):
+        links = [
+            GroupLink(between=pair, bandwidth_gbps=rate, latency_us=delay)
+            for pair, rate, delay in (
+                (("a", "b"), 100.0, 1000.0), (("a", "c"), 1000.0, float(delay_us)), (("b", "c"), 1000.0, 1000.0)
+            )
+        ]  # fmt: skip
+        groups = [nodes_of_one(2, 1000.0, name=name) for name in names]
+        cost = PlacedCost(case_on(Cluster.of_groups(groups, links), "trimaran"), layout)
+        thin, long, both = (
+            cost.seconds(np.array(nodes).reshape(4, 1)) for nodes in ([0, 1, 2, 3], [0, 1, 4, 5], [0, 1, 2, 4])
+        )
+        assert both == pytest.approx(max(thin, long), rel=1e-3)
+        slower.add(thin > long)
+    assert slower == {True, False}
+
+
+def test_a_cell_that_is_spread_over_groups_fits_on_the_least_of_them() -> None:
+    small, large = nodes_of_one(1), nodes_of_one(1, name="there")
+    device = large.device.model_copy(update={"mem_gib": 4 * small.device.mem_gib})
+    cluster = Cluster.of_groups([small, large.model_copy(update={"device": device})], [far(5.0, 1000)])
+    for placed in ((0, 1), (1, 0)):
+        layout = parse_layout("tp2,mbs1,fp16").model_copy(update={"placed": placed})
+        (limit,) = stage_limits(PlacedCost(case_on(cluster, "megatron-core"), layout))
+        assert limit == (small.device.mem_gib, "here")
 
 
 def test_parts_add_up_and_the_order_of_devices_is_that_of_a_layout_that_names_none() -> None:

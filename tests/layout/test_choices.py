@@ -29,7 +29,9 @@ WORKLOAD, STACK = workload_of("gpt2-124m", 64), load_stack("trimaran")
 # Experts can be laid out in a mixture alone.
 MIXTURE = workload_of("mixtral-8x7b", 64)
 # Told by the layout's notation alone, which tables and pages show too.
-WITHOUT_COLUMN = {"sequence_parallel", "recompute_every", "stage_split", "placement", "placed"}
+WITHOUT_COLUMN = {
+    "sequence_parallel", "recompute_every", "fragments", "outer_delay", "stage_split", "placement", "placed"
+}  # fmt: skip
 WITHOUT_HEADING = {"recompute_every", "stage_split", "placement", "placed"}
 every_choice = pytest.mark.parametrize("choice", CHOICES, ids=[choice.name for choice in CHOICES])
 

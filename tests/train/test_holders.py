@@ -34,7 +34,7 @@ WIDE = {"hidden": 96, "ffn_hidden": 384, "head_dim": 4}
 class Unconnected(GroupFactory):
     """Groups of which one rank alone exists."""
 
-    def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False) -> Group | None:
+    def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False, beside: bool = False) -> Group | None:
         return Group(ranks, ranks.index(me), None) if me in ranks else None
 
 

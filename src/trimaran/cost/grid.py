@@ -63,6 +63,8 @@ class LayoutGrid(Laid[Ints]):
     offload: Ints
     compression: Ints
     local_steps: Ints
+    fragments: Ints
+    outer_delay: Ints
     precision: Ints
     schedule: Ints
     placement: Ints

@@ -16,6 +16,7 @@ from trimaran.cost.calibration import SLOW_LINK_GBPS, Calibration
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
 from trimaran.cost.measured import CollectiveTable
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.link import Link
 
 # Passes of all bytes over a ring: a reduce-scatter and an all-gather, or one of them.
 ALL_REDUCE, ALL_GATHER = 2.0, 1.0
@@ -30,13 +31,14 @@ class Group:
     """Where the ranks of one group along an axis sit: arrays over layouts.
 
     `inside` ranks of the group share a node; `crosses` says whether it spans several; `rivals`
-    groups of the same kind share each node's link.
+    groups of the same kind share each node's link, which is `link`, or the cluster's where none is stated.
     """
 
     ranks: Floats
     inside: Floats
     crosses: Bools
     rivals: Floats
+    link: Link | None = None
 
     @property
     def nodes(self) -> Floats:
@@ -114,7 +116,7 @@ class Network:
         n, cluster, calibration = where.ranks, self.cluster, self.calibration
         intra = self._inside(calibration.intra_bandwidth)
         # The ring enters and leaves every node once; rivals on the same node share its link.
-        inter = self._across(calibration.inter_bandwidth, where.rivals, intra)
+        inter = self._across(calibration.inter_bandwidth, where.rivals, intra, where.link)
         bandwidth = np.where(where.crosses, inter, intra)
         start = calibration.collective_us * 1e-6 + self._hops(passes, where)
         time: Floats = start + passes * (n - 1) / n * size / bandwidth
@@ -133,7 +135,7 @@ class Network:
         down, whose depth is a node's ranks and the logarithm of the nodes (NVIDIA/nccl 2.23, src/graph/tuning.cc,
         ncclTopoTuneModel). MPI on CPUs goes up and down a tree of ranks.
         """
-        inside, across = self.cluster.intra.latency_us * 1e-6, self.cluster.inter.latency_us * 1e-6
+        inside, across = self.cluster.intra.latency_us * 1e-6, self._between(where).latency_us * 1e-6
         n, nodes = where.ranks, where.nodes
         if self.cluster.device.kind != "gpu":
             levels = np.ceil(np.log2(np.maximum(n, 2.0)))
@@ -149,9 +151,14 @@ class Network:
         """Bytes/s of one rank inside a node."""
         return min(self.cluster.intra.bytes_per_s * efficiency, self._copying)
 
-    def _across(self, efficiency: float, rivals: Floats, intra: float) -> Floats:
+    def _between(self, where: Group) -> Link:
+        """What joins the nodes of a group."""
+        return self.cluster.inter if where.link is None else where.link
+
+    def _across(self, efficiency: float, rivals: Floats, intra: float, link: Link | None = None) -> Floats:
         """Bytes/s of one rank between nodes: its share of the node's link, through the link inside if there is one."""
-        share = np.minimum(self.cluster.inter.bytes_per_s * efficiency / rivals, self._copying)
+        link = link or self.cluster.inter
+        share = np.minimum(link.bytes_per_s * efficiency / rivals, self._copying)
         return np.asarray(np.minimum(share, intra) if self.cluster.devices_per_node > 1 else share)
 
     def _gloo_ring(self, passes: float, size: Floats, where: Group) -> Floats:
@@ -159,7 +166,7 @@ class Network:
 
         So a hop costs two delays and its bytes.
         """
-        n, inter = where.ranks, self.cluster.inter
+        n, inter = where.ranks, self._between(where)
         hops = passes * (n - 1)
         bandwidth = inter.bytes_per_s / where.rivals
         start = self.calibration.collective_us * 1e-6
@@ -171,7 +178,7 @@ class Network:
 
         Hops cost two delays, as in `_gloo_ring`: n of them in the reduce, one for each level of the tree.
         """
-        n, inter = where.ranks, self.cluster.inter
+        n, inter = where.ranks, self._between(where)
         one_way, bandwidth = inter.latency_us * 1e-6, inter.bytes_per_s / where.rivals
         reduce = 2.0 * n * one_way + 2.0 * (n - 1) / n * size / bandwidth
         broadcast = rounds * (2.0 * one_way + size / bandwidth)
@@ -209,14 +216,15 @@ class Network:
         """
         cluster, calibration = self.cluster, self.calibration
         # Both are chains of sends; over a fast link collectives do not get more than other collectives do.
-        fast = cluster.inter.bandwidth_gbps > SLOW_LINK_GBPS
+        link = self._between(where)
+        fast = link.bandwidth_gbps > SLOW_LINK_GBPS
         collective = calibration.inter_bandwidth if fast else np.inf
         intra = self._inside(min(calibration.send_bandwidth, calibration.intra_bandwidth))
-        inter = self._across(min(calibration.send_bandwidth, collective), where.rivals, intra)
+        inter = self._across(min(calibration.send_bandwidth, collective), where.rivals, intra, link)
         rounds = np.ceil(np.log2(np.maximum(where.ranks, 2.0))) if cluster.device.kind == "cpu" else 1.0
         if cluster.shaped is not None:
             time = self._gloo_serve(size, where, rounds)
             return np.where(where.ranks > 1, time, 0.0)
-        delay = np.where(where.crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
+        delay = np.where(where.crosses, link.latency_us, cluster.intra.latency_us) * 1e-6
         time = (1.0 + rounds) * size / np.where(where.crosses, inter, intra) + 2.0 * (where.ranks - 1.0) * delay
         return np.where(where.ranks > 1, time, 0.0)

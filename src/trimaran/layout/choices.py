@@ -110,7 +110,7 @@ class Choice:
         if self.words or not isinstance(self.default, int):
             return None
         if self.column is None:
-            return 1, None
+            return min(self.default, 1), None
         return min(self.default, int(self.column.minimum or 0)), int(self.column.maximum or 0)
 
     @property
@@ -394,6 +394,18 @@ CHOICES: tuple[Choice, ...] = (
         column=BY_NAME["local_steps"], heading=Heading("Local steps", blank="row"),
         proposes=lambda workload, cluster, stack, devices: (0,), exact=False, on_request=True,
         coordinates=_stated(_SWITCH, 0.4),
+    ),
+    Choice(
+        name="fragments", default=1, word=numbered("fragments", "fragments"), column=None,
+        heading=Heading("Fragments", blank="row"),
+        proposes=lambda workload, cluster, stack, devices: (1,), exact=False, on_request=True,
+        coordinates=_doublings(_SMALL_SWITCH),
+    ),
+    Choice(
+        name="outer_delay", short="delay", default=0, word=numbered("outer_delay", "delay", usual=0), column=None,
+        heading=Heading("Outer delay", blank="row"),
+        proposes=lambda workload, cluster, stack, devices: (0,), exact=False, on_request=True,
+        coordinates=_stated(_SMALL_SWITCH, 0.1),
     ),
     Choice(
         name="precision", default="fp32", words=tuple(PRECISIONS),

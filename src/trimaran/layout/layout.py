@@ -56,6 +56,8 @@ class Layout(Noun, Laid[int]):
     offload: Offload = field("offload")
     compression: Compression = field("compression")
     local_steps: int = field("local_steps")
+    fragments: int = field("fragments")
+    outer_delay: int = field("outer_delay")
     precision: PrecisionName = field("precision")
     schedule: Schedule = field("schedule")
     stage_split: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = field("stage_split")

@@ -44,6 +44,28 @@ def local_steps(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
     return None
 
 
+def fragments(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Parts of the model are summed in turns, each at a step of a round, and a sum is there before the next begins."""
+    parts, steps, delay = layout.fragments, layout.local_steps, layout.outer_delay
+    if parts == 1 and not delay:
+        return None
+    if not steps:
+        return f"fragments {parts} and outer_delay {delay} are of rounds of local steps, and local_steps is 0: set it"
+    if steps % parts:
+        return f"local_steps {steps} are no whole number of turns for fragments {parts}: choose a divisor of {steps}"
+    if parts > workload.model.layers // layout.pp:
+        return (
+            f"fragments {parts} are of layers, and a stage of PP {layout.pp} has {workload.model.layers // layout.pp} "
+            f"of {workload.model.layers}: lower fragments"
+        )
+    if delay > steps // parts:
+        return (
+            f"outer_delay {delay} is more than the {steps // parts} steps from one fragment's sum to the next one's "
+            f"(local_steps {steps} / fragments {parts}): lower it"
+        )
+    return None
+
+
 def _no_copies(layout: Layout, workload: Workload) -> str | None:
     """Why no two replicas hold the same weights, or do so in a way that is not built."""
     if layout.dp == 1:

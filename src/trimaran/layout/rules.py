@@ -370,6 +370,7 @@ RULES: tuple[Rule, ...] = (
     Rule("offload_link", "machine", ("offload",), axis_rules.offload_link),
     Rule("compression", "software", ("compression", *_COPIES), replica_rules.compression),
     Rule("local_steps", "software", ("local_steps", *_COPIES), replica_rules.local_steps),
+    Rule("fragments", "software", ("local_steps", "fragments", "outer_delay", "pp"), replica_rules.fragments),
     Rule("precision", "machine", ("precision",), _precision),
     Rule("placement", "software", ("placement",), axis_rules.placement),
     Rule("placed", "arithmetic", ("*".join(DEGREES), "placed"), axis_rules.placed),

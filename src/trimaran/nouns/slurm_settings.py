@@ -12,6 +12,8 @@ _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}$")
 _Features = Annotated[str, Field(pattern=r"^[A-Za-z0-9_\[(][A-Za-z0-9_.,:@+&|*()\[\]-]{0,199}$")]
 
 
+# A node list of Slurm's: `n[1-4,7],gpu3`.
+_Hosts = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,999}$")]
 _Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9_/][A-Za-z0-9_.:/@#+-]{0,499}$")]
 _Mount = Annotated[str, Field(pattern=r"^/[^\s,:]{1,400}:/[^\s,:]{1,400}(:[a-z+]{1,40})?$")]
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+/@=-]{0,199}$")]
@@ -36,6 +38,9 @@ class SlurmSettings(Noun):
     constraint: _Features | None = None
     time_limit_min: int | None = Field(default=None, gt=0, le=525_600, description="None: the partition's")
     nodes: int | None = Field(default=None, gt=0, description="of an allocation; None: as many as a trial needs")
+    groups: dict[str, _Hosts] = Field(
+        default_factory=dict, description="the nodes of each group of the cluster, in their order: east = 'n[1-4]'"
+    )
     at_once: int = Field(default=1, gt=0, le=1000)
     requeue: bool = False
     python: _Python | None = Field(
@@ -49,6 +54,8 @@ class SlurmSettings(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.groups and self.at_once > 1:
+            raise ValueError(f"groups name nodes, of which {self.at_once} trials at once would need each: drop at_once")
         if self.container_image is None and self.container_mounts:
             raise ValueError("container_mounts are of a container, and container_image is not stated: state it")
         if self.container_image is not None and self.python is None:

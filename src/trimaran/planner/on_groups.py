@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -15,12 +16,16 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.entries import entry_of
+from trimaran.planner.explain.bottleneck import placed_memory_sentence
+from trimaran.planner.placement.blocks import Blocks
 from trimaran.planner.placement.place import Placing
+from trimaran.planner.placement.room import Room
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.search.settings import PlanSettings
 
-# Layouts taken from the plan of each view, and how many of all are improved beyond their best structured placement.
-OF_EACH_VIEW, IMPROVED = 6, 2
+# Layouts taken from the plan of each view, the best that have room of so many that are weighed, and how many of all are
+# improved beyond their best structured placement.
+OF_EACH_VIEW, WEIGHED, IMPROVED = 6, 100, 2
 # An entry that beats the first with at least this chance cannot be told apart from it.
 _ALIKE = 0.25
 
@@ -28,17 +33,12 @@ _ALIKE = 0.25
 def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Case, PlanSettings], Plan]) -> Plan:
     """Layouts ranked by their best placement; `plan_alike` plans on a cluster of alike nodes.
 
-    Candidates are the best layouts on views of the cluster as alike nodes: at its best, at its worst, and each group
-    alone. Raises TrimaranError where none fits on any.
+    Candidates are the best layouts on views of the cluster as alike nodes: at its best, with the most memory that a
+    node has, at its worst, and each group alone. Raises TrimaranError where none has a place, or none fits there.
     """
     settings.objective.check(case.workload, case.cluster)
     plans = _view_plans(case, settings, plan_alike)
-    placings = _placings(case, settings, [entry.layout for plan in plans for entry in plan.entries[:OF_EACH_VIEW]])
-    if not placings:
-        raise TrimaranError(
-            f"no layout has a place on {case.cluster.name}: TP x CP ranks stand on one node, or on whole nodes of a "
-            f"group; fix fewer choices"
-        )
+    placings = _placings(case, settings, [entry.layout for plan in plans for entry in plan.entries])
     for placing in placings[:IMPROVED]:
         placing.improve()
     placings.sort(key=lambda placing: placing.seconds)
@@ -62,26 +62,29 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
 
 
 def views(cluster: Cluster) -> list[Cluster]:
-    """The cluster as alike nodes: at its best, at its worst, and each group alone that is not as another."""
+    """The cluster as alike nodes: at its best, with the most memory, at its worst, and each unlike group alone."""
     topology = Topology.of(cluster)
     kinds = topology.kinds
     best = max(kinds, key=lambda kind: max(kind.device.peak_tflops.values()))
     per_node = max(kind.devices_per_node for kind in kinds)
     plain = cluster.model_copy(update={"groups": (), "links": ()})
-    at_best = plain.model_copy(
-        update={
-            "device": best.device.model_copy(update={"mem_gib": min(kind.device.mem_gib for kind in kinds)}),
-            "devices_per_node": per_node,
-            "nodes": cluster.devices // per_node,
-            "intra": _best([kind.intra for kind in kinds]),
-            "inter": Link(
-                bandwidth_gbps=float(topology.gbps.max()),
-                latency_us=float(topology.delay_us[topology.gbps > 0].min()),
-            ),
-        }
-    )
+
+    def at_best(gib: float, host_gib: float) -> Cluster:
+        """With so much memory a device, and so much of a host's."""
+        link = Link(
+            bandwidth_gbps=float(topology.gbps.max()), latency_us=float(topology.delay_us[topology.gbps > 0].min())
+        )
+        device = best.device.model_copy(update={"mem_gib": gib})
+        nodes = {"devices_per_node": per_node, "nodes": cluster.devices // per_node}
+        links = {"intra": _best([kind.intra for kind in kinds]), "inter": link}
+        return plain.model_copy(update={"device": device, "host_mem_gib": host_gib * per_node, **nodes, **links})
+
+    each = [kind.device.mem_gib for kind in kinds]
+    of_hosts = [kind.host_mem_gib / kind.devices_per_node for kind in kinds]
+    roomy = at_best(max(each), max(of_hosts) if min(of_hosts) else 0.0)
     alone = [kind for kind in kinds if kind is not cluster]
-    return list({repr(view.model_copy(update={"name": ""})): view for view in (at_best, plain, *alone)}.values())
+    every = (at_best(min(each), min(of_hosts)), roomy, plain, *alone)
+    return list({repr(view.model_copy(update={"name": ""})): view for view in every}.values())
 
 
 def _best(links: Sequence[Link]) -> Link:
@@ -91,32 +94,71 @@ def _best(links: Sequence[Link]) -> Link:
 
 
 def _view_plans(case: Case, settings: PlanSettings, plan_alike: Callable[[Case, PlanSettings], Plan]) -> list[Plan]:
-    """The plans of all views on which something fits; raises what the last one says where nothing does."""
-    plans, nothing = [], None
+    """The plans of all views on which something fits, each with the best that have room on the cluster itself.
+
+    Raises TrimaranError, by what is said of nodes with the most memory, where nothing fits on any.
+    """
+    plans, nothing = list[Plan](), dict[float, TrimaranError]()
+    least = min(kind.device.mem_gib for kind in Topology.of(case.cluster).kinds)
     for view in views(case.cluster):
         devices = min(settings.devices or view.devices, view.devices)
-        asked = settings.model_copy(update={"devices": devices, "top": max(settings.top, OF_EACH_VIEW)})
+        # what needs no more than every device has, has room anywhere
+        weighed = OF_EACH_VIEW if view.device.mem_gib <= least else WEIGHED
+        asked = settings.model_copy(update={"devices": devices, "top": max(settings.top, weighed)})
         try:
-            plans.append(plan_alike(case.on(view), asked))
+            found = plan_alike(case.on(view), asked)
         except TrimaranError as error:
-            nothing = error
+            nothing.setdefault(view.device.mem_gib, error)
+            continue
+        have_room = (entry for entry in found.entries if _has_room(case, entry.layout, settings.mem_margin))
+        kept = tuple(islice(have_room, OF_EACH_VIEW))
+        plans.append(found.model_copy(update={"entries": kept or found.entries[:OF_EACH_VIEW]}))
     if not plans:
-        assert nothing is not None
-        raise nothing
+        most = max(nothing)
+        raise TrimaranError(f"{nothing[most]}{_of_most_memory(case.cluster)}")
     return plans
 
 
+def _of_most_memory(cluster: Cluster) -> str:
+    """Which group's memory a refusal speaks of, where they have unlike ones."""
+    if len({group.device.mem_gib for group in cluster.groups}) < 2:
+        return ""
+    return f"; of all groups {max(cluster.groups, key=lambda group: group.device.mem_gib).name} has the most memory"
+
+
+def _has_room(case: Case, layout: Layout, margin: float) -> bool:
+    """Whether some placement of a layout has memory enough for every stage."""
+    topology = Topology.of(case.cluster)
+    blocks = Blocks.of(topology, layout.tp * layout.cp)
+    if len(blocks) < layout.dp * layout.pp:
+        return False
+    room = Room.of(case, layout, topology, margin)
+    order = room.order(blocks, layout.dp)
+    return room.is_everywhere or not room.excess(blocks.nodes(layout, order))
+
+
 def _placings(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> list[Placing]:
-    """Each layout's search of placements, begun, the best first; without those that have no place or do not fit."""
+    """Each layout's search of placements, begun, the best first; without those that have no place or do not fit.
+
+    Raises TrimaranError where none is left.
+    """
     begun = []
     for layout in dict.fromkeys(layouts):
         try:
-            placing = Placing(case, layout)
+            begun.append(Placing(case, layout, margin=settings.mem_margin))
         except TrimaranError:
             continue  # more ranks to a TP group than any node has room for
-        if placing.fits(settings.mem_margin):
-            begun.append(placing)
-    return sorted(begun, key=lambda placing: placing.seconds)
+    if not begun:
+        raise TrimaranError(
+            f"no layout has a place on {case.cluster.name}: TP x CP ranks stand on one node, or on whole nodes of a "
+            f"group; fix fewer choices"
+        )
+    fitting = [placing for placing in begun if placing.fits]
+    if not fitting:
+        nearest = min(begun, key=lambda placing: placing.excess).best
+        sentence = placed_memory_sentence(case, nearest, estimate(case, nearest), settings.mem_margin)
+        raise TrimaranError(f"no layout fits on {case.cluster.name}; the nearest is {nearest}: {sentence}")
+    return sorted(fitting, key=lambda placing: placing.seconds)
 
 
 def _entries(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> tuple[Entry, ...]:

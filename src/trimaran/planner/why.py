@@ -11,15 +11,19 @@ from trimaran.cost.effects.time_effects import TIME_PARTS
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.memory.limit import memory_limit_gib
+from trimaran.cost.placed.placed_cost import PlacedCost
+from trimaran.cost.placed.placed_estimate import stage_limits
+from trimaran.cost.placed.topology import differs
 from trimaran.layout.axes import PRODUCT_IN_WORDS
 from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout, stated_fields
 from trimaran.layout.rules import violations
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.node_group import NodeGroup
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import Workload
-from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
+from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence, placed_memory_sentence
 from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.explain.measured_notes import measured_notes
 from trimaran.planner.plan import Plan
@@ -86,16 +90,19 @@ def explain(
             best_estimate=best.estimate,
         )  # fmt: skip
     predicted = estimate(asked.with_workload(workload), layout, simulate=True)
-    limit = float(memory_limit_gib(cluster, np.array([layout.devices]), settings.mem_margin)[0])
+    fits, memory = _memory(layout, asked, predicted, settings.mem_margin)
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
-    rank = _rank(layout, workload, predicted, *searched(asked, far))
+    if differs(cluster):
+        rank = _rank_among_placed(predicted, plan)
+    else:
+        rank = _rank(layout, workload, predicted, *searched(asked, far))
     verdict: Verdict = "ranked" if rank else "slower"
     reasons = _beside_the_best(layout, predicted, plan)
-    if predicted.mem_gib > limit:
-        verdict, rank = "does not fit", None
-        reasons = [memory_sentence(predicted, limit, settings.mem_margin), *reasons]
+    if fits:
+        reasons = [*reasons, f"memory: {memory}"]
     else:
-        reasons = [*reasons, f"memory: {memory_sentence(predicted, limit, settings.mem_margin)}"]
+        verdict, rank = "does not fit", None
+        reasons = [memory, *reasons]
     reasons.append(f"bottleneck: {bottleneck(layout, asked.with_workload(workload), predicted)}")
     reasons += [f"measured: {note}" for note in measured_notes(layout, asked)]
     reasons += [f"kernels: {note}" for note in kernel_notes(layout, workload, cluster, stack)]
@@ -138,13 +145,26 @@ def complete(
     return parse_layout(text, plainest)
 
 
+def _memory(layout: Layout, case: Case, predicted: Estimate, margin: float) -> tuple[bool, str]:
+    """Whether a layout fits with such a share of memory left free, and the sentence about it."""
+    if layout.placed or differs(case.cluster):
+        limits = stage_limits(PlacedCost(case, layout), margin)
+        fits = all(stage.total <= limit.gib for stage, limit in zip(predicted.memory, limits, strict=True))
+        return fits, placed_memory_sentence(case, layout, predicted, margin)
+    limit = float(memory_limit_gib(case.cluster, np.array([layout.devices]), margin)[0])
+    return predicted.mem_gib <= limit, memory_sentence(predicted, limit, margin)
+
+
 def _fixable(value: object) -> object:
     return "-".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _without_memory_limit(cluster: Cluster) -> Cluster:
-    device = cluster.device.model_copy(update={"mem_gib": 1e9})
-    return cluster.model_copy(update={"device": device, "host_mem_gib": 0.0})
+    def freed(nodes: Cluster | NodeGroup) -> dict[str, object]:
+        return {"device": nodes.device.model_copy(update={"mem_gib": 1e9}), "host_mem_gib": 0.0}
+
+    groups = tuple(group.model_copy(update=freed(group)) for group in cluster.groups)
+    return cluster.model_copy(update={**freed(cluster), "groups": groups})
 
 
 def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Search, ranking: Ranking) -> int | None:
@@ -157,6 +177,12 @@ def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Searc
         return 1
     rank = 2 + int(np.count_nonzero(ranking.value[1:] < value * (1.0 - 1e-6)))
     return rank if rank <= len(ranking.value) or len(ranking.value) < search.top else None
+
+
+def _rank_among_placed(predicted: Estimate, plan: Plan) -> int | None:
+    """The place that a layout would have among those that were placed; None behind the last of them."""
+    better = sum(entry.estimate.sec_per_it < predicted.sec_per_it * (1.0 - 1e-6) for entry in plan.entries)
+    return better + 1 if better < len(plan.entries) else None
 
 
 def _beside_the_best(layout: Layout, predicted: Estimate, plan: Plan) -> list[str]:

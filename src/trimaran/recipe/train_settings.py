@@ -37,6 +37,12 @@ class TrainSettings(Noun):
         default=0.7, gt=0, description="of the optimizer by which replicas agree after local steps"
     )
     outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="its momentum, Nesterov's")
+    outer_mixing: float = Field(
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="share of its own weights that a replica keeps where the others' come late",
+    )
     clip_grad: float = Field(default=1.0, ge=0, description="0: no clipping")
     balance_loss: float = Field(
         default=0.0, ge=0, description="weight of the loss that evens out experts' load; 0: none"

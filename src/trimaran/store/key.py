@@ -36,6 +36,8 @@ _LATER_CHOICES = (
     "offload",
     "compression",
     "local_steps",
+    "fragments",
+    "outer_delay",
     "placed",
 )
 

@@ -148,12 +148,14 @@ class Launcher(Protocol):
     """A way to start ranks.
 
     `at_once` is how many trials may run side by side, `restarts` how often one is run again whose ranks were
-    lost. `on_this_machine`: the ranks compute here, where those of another trial would disturb them.
+    lost. `on_this_machine`: the ranks compute here, where those of another trial would disturb them. `tells_groups`:
+    it knows which of its nodes are of which group of the cluster.
     """
 
     at_once: int
     restarts: int
     on_this_machine: bool
+    tells_groups: bool
 
     def expect(self, nodes: int) -> None:
         """Be told of the most nodes that a trial will ask for, before the first one starts.

@@ -200,7 +200,7 @@ def run_once(
         threads_per_rank=_cores_per_rank(trial.cluster),
         environment=trial.variant.environment,
         ranks_per_node=trial.cluster.devices_per_node,
-        places=places(trial.layout, trial.cluster) if trial.layout.placed else (),
+        places=places(trial.layout, trial.cluster) if trial.layout.placed or launcher.tells_groups else (),
         memory_gib=limits.memory_gib,
         pin_cpus=trial.variant.pin_cpus,
         clock_ghz=trial.variant.clock_ghz,
@@ -208,7 +208,8 @@ def run_once(
         reads=tuple(Path(path) for path in (trial.job.data_dir, trial.job.train.init_from) if path),
     )
     try:
-        _require_alike(trial)
+        if not launcher.tells_groups:
+            _require_alike(trial)
         ranks = launcher.start(launch)
     except TrialRefusedError as refusal:
         return not_started(trial, refusal, refused=True)
@@ -256,7 +257,7 @@ def _require_alike(trial: Trial) -> None:
         names = ", ".join(group.name for group in trial.cluster.groups)
         raise TrialRefusedError(
             f"the layout's ranks are placed among groups {names} of {trial.cluster.name or 'the cluster'}, and nothing "
-            f"tells which node of this machine, of Slurm or of Ray is of which: measure on a cluster of one group, or "
+            f"tells which node is of which: name them in [sweep.slurm.groups], or measure on a cluster of one group or "
             f"on a network shaped like it"
         )
 

@@ -8,6 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import IterationCost
 from trimaran.cost.effects.low_rank import FACTORED, sent_share
 from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.network import crowded
 from trimaran.cost.states import OPTIMIZER, shards
 from trimaran.layout.compression import FORMATS
 
@@ -48,9 +49,10 @@ def coding_time(iteration: IterationCost) -> Floats | float:
 
 
 def outer_time(iteration: IterationCost) -> Floats | float:
-    """Seconds of an iteration's part of a round's end: what replicas learned is summed in fp32, and stepped.
+    """Seconds of an iteration's part of a round: what replicas learned is summed in fp32, and stepped.
 
-    Nothing is computed beside it (DiLoCo: Douillard et al., arXiv 2311.08105).
+    Nothing is computed beside it (DiLoCo: Douillard et al., arXiv 2311.08105), unless the sum of each fragment has
+    steps of delay to be there (streaming: arXiv 2501.18512): it then shows as far as it is longer than these compute.
     """
     grid, rate = iteration.grid, iteration.work.rate
     if not grid.local_steps.any():
@@ -58,8 +60,22 @@ def outer_time(iteration: IterationCost) -> Floats | float:
     number = between_copies(iteration.case, grid, np.full(len(grid), 4.0))
     stepped = iteration.parameters / shards(grid, OPTIMIZER) * _OUTER_STEP
     step = stepped / rate.bandwidth * rate.memory_slowdown
-    summed = _all_reduce(iteration, number * iteration.parameters)
-    return np.where(grid.local_steps > 0, (summed + step) / _each(grid), 0.0)
+    fragment = _all_reduce(iteration, number * iteration.parameters / grid.fragments)
+    shown = fragment - _beside_steps(iteration, fragment)
+    return np.where(grid.local_steps > 0, (shown * grid.fragments + step) / _each(grid), 0.0)
+
+
+def _beside_steps(iteration: IterationCost, fragment: Floats) -> Floats | float:
+    """Seconds of a fragment's sum that go by beside the steps that it may take."""
+    case, grid, work = iteration.case, iteration.grid, iteration.work
+    if not grid.outer_delay.any():
+        return 0.0
+    # the second half of a compressed sum begins when its first has come
+    beside = fragment * np.where(grid.compression > 0, 0.5, 1.0)
+    if case.cluster.device.kind == "cpu":  # ranks that share memory sum at once
+        beside = beside * iteration.group_along("replicate").crosses
+    computed = iteration.micro_batches * (work.of_layers("forward") + work.of_layers("backward") + work.ends)
+    return np.minimum(beside, grid.outer_delay * computed) * (1.0 - crowded(case.cluster))
 
 
 def _all_reduce(iteration: IterationCost, size: Floats) -> Floats:

@@ -123,9 +123,13 @@ class RankMemory:
 
     @cached_property
     def replica_bytes(self) -> Floats:
-        """Bytes by which replicas agree, of a parameter: error feedback; an outer optimizer's weights and momentum."""
+        """Bytes by which replicas agree, of a parameter: error feedback; an outer optimizer's weights and momentum.
+
+        And what is on its way, where it comes late.
+        """
         error = np.where(self.grid.compression > 0, 4.0, 0.0)
-        return error + np.where(self.grid.local_steps > 0, 8.0, 0.0)
+        late = np.where(self.grid.outer_delay > 0, 4.0, 0.0)
+        return error + np.where(self.grid.local_steps > 0, 8.0 + late, 0.0)
 
     @cached_property
     def payload_bytes(self) -> Floats:

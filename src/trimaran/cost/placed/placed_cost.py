@@ -1,15 +1,16 @@
 """PlacedCost: one layout's iteration with each rank on a given device of nodes and links that differ.
 
 Every replica's pipeline is played as it is, its stages at the speed of their nodes and its sends on their links; every
-stage's replicas agree on gradients over a ring of theirs, which its slowest link paces. A stage's agreement follows its
-own last backward, so an iteration ends with the stage that is last with both. Many placements of a layout have
-pipelines and rings in common: each kind is computed once.
+stage's replicas agree on gradients over a ring of theirs, which its slowest link paces. Under hybrid sharding those
+that share out states have rings, and those that hold copies of a shard have others: the slowest of each paces the
+stage. Its agreement follows its own last backward, so an iteration ends with the stage that is last with both. Many
+placements of a layout have pipelines and rings in common: each kind is computed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -21,11 +22,12 @@ from trimaran.cost.effects.gradient_traffic import exposed_time
 from trimaran.cost.effects.time_effects import time_parts
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.memory.stage import end_shapes, parameters
-from trimaran.cost.network import Group
+from trimaran.cost.network import Network
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import ends
 from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.cost.placed.hops import Hops, hops
+from trimaran.cost.placed.rings import Ring, Rings, StageIteration, rings_along
 from trimaran.cost.placed.topology import Topology
 from trimaran.cost.similar import time_scales
 from trimaran.cost.stage_work import StageWork, micro_batch, send_times, stage_work
@@ -38,27 +40,6 @@ PipelineKey = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]
 # What a rank is busy with, by cause: the rest of an iteration are waits, and what follows the pipeline.
 BUSY = ("forward", "backward", "recompute", "head", "tp", "ep", "cp")
 _AFTER = ("optimizer", "offload", "overhead")
-
-
-@dataclass
-class _Column(IterationCost):
-    """An iteration as the replicas of one stage see it: their ring, and the parameters of that stage."""
-
-    ring: Group = field(default_factory=lambda: Group(*(np.ones(1),) * 2, np.zeros(1, dtype=np.bool_), np.ones(1)))
-    of_stage: Floats = field(default_factory=lambda: np.zeros(1))
-    known: StageWork | None = None
-
-    @cached_property
-    def work(self) -> StageWork:
-        return self.known if self.known is not None else super().work
-
-    @cached_property
-    def parameters(self) -> Floats:
-        return self.of_stage
-
-    def group_along(self, *axes: str) -> Group:
-        ranks = self.grid.fold(*axes) * 1.0
-        return Group(ranks, np.minimum(self.ring.inside, ranks), self.ring.crosses & (ranks > 1), self.ring.rivals)
 
 
 @dataclass(frozen=True)
@@ -90,7 +71,10 @@ class PlacedCost:
         self._kinds: dict[int, _Kind] = {}
         self._sends: dict[tuple[int, float, float], tuple[float, float]] = {}
         self._ends: dict[PipelineKey, Floats] = {}
-        self._rings: dict[tuple[int, int, float, float, float], float] = {}
+        self._agreed: dict[tuple[int, int, Rings], float] = {}
+        self._rounds: dict[tuple[int, int, Ring, bool], float] = {}
+        # Parts of replicas that hold the same shards, and replicas that share out states: of one of them, or of both.
+        self.copies, self.sharers = int(self.grid.size("replicate")[0]), int(self.grid.size("shard")[0])
 
     @cached_property
     def rank_cells(self) -> Ints:
@@ -158,16 +142,12 @@ class PlacedCost:
         """
         return self._played([(tuple(kinds), tuple(rate for rate, _ in ways), tuple(late for _, late in ways))])[0]
 
-    def ring_seconds(self, kind: int, stage: int, gbps: float, delay_us: float, inside: float) -> float:
-        """Seconds exposed of a stage's agreement over a ring whose slowest link has `gbps` (0: inside a node).
-
-        `inside` replicas share a node, and each node adds `delay_us`.
-        """
-        end = 0 if stage == 0 else 2 if stage == self.layout.pp - 1 else 1
-        key = (kind, end, gbps, delay_us, inside)
-        if key not in self._rings:
-            self._rings[key] = self._ring(*key)
-        return self._rings[key]
+    def agreement_seconds(self, kind: int, stage: int, rings: Rings) -> float:
+        """Seconds exposed of a stage's agreement over such rings, on nodes of a kind."""
+        key = (kind, self._end(stage), rings)
+        if key not in self._agreed:
+            self._agreed[key] = self._agreement(*key)
+        return self._agreed[key]
 
     def fastest_kind(self) -> int:
         """The group whose nodes take least for a layer."""
@@ -192,7 +172,7 @@ class PlacedCost:
     @property
     def computed(self) -> int:
         """Pipelines and rings of which no other was as they are: what searching has cost so far."""
-        return len(self._ends) + len(self._rings)
+        return len(self._ends) + len(self._agreed)
 
     @cached_property
     def scale(self) -> float:
@@ -269,7 +249,8 @@ class PlacedCost:
         """Seconds that a send to the next stage holds its link, and until it arrives; 0 gbps: inside a node."""
         if (kind_id, gbps, delay_us) not in self._sends:
             kind = self._kind(kind_id)
-            case = _joined_by(kind.case, gbps, delay_us)
+            link = Link(bandwidth_gbps=gbps, latency_us=delay_us) if gbps else None
+            case = _joined_by(kind.case, link)
             held, arrives = send_times(case, self.grid, kind.message, np.array([gbps > 0]), np.ones(1))
             filled = float(self.grid.filled[0])
             self._sends[kind_id, gbps, delay_us] = float(held[0]) * filled, float(arrives[0]) * filled
@@ -300,28 +281,59 @@ class PlacedCost:
 
     def _agreements(self, nodes: Ints, kinds: Ints) -> Floats:
         """Seconds in which the replicas of each stage agree on its gradients, shape (pp,)."""
-        replicas = len(nodes)
-        turns = np.zeros(nodes.shape, dtype=np.int64)
-        way = hops(self.topology, nodes, np.roll(nodes, -1, axis=0), self.layout.tp, turns)
-        rates = np.where(way.crosses.any(axis=0), way.gbps.min(axis=0), 0.0).tolist()
-        in_order = np.sort(nodes, axis=0)
-        counts = 1 + (in_order[1:] != in_order[:-1]).sum(axis=0)
-        # the whole delay of a ring, which may pass a node more than once, by nodes
-        delays = (way.delay_us.sum(axis=0) / counts).tolist()
+        replicas, stages = nodes.shape
+        copies, sharers, tp = self.copies, self.sharers, self.layout.tp
         slowest = [self._slowest(set(column)) for column in kinds.T.tolist()]
-        columns = zip(slowest, rates, delays, (replicas / counts).tolist(), strict=True)
-        return np.array([
-            self.ring_seconds(kind, stage, rate, delay, inside)
-            for stage, (kind, rate, delay, inside) in enumerate(columns)
-        ])  # fmt: skip
+        if copies == 1 or sharers == 1:
+            along = rings_along(self.topology, nodes.reshape(1, replicas, stages), 1, tp)
+            rings = [Rings(ring, ring) for (ring,) in along]
+        else:
+            parts = nodes.reshape(copies, sharers, stages)
+            shared = rings_along(self.topology, parts, 1, tp)
+            # each rank of a cell has a ring of its own to those that hold the same shard
+            copied = rings_along(self.topology, parts, 0, self.cell_ranks)
+            each = enumerate(zip(slowest, shared, copied, strict=True))
+            rings = [
+                Rings(
+                    self._slowest_ring(kind, stage, of_sharers, sharing=True),
+                    self._slowest_ring(kind, stage, of_copies, sharing=False),
+                )
+                for stage, (kind, of_sharers, of_copies) in each
+            ]
+        ways = enumerate(zip(slowest, rings, strict=True))
+        return np.array([self.agreement_seconds(kind, stage, both) for stage, (kind, both) in ways])
 
-    def _ring(self, kind_id: int, end: int, gbps: float, delay_us: float, inside: float) -> float:
-        """Seconds exposed of one ring: at which end of the pipeline, its slowest link, `inside` replicas a node."""
+    def _slowest_ring(self, kind: int, stage: int, rings: Sequence[Ring], *, sharing: bool) -> Ring:
+        """The ring that takes longest for a stage's gradients: whoever agrees over another waits for it."""
+        if len(rings) == 1:
+            return rings[0]
+        return max(rings, key=lambda ring: self._round_seconds(kind, self._end(stage), ring, sharing=sharing))
+
+    def _round_seconds(self, kind_id: int, end: int, ring: Ring, *, sharing: bool) -> float:
+        """Seconds in which sharers scatter the gradients of a stage over a ring, or copies sum those of a shard."""
+        key = (kind_id, end, ring, sharing)
+        if key not in self._rounds:
+            case = self._kind(kind_id).case
+            network = Network(case.cluster, case.calibration)
+            size = self._held[end] * sent_gradient_bytes(self.grid, case.stack)
+            sharers = self.sharers * self.layout.cp
+            if sharing:
+                seconds = network.all_gather(size, ring.group(np.array([float(sharers)]), self.layout.cp))
+            else:
+                seconds = network.all_reduce(size / sharers, ring.group(np.array([float(self.copies)]), 1))
+            self._rounds[key] = float(seconds[0])
+        return self._rounds[key]
+
+    def _agreement(self, kind_id: int, end: int, rings: Rings) -> float:
+        """Seconds exposed of one agreement, at one of the ends of the pipeline or between them."""
         kind = self._kind(kind_id)
-        case = _joined_by(kind.case, gbps, delay_us)
-        ranks = np.array([inside * self.layout.cp])
-        ring = Group(self.grid.fold("cp", "dp") * 1.0, ranks, np.array([gbps > 0]), np.ones(1))
-        return float(exposed_time(_Column(case, self.grid, ring=ring, of_stage=self._held[end], known=kind.work))[0])
+        case = _joined_by(kind.case, rings.slowest)
+        stage = StageIteration(case, self.grid, rings=rings, of_stage=self._held[end], known=kind.work)
+        return float(exposed_time(stage)[0])
+
+    def _end(self, stage: int) -> int:
+        """0 for the first stage, 2 for the last, 1 between them: stages that hold as much."""
+        return 0 if stage == 0 else 2 if stage == self.layout.pp - 1 else 1
 
     @cached_property
     def _held(self) -> list[Floats]:
@@ -349,11 +361,9 @@ class PlacedCost:
         return float(ends(self._run(kinds.tolist(), [(0.0, 0.0)] * len(kinds))).max())
 
 
-def _joined_by(case: Case, gbps: float, delay_us: float) -> Case:
-    """The case on nodes that such a link joins; 0 gbps: it is not used."""
-    if not gbps:
-        return case
-    return case.on(case.cluster.model_copy(update={"inter": Link(bandwidth_gbps=gbps, latency_us=delay_us)}))
+def _joined_by(case: Case, link: Link | None) -> Case:
+    """The case on nodes that such a link joins; None: it is not used."""
+    return case if link is None else case.on(case.cluster.model_copy(update={"inter": link}))
 
 
 def _joined(runs: Sequence[PipelineRuns]) -> PipelineRuns:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.time_effects import PARTS
-from trimaran.cost.estimates import Estimate
+from trimaran.cost.estimates import Estimate, MemoryParts
 from trimaran.cost.memory.parts import MEMORY_PARTS
+from trimaran.cost.placed.placed_cost import PlacedCost
+from trimaran.cost.placed.placed_estimate import stage_limits
 from trimaran.layout.layout import Layout
 
 # Where no loss takes this share of an iteration, the matrix products themselves are the bottleneck.
@@ -26,9 +28,21 @@ def bottleneck(layout: Layout, case: Case, predicted: Estimate) -> str:
 def memory_sentence(predicted: Estimate, limit_gib: float, margin: float) -> str:
     """Why a layout does not fit (or that it does): the fullest stage, its largest part and the limit."""
     fullest = max(predicted.memory, key=lambda stage: stage.total)
-    largest = max(MEMORY_PARTS, key=lambda part: float(getattr(fullest, part)))
-    needs = f"stage {fullest.stage} needs {predicted.mem_gib:.1f} GiB, {largest} {getattr(fullest, largest):.1f} of it"
-    free = f"{limit_gib:.1f} GiB (margin {margin:.0%} left free)"
-    if predicted.mem_gib <= limit_gib:
+    return _told(fullest, predicted.mem_gib, limit_gib, margin, "")
+
+
+def placed_memory_sentence(case: Case, layout: Layout, predicted: Estimate, margin: float) -> str:
+    """The same where nodes differ: of the stage that has least left where it stands, and the group of those nodes."""
+    limits = stage_limits(PlacedCost(case, layout), margin)
+    stages = zip(predicted.memory, limits, strict=True)
+    tightest, limit = max(stages, key=lambda one: one[0].total / one[1].gib)
+    return _told(tightest, tightest.total, limit.gib, margin, f" on {limit.group}")
+
+
+def _told(stage: MemoryParts, needed_gib: float, limit_gib: float, margin: float, where: str) -> str:
+    largest = max(MEMORY_PARTS, key=lambda part: float(getattr(stage, part)))
+    needs = f"stage {stage.stage} needs {needed_gib:.1f} GiB, {largest} {getattr(stage, largest):.1f} of it"
+    free = f"{limit_gib:.1f} GiB{where} (margin {margin:.0%} left free)"
+    if needed_gib <= limit_gib:
         return f"{needs}, of {free}"
-    return f"{needs}, but a rank may use {free}: lower it by {predicted.mem_gib - limit_gib:.1f} GiB"
+    return f"{needs}, but a rank may use {free}: lower it by {needed_gib - limit_gib:.1f} GiB"

@@ -9,6 +9,7 @@ import numpy as np
 from trimaran.cost.grid import Ints
 from trimaran.cost.placed.placed_cost import PlacedCost
 from trimaran.planner.placement.blocks import Blocks
+from trimaran.planner.placement.room import Room
 
 # At first a step that makes the iteration so much longer is taken about every third time; in the end none is.
 _WARM = 0.02
@@ -16,13 +17,15 @@ _WARM = 0.02
 MOST_COMPUTED = 600
 # What cells take on average counts so much beside what the slowest take: it tells equally slow placements apart.
 _ON_AVERAGE = 0.05
+# An order in which a cell does not fit counts as so many times as slow, the more it lacks: worse than any that fits.
+_UNFIT = 1000.0
 
 
 class Walk:
     """A walk over orders of blocks: two cells are swapped, or a cell and a free block, two stages, two replicas."""
 
-    def __init__(self, cost: PlacedCost, blocks: Blocks, seed: int = 0) -> None:
-        self.cost, self.blocks, self.random = cost, blocks, np.random.default_rng(seed)
+    def __init__(self, cost: PlacedCost, blocks: Blocks, room: Room, seed: int = 0) -> None:
+        self.cost, self.blocks, self.room, self.random = cost, blocks, room, np.random.default_rng(seed)
         self.shape = cost.layout.dp, cost.layout.pp
         self.cells = self.shape[0] * self.shape[1]
         single = np.bincount(blocks.node)[blocks.node] == 1
@@ -31,8 +34,11 @@ class Walk:
 
     def value(self, order: Ints) -> float:
         """What the walk makes small, of an order whose first blocks are the cells'."""
-        slowest, mean = self.cost.score(self.blocks.nodes(self.cost.layout, order))
-        return slowest + _ON_AVERAGE * mean
+        nodes = self.blocks.nodes(self.cost.layout, order)
+        slowest, mean = self.cost.score(nodes)
+        seconds = slowest + _ON_AVERAGE * mean
+        excess = 0.0 if self.room.is_everywhere else self.room.excess(nodes)
+        return seconds * (1.0 + _UNFIT * (1.0 + excess)) if excess else seconds
 
     def improve(self, order: Ints, steps: int) -> tuple[Ints, float]:
         """The best order found in so many steps from this one, and its value: annealing that cools to nothing."""

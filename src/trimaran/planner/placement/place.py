@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.estimate import memory_per_stage
-from trimaran.cost.grid import Ints, LayoutGrid
+from trimaran.cost.grid import Ints
 from trimaran.cost.placed.placed_cost import PlacedCost
-from trimaran.cost.placed.placed_estimate import stage_limits_gib
 from trimaran.cost.placed.topology import devices_of
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError
@@ -18,6 +16,7 @@ from trimaran.planner.placement.balance import balanced
 from trimaran.planner.placement.blocks import Blocks
 from trimaran.planner.placement.bound import least_seconds
 from trimaran.planner.placement.improve import Walk
+from trimaran.planner.placement.room import Room
 from trimaran.planner.placement.starts import starts
 
 # Of the structured placements so many are improved, each by so many steps, cells counting: a walk that has been past
@@ -55,12 +54,12 @@ class Placed:
 class Placing:
     """The search of a placement of one layout: begun with the structured ones, to be improved from there.
 
-    Raises TrimaranError where the nodes have no room for its cells: a TP x CP group stands inside of a node, or on
-    whole nodes.
+    A share of each device's memory, the `margin`, is left free. Raises TrimaranError where the nodes have no room for
+    its cells: a TP x CP group stands inside of a node, or on whole nodes.
     """
 
-    def __init__(self, case: Case, layout: Layout, seed: int = 0) -> None:
-        self.case, self.layout, self.seed = case, layout, seed
+    def __init__(self, case: Case, layout: Layout, seed: int = 0, margin: float = 0.0) -> None:
+        self.case, self.layout, self.seed, self.margin = case, layout, seed, margin
         self.cost = PlacedCost(case, layout)
         self.blocks = Blocks.of(self.cost.topology, self.cost.cell_ranks)
         cells = layout.dp * layout.pp
@@ -69,8 +68,11 @@ class Placing:
                 f"{case.cluster.name} has room for {len(self.blocks)} groups of TP {layout.tp} x CP {layout.cp} ranks "
                 f"on nodes of theirs, and DP {layout.dp} x PP {layout.pp} = {cells} are needed: lower a degree"
             )
-        self.walk = Walk(self.cost, self.blocks, seed)
-        orders = starts(self.cost.topology, self.blocks, layout, self.cost.message_bits, self.cost.ring_bits)
+        room = Room.of(case, layout, self.cost.topology, margin)
+        self.walk = Walk(self.cost, self.blocks, room, seed)
+        orders = [*starts(self.cost.topology, self.blocks, layout, self.cost.message_bits, self.cost.ring_bits)]
+        if not room.is_everywhere:
+            orders.append(room.order(self.blocks, layout.dp))
         self.found = sorted(((self.walk.value(order), order) for order in orders), key=lambda one: one[0])
 
     def improve(self, steps: int = 0) -> None:
@@ -91,10 +93,11 @@ class Placing:
             return
         kinds = self.cost.topology.kind_of[self.cost.topology.group_of[self.blocks.nodes(layout, self.order)]]
         split = layout.model_copy(update={"stage_split": balanced(self.cost, kinds)})
-        other = PlacedCost(self.case, split)
-        if other.seconds(self.blocks.nodes(split, self.order)) < self.seconds and self._fit(split, 0.0):
+        other, room = PlacedCost(self.case, split), Room.of(self.case, split, self.cost.topology, self.margin)
+        nodes = self.blocks.nodes(split, self.order)
+        if other.seconds(nodes) < self.seconds and not room.excess(nodes):
             self.layout, self.cost = split, other
-            self.walk = Walk(other, self.blocks, self.seed)
+            self.walk = Walk(other, self.blocks, room, self.seed)
             self.found = [(self.walk.value(self.order), self.order)]
 
     @property
@@ -119,15 +122,15 @@ class Placing:
         after = self.seconds - self.cost.score(nodes)[0] * self.cost.scale
         return least_seconds(self.cost, self.blocks) * self.cost.scale + after
 
-    def fits(self, margin: float) -> bool:
-        """Whether every stage has memory enough on its nodes, such a share of it left free."""
-        return self._fit(self.layout, margin)
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has memory enough on its nodes, the margin left free."""
+        return not self.excess
 
-    def _fit(self, layout: Layout, margin: float) -> bool:
-        grid = LayoutGrid.from_layouts([layout], self.case.workload, self.case.stack)
-        needs = memory_per_stage(self.case, grid)[0]
-        limits = stage_limits_gib(self.cost, self.blocks.nodes(self.layout, self.order), self.layout.devices)
-        return all(need.total <= limit * (1.0 - margin) for need, limit in zip(needs, limits, strict=True))
+    @property
+    def excess(self) -> float:
+        """By which share of its limit the fullest stage is above it; 0 where all fit."""
+        return self.walk.room.excess(self.blocks.nodes(self.layout, self.order))
 
     def placed(self) -> Placed:
         """What has been found so far, and what it is to be compared with."""

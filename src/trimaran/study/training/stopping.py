@@ -40,7 +40,7 @@ class StoppableLauncher:
     def __init__(self, inner: Launcher) -> None:
         self._inner = inner
         self._ranks: Ranks | None = None
-        self.on_this_machine = inner.on_this_machine
+        self.on_this_machine, self.tells_groups = inner.on_this_machine, inner.tells_groups
         self.stopping = False
         self.waited_s = 0.0  # until the ranks could be started
         self.devices: tuple[int, ...] | None = None

@@ -201,13 +201,14 @@ class GroupFactory:
         self._groups: dict[tuple[bool, tuple[int, ...]], Group | None] = {}
         self._on_cpu = device.type == "cpu"
 
-    def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False) -> Group | None:
+    def get(self, ranks: tuple[int, ...], me: int, *, returning: bool = False, beside: bool = False) -> Group | None:
         """The group of `ranks`, or None where `me` is not one of them.
 
         `returning` asks for the group of what goes back down a pipeline. On NCCL it is a second group of the same
-        ranks, since there all sends and receives between two ranks of a group wait in one line.
+        ranks, since there all sends and receives between two ranks of a group wait in one line. `beside` asks for a
+        second one anywhere, whose collectives go on for steps beside those of the first.
         """
-        second = returning and not self._on_cpu
+        second = beside or (returning and not self._on_cpu)
         if (second, ranks) not in self._groups:
             self._groups[second, ranks] = self._make(ranks, me, second=second)
         return self._groups[second, ranks]

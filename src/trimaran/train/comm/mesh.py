@@ -96,8 +96,11 @@ def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFact
     Every rank of the world has to call this, members or not; those outside get None.
     """
 
-    def mine(all_ranks: list[tuple[int, ...]], *, returning: bool = False) -> Group | None:
-        made = [factory.get(tuple(ranks[r] for r in members), me, returning=returning) for members in all_ranks]
+    def mine(all_ranks: list[tuple[int, ...]], *, returning: bool = False, beside: bool = False) -> Group | None:
+        made = [
+            factory.get(tuple(ranks[r] for r in members), me, returning=returning, beside=beside)
+            for members in all_ranks
+        ]
         return next((group for group in made if group is not None), None)
 
     world = mine(groups(layout, *DEGREES))
@@ -107,7 +110,9 @@ def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFact
     # ranks that share sequences hold the same weights, and share them out as replicas do
     shares = layout.zero_stage > 0 and not serves
     sharers = mine(groups(layout, *(("cp", "shard") if shares else ())))
-    copies = mine(groups(layout, *(("replicate",) if shares else ("cp", "dp"))))
+    # a sum that has steps to arrive holds up no other
+    beside = layout.outer_delay > 0
+    copies = mine(groups(layout, *(("replicate",) if shares else ("cp", "dp"))), beside=beside)
     expert_sharers, expert_copies = (mine(parts) for parts in _expert_replicas(layout, shares=shares))
     pipelines = groups(layout, "pp")
     pp_returning = mine(pipelines, returning=True)

@@ -85,7 +85,7 @@ class Trainer:
         tied = workload.model.tied_embedding
         self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, self.sums, tied=tied)
         self.optimizer = make_optimizer(workload.optimizer, self.flat, job.train)
-        self.outer = OuterOptimizer(self.flat, self.sums, job.train) if layout.local_steps else None
+        self.outer = OuterOptimizer(self.flat, self.sums, layout, job.train, tied=tied) if layout.local_steps else None
         # replicas that train apart, and which of them this is
         copies = mesh.holders["dense"].copies
         self.apart, self.replica = (copies.size, copies.index) if self.outer else (1, 0)
@@ -221,10 +221,8 @@ class Trainer:
                 self._counts.move_biases(self.flat, load)
         if overflow and self.outer is None:
             self.sums.forget()
-        ends_round = self.outer is not None and (self.step_number + 1) % self.job.layout.local_steps == 0
-        if self.outer is not None and ends_round:
-            self.outer.step()
-        if ends_round or not skipped:
+        agreed = self.outer is not None and self.outer.after(self.step_number + 1)
+        if agreed or not skipped:
             self.data_parallel.publish()
         self.loss_scale.update(overflow=overflow)
         self.flat.clear_grads()

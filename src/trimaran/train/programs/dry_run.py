@@ -129,7 +129,7 @@ def trace_rank(job: TrainJob, rank: int) -> TracedRank:
                 trainer.forward_backward()
                 trainer.optimizer.step(learning_rate=1.0, grad_norm=2.0)
                 if trainer.outer is not None:
-                    trainer.outer.step()
+                    trainer.outer.agree()
                 trainer.data_parallel.publish()
     finally:
         dist.destroy_process_group()

@@ -84,6 +84,8 @@ def run_steps(
             return STOPPED
         history.go_back(step - trainer.step_number)
     course.finish()
+    if trainer.outer is not None:
+        trainer.outer.settle()  # what is on its way needs every rank
 
     if log is not None and not history.sec_per_it:
         raise TrimaranError(

@@ -102,11 +102,13 @@ def state_pieces(trainer: Trainer, *, saving: bool) -> list[Piece]:
     """All that a checkpoint keeps of what this rank owns; `saving`: only what no other rank saves.
 
     Master weights and optimizer state; of replicas that train apart the weights from which their round began and the
-    outer optimizer's state. What replicas do not have in common is named after each, as in `replica1.exp_avg`.
+    outer optimizer's state, once what is on its way is there. What replicas do not have in common is named after each,
+    as in `replica1.exp_avg`.
     """
     flat, own = trainer.flat, dict[str, Sequence[Tensor]](trainer.sums.state)
     common: dict[str, Sequence[Tensor]] = {"weights": flat.master, **trainer.optimizer.state}
     if trainer.outer is not None:
+        trainer.outer.settle()
         own |= common
         common = {"weights": trainer.outer.weights, **trainer.outer.state}
     own = {replicas_own(name, trainer.mesh): tensors for name, tensors in own.items()}

@@ -13,11 +13,11 @@ def check_local_steps(saved_on: str, layout: Layout) -> None:
     Each of them has weights and an inner optimizer of its own, of which no other number of replicas can be made.
     """
     before = parse_layout(saved_on)
-    saved, stated = ((each.local_steps, _replicas(each)) for each in (before, layout))
-    if saved != stated and (saved[0] or stated[0]):
+    saved, stated = (_in_words(each) for each in (before, layout))
+    if saved != stated:
         raise TrimaranError(
-            f"layout {layout} has {_in_words(*stated)}, and the checkpoint is of {_in_words(*saved)}: go on with that, "
-            f"or begin anew with train.init_from at the checkpoint"
+            f"layout {layout} has {stated}, and the checkpoint is of {saved}: go on with that, or begin anew with "
+            f"train.init_from at the checkpoint"
         )
 
 
@@ -31,5 +31,10 @@ def _replicas(layout: Layout) -> int:
     return layout.size("replicate")
 
 
-def _in_words(steps: int, replicas: int) -> str:
-    return f"{steps} local steps of {replicas} replicas" if steps else "no local steps"
+def _in_words(layout: Layout) -> str:
+    """How replicas train apart, and what of it a checkpoint in the middle of a round depends on."""
+    if not layout.local_steps:
+        return "no local steps"
+    told = f"{layout.local_steps} local steps of {_replicas(layout)} replicas"
+    fragments = f" in {layout.fragments} fragments" if layout.fragments > 1 else ""
+    return told + fragments + (f", agreed on {layout.outer_delay} steps later" if layout.outer_delay else "")

@@ -29,6 +29,7 @@ class RayLauncher:
     at_once = 1
     restarts = RESTARTS
     on_this_machine = False
+    tells_groups = False
 
     def __init__(self, settings: RaySettings, cluster: Cluster, say: Say = lambda text: None) -> None:
         """Connect to Ray. Raises TrimaranError where that is not installed, or not there."""

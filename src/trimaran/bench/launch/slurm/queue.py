@@ -154,10 +154,13 @@ class Allocations:
         hold: Sequence[str],
         folder: Path,
         dead_nodes: Collection[str],
+        hosts: Sequence[str] = (),
     ) -> None:
         self._nodes = nodes
         array = settings.at_once if settings.at_once > 1 else None
-        self._job = submit(settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, array=array)
+        self._job = submit(
+            settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, array=array, hosts=hosts
+        )
         self._busy: set[str] = set()
         self._lost: set[str] = set()
         self._lock = threading.Lock()
@@ -231,8 +234,9 @@ def submit(
     dead_nodes: Collection[str],
     *,
     array: int | None = None,
+    hosts: Sequence[str] = (),
 ) -> Job:
-    """Submit a batch job that runs `command` on the first of `nodes` whole nodes.
+    """Submit a batch job that runs `command` on the first of `nodes` whole nodes, those named `hosts` if any are.
 
     None of `dead_nodes` is among them, unless Slurm has not enough others: it notices after minutes that a node has
     died, and its nodes may be back by then.
@@ -243,6 +247,7 @@ def submit(
         "constraint": settings.constraint,
         "time": settings.time_limit_min,
         "array": f"0-{array - 1}" if array else None,
+        "nodelist": ",".join(hosts) or None,
         "gpus-per-node": launch.ranks_per_node if launch.gpus else None,
     }
     asked = (
@@ -259,7 +264,7 @@ def submit(
         *(f"--{name}={value}" for name, value in stated.items() if value is not None),
     )
     do = (str(_SCRIPT), *command)
-    if dead_nodes:
+    if dead_nodes and not hosts:
         with contextlib.suppress(TrimaranError):
             return _submitted(*asked, f"--exclude={','.join(sorted(dead_nodes))}", *do)
     return _submitted(*asked, *do)

@@ -20,8 +20,9 @@ from typing import Self
 
 from trimaran.bench.launch.contract import RESTARTS, Launch, Say, TrialRefusedError
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
+from trimaran.bench.launch.slurm.group_hosts import group_hosts, host_options, hosts_of, require_hosts_in_job
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
-from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, submit, usable_nodes
+from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, nodes_of_job, submit, usable_nodes
 from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
@@ -41,7 +42,7 @@ class SlurmLauncher:
 
     on_this_machine = False  # Slurm gives its nodes to one trial at a time
 
-    def __init__(self, settings: SlurmSettings, say: Say = lambda text: None) -> None:
+    def __init__(self, settings: SlurmSettings, say: Say = lambda text: None, cluster: Cluster | None = None) -> None:
         if missing := [name for name in ("sbatch", "srun", "squeue", "scancel") if shutil.which(name) is None]:
             raise TrimaranError(
                 f"[sweep.slurm]: {missing[0]} is not found here: run on a Slurm node or drop the section"
@@ -58,12 +59,14 @@ class SlurmLauncher:
         self._largest = 0
         self._lifeline: Path | None = None
         self._closing = threading.Event()
+        self._hosts = group_hosts(settings, cluster) if cluster else ()
+        self.tells_groups = bool(self._hosts)
         self._lock = threading.Lock()
 
     @classmethod
     def asked_for(cls, sweep: SweepSettings, cluster: Cluster, say: Say) -> Self | None:
         """One where the sweep has a section `slurm`."""
-        return cls(sweep.slurm, say) if sweep.slurm else None
+        return cls(sweep.slurm, say, cluster) if sweep.slurm else None
 
     def expect(self, nodes: int) -> None:
         """Ask for no fewer nodes from here on, so that one allocation serves all trials."""
@@ -103,19 +106,23 @@ class SlurmLauncher:
         Raises TrimaranError where Slurm refuses, or never can give them.
         """
         self._dead_nodes.before_a_start()
-        require_even(launch)
+        hosts = hosts_of(launch, self._hosts)
+        if not hosts:
+            require_even(launch)
         lifeline = self._hold_lifeline(launch.out_dir.parent)
         _write_launch(launch, lifeline, self._settings.python)
         nodes = len(launch.shares)
         if self._surrounding_job:
             self._require_in_job(nodes)
-            step = step_of(launch, self._settings, nodes, self._surrounding_job, self._dead_nodes.names())
+            if hosts:
+                require_hosts_in_job(hosts, nodes_of_job(self._surrounding_job), self._surrounding_job)
+            step = step_of(launch, self._settings, nodes, self._surrounding_job, self._dead_nodes.names(), hosts)
             job = Job(self._surrounding_job)
             return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
         if self._settings.submit == "job":
-            return self._as_job(launch, nodes)
+            return self._as_job(launch, nodes, hosts)
         job = self._allocated(launch, nodes, lifeline)
-        step = step_of(launch, self._settings, nodes, job.number)
+        step = step_of(launch, self._settings, nodes, job.number, hosts=hosts)
         return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
 
     def close(self) -> None:
@@ -135,9 +142,9 @@ class SlurmLauncher:
                 f"a layout needs {nodes} nodes, this Slurm job has {have}: ask sbatch for --nodes={nodes}"
             )
 
-    def _as_job(self, launch: Launch, nodes: int) -> SlurmRanks:
-        step = step_of(launch, self._settings, nodes, None)
-        job = submit(self._settings, nodes, launch, step, launch.out_dir / "launcher.log", self._dead_nodes.names())
+    def _as_job(self, launch: Launch, nodes: int, hosts: Sequence[str]) -> SlurmRanks:
+        step, log = step_of(launch, self._settings, nodes, None, hosts=hosts), launch.out_dir / "launcher.log"
+        job = submit(self._settings, nodes, launch, step, log, self._dead_nodes.names(), hosts=hosts)
         self._jobs.append(job)
         job.wait_until_running(self._say, self._closing)
         return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
@@ -150,9 +157,10 @@ class SlurmLauncher:
                 # nodes are held outside of a container
                 python = None if self._settings.container_image else self._settings.python
                 hold = _python(python, "hold", str(lifeline))
-                asked = max(nodes, self._largest, self._settings.nodes or 0)
+                # all that are named, since the next trial may stand on others
+                asked = len(self._hosts) or max(nodes, self._largest, self._settings.nodes or 0)
                 self._allocations = Allocations(
-                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes.names()
+                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes.names(), self._hosts
                 )  # fmt: skip
             allocations = self._allocations
         return allocations.take(self._say, self._closing)
@@ -214,23 +222,30 @@ def _write_launch(launch: Launch, lifeline: Path, python: str | None) -> None:
 
 
 def step_of(
-    launch: Launch, settings: SlurmSettings, nodes: int, job: str | None, without: Sequence[str] = ()
+    launch: Launch,
+    settings: SlurmSettings,
+    nodes: int,
+    job: str | None,
+    without: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> list[str]:
-    """The srun that starts a trial's ranks, `without` some nodes; `job` is None inside the job's batch script.
+    """The srun that starts a trial's ranks, on `hosts` or `without` some; `job` is None inside the job's batch script.
 
     Raises TrimaranError for a folder that cannot be mounted into a container.
     """
-    per_node = len(launch.shares[0])
+    if hosts:
+        where = host_options(launch, hosts)
+    else:
+        left_out = [f"--exclude={','.join(without)}"] if without else []
+        where = [*left_out, f"--ntasks-per-node={len(launch.shares[0])}", "--distribution=block"]
     command = [
         "srun",
         *([f"--jobid={job}"] if job else []),
-        *([f"--exclude={','.join(without)}"] if without else []),
         f"--job-name={token(launch)}",
         f"--nodes={nodes}",
         f"--ntasks={launch.ranks}",
-        f"--ntasks-per-node={per_node}",
         f"--cpus-per-task={launch.threads_per_rank}",
-        "--distribution=block",
+        *where,
         "--kill-on-bad-exit=0",
         "--input=none",
         "--overlap",
