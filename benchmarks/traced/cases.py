@@ -193,7 +193,7 @@ def trimaran(model: Model, mbs: int, seq_len: int, dtype: torch.dtype, *, on_cpu
     mesh = lone_mesh()
     kernels = contextlib.nullcontext() if on_cpu else as_on_cuda(fused_rms_norm=True)
     with fake_mode(dtype), kernels:
-        layer = Layer(model, mesh, Positions(model, mesh.tp, mesh.sequence), 0, recompute_attention=False)
+        layer = Layer(model, mesh, Positions(model, mesh.tp, mesh.sequence), 0)
         for module in layer.modules():
             for weight, declared in module._parameters.items():
                 if declared is not None:

@@ -147,5 +147,12 @@ def test_the_planner_searches_the_modules_that_a_stack_has() -> None:
 
 def test_a_stack_that_lacks_the_modules_refuses_before_anything_starts() -> None:
     layout = parse_layout("recompute-mlp,bf16")
-    with pytest.raises(TrimaranError, match="recompute mlp is not one of trimaran's none, selective, full"):
-        check_layout(layout, WORKLOAD, CASE.cluster, load_stack("trimaran"))
+    with pytest.raises(TrimaranError, match="recompute mlp is not one of megatron's none, selective, full, or of modu"):
+        check_layout(layout, WORKLOAD, CASE.cluster, CASE.stack)
+
+
+def test_a_stack_that_has_modules_has_them_in_any_company() -> None:
+    core = load_stack("megatron-core")
+    assert core.can_recompute("layernorm+mlp") and core.can_recompute("moe") and core.can_recompute("full")
+    assert not core.can_recompute("core_attn") and not core.can_recompute("layernorm+shared_experts")
+    assert all(load_stack("trimaran").can_recompute(word) for word in RECOMPUTES)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trimaran.files.catalogue import load_stack
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.model import Model
+from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import ContextParallelKind, Stack
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.modules import kept_under
@@ -22,6 +23,7 @@ from trimaran.train.comm.sequence_share import SequenceShare
 from trimaran.train.model.gpt import Layer
 from trimaran.train.model.positions import Positions
 from trimaran.train.model.weight import Weight
+from trimaran.train.programs.tracing import Trace
 
 MBS, SEQ_LEN, HIDDEN = 4, 256, 512
 GPT = {"layers": 1, "hidden": HIDDEN, "heads": 8, "vocab": 1000}
@@ -59,33 +61,58 @@ def saved_bytes(layer: nn.Module, run: Callable[[Tensor], Any], dtype: torch.dty
 
 
 def kept_bytes(
-    model: Model, stack: Stack, dtype: torch.dtype, context: Context | None = None, *, selective: bool = False
+    model: Model, stack: Stack, dtype: torch.dtype, context: Context | None = None, *, recompute: str = "none"
 ) -> float:
     """Bytes that the operators of one layer keep on a CPU, of so many tokens on each rank of a sequence."""
     width = float(dtype.itemsize)
     tokens = SEQ_LEN * (1 if context is None else int(context.ranks))
     part = Part(model, tokens, stack, True, 1.0, float(MBS), False, width, width, context=context)
     operators = layer_operators(part)
-    if selective:
-        return float(kept_under("selective", operators, stack, MBS * SEQ_LEN * HIDDEN * width))
+    if recompute != "none":
+        return float(kept_under(recompute, operators, stack, MBS * SEQ_LEN * HIDDEN * width))
     return sum(float(tensor.size) for one in operators for tensor in (*one.inputs, *one.inside))
 
 
-@pytest.mark.parametrize("selective", [False, True], ids=["", "selective"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", TRAITS.values(), ids=TRAITS)
-def test_the_trainers_layer_keeps_what_its_operators_say(
-    shape: dict[str, Any], dtype: torch.dtype, selective: bool
-) -> None:
-    model, mesh = Model(**shape), lone_mesh()
-    layer = Layer(model, mesh, Positions(model, mesh.tp, mesh.sequence), 0, recompute_attention=selective)
+def layer_of(model: Model, dtype: torch.dtype, *recompute: str, sequence: SequenceShare | None = None) -> Layer:
+    """A layer of the trainer, alone, or one that shares sequences."""
+    mesh = lone_mesh()
+    layer = Layer(model, mesh, Positions(model, mesh.tp, sequence or mesh.sequence), 0, recompute=recompute)
     for module in layer.modules():
         for name, declared in module._parameters.items():
             if declared is not None:
                 module._parameters[name] = Weight(torch.randn(declared.shape, dtype=dtype))
+    return layer
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", TRAITS.values(), ids=TRAITS)
+def test_the_trainers_layer_keeps_what_its_operators_say(shape: dict[str, Any], dtype: torch.dtype) -> None:
+    model = Model(**shape)
+    layer = layer_of(model, dtype)
     saved = saved_bytes(layer, layer, dtype)
-    kept = kept_bytes(model, load_stack("trimaran"), dtype, selective=selective)
-    assert kept == pytest.approx(saved, rel=0.03)
+    assert kept_bytes(model, load_stack("trimaran"), dtype) == pytest.approx(saved, rel=0.03)
+
+
+WORDS = ("core_attn", "layernorm", "mlp", "core_attn+layernorm+mlp")
+
+
+@pytest.mark.parametrize("shape", TRAITS.values(), ids=TRAITS)
+def test_of_what_is_made_again_the_trainers_layer_holds_what_its_operators_say(shape: dict[str, Any]) -> None:
+    model, dtype = Model(**shape), torch.bfloat16
+    leaf = torch.randn(MBS, SEQ_LEN, HIDDEN, dtype=dtype).requires_grad_()
+    for word in WORDS:
+        layer = layer_of(model, dtype, *modules_of(word))
+        trace = Trace({}, {})
+        for weight in layer.parameters():
+            trace.watch(weight, "weights")
+        before = trace.held.now
+        with trace:
+            y = layer(leaf.clone())  # which goes where the layer keeps a wider copy
+        held = trace.held.now - before - y.untyped_storage().nbytes()
+        kept = kept_bytes(model, load_stack("trimaran"), dtype, recompute=word)
+        assert kept == pytest.approx(held, rel=0.03), word
+    plain = layer_of(model, dtype)
+    assert held < 0.7 * saved_bytes(plain, plain, dtype)
 
 
 class Alone(Group):
@@ -109,13 +136,8 @@ class Alone(Group):
 def test_the_trainers_layer_keeps_what_its_operators_say_of_shared_sequences(
     shape: dict[str, Any], kind: ContextParallelKind
 ) -> None:
-    model, mesh, dtype = Model(**shape), lone_mesh(), torch.float32
-    positions = Positions(model, mesh.tp, SequenceShare(Alone((0, 1), 0, None), kind))
-    layer = Layer(model, mesh, positions, 0, recompute_attention=False)
-    for module in layer.modules():
-        for name, declared in module._parameters.items():
-            if declared is not None:
-                module._parameters[name] = Weight(torch.randn(declared.shape, dtype=dtype))
+    model, dtype = Model(**shape), torch.float32
+    layer = layer_of(model, dtype, sequence=SequenceShare(Alone((0, 1), 0, None), kind))
     saved = saved_bytes(layer, layer, dtype)
     context = Context(2.0, *(float(kind == each) for each in ("ring", "all_gather", "ulysses")))
     assert kept_bytes(model, load_stack("trimaran"), dtype, context) == pytest.approx(saved, rel=0.03)

@@ -42,6 +42,8 @@ STACKS = {
     name: load_stack(name)
     for name in ("trimaran", "megatron", "megatron-deepspeed", "torch-fsdp", "torch-pipe", "gpipe")
 }
+# recompute by module has a test of its own (tests/cost/test_recompute_modules.py), which keeps the brute force short
+STACKS["trimaran"] = STACKS["trimaran"].model_copy(update={"recomputes": ("none", "selective", "full")})
 ALL = 10_000
 
 

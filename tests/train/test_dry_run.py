@@ -81,6 +81,19 @@ CASES = (
     (DEEPSEEK, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 0),
     (DEEPSEEK, "dp4,ep2,mbs1,bf16,recompute-selective", 0),
 )
+# Recompute by operator: each module alone, and together.
+BY_OPERATOR = (
+    (LLAMA, "dp2,tp2,mbs2,zero1,bf16,recompute-core_attn+layernorm", 0),
+    (LLAMA, "dp4,tp2,pp2,mbs1,zero1,sp,bf16,recompute-layernorm+mlp", 0),
+    (QWEN, "dp1,pp4,mbs1,bf16,recompute-core_attn+layernorm+mlp", 1),
+    (LLAMA, "dp1,pp4,mbs1,bf16,zero_bubble,recompute-mlp", 1),
+    (LATENT, "dp2,tp2,pp2,mbs1,bf16,recompute-mla_up_proj", 1),
+    (LATENT, "dp2,pp2,mbs1,bf16,recompute-core_attn+layernorm+mla_up_proj", 0),
+    (MIXTURE, "dp4,ep4,mbs1,bf16,recompute-moe", 0),
+    (MIXTURE, "dp8,ep2,etp2,mbs1,zero1,bf16,recompute-layernorm+moe_act", 0),
+    (DEEPSEEK, "dp4,pp2,ep4,mbs1,bf16,recompute-layernorm+mla_up_proj+moe_act", 1),
+    (DEEPSEEK, "dp4,ep2,mbs1,bf16,recompute-mlp+shared_experts", 0),
+)
 # Full recompute: every kind of rank and of what a layer that is made again holds, with and without the head.
 RECOMPUTED = (
     (LLAMA, "dp2,tp2,mbs2,fsdp,bf16,recompute-full", 0),
@@ -116,8 +129,8 @@ def kernels_are_put_back() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("model", "text", "stage"),
-    CASES,
-    ids=[f"{NAMES[model]}{text}, stage {stage}" for model, text, stage in CASES],
+    CASES + BY_OPERATOR,
+    ids=[f"{NAMES[model]}{text}, stage {stage}" for model, text, stage in CASES + BY_OPERATOR],
 )
 def test_a_rank_holds_computes_and_sends_what_is_planned(model: Model, text: str, stage: int) -> None:
     found, case = traced(model, text, stage)
@@ -153,9 +166,10 @@ def test_a_rank_holds_computes_and_sends_what_is_planned(model: Model, text: str
         assert sent == pytest.approx(work.sent["pp"], rel=0.01)
 
 
-def test_full_recompute_holds_the_layer_that_is_made_again() -> None:
+@pytest.mark.parametrize("cases", [RECOMPUTED, BY_OPERATOR], ids=["full", "by operator"])
+def test_recompute_holds_what_is_made_again(cases: tuple[tuple[Model, str, int], ...]) -> None:
     errors = {}
-    for model, text, stage in RECOMPUTED:
+    for model, text, stage in cases:
         found, case = traced(model, text, stage)
         whole = replace(case, calibration=case.calibration.model_copy(update={"activation_scale": 1.0}))
         grid = LayoutGrid.from_layouts([parse_layout(text)], case.workload, STACK)

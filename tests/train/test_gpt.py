@@ -61,7 +61,11 @@ def plain_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-@pytest.mark.parametrize("layout", ["mbs24", "mbs4", "mbs8,recompute-full", "mbs8,recompute-selective"])
+@pytest.mark.parametrize(
+    "layout",
+    ["mbs24", "mbs4", "mbs8,recompute-full", "mbs8,recompute-selective", "mbs8,recompute-core_attn+layernorm",
+     "mbs8,recompute-layernorm+mlp"],
+)  # fmt: skip
 def test_loss_and_gradients_are_those_of_plain_pytorch(make_job: Callable[..., TrainJob], layout: str) -> None:
     job = make_job(layout)
     trainer = make_trainer(job)

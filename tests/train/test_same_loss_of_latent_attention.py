@@ -30,18 +30,18 @@ LAYOUTS = (
     "dp2,mbs6,ps",
     "tp2,mbs24",
     "tp8,mbs24",
-    "tp4,mbs12,sp",
+    "tp4,mbs12,sp,recompute-mla_up_proj",
     "tp8,mbs24,sp,recompute-selective",
     "pp4,mbs6,zero_bubble",
     "tp2,pp2,vpp2,mbs6,sp,recompute-selective",
     "tp2,pp2,mbs6,gpipe",
-    "dp2,tp2,pp2,mbs6,zero_bubble,zero1",
+    "dp2,tp2,pp2,mbs6,zero_bubble,zero1,recompute-layernorm+mla_up_proj+mlp",
     "dp2,tp2,pp2,mbs6,fsdp,sp,gpipe",
     "cp2,mbs24",
     "cp4,mbs12,recompute-full",
     "cp2,mbs12,cp-all_gather,recompute-selective",
     "cp2,tp2,mbs24,cp-ulysses",
-    "dp2,cp2,tp2,mbs6,sp,zero1",
+    "dp2,cp2,tp2,mbs6,sp,zero1,recompute-core_attn+mla_up_proj",
     "cp2,tp2,pp2,mbs6,sp,cp-all_gather",
     "dp2,cp4,mbs6,cp-ulysses,zero1,recompute-selective",
 )
@@ -50,7 +50,7 @@ LAYOUTS_OF_EXPERTS = (
     "dp4,ep2,etp2,mbs3,fsdp,recompute-full",
     "tp2,mbs12,sp,ep2,etp1",
     "tp4,mbs12,sp,etp2,recompute-selective",
-    "dp2,tp2,pp2,mbs6,sp,ep4,etp1,zero1",
+    "dp2,tp2,pp2,mbs6,sp,ep4,etp1,zero1,recompute-layernorm+mla_up_proj+moe_act",
     "dp2,pp2,vpp2,ep2,mbs6",
     "pp4,mbs6,zero_bubble",
     "cp2,mbs12,ep2",
@@ -65,7 +65,11 @@ def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
 
 
 @pytest.mark.parametrize(
-    "layout", ["dp2,tp2,pp2,mbs12,sp", *(pytest.param(layout, marks=pytest.mark.proof) for layout in LAYOUTS)]
+    "layout",
+    [
+        "dp2,tp2,pp2,mbs12,sp,recompute-mla_up_proj",
+        *(pytest.param(layout, marks=pytest.mark.proof) for layout in LAYOUTS),
+    ],
 )
 def test_latent_attention_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str

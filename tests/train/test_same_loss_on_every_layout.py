@@ -31,7 +31,7 @@ DOZEN = (
     "dp2,tp3,mbs12,zero1",
     "pp3,vpp2,mbs4,split2-1-1-1-2-1",
     "dp2,tp2,pp2,mbs6,sp,zero_bubble,recompute-full2",
-    "dp2,tp2,pp2,mbs3,gpipe,fsdp,sp,recompute-selective",
+    "dp2,tp2,pp2,mbs3,gpipe,fsdp,sp,recompute-core_attn+layernorm+mlp",
     "dp2,pp3,mbs4,ps,recompute-full",
     "dp2,tp2,pp2,mbs12,place-pp-dp-tp",
 )
@@ -160,7 +160,7 @@ EVERY_SHARDING = tuple(
     f"{degrees},{kind}{recompute}"
     for (kind, degrees), recompute in zip(
         product(("zero1", "zero2", "fsdp", "ps"), SHARDED_DEGREES),
-        cycle(("", ",recompute-full", ",recompute-full3", ",recompute-selective")),
+        cycle(("", ",recompute-full", ",recompute-layernorm", ",recompute-full3", ",recompute-core_attn+mlp")),
         strict=False,
     )
 )
@@ -168,7 +168,8 @@ EVERY_SHARDING = tuple(
 
 def every_mix() -> Iterator[str]:
     """Every DP x TP x PP of 1, 2, 4 and 8 ranks under every schedule, with the other choices in turns."""
-    recomputes = cycle(("", ",recompute-full", ",recompute-selective", ",recompute-full3"))
+    words = ("", "full", "selective", "full3", "layernorm+mlp", "core_attn+layernorm", "mlp")
+    recomputes = cycle(f",recompute-{word}" if word else "" for word in words)
     slices = cycle((",sp", "", ""))
     for dp, tp, pp in product((1, 2, 4, 8), repeat=3):
         own = 24 // dp

@@ -21,7 +21,7 @@ from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.mixture import exchange_bytes, share_met
 from trimaran.operators.mlp import backward_bytes
-from trimaran.operators.modules import kept_under
+from trimaran.operators.modules import factors_again, kept_under
 from trimaran.operators.operator import Context, Operator, Part, Permuting
 
 
@@ -90,7 +90,8 @@ class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
     Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
-    input alone. `logits` of the head, and of further tokens. What a layer at work holds besides, one after the other:
+    input alone; `factors`, those of weights' gradients that this recompute makes again. `logits` of the head, and of
+    further tokens. What a layer at work holds besides, one after the other:
     `mlp_backward`, where the stack's does; `context`, what attention holds of other ranks' part of the sequences;
     `exchange`, what experts hold.
     """
@@ -98,6 +99,7 @@ class KeptBytes:
     layer: Floats
     partly: Floats
     layer_input: Floats
+    factors: Floats
     logits: Floats
     mlp_backward: Floats
     context: Floats
@@ -118,6 +120,7 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
         layer=layer,
         partly=layer,
         layer_input=layer_input,
+        factors=zero,
         logits=zero + _logits(case, part, head, vocab, wider) + _further(part, head),
         mlp_backward=zero + (_mlp_backward(part, mixture, wider) if case.stack.holds_mlp_gradients else 0.0),
         context=zero + working_bytes(part),
@@ -127,6 +130,8 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
     for word, members in grid.partial_recomputes():
         left = zero + kept_under(word, operators, case.stack, layer_input)
         of_layouts["partly"][members] = left[inverse[members]]
+        again = zero + factors_again(word, operators, case.stack)
+        of_layouts["factors"][members] = again[inverse[members]]
     return KeptBytes(**of_layouts)
 
 

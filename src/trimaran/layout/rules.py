@@ -230,8 +230,9 @@ def _capability(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
             f"data-parallel kind {layout.dp_kind} is not one of {stack.name}'s {', '.join(stack.dp_kinds)}",
         ),
         (
-            layout.recompute not in stack.recomputes,
-            f"recompute {layout.recompute} is not one of {stack.name}'s {', '.join(stack.recomputes)}",
+            not stack.can_recompute(layout.recompute),
+            f"recompute {layout.recompute} is not one of {stack.name}'s {', '.join(stack.recomputes)}, "
+            "or of modules that these name",
         ),
         (
             layout.precision not in stack.precisions,

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
-from trimaran.nouns.recompute import Recompute
+from trimaran.nouns.recompute import Recompute, modules_of
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
 ContextParallelKind = Literal["ring", "all_gather", "ulysses"]
@@ -227,7 +227,11 @@ class Stack(Noun):
     )
     dp_kinds: tuple[DataParallelKind, ...] = Field(default=("all_reduce",), min_length=1)
     precisions: tuple[PrecisionName, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
-    recomputes: tuple[Recompute, ...] = Field(default=("none", "full"), min_length=1)
+    recomputes: tuple[Recompute, ...] = Field(
+        default=("none", "full"),
+        min_length=1,
+        description="what a search proposes; modules that these name may be joined in any way",
+    )
     sequence_parallel: bool = False
     sequence_parallel_default: bool = Field(
         default=False, description="tensor parallelism runs with sequence parallelism unless told otherwise"
@@ -301,6 +305,11 @@ class Stack(Noun):
     flops_formula: str = Field(default="", description="the calculator behind the TFLOPs that its logs print, if known")
     memory_report: MemoryReport = "allocated"
     source: str = ""
+
+    def can_recompute(self, word: str) -> bool:
+        """Whether it does what a word of recompute says: one of its own, or modules that its own name."""
+        named = {module for one in self.recomputes for module in modules_of(one)}
+        return word in self.recomputes or bool(modules_of(word) and named.issuperset(modules_of(word)))
 
     def trained(self, model: Model) -> Model:
         """The model as this software trains it: without modules for further tokens where it has none."""

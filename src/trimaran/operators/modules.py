@@ -75,6 +75,37 @@ def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_inp
     if word == "selective" and stack.selective_keeps:
         made = [tensor for operator in operators for tensor in operator.outputs if tensor.name in stack.selective_keeps]
         return layer_input + sum((tensor.size for tensor in made), np.float64(0.0))
+    without_inputs, without_inside = _left_out(word, operators, stack)
+    kept: Number = 0.0
+    for index, operator in enumerate(operators):
+        tensors = () if index in without_inputs else operator.inputs
+        for tensor in (*tensors, *(() if index in without_inside else operator.inside)):
+            kept = kept + tensor.size
+    return kept
+
+
+def factors_again(word: str, operators: Sequence[Operator], stack: Stack) -> Number:
+    """Bytes of factors of weights' gradients that a partial recompute makes again in a layer.
+
+    Those are products' inputs and the gradients of what products give, as large as that itself, which the operator
+    behind would keep.
+    """
+    if word == "selective" and stack.selective_keeps:
+        return 0.0
+    without_inputs, _ = _left_out(word, operators, stack)
+    return sum(
+        (
+            tensor.size
+            for index in sorted(without_inputs)
+            if operators[index].narrow or (index and operators[index - 1].narrow)
+            for tensor in operators[index].inputs
+        ),
+        np.float64(0.0),
+    )
+
+
+def _left_out(word: str, operators: Sequence[Operator], stack: Stack) -> tuple[set[int], set[int]]:
+    """The operators whose inputs, and those whose inside, is made again instead of kept, by their place."""
     modules = [module_of(name, stack) for name in modules_of(word)] or [Module(stack.selective)]
     without_inputs, without_inside = set[int](), set[int]()
     for index, operator in enumerate(operators):
@@ -87,9 +118,4 @@ def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_inp
             elif index and operators[index - 1].name in module.operators:
                 # of a run that is made again the first one's input stays, from which the others' follow
                 without_inputs.add(index)
-    kept: Number = 0.0
-    for index, operator in enumerate(operators):
-        tensors = () if index in without_inputs else operator.inputs
-        for tensor in (*tensors, *(() if index in without_inside else operator.inside)):
-            kept = kept + tensor.size
-    return kept
+    return without_inputs, without_inside

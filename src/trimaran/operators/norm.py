@@ -38,13 +38,18 @@ def _norm(part: Part, name: str) -> Operator:
 def norm_of(
     part: Part, name: str, elements: Number, kept: str, also: tuple[Tensor, ...] = (), launches: float = 2.0
 ) -> Operator:
-    """A norm of so many elements, which it keeps as `kept`; `also` is kept of what it gives."""
+    """A norm of so many elements, which it keeps as `kept`; `also` is kept of what it gives.
+
+    What it makes on the way, of several kernels, is made anew where it runs again.
+    """
     forward, backward = _norm_bytes(part)
+    made = () if _keeps_input(part) else (Tensor("normed", elements * (_norm_kept(part) - part.element)),)
     return Operator(
         name,
         moved_forward=elements * forward,
         moved_backward=elements * backward,
-        inputs=(Tensor(kept, elements * _norm_kept(part)), *also),
+        inputs=(Tensor(kept, elements * part.element), *also),
+        inside=made,
         launches=launches,
     )
 

@@ -10,6 +10,7 @@ from trimaran.layout.choices import CHOICE
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import PLAIN
+from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -74,7 +75,7 @@ def trial_key(
             mode="json", exclude={**dict.fromkeys(unsaid, True), "model": {"name", "mtp_depth", *plain}}
         ),
         "layout": chosen,
-        "stack": stack.model_dump(mode="json", include=RUN_FACTS),
+        "stack": _run_facts(stack),
         "device": {"name": device.name, "kind": device.kind, "cores": device.cores, "clock_ghz": device.clock_ghz},
         "node": {
             "devices": cluster.devices_per_node,
@@ -99,6 +100,12 @@ def trial_key(
         stated["network"] = cluster.shaped.model_dump(mode="json", exclude=unsaid)
     canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _run_facts(stack: Stack) -> dict[str, object]:
+    """What runs, without the modules that a stack can make again: those of a trial its layout says."""
+    facts = stack.model_dump(mode="json", include=RUN_FACTS)
+    return facts | {"recomputes": [word for word in stack.recomputes if not modules_of(word)]}
 
 
 def _is_later_default(name: str, value: object) -> bool:

@@ -179,7 +179,7 @@ class RankMemory:
         return all_layers + np.maximum(at_work - reused, 0.0)
 
     def _factors(self, full: Bools) -> Floats | float:
-        """Factors of weights' gradients that are put off, which full recompute has made again: as large as a layer's.
+        """Factors of weights' gradients that are put off, which recompute has made again: full as large as a layer's.
 
         Of the micro-batch at work those of all layers stay until its backward is through.
         """
@@ -190,7 +190,8 @@ class RankMemory:
         again = self.shape.put_off * layers * (self.kept.layer - self.kept.layer_input) + (
             np.maximum(layers - 1.0, 0.0) * self.kept.layer
         )
-        return np.where(full & zero_bubble, again, 0.0)
+        partly = (self.shape.put_off * layers + np.maximum(layers - 1.0, 0.0)) * self.kept.factors
+        return np.where(zero_bubble, np.where(full, again, partly), 0.0)
 
     def offloads(self, *words: str) -> Bools:
         """Whether one of these lies in the host's memory: what that has no room for stays on the device."""

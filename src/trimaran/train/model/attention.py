@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -22,13 +23,15 @@ from trimaran.train.model.weight import INIT_STD, residual_std
 class Attention(nn.Module):
     """Causal self-attention; each TP rank computes a part of the key-value heads with their queries.
 
-    `window` as in `AttentionCore`. With `recompute` what lies between the projections is computed again in the backward
-    (arXiv 2205.05198).
+    `window` as in `AttentionCore`. Where `core_attn` is among the modules to `recompute` what lies between the
+    projections is computed again in the backward (arXiv 2205.05198).
     """
 
-    def __init__(self, model: Model, tp_group: Group, positions: Positions, *, window: int, recompute: bool) -> None:
+    def __init__(
+        self, model: Model, tp_group: Group, positions: Positions, *, window: int, recompute: Collection[str]
+    ) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.recompute = "core_attn" in recompute
         self.positions = positions
         self.core = AttentionCore(model, positions, window=window)
         self.query_key_norm = make_query_key_norm(model, tp_group)
@@ -73,7 +76,7 @@ class Attention(nn.Module):
 
 
 def make_attention(
-    model: Model, tp_group: Group, positions: Positions, *, window: int, recompute: bool
+    model: Model, tp_group: Group, positions: Positions, *, window: int, recompute: Collection[str]
 ) -> Attention | LatentAttention:
     """The attention that the model names, of a layer with a `window`."""
     kind = Attention if model.latent_attention is None else LatentAttention

@@ -8,7 +8,7 @@ are; data parallelism is applied from outside (engine/data_parallel.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
@@ -25,7 +25,7 @@ from trimaran.train.model.mlp import make_mlp
 from trimaran.train.model.norm import make_norm
 from trimaran.train.model.offload import kept_on_host
 from trimaran.train.model.positions import Positions
-from trimaran.train.model.recompute import recomputed
+from trimaran.train.model.recompute import made_again_and_used, made_and_used, recomputed, recomputed_modules
 from trimaran.train.model.vocabulary import Embedding, Head
 from trimaran.train.model.weight import Weight
 
@@ -33,33 +33,36 @@ from trimaran.train.model.weight import Weight
 class Layer(nn.Module):
     """One transformer layer, with norms of what attention and MLP read, of what they give, or of both.
 
-    `number` is its place in the whole model, from 0.
+    `number` is its place in the whole model, from 0. Modules of `recompute` (`trimaran.operators.modules`) are computed
+    again in the backward; norms of what attention and MLP read so that what they give is not kept.
     """
 
     def __init__(
-        self, model: Model, mesh: Mesh, positions: Positions, number: int, *, recompute_attention: bool
+        self, model: Model, mesh: Mesh, positions: Positions, number: int, *, recompute: Collection[str] = ()
     ) -> None:
         super().__init__()
         before, after = model.norm_placement != "after", model.norm_placement != "before"
         self.parallel = model.parallel_residual
         self.attention_norm = make_norm(model) if before else nn.Identity()
-        self.attention = make_attention(
-            model, mesh.tp, positions, window=model.window_of(number), recompute=recompute_attention
-        )
+        self.attention = make_attention(model, mesh.tp, positions, window=model.window_of(number), recompute=recompute)
         self.attention_output_norm = make_norm(model) if after else nn.Identity()
         self.mlp_norm = make_norm(model) if before else nn.Identity()
         self.mlp: nn.Module
         if model.experts and number >= model.dense_layers:
-            self.mlp = Mixture(model, mesh, number)
+            self.mlp, module = Mixture(model, mesh, number, recompute=recompute), "moe"
         else:
-            self.mlp = make_mlp(model, mesh.tp, model.ffn_hidden)
+            self.mlp, module = make_mlp(model, mesh.tp, model.ffn_hidden), "mlp"
+        self.recompute_mlp = module in recompute
+        self.normed = made_again_and_used if before and "layernorm" in recompute else made_and_used
         self.mlp_output_norm = make_norm(model) if after else nn.Identity()
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """(b, s, h) -> (b, s, h)."""
-        attended: Tensor = x + self.attention_output_norm(self.attention(self.attention_norm(x), documents))
+        attend = partial(self.attention, documents=documents)
+        attended: Tensor = x + self.attention_output_norm(self.normed(self.attention_norm, attend, x))
         read = x if self.parallel else attended
-        y: Tensor = self.mlp_output_norm(self.mlp(self.mlp_norm(read)))
+        mlp = partial(recomputed, self.mlp) if self.recompute_mlp else self.mlp
+        y: Tensor = self.mlp_output_norm(self.normed(self.mlp_norm, mlp, read))
         return attended + y
 
 
@@ -81,8 +84,8 @@ class Stage(nn.Module):
         positions = Positions(model, mesh.tp, mesh.sequence)
         self.embedding = Embedding(model, mesh.tp, mesh.sequence) if mesh.is_first_stage else None
         self.embedding_norm = make_norm(model) if mesh.is_first_stage and model.embedding_norm else None
-        selective = layout.recompute == "selective"
-        layers = {str(n): Layer(model, mesh, positions, n, recompute_attention=selective) for n in numbers}
+        modules = recomputed_modules(layout)
+        layers = {str(n): Layer(model, mesh, positions, n, recompute=modules) for n in numbers}
         self.layers = nn.ModuleDict(layers)
         self.norm = make_norm(model) if mesh.is_last_stage else None
         self.head = Head(model, mesh.tp, embedding=self.embedding) if mesh.is_last_stage else None

@@ -6,6 +6,7 @@ own heads of them, as Megatron-Core does (megatron/core/transformer/multi_latent
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from trimaran.train.model.attention_core import AttentionCore
 from trimaran.train.model.context_attention import heads_for_tokens, tokens_for_heads
 from trimaran.train.model.norm import RmsNorm
 from trimaran.train.model.positions import Positions
-from trimaran.train.model.recompute import recomputed
+from trimaran.train.model.recompute import made_again_and_used, made_and_used, recomputed
 from trimaran.train.model.tensor_parallel import ColumnLinear, RowLinear, UncutLinear, sum_backward
 from trimaran.train.model.weight import INIT_STD, residual_std
 
@@ -31,15 +32,20 @@ class LatentAttention(nn.Module):
     """Causal self-attention whose queries, keys and values are made from low-rank vectors.
 
     A head's queries and keys are features without positions, then those that are turned; the latter of keys are one
-    vector for all heads, whose gradient is the sum of all heads'. `window` as in `AttentionCore`. With `recompute`
-    attention itself is computed again in the backward.
+    vector for all heads, whose gradient is the sum of all heads'. `window` as in `AttentionCore`. Of the modules to
+    `recompute` `core_attn` is attention itself, and `mla_up_proj` what makes queries, keys and values of the low-rank
+    vectors, so that these alone are kept.
     """
 
-    def __init__(self, model: Model, tp_group: Group, positions: Positions, *, window: int, recompute: bool) -> None:
+    def __init__(
+        self, model: Model, tp_group: Group, positions: Positions, *, window: int, recompute: Collection[str]
+    ) -> None:
         super().__init__()
         latent = model.latent_attention
         assert latent is not None, "the model has latent attention"
-        self.recompute, self.group, self.positions = recompute, tp_group, positions
+        self.group, self.positions = tp_group, positions
+        self.recompute_core = "core_attn" in recompute
+        self.projected_up = made_again_and_used if "mla_up_proj" in recompute else made_and_used
         self.core = AttentionCore(model, positions, window=window)
         self.heads = model.heads // tp_group.size
         self.ranks = [latent.query_rank, latent.kv_rank, latent.rotary_dim]
@@ -57,18 +63,20 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """(b, s, h) -> (b, s, h), with `documents` as in `Attention.forward`."""
         behind_queries, behind_keys, turned = torch.split(self.down(x), self.ranks, dim=-1)
-        queries = self.queries(x if self.query_norm is None else self.query_norm(behind_queries))
-        keys_values = self.keys_values(self.kv_norm(behind_keys))
-        q, k, v = self._heads_of(queries, keys_values, sum_backward(turned, self.group))
+        latent_queries = x if self.query_norm is None else self.query_norm(behind_queries)
         core = partial(self.attend, documents=documents)
-        y: Tensor = self.projection(recomputed(core, q, k, v) if self.recompute else core(q, k, v))
+        use = partial(recomputed, core) if self.recompute_core else core
+        latents = latent_queries, self.kv_norm(behind_keys), turned
+        y: Tensor = self.projection(self.projected_up(self._heads_of, use, *latents))
         return y
 
-    def _heads_of(self, queries: Tensor, keys_values: Tensor, turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (b, heads, s, ..) of what was projected, (b, s, ..).
+    def _heads_of(self, latent_queries: Tensor, latent_keys: Tensor, turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, heads, s, ..) of the low-rank vectors and of what is turned of keys, (b, s, ..).
 
         All three are copies, so that what they are made of can go.
         """
+        queries, keys_values = self.queries(latent_queries), self.keys_values(latent_keys)
+        turned = sum_backward(turned, self.group)
         b, s, _ = turned.shape
         q_plain, q_turned = torch.split(queries.view(b, s, self.heads, -1).transpose(1, 2), self.query_parts, dim=-1)
         k_plain, v = torch.split(keys_values.view(b, s, self.heads, -1).transpose(1, 2), self.kv_parts, dim=-1)

@@ -15,6 +15,7 @@ from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
 from trimaran.train.model.product import product
+from trimaran.train.model.recompute import made_again_and_used, made_and_used
 from trimaran.train.model.tensor_parallel import add_product
 from trimaran.train.model.weight import INIT_STD, DeclaredModule, Weight, WeightSpec, residual_std
 
@@ -100,14 +101,15 @@ class Experts(DeclaredModule):
     """This rank's experts of a layer, whole or cut over ETP by their inner width.
 
     A token's weight multiplies what stands before the last product, so that its gradient needs no more kept than that
-    product keeps.
+    product keeps; with `recompute_activation` that is made again for it.
     """
 
     up: Weight
     down: Weight
 
-    def __init__(self, model: Model, mesh: Mesh) -> None:
+    def __init__(self, model: Model, mesh: Mesh, *, recompute_activation: bool) -> None:
         super().__init__()
+        self.activated = made_again_and_used if recompute_activation else made_and_used
         self.gate = gate_activation(model) if model.gated_mlp else None
         self.approximate = approximation(model)
         e, f, h = model.experts, model.moe_ffn_hidden, model.hidden
@@ -120,9 +122,13 @@ class Experts(DeclaredModule):
 
     def forward(self, x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
         """(rows, h) in the order of the experts and their weights (rows,) -> (rows, h), a part of the sum over ETP."""
-        inner = apply(_GroupedLinear, x, self.up, counts)
+
+        def down(activated: Tensor) -> Tensor:
+            return apply(_GroupedLinear, activated, self.down, counts)
+
+        return self.activated(self._activate, down, apply(_GroupedLinear, x, self.up, counts), weights)
+
+    def _activate(self, inner: Tensor, weights: Tensor) -> Tensor:
         if self.gate is not None:
-            activated = apply(_WeighedGate, inner, weights, self.gate)
-        else:
-            activated = apply(_WeighedGelu, inner, weights, self.approximate)
-        return apply(_GroupedLinear, activated, self.down, counts)
+            return apply(_WeighedGate, inner, weights, self.gate)
+        return apply(_WeighedGelu, inner, weights, self.approximate)
