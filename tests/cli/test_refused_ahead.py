@@ -75,3 +75,20 @@ def test_no_verb_that_runs_takes_angles_of_yarn_without_its_numbers(
     done = run(*command, cwd=tmp_path)
     assert done.returncode != 0 and says in done.stderr + done.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_training_that_cannot_find_room_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("layers = 2\nhidden = 32", "layers = 24\nhidden = 4096"))
+    done = run("train", str(recipe), "--layout", "dp2,mbs2", cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    for said in (
+        "layout dp2,tp1,pp1,mbs2",
+        "predicted to hold",
+        "host_mem_gib is 8.0 GiB",
+        "fsdp",
+        "recompute-full",
+        "mbs 2",
+    ):
+        assert said in done.stderr
+    assert not (tmp_path / "runs").exists()

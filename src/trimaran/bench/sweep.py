@@ -14,9 +14,11 @@ from typing import Literal
 from trimaran.bench.crew import Crew
 from trimaran.bench.launch.contract import Launcher
 from trimaran.bench.launchers import launcher_of
-from trimaran.bench.trial.trial import Trial, finished_before, prepare_trial, run_trial, stored
+from trimaran.bench.trial.room import shortage
+from trimaran.bench.trial.trial import Trial, finished_before, not_started, prepare_trial, run_trial, stored
 from trimaran.bench.watch.evidence import drop_large_files
 from trimaran.bench.watch.limits import Limits
+from trimaran.cost.case import Case
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import nodes_of
 from trimaran.nouns.cluster import Cluster
@@ -204,12 +206,16 @@ class _Sweep:
 
     def _measured(self, trial: Trial, prediction: Prediction | None) -> Measurement:
         """Run one trial; its row."""
-        row = finished_before(trial) or run_trial(
-            trial,
-            self._launcher,
-            replace(self._limits, step_s=prediction.sec_per_it if prediction else 0.0),
-            on_step=lambda steps: self._tell("step", trial, steps_done=steps),
-            worker=self._worker,
+        row = (
+            finished_before(trial)
+            or self._without_room(trial)
+            or run_trial(
+                trial,
+                self._launcher,
+                replace(self._limits, step_s=prediction.sec_per_it if prediction else 0.0),
+                on_step=lambda steps: self._tell("step", trial, steps_done=steps),
+                worker=self._worker,
+            )
         )
         dropped = drop_large_files(Path(trial.job.out_dir), self._limits.log_mib)
         if dropped and row.evidence:
@@ -219,6 +225,15 @@ class _Sweep:
         return row.model_copy(
             update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}
         )
+
+    def _without_room(self, trial: Trial) -> Measurement | None:
+        """The row of a trial whose ranks cannot find room, however far the prediction is off; None where they may."""
+        recipe = trial.recipe
+        case = Case.of(recipe.workload, trial.cluster, recipe.stack)
+        lack = shortage(case, trial.layout, here=self._launcher.on_this_machine)
+        if lack is None or not lack.certain:
+            return None
+        return not_started(trial, TrimaranError(lack.sentence), refused=True).row
 
     def _finish(self, trial: Trial, row: Measurement, happening: Happening) -> None:
         self._rows[trial.key] = row

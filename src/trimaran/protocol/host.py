@@ -6,11 +6,15 @@ import contextlib
 import os
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 GIB = float(1 << 30)
 _CGROUP = Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
+# Of control groups of version 1 and 2: files of the limit and of what is held, and how names in memory.stat begin.
+_V1, _V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"), ("memory.max", "memory.current", "")
 
 
 def processor_name() -> str:
@@ -50,16 +54,45 @@ def memory_gib() -> float:
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process may still take: what the machine has left, or its control group (version 2)."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    """Memory that this process may still take: what the machine has left, or a control group that it is in.
+
+    Pages of files that nobody holds count as left, since the kernel gives them up; all of the memory, where the system
+    does not say what is left of it.
+    """
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, IndexError):
-        free = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+        free = _memory_of_machine("MemAvailable")
+    return max(0, min([free, *_left_in_groups()]))
+
+
+def swap_bytes(*, free: bool = False) -> int:
+    """How much of the machine's memory may be swapped out, or `free` still be; 0 where the system does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        group = _CGROUP / Path("/proc/self/cgroup").read_text().partition("0::/")[2].split("\n")[0]
+        return _memory_of_machine("SwapFree" if free else "SwapTotal")
+    return 0
+
+
+def _memory_of_machine(name: str) -> int:
+    return int(Path("/proc/meminfo").read_text().partition(f"{name}:")[2].split()[0]) * 1024
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Bytes that each control group with a limit, of those that this process is in, may still take."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = _GROUPS.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, (limit, held, prefix) = (_CGROUP / "memory", _V1) if controllers else (_CGROUP, _V2)
+        group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            if (folder / "memory.max").exists() and (limit := (folder / "memory.max").read_text().strip()) != "max":
-                free = min(free, int(limit) - int((folder / "memory.current").read_text()))
-    return max(0, free)
+            with contextlib.suppress(OSError, ValueError):  # a group without a limit says max
+                left = int((folder / limit).read_text()) - int((folder / held).read_text())
+                words = (entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
+                of_files = (f"{prefix}inactive_file", f"{prefix}active_file")
+                yield left + sum(int(size) for name, size in words if name in of_files)
 
 
 # Where other programs take more of the cores' time than this, it shows in the figures.

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from trimaran.bench.launch.joined import Joined
+from trimaran.bench.trial.room import Shortage, shortage
 from trimaran.cost.calibration import load_calibration
 from trimaran.cost.case import Case
 from trimaran.files.row_nouns import measured_workload
@@ -45,7 +46,8 @@ def train_recipe(
 
     `cluster` is the recipe's, or this machine, unless it is stated. `joined` is the place of this process among
     ranks that something else has started: rank 0 leads, and this does not return in the others. Raises
-    TrimaranError as `run_training` does, and where the layout breaks a rule or needs another number of ranks.
+    TrimaranError as `run_training` does, and where the layout breaks a rule, finds no room or needs another number of
+    ranks.
     """
     if joined and joined.world_size != layout.devices:
         raise TrimaranError(f"layout {layout} needs {layout.devices} ranks, but {joined.world_size} were started")
@@ -56,8 +58,15 @@ def train_recipe(
         )
     if joined and joined.rank:
         joined.follow()
-    cluster = cluster or workspace.cluster(recipe, [layout])
+    stated = cluster or recipe.cluster
+    cluster = stated or workspace.cluster(recipe, [layout])
     check_layout(layout, recipe.workload, cluster, recipe.stack)
+    # on how many machines ranks stand that others have started, no probe of this one says
+    lack = _shortage(recipe, workspace, cluster, layout, joined) if stated or not joined else None
+    if lack is not None and lack.certain:
+        raise TrimaranError(lack.sentence)
+    if lack is not None:
+        say(lack.sentence)
     data = workspace.data(recipe)
     say(f"training {recipe.train.steps} steps with {layout}; log in {workspace.training}")
     with show(recipe.train.steps) as on_step:
@@ -75,8 +84,7 @@ def layout_on(recipe: Recipe, workspace: Workspace, cluster: Cluster, layout: La
     The plan keeps its precision, what makes its loss another, and the recipe's own global batch; of replicas that train
     apart as many. Raises TrimaranError where there is none.
     """
-    known = load_calibration(str(workspace.calibration)) if workspace.calibration.exists() else None
-    case = Case.of(recipe.workload, cluster, recipe.stack, known)
+    case = _case(recipe, workspace, cluster)
     held = {name: value for name, value in recipe.sweep.fixed.items() if name not in DEGREES}
     held |= {choice.name: getattr(layout, choice.name) for choice in CHOICES if not choice.exact}
     if layout.local_steps:
@@ -85,6 +93,19 @@ def layout_on(recipe: Recipe, workspace: Workspace, cluster: Cluster, layout: La
         devices=devices, fixed={**held, "precision": layout.precision}, mem_margin=recipe.sweep.mem_margin, top=1
     )
     return plan_with(case, settings).best.layout
+
+
+def _shortage(
+    recipe: Recipe, workspace: Workspace, cluster: Cluster, layout: Layout, joined: Joined | None
+) -> Shortage | None:
+    elsewhere = recipe.sweep.slurm or recipe.sweep.ray or joined
+    return shortage(_case(recipe, workspace, cluster), layout, here=elsewhere is None)
+
+
+def _case(recipe: Recipe, workspace: Workspace, cluster: Cluster) -> Case:
+    """The recipe on a cluster, as what was measured in the workspace has taught, if anything has."""
+    known = load_calibration(str(workspace.calibration)) if workspace.calibration.exists() else None
+    return Case.of(recipe.workload, cluster, recipe.stack, known)
 
 
 def planned_layout(recipe: Recipe, cluster: Cluster) -> Layout:
