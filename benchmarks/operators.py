@@ -4,23 +4,34 @@
 
 Milliseconds of processor time (the best of several calls, so that other programs on the machine count little) of a
 layer with 8 sequences of 256 tokens, forward and backward. The limit is what the MFU of a step would be if it were
-the layers' products and attention alone. Writes benchmarks/results/operators.md.
+the layers' products and attention alone. The second table is of that layer whole, a part of which is made again in the
+backward: by the trainer, and by PyTorch's own checkpoints, of which the selective one keeps what products and attention
+give and makes the norms and the rest again; MiB are what the layer then keeps. Writes benchmarks/results/operators.md.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils import checkpoint
 
 from peers.matmul import gflops
+from trimaran.nouns.model import Model
+from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.model.block_attention import Scores, causal_attention, is_faster_in_blocks
+from trimaran.train.model.gpt import Layer
+from trimaran.train.model.positions import Positions
 from trimaran.train.model.product import linear, product
 from trimaran.train.model.tensor_parallel import add_product
+from trimaran.train.model.weight import Weight
+from trimaran.train.programs.tracing import Trace
 
 RESULTS = Path(__file__).parent / "results" / "operators.md"
 CALLS = 8
@@ -85,6 +96,50 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return causal_attention(q, k, v, Scores(HEAD_DIM**-0.5))
 
 
+PRODUCTS = (
+    "mm", "addmm", "bmm", "_linear_pointwise", "_unsafe_view", "_scaled_dot_product_flash_attention_for_cpu",
+)  # fmt: skip
+
+
+def keeps_products(
+    context: object, operator: Any, *arguments: object, **settings: object
+) -> checkpoint.CheckpointPolicy:
+    """A policy of selective checkpointing: what products and attention give is kept."""
+    policy, is_product = checkpoint.CheckpointPolicy, operator.overloadpacket.__name__ in PRODUCTS
+    return policy.MUST_SAVE if is_product else policy.PREFER_RECOMPUTE
+
+
+def selectively(layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """PyTorch's selective checkpointing."""
+    contexts = partial(checkpoint.create_selective_checkpoint_contexts, keeps_products)
+    return cast(Tensor, checkpoint.checkpoint(layer, *inputs, use_reentrant=False, context_fn=contexts))
+
+
+def made_again(dtype: torch.dtype, word: str) -> tuple[float, float]:
+    """Milliseconds of a layer forward and backward, and the MiB that it keeps, where a part of it is made again."""
+    model, mesh = Model(layers=1, hidden=HIDDEN, heads=HEADS, vocab=8192, activation="gelu"), lone_mesh()
+    recompute = {"mlp": ("mlp",), "layernorm": ("layernorm",)}.get(word, ())
+    layer = Layer(model, mesh, Positions(model, mesh.tp, mesh.sequence), 0, recompute=recompute)
+    for module in layer.modules():
+        for name, declared in module._parameters.items():
+            if declared is not None:
+                module._parameters[name] = Weight(torch.randn(declared.shape, dtype=dtype) * 0.02)
+                module._parameters[name].main_grad = torch.zeros(declared.shape, dtype=dtype)
+    if word == "torch's checkpoint of the MLP":
+        layer.mlp.forward = partial(checkpoint.checkpoint, layer.mlp.forward, use_reentrant=False)  # type: ignore[method-assign]
+    run: Callable[[Tensor], Tensor] = partial(selectively, layer) if word == "torch's selective one" else layer
+    x = torch.randn(BATCH, SEQ_LEN, HIDDEN, dtype=dtype, requires_grad=True)
+    trace = Trace({}, {})
+    for weight in layer.parameters():
+        trace.watch(weight, "weights")
+    before = trace.held.now
+    trace.watch(x, "input")
+    with trace:
+        y = run(x)
+    kept = trace.held.now - before - y.untyped_storage().nbytes()
+    return milliseconds(lambda: torch.autograd.grad(run(x), x, x.detach())), kept / 2**20
+
+
 def column(dtype: torch.dtype) -> list[str]:
     """One precision's figures, in the order of the table's rows."""
     own = in_blocks if is_faster_in_blocks(*[torch.empty(1, 1, 1, 1, dtype=dtype)] * 2) else flash
@@ -119,6 +174,10 @@ def main() -> None:
     found = [column(dtype) for dtype in (torch.float32, torch.bfloat16)]
     lines = ["| a layer, one thread | fp32 | bf16 |", "| --- | --: | --: |"]
     lines += [f"| {name} | {fp32} | {bf16} |" for name, fp32, bf16 in zip(rows, *found, strict=True)]
+    lines += ["", "| of the layer is made again | fp32 | bf16 |", "| --- | --: | --: |"]
+    for word in ("nothing", "mlp", "torch's checkpoint of the MLP", "layernorm", "torch's selective one"):
+        figures = [made_again(dtype, word) for dtype in (torch.float32, torch.bfloat16)]
+        lines.append(f"| {word} | " + " | ".join(f"{ms:.1f} ms, {mib:.1f} MiB" for ms, mib in figures) + " |")
     text = (
         "# A layer by its parts\n\n" + "\n\n".join(__doc__.strip().split("\n\n")[2:]) + "\n\n" + "\n".join(lines) + "\n"
     )
