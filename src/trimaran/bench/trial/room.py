@@ -36,6 +36,8 @@ def shortage(case: Case, layout: Layout, *, here: bool) -> Shortage | None:
     libraries may be guessed. A prediction errs as its calibration says, but no less than one that was fitted to
     nothing: a few rows that were alike say little of others.
     """
+    if case.cluster.groups:  # whose memories differ, so that the smallest says nothing of the others
+        return None
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     (stages,) = memory_per_stage(case, grid)
     if case.on_cpu:
