@@ -72,12 +72,12 @@ def make_job(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> JobMak
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a file system with room for so many MiB."""
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts a file system with room for so many MiB, under a name of its own or the one that is given."""
     mounted: list[Path] = []
 
-    def mount(size_mib: int) -> Path:
-        folder = tmp_path / f"disk{size_mib}"
+    def mount(size_mib: int, name: str | None = None) -> Path:
+        folder = tmp_path / (name or f"disk{size_mib}")
         folder.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
         if subprocess.run(command, capture_output=True, check=False).returncode:

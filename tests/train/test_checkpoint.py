@@ -221,10 +221,9 @@ def test_another_name_is_no_other_model(train: Callable[..., Run]) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_of_and_the_training_goes_on(
-    train: Callable[..., Run], tmp_path: Path
+    train: Callable[..., Run], small_disk: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # a file where the folder of step 4 is to be made stands for a disk that takes no more
-    (tmp_path / "saving-step-00000004").touch()
+    small_disk(1, "saving-step-00000004")
     run = train("dp2,mbs12", 6)
     assert len(run.losses) == 6
     (told,) = run.of_kind("not_saved")
@@ -354,7 +353,7 @@ def test_a_checkpoint_whose_sums_fit_but_whose_state_is_empty_is_refused_by_name
 
 
 def test_a_checkpoint_that_finds_no_room_is_told_and_the_one_before_stays(
-    make_job: Maker, small_disk: Callable[[int], Path]
+    make_job: Maker, small_disk: Callable[..., Path]
 ) -> None:
     trainer, disk = alone(make_job("dp1,mbs24", steps=6)), small_disk(4)
     told: list[str] = []

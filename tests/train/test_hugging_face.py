@@ -285,7 +285,7 @@ def test_weights_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_finds_no_room_is_told_in_one_line_and_leaves_nothing(
-    small_disk: Callable[[int], Path], tmp_path: Path
+    small_disk: Callable[..., Path], tmp_path: Path
 ) -> None:
     hugging_face_model("gpt2").save_pretrained(tmp_path / "theirs")
     source, disk = open_source(tmp_path / "theirs"), small_disk(1)
