@@ -7,7 +7,7 @@ parallelism across), and of all sizes in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -30,13 +30,29 @@ def starts(topology: Topology, blocks: Blocks, layout: Layout, message_bits: flo
     cells = layout.dp * layout.pp
     sent = _lines(_send_seconds(topology, message_bits), closed=False)
     agreed = _lines(_send_seconds(topology, ring_bits), closed=True)
-    for line in dict.fromkeys((*sent, *agreed)):
-        along = blocks.in_order(line)
+    for along in _choices(blocks, dict.fromkeys((*sent, *agreed)), cells):
         for replicas in (size for size in range(1, layout.dp + 1) if layout.dp % size == 0):
             order = np.empty(len(blocks), dtype=np.int64)
             order[tiled(layout.dp, layout.pp, replicas)] = along[:cells]
             order[cells:] = along[cells:]
             yield order
+
+
+def _choices(blocks: Blocks, lines: Iterable[tuple[int, ...]], cells: int) -> Iterator[Ints]:
+    """All blocks along each line, those for the cells first.
+
+    Where more blocks are than cells, which are left out is a choice: the cells begin at every group in turn, along the
+    line and backwards, as long as enough blocks follow.
+    """
+    for line in lines:
+        if len(blocks) == cells:
+            yield blocks.in_order(line)
+            continue
+        for way in (line, line[::-1]):
+            along = blocks.in_order(way)
+            for begin in np.flatnonzero(np.diff(blocks.group[along], prepend=-1)).tolist():
+                if len(blocks) - begin >= cells:
+                    yield np.roll(along, -begin)
 
 
 def _lines(seconds: Floats, *, closed: bool) -> list[tuple[int, ...]]:
