@@ -21,13 +21,14 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
+from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.workload import Workload
 
 MODEL = load_model("gpt3-xl")
 
 
-def case_on(cluster: Cluster, stack: str = "gpipe", global_batch: int = 64) -> Case:
-    workload = Workload(model=MODEL, global_batch=global_batch, seq_len=2048)
+def case_on(cluster: Cluster, stack: str = "gpipe", global_batch: int = 64, model: Model = MODEL) -> Case:
+    workload = Workload(model=model, global_batch=global_batch, seq_len=2048)
     return Case.of(workload, cluster, load_stack(stack))
 
 
@@ -97,6 +98,20 @@ def test_the_ring_that_all_wait_for_is_the_slower_one_for_what_it_sums() -> None
         assert both == pytest.approx(max(thin, long), rel=1e-3)
         slower.add(thin > long)
     assert slower == {True, False}
+
+
+def test_a_tied_embedding_is_summed_over_the_way_between_the_ends_of_the_pipeline() -> None:
+    here_and_there = [nodes_of_one(3, 5.0), nodes_of_one(1, 5.0, name="there")]
+    tied = MODEL.model_copy(update={"tied_embedding": True, "head": "vocabulary"})
+    case = case_on(Cluster.of_groups(here_and_there, [far(0.1, 1000)]), model=tied)
+    cost = PlacedCost(case, parse_layout("pp3,mbs1,fp16,recompute-full"))
+    inside, middle_far, end_far = (
+        cost.parts(np.array([nodes]))[0]["dp"] for nodes in ([0, 1, 2], [0, 3, 1], [0, 1, 3])
+    )
+    assert inside == pytest.approx(middle_far)
+    # two ranks send half of its fp16 gradient to each other twice
+    bits = 8 * 2 * padded_vocab(tied.vocab, 1) * tied.hidden
+    assert end_far - inside == pytest.approx(bits * (1 / 0.1e9 - 1 / 5e9) / case.calibration.inter_bandwidth, rel=1e-3)
 
 
 def test_a_cell_that_is_spread_over_groups_fits_on_the_least_of_them() -> None:

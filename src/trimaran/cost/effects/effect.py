@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.stage import fullest_experts, fullest_parameters
-from trimaran.cost.network import Group, Network, group_along
+from trimaran.cost.network import Group, Network, group, group_along
 from trimaran.cost.pipeline.closed_form import PipelineTime, pipeline_time
 from trimaran.cost.stage_work import StageWork, stage_work
 from trimaran.layout.layout import Layout
@@ -55,6 +57,13 @@ class IterationCost:
     def group_along(self, *axes: str) -> Group:
         """The group of ranks that differ along the axes together, on nodes filled in rank order."""
         return group_along(self.grid, self.network.cluster, *axes)
+
+    @property
+    def end_stages(self) -> Group:
+        """The ranks of the first and of the last stage that hold the same part of a tied embedding."""
+        grid = self.grid
+        both = np.where(grid.pp > 1, 2, 1)
+        return group(both, grid.stride("pp") * (grid.pp - 1), grid.devices, self.network.cluster)
 
     @property
     def micro_batches(self) -> Floats:

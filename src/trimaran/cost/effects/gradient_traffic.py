@@ -7,7 +7,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.copies import between_copies, coding_time, outer_time, sharded_copies
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
-from trimaran.cost.grid import Floats, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
 from trimaran.cost.network import Group, crowded, expert_group, group
 from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes
@@ -133,13 +133,25 @@ def _tied_embedding(iteration: IterationCost) -> Floats:
 
     Folded, both are on one rank, which holds it once.
     """
-    case, grid, model = iteration.case, iteration.grid, iteration.case.model
-    if not (case.stack.tied_embedding_replicated and model.tied_embedding and model.head == "vocabulary"):
+    case, grid = iteration.case, iteration.grid
+    apart = ends_sum_embedding(case, grid)
+    if not apart.any():
         return np.zeros(len(grid))
-    ends = group(np.where(grid.pp > 1, 2, 1), grid.stride("pp") * (grid.pp - 1), grid.devices, case.cluster)
-    parameters = padded_vocab_of(model, case.stack, grid.tp) * model.hidden / grid.tp
-    reduced = iteration.network.all_reduce(parameters * sent_gradient_bytes(grid, case.stack), ends)
-    return np.where((grid.pp > 1) & ~grid.folded, reduced, 0.0)
+    reduced = iteration.network.all_reduce(tied_gradient_bytes(case, grid), iteration.end_stages)
+    return np.where(apart, reduced, 0.0)
+
+
+def ends_sum_embedding(case: Case, grid: LayoutGrid) -> Bools:
+    """Whether the first and the last stage stand apart and sum the gradient of one embedding."""
+    model = case.model
+    tied = case.stack.tied_embedding_replicated and model.tied_embedding and model.head == "vocabulary"
+    return np.asarray((grid.pp > 1) & ~grid.folded & tied)
+
+
+def tied_gradient_bytes(case: Case, grid: LayoutGrid) -> Floats:
+    """Bytes of a rank's part of that gradient."""
+    parameters = padded_vocab_of(case.model, case.stack, grid.tp) * case.model.hidden / grid.tp
+    return np.asarray(parameters * sent_gradient_bytes(grid, case.stack))
 
 
 def _cause(layout: Layout, case: Case, micro_batches: int) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import IterationCost
-from trimaran.cost.effects.gradient_traffic import exposed_time
+from trimaran.cost.effects.gradient_traffic import ends_sum_embedding, exposed_time, tied_gradient_bytes
 from trimaran.cost.effects.time_effects import time_parts
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.memory.stage import end_shapes, parameters
@@ -40,6 +40,8 @@ PipelineKey = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]
 # What a rank is busy with, by cause: the rest of an iteration are waits, and what follows the pipeline.
 BUSY = ("forward", "backward", "recompute", "head", "tp", "ep", "cp")
 _AFTER = ("optimizer", "offload", "overhead")
+# Of a pipeline's stages: the first, any between the ends, the last.
+FIRST, MIDDLE, LAST = range(3)
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class PlacedCost:
 
     def agreement_seconds(self, kind: int, stage: int, rings: Rings) -> float:
         """Seconds exposed of a stage's agreement over such rings, on nodes of a kind."""
-        key = (kind, self._end(stage), rings)
+        end = self._end(stage)
+        key = (kind, end, rings._replace(ends=None) if end == MIDDLE else rings)
         if key not in self._agreed:
             self._agreed[key] = self._agreement(*key)
         return self._agreed[key]
@@ -300,8 +303,28 @@ class PlacedCost:
                 )
                 for stage, (kind, of_sharers, of_copies) in each
             ]
+        if self.sums_embedding:
+            ends = self._slowest_ends(nodes)
+            rings = [ring._replace(ends=ends) for ring in rings]
         ways = enumerate(zip(slowest, rings, strict=True))
         return np.array([self.agreement_seconds(kind, stage, both) for stage, (kind, both) in ways])
+
+    @cached_property
+    def sums_embedding(self) -> bool:
+        """Whether the first and the last stage sum the gradient of one embedding."""
+        return bool(ends_sum_embedding(self.case, self.grid)[0])
+
+    def _slowest_ends(self, nodes: Ints) -> Ring:
+        """The way between the ends of a pipeline that takes longest for the gradient of the embedding they share."""
+        pairs = nodes[:, [0, -1]].T[None]
+        rings = dict.fromkeys(ring for (ring,) in rings_along(self.topology, pairs, 1, self.cell_ranks))
+        return max(rings, key=self._ends_seconds) if len(rings) > 1 else next(iter(rings))
+
+    def _ends_seconds(self, ring: Ring) -> float:
+        """Seconds in which the two ends sum it."""
+        case = self._kind(0).case
+        size = tied_gradient_bytes(case, self.grid)
+        return float(Network(case.cluster, case.calibration).all_reduce(size, ring.group(np.full(1, 2.0), 1))[0])
 
     def _slowest_ring(self, kind: int, stage: int, rings: Sequence[Ring], *, sharing: bool) -> Ring:
         """The ring that takes longest for a stage's gradients: whoever agrees over another waits for it."""
@@ -332,8 +355,8 @@ class PlacedCost:
         return float(exposed_time(stage)[0])
 
     def _end(self, stage: int) -> int:
-        """0 for the first stage, 2 for the last, 1 between them: stages that hold as much."""
-        return 0 if stage == 0 else 2 if stage == self.layout.pp - 1 else 1
+        """Stages that hold as much have the same number, which is that of their parameters in `_held`."""
+        return FIRST if stage == 0 else LAST if stage == self.layout.pp - 1 else MIDDLE
 
     @cached_property
     def _held(self) -> list[Floats]:

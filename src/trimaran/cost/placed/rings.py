@@ -41,16 +41,18 @@ class Ring(NamedTuple):
 class Rings(NamedTuple):
     """How the replicas of a stage agree: those that share out its states, and those that hold copies of the same.
 
-    Where a layout has but one of the two, both are its ring.
+    Where a layout has but one of the two, both are its ring. Over `ends` the first and the last stage of a replica sum
+    the gradient of an embedding that both hold; None: there is none, or the stage is neither.
     """
 
     sharers: Ring
     copies: Ring
+    ends: Ring | None = None
 
     @property
     def slowest(self) -> Link | None:
-        """A link that is nowhere better than that of either; None inside of nodes."""
-        links = [ring.link for ring in self if ring.link is not None]
+        """A link that is nowhere better than those between replicas; None inside of nodes."""
+        links = [ring.link for ring in (self.sharers, self.copies) if ring.link is not None]
         if not links:
             return None
         return Link(
@@ -98,3 +100,9 @@ class StageIteration(IterationCost):
         if axes == ("replicate",):
             return self.rings.copies.group(ranks, 1)
         return self.rings.sharers.group(ranks, self.grid.cp)
+
+    @property
+    def end_stages(self) -> Group:
+        """The two ranks that hold a tied embedding's part, or one alone where this stage is in between."""
+        ends = self.rings.ends
+        return Ring(0.0, 0.0, 1.0).group(np.ones(1), 1) if ends is None else ends.group(np.full(1, 2.0), 1)

@@ -64,12 +64,15 @@ def _best_rings(cost: PlacedCost, room: int, usable: Bools, among: Bools | None)
             return [Ring(0.0, 0.0, float(cells))]
         return _crossing(cost.topology, cells, room, streams, usable, usable if among is None else among)
 
+    ends = None
+    if cost.sums_embedding:
+        ends = Ring(0.0, 0.0, 2.0) if room > 1 else Ring(*_best_way(cost.topology, usable, cost.cell_ranks), 1.0)
     if cost.copies == 1 or cost.sharers == 1:
-        return [Rings(ring, ring) for ring in rings(cost.layout.dp, cost.layout.tp, among)]
+        return [Rings(ring, ring, ends) for ring in rings(cost.layout.dp, cost.layout.tp, among)]
     found: list[Rings] = []
     for sharing, copying in ((among, None), (None, among)):
         shared, copied = rings(cost.sharers, cost.layout.tp, sharing), rings(cost.copies, cost.cell_ranks, copying)
-        found += [Rings(*both) for both in product(shared, copied)]
+        found += [Rings(*both, ends) for both in product(shared, copied)]
     return list(dict.fromkeys(found))
 
 
