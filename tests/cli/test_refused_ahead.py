@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,30 @@ def test_a_training_that_cannot_find_room_is_refused_before_anything_is_made(tmp
     ):
         assert said in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("predict", "seeds"),
+        ("fit", "seeds"),
+        ("report", "seeds"),
+        ("export", "--model", "gpt2-124m", "--cluster", "dgx-h100", "--gbs", "8", "--devices", "8", "--to", "megatron"),
+        ("timeline", "tiny.toml"),
+        ("probe",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_file_that_cannot_be_written_is_told_of_before_the_work(tmp_path: Path, command: tuple[str, ...]) -> None:
+    tiny_recipe(tmp_path)
+    (tmp_path / "taken.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "full.csv").write_text("kept")
+    tries = {"taken.csv": "is a folder", "pipe.csv": "is a pipe or a device", "full.csv/out.csv": "can be written into"}
+    for name, says in tries.items():
+        done = run(*command, "-o", name, cwd=tmp_path)
+        assert done.returncode == 2 and not done.stdout
+        (line,) = done.stderr.splitlines()
+        assert f"--output {name}" in line and says in line
+    assert not (tmp_path / "runs").exists() and (tmp_path / "full.csv").read_text() == "kept"
+    assert (tmp_path / "pipe.csv").is_fifo()

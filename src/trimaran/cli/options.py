@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
+from typer.models import OptionInfo
 
 if TYPE_CHECKING:
     from trimaran.nouns.measurement import Status
@@ -50,6 +52,27 @@ TrustOption = Annotated[
     typer.Option("--trust", help="Let the recipe name interpreters, libraries and images that the ranks then run."),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder under which each study has its own.")]
+
+
+def written_file(says: str) -> OptionInfo:
+    """The option for the file that a verb writes its answer to, refused before the work where it cannot be written."""
+    option: OptionInfo = typer.Option("--output", "-o", callback=_writable, help=says)
+    return option
+
+
+def _writable(path: Path | None) -> Path | None:
+    """The same path; raises TrimaranError where its folder cannot be written, or a folder or a pipe has its name."""
+    from trimaran.nouns.noun import TrimaranError
+
+    if path is None:
+        return None
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise TrimaranError(f"--output {path} is {kind}: name a file to write")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise TrimaranError(f"--output {path}: nothing can be written into {folder}; choose another path")
+    return path
 
 
 def retried(words: list[str] | None) -> frozenset[Status]:

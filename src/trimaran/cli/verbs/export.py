@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trimaran.cli.options import ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption
+from trimaran.cli.options import ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption, written_file
 from trimaran.cli.terminal import tell
 
 
@@ -48,7 +48,7 @@ def export(
             metavar="V",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: print.")] = None,
+    output: Annotated[Path | None, written_file("File to write. Default: print.")] = None,
 ) -> None:
     """Write a layout as flags or configuration of another trainer, or as a manifest that starts a recipe's training.
 

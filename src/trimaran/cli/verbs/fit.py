@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import ClusterOption, StackOption
+from trimaran.cli.options import ClusterOption, StackOption, written_file
 from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ LEAST_SHOWN = 0.001
 
 def fit(
     table: Annotated[str, typer.Argument(help="CSV of the table contract, a store, or a packaged table's name.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Calibration file to write.")],
+    output: Annotated[Path, written_file("Calibration file to write.")],
     cluster: ClusterOption = None,
     stack: StackOption = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, StackOption
+from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption, OutputFormat, StackOption, written_file
 from trimaran.cli.terminal import tell, tell_each
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def predict(
         str,
         typer.Argument(help="CSV of the table contract, name of a packaged table (seeds), or a recipe with tables."),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="CSV to write, predictions added.")] = None,
+    output: Annotated[Path | None, written_file("CSV to write, predictions added.")] = None,
     cluster: ClusterOption = None,
     stack: StackOption = None,
     calibration: CalibrationOption = None,

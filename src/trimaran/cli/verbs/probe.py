@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from trimaran.cli.joining import place_among_ranks
+from trimaran.cli.options import written_file
 from trimaran.cli.terminal import tell
 
 
 def probe(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Cluster file to write.")] = Path("cluster.toml"),
+    output: Annotated[Path, written_file("Cluster file to write.")] = Path("cluster.toml"),
     slots: Annotated[int | None, typer.Option(min=1, help="Ranks that the node offers. Default: one a core.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Measure this model's own products, whole layers and head too.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trimaran.cli.options import FormatOption, OutputFormat
+from trimaran.cli.options import FormatOption, OutputFormat, written_file
 from trimaran.cli.terminal import tell
 
 
@@ -22,9 +22,7 @@ def report(
     recipe: Annotated[str | None, typer.Option(help="Only rows of this recipe.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Write a file: .html a page, .png .svg .pdf a figure, .csv .parquet all columns."
-        ),
+        written_file("Write a file: .html a page, .png .svg .pdf a figure, .csv .parquet all columns."),
     ] = None,
     figure: Annotated[
         str | None, typer.Option(help="Which figure: front, parts, memory, predicted, scaling or losses.")

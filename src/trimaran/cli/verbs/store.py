@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import FormatOption, OutputFormat
+from trimaran.cli.options import FormatOption, OutputFormat, written_file
 from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def compare(
 @store.command()
 def export(
     context: typer.Context,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .csv or .parquet.")],
+    output: Annotated[Path, written_file("File to write: .csv or .parquet.")],
     where: WhereOption = None,
     every: AllOption = False,
 ) -> None:

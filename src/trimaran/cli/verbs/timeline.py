@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trimaran.cli.options import CalibrationOption, ClusterOption, OverriddenRecipeArgument, RunsOption, StackOption
+from trimaran.cli.options import (
+    CalibrationOption,
+    ClusterOption,
+    OverriddenRecipeArgument,
+    RunsOption,
+    StackOption,
+    written_file,
+)
 from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
@@ -18,9 +25,9 @@ if TYPE_CHECKING:
 def timeline(
     recipe: OverriddenRecipeArgument = None,
     layout: Annotated[str, typer.Option(help="Layout, as pp4,mbs1 or dp8,tp4,pp12,mbs2.")] = "pp2,mbs1",
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help=".json a Chrome or Perfetto trace; .png, .svg, .pdf a picture.")
-    ] = Path("timeline.svg"),
+    output: Annotated[Path, written_file(".json a Chrome or Perfetto trace; .png, .svg, .pdf a picture.")] = Path(
+        "timeline.svg"
+    ),
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     gbs: Annotated[int | None, typer.Option(help="Global batch, sequences a step.")] = None,
