@@ -30,9 +30,10 @@ WORKLOAD, STACK = workload_of("gpt2-124m", 64), load_stack("trimaran")
 MIXTURE = workload_of("mixtral-8x7b", 64)
 # Told by the layout's notation alone, which tables and pages show too.
 WITHOUT_COLUMN = {
-    "sequence_parallel", "recompute_every", "fragments", "outer_delay", "stage_split", "placement", "placed"
+    "sequence_parallel", "recompute_every", "fragments", "outer_delay", "stage_split", "replica_batches", "placement",
+    "placed",
 }  # fmt: skip
-WITHOUT_HEADING = {"recompute_every", "stage_split", "placement", "placed"}
+WITHOUT_HEADING = {"recompute_every", "stage_split", "replica_batches", "placement", "placed"}
 every_choice = pytest.mark.parametrize("choice", CHOICES, ids=[choice.name for choice in CHOICES])
 
 
@@ -77,7 +78,7 @@ def test_a_layout_declares_each_choice_with_the_words_and_default_of_its_row(cho
 @pytest.mark.parametrize(
     # a grid is ranked on nodes that are alike; where ranks stand is found for a layout apart
     "choice",
-    [choice for choice in CHOICES if choice.name != "placed"],
+    [choice for choice in CHOICES if choice.name not in ("placed", "replica_batches")],
     ids=lambda choice: choice.name,
 )
 def test_a_grid_holds_every_choice_and_gives_it_back(choice: Choice) -> None:
@@ -124,7 +125,7 @@ def test_a_search_proposes_every_choice_or_makes_it_from_others(choice: Choice) 
     assert (
         (choice.name in space.values)
         == (choice.proposes is not None)
-        == (choice.name not in ("vpp", "stage_split", "placed"))
+        == (choice.name not in ("vpp", "stage_split", "replica_batches", "placed"))
     )
     if choice.name in space.values and choice.name != "precision":
         assert choice.index(choice.default) in space[choice.name]
@@ -132,7 +133,7 @@ def test_a_search_proposes_every_choice_or_makes_it_from_others(choice: Choice) 
 
 @every_choice
 def test_a_choice_can_be_held_at_a_value_but_a_list_of_stages_or_devices(choice: Choice) -> None:
-    assert (choice.name in FIXABLE) == (choice.name not in ("stage_split", "placed"))
+    assert (choice.name in FIXABLE) == (choice.name not in ("stage_split", "replica_batches", "placed"))
     if choice.name not in FIXABLE:
         return
     for value in others(choice):
@@ -145,7 +146,8 @@ def test_a_choice_can_be_held_at_a_value_but_a_list_of_stages_or_devices(choice:
 
 @every_choice
 def test_layouts_of_one_place_in_a_ranking_differ_alone_in_what_waits_on_links(choice: Choice) -> None:
-    assert (choice.name in DISTINCT) == (choice.name not in ("stage_split", "placement", "shard", "cp_kind", "placed"))
+    apart = ("stage_split", "replica_batches", "placement", "shard", "cp_kind", "placed")
+    assert (choice.name in DISTINCT) == (choice.name not in apart)
 
 
 @every_choice

@@ -40,7 +40,8 @@ class LayoutGrid(Laid[Ints]):
 
     Choices of a layout are held as numbers, words as their index (Choice.index in trimaran.layout.choices).
     `global_batch` is the workload's, or another one to try (a ramp-up's steps). `split` says where
-    the stage split comes from, so that `layout` can state it; `split_row` is its row in `splits`.
+    the stage split comes from, so that `layout` can state it; `split_row` is its row in `splits`. `most_batches` are
+    the micro-batches of the replica that has most of them where a layout states each replica's, else 0.
     """
 
     dp: Ints
@@ -71,6 +72,7 @@ class LayoutGrid(Laid[Ints]):
     split: Ints
     split_row: Ints
     global_batch: Ints
+    most_batches: Ints
     splits: SplitTable
 
     @classmethod
@@ -88,7 +90,7 @@ class LayoutGrid(Laid[Ints]):
             usual = np.where(vpp > 1, index_of("schedule", "interleaved"), index_of("schedule", "1f1b"))
             given["schedule"] = np.where(pp > 1, usual, index_of("schedule", "none"))
         defaults: dict[str, Any] = {choice.name: choice.index(choice.default) for choice in IN_GRID}
-        defaults |= {"split": STACK_SPLIT, "global_batch": workload.global_batch}
+        defaults |= {"split": STACK_SPLIT, "global_batch": workload.global_batch, "most_batches": 0}
         merged = {**defaults, **given}
         arrays = dict(zip(merged, np.broadcast_arrays(*(np.atleast_1d(v) for v in merged.values())), strict=True))
         splits, arrays["split_row"] = _splits(
@@ -114,6 +116,7 @@ class LayoutGrid(Laid[Ints]):
         columns["split"] = np.array([OTHER_SPLIT if layout.stage_split else STACK_SPLIT for layout in layouts])
         columns["split_row"] = np.array([row[split] for split in splits], dtype=np.int64)
         columns["global_batch"] = np.full(len(layouts), workload.global_batch)
+        columns["most_batches"] = np.array([max(layout.replica_batches, default=0) for layout in layouts], np.int64)
         return cls(**columns, splits=SplitTable(table))
 
     def __len__(self) -> int:
@@ -137,12 +140,13 @@ class LayoutGrid(Laid[Ints]):
     @property
     def micro_batches(self) -> Ints:
         """Micro-batches of the replica that has most of them, in one iteration."""
-        return -(-self.global_batch // (self.dp * self.mbs))
+        return np.asarray(np.where(self.most_batches, self.most_batches, -(-self.global_batch // (self.dp * self.mbs))))
 
     @property
     def filled(self) -> Floats:
         """Share of the sequences of that replica's micro-batches that there are; 1 where the global batch divides."""
-        return np.asarray(-(-self.global_batch // self.dp) / (self.micro_batches * self.mbs))
+        filled = -(-self.global_batch // self.dp) / (self.micro_batches * self.mbs)
+        return np.asarray(np.where(self.most_batches, 1.0, filled))
 
     def partial_recomputes(self) -> Iterator[tuple[str, Ints]]:
         """Every word of recompute but none and full that layouts chose, and which layouts did."""

@@ -90,7 +90,7 @@ class MicroBatch:
 # than those that a layer's collectives are among.
 _ELSEWHERE = frozenset({
     "splits", "vpp", "schedule", "split", "split_row", "zero_stage", "dp_kind", "shard", "dp", "pp", "placement",
-    "global_batch", "offload", "compression", "local_steps", "fragments", "outer_delay",
+    "global_batch", "most_batches", "offload", "compression", "local_steps", "fragments", "outer_delay",
 })  # fmt: skip
 
 

@@ -32,8 +32,8 @@ from trimaran.layout.words import (
     ordered,
     prefixed,
     recomputing,
+    shared_out,
     spelled,
-    split_in_runs,
 )
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.columns import BY_NAME, FURTHER_COLUMNS, Cell, Column
@@ -196,6 +196,11 @@ def _recomputed(word: str) -> tuple[float, ...]:
 def _unevenness(split: tuple[int, ...]) -> tuple[float, ...]:
     """Layers that the fullest stage has more than the leanest; 0 where the split is left to the stack."""
     return (_SMALL_SWITCH * (max(split) - min(split)) if split else 0.0,)
+
+
+def _unlikeness(batches: tuple[int, ...]) -> tuple[float, ...]:
+    """How often the most micro-batches of a replica double the fewest; 0 where all take as many."""
+    return (_SMALL_SWITCH * math.log2(max(batches) / min(batches)) if batches else 0.0,)
 
 
 def _places(placement: tuple[str, ...]) -> tuple[float, ...]:
@@ -426,8 +431,12 @@ CHOICES: tuple[Choice, ...] = (
         coordinates=_switches(_SWITCH, ("gpipe", "zero_bubble", *FOLDED)),
     ),
     Choice(
-        name="stage_split", default=(), word=split_in_runs(), column=None, heading=None,
+        name="stage_split", default=(), word=shared_out("stage_split", "split", "stages"), column=None, heading=None,
         proposes=None, fixable=False, distinct=False, coordinates=_unevenness,
+    ),
+    Choice(
+        name="replica_batches", default=(), word=shared_out("replica_batches", "batches", "replicas"), column=None,
+        heading=None, proposes=None, fixable=False, distinct=False, coordinates=_unlikeness,
     ),
     Choice(
         name="placement", default=USUAL_PLACEMENT, words=PLACEMENTS, word=ordered("placement", USUAL_PLACEMENT),

@@ -30,7 +30,8 @@ class Layout(Noun, Laid[int]):
     """Degrees of parallelism and the choices that go with them.
 
     `stage_split` gives the layers of each stage (each virtual stage in pipeline order under
-    vpp > 1); empty means the split that the stack would choose. `placement` orders the axes
+    vpp > 1); empty means the split that the stack would choose. `replica_batches` gives the micro-batches that each
+    replica takes in an iteration; empty means all as many. `placement` orders the axes
     from the innermost (neighbouring ranks, inside a node) to the outermost. A `shard` of 0 is DP where ZeRO shards
     anything, else 1; an `etp` of 0 is TP. `size` answers with what they stand for. `placed` has the number of each
     rank's device in the cluster, in order of rank; empty means the devices in their order.
@@ -61,6 +62,7 @@ class Layout(Noun, Laid[int]):
     precision: PrecisionName = field("precision")
     schedule: Schedule = field("schedule")
     stage_split: tuple[Annotated[int, Field(ge=0, le=100_000)], ...] = field("stage_split")
+    replica_batches: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = field("replica_batches")
     placement: tuple[AxisName, ...] = field("placement")
     placed: tuple[Annotated[int, Field(ge=0)], ...] = field("placed")
 
@@ -97,7 +99,20 @@ class Layout(Noun, Laid[int]):
 
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches of the replica that has most of them; its last is not full where that does not divide."""
-        return -(-global_batch // (self.dp * self.mbs))
+        return max(self.replica_batches, default=0) or -(-global_batch // (self.dp * self.mbs))
+
+    def all_as(self, replica: int) -> Self:
+        """The layout whose replicas all take as many micro-batches as this one does."""
+        if not self.replica_batches:
+            return self
+        return self.model_copy(update={"replica_batches": (self.replica_batches[replica],) * self.dp})
+
+    def samples_of(self, replica: int, global_batch: int) -> tuple[int, int]:
+        """The first sample of an iteration that a replica takes, counted from 0, and how many it takes."""
+        if not self.replica_batches:
+            each = global_batch // self.dp
+            return replica * each, each
+        return self.mbs * sum(self.replica_batches[:replica]), self.mbs * self.replica_batches[replica]
 
     @property
     def departures(self) -> str:

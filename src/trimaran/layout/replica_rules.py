@@ -1,11 +1,15 @@
-"""Rules of what replicas agree on rarely or roughly: gradients that are compressed, and steps made apart."""
+"""Rules of replicas that take unlike shares, or agree rarely or roughly: steps made apart, compressed gradients."""
 
 from __future__ import annotations
 
+from trimaran.layout.axes import groups
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import FOLDED, Stack
 from trimaran.nouns.workload import Workload
+
+# Of more replicas a sentence names the first ones.
+_NAMED = 16
 
 
 def compression(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
@@ -64,6 +68,67 @@ def fragments(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
             f"(local_steps {steps} / fragments {parts}): lower it"
         )
     return None
+
+
+def replica_batches(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Every replica has a number of micro-batches, and together they are the global batch."""
+    stated, dealt = layout.replica_batches, sum(layout.replica_batches)
+    if not stated:
+        return None
+    if len(stated) != layout.dp:
+        return f"{_named(layout)} has {len(stated)} numbers, but DP is {layout.dp}: state one for each replica"
+    if dealt * layout.mbs != workload.global_batch:
+        return (
+            f"{_named(layout)} adds up to {dealt} micro-batches of {layout.mbs} = {dealt * layout.mbs} sequences, but "
+            f"the global batch is {workload.global_batch}: deal out as many, or leave it out"
+        )
+    return None
+
+
+def unlike_replicas(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Replicas take unlike numbers of micro-batches where the stack has them so and they meet once an iteration."""
+    if not layout.replica_batches:
+        return None
+    if not stack.unlike_replicas:
+        return f"{_named(layout)}, but all replicas of {stack.name} take as many: leave it out or choose another stack"
+    if workload.ramp_up is not None:
+        return f"{_named(layout)} deals out one global batch, and a ramp-up has several: leave one of the two out"
+    reason = _in_step(layout)
+    return reason and f"{_named(layout)} is of replicas that meet at the end of an iteration alone, but {reason}"
+
+
+def _named(layout: Layout) -> str:
+    stated = layout.replica_batches
+    return f"replica_batches {'-'.join(map(str, stated[:_NAMED]))}{'-...' if len(stated) > _NAMED else ''}"
+
+
+def _in_step(layout: Layout) -> str | None:
+    """What has replicas meet at other times or otherwise than in one sum of whole gradients, with the way out."""
+    shard, etp = layout.size("shard"), layout.size("etp")
+    checks = (
+        (
+            layout.zero_stage > 1,
+            f"ZeRO stage {layout.zero_stage} has them meet in each micro-batch: choose ZeRO stage 0 or 1",
+        ),
+        (layout.dp_kind != "all_reduce", f"the data-parallel kind is {layout.dp_kind}: choose all_reduce"),
+        (shard not in (1, layout.dp), f"shard is {shard} of DP {layout.dp}: leave shard out"),
+        (
+            layout.chose("schedule", *FOLDED),
+            f"the schedule {layout.schedule} is folded: choose 1f1b, gpipe, interleaved or zero_bubble",
+        ),
+        (layout.compression != "none", f"compression is {layout.compression}: set it to none"),
+        (layout.local_steps > 0, f"local_steps is {layout.local_steps}: set it to 0"),
+        (
+            layout.ep * etp > 1 and _experts_over_replicas(layout),
+            f"EP {layout.ep} x ETP {etp} has ranks of several replicas exchange tokens: set EP to 1",
+        ),
+    )
+    return next((reason for broken, reason in checks if broken), None)
+
+
+def _experts_over_replicas(layout: Layout) -> bool:
+    """Whether ranks that exchange tokens are of several replicas."""
+    return any(len({layout.coordinate("dp", rank) for rank in ranks}) > 1 for ranks in groups(layout, "ep", "etp"))
 
 
 def _no_copies(layout: Layout, workload: Workload) -> str | None:

@@ -61,7 +61,7 @@ def _devices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack)
 
 def _global_batch(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     per_step = layout.dp * layout.mbs
-    if workload.global_batch % per_step == 0:
+    if workload.global_batch % per_step == 0 or layout.replica_batches:
         return None
     nearest = max(per_step, round(workload.global_batch / per_step) * per_step)
     return (
@@ -71,7 +71,7 @@ def _global_batch(layout: Layout, workload: Workload, cluster: Cluster, stack: S
 
 
 def _ramp_up(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    if workload.ramp_up is None:
+    if workload.ramp_up is None or layout.replica_batches:
         return None
     per_step = layout.dp * layout.mbs
     for batch in workload.ramp_up.steps(workload.global_batch):
@@ -174,8 +174,9 @@ def _chunks(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
 
 def _micro_batches(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     ramp = workload.ramp_up
-    for batch in ramp.steps(workload.global_batch) if ramp else (workload.global_batch,):
-        micro_batches = layout.micro_batches(batch)
+    batches = ramp.steps(workload.global_batch) if ramp else (workload.global_batch,)
+    stated = [(workload.global_batch, each) for each in dict.fromkeys(layout.replica_batches)]
+    for batch, micro_batches in stated or ((batch, layout.micro_batches(batch)) for batch in batches):
         if layout.schedule == "interleaved" and micro_batches % layout.pp:
             return (
                 f"the interleaved schedule needs micro-batches in multiples of PP {layout.pp}, but there are "
@@ -344,7 +345,10 @@ RULES: tuple[Rule, ...] = (
     Rule("even_stages", "software", ("pp", "vpp", "stage_split"), _even_stages),
     Rule("schedule", "software", ("pp", "vpp", "schedule"), _schedule),
     Rule("chunks", "arithmetic", ("vpp", "schedule"), _chunks),
-    Rule("micro_batches", "software", ("dp*mbs", "pp", "schedule"), _micro_batches),
+    Rule("micro_batches", "software", ("dp*mbs", "pp", "schedule", "replica_batches"), _micro_batches),
+    # no search proposes these, so that it need not tell apart what else they read
+    Rule("replica_batches", "arithmetic", ("replica_batches",), replica_rules.replica_batches),
+    Rule("unlike_replicas", "software", ("replica_batches",), replica_rules.unlike_replicas),
     Rule("zero_stage", "software", ("zero_stage", "dp_kind", "schedule", "pp"), _zero),
     Rule("stack", "software", ("tp", "pp", "dp_kind", "recompute", "precision", "sequence_parallel"), _capability),
     Rule("recompute_every", "software", ("recompute", "recompute_every", "pp", "vpp"), _recompute_every),

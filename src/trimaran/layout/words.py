@@ -14,10 +14,10 @@ from trimaran.nouns.recompute import MODULES, WHOLE, recompute_word
 from trimaran.nouns.text import QUOTED, shortened
 
 Fields = Mapping[str, Any]
-# Longer runs of equal stages are written `6x10` in the short notation.
+# Longer runs of equal shares are written `6x10` in the short notation.
 _LONG_RUN = 4
-# No model has more layers, and a stage has one at least.
-MOST_STAGES = 100_000
+# No model has more layers, and a stage has one at least; nor has a cluster room for more replicas.
+MOST_PLACES = 100_000
 MOST_DEVICES = 1_000_000
 _MOST_DIGITS = 18
 
@@ -97,24 +97,22 @@ def beside(other: str) -> Word:
     return Word(r"(?!)", lambda match: {}, lambda fields: "")
 
 
-def split_in_runs() -> Word:
-    """A stage split in runs: `split5-6x10-5`, where `6x10` stands for ten stages of 6 layers."""
+def shared_out(name: str, word: str, places: str) -> Word:
+    """How much each of many `places` has, in runs: `split5-6x10-5`, where `6x10` stands for ten stages of 6 layers."""
     run = r"\d+(?:x\d{1,6})?"
 
     def reads(match: re.Match[str]) -> dict[str, Any]:
-        runs = [
-            (_number(layers), _number(n or "1")) for layers, _, n in (r.partition("x") for r in match[1].split("-"))
-        ]
-        if (stages := sum(n for _, n in runs)) > MOST_STAGES:
-            raise TrimaranError(f"layout: its stage split has {stages} stages, and at most {MOST_STAGES} are split")
-        return {"stage_split": tuple(layers for layers, n in runs for _ in range(n))}
+        runs = [(_number(share), _number(n or "1")) for share, _, n in (r.partition("x") for r in match[1].split("-"))]
+        if (stated := sum(n for _, n in runs)) > MOST_PLACES:
+            raise TrimaranError(f"layout: its {word} has {stated} {places}, and at most {MOST_PLACES} are stated")
+        return {name: tuple(share for share, n in runs for _ in range(n))}
 
     def writes(fields: Fields) -> str:
-        lengths = [(layers, len(list(same))) for layers, same in groupby(fields["stage_split"])]
-        words = [[f"{layers}x{n}"] if n > _LONG_RUN else [str(layers)] * n for layers, n in lengths]
-        return "split" + "-".join(word for run in words for word in run) if words else ""
+        lengths = [(share, len(list(same))) for share, same in groupby(fields[name])]
+        shares = [[f"{share}x{n}"] if n > _LONG_RUN else [str(share)] * n for share, n in lengths]
+        return word + "-".join(share for run in shares for share in run) if shares else ""
 
-    return Word(rf"split({run}(?:-{run})*)", reads, writes)
+    return Word(rf"{word}({run}(?:-{run})*)", reads, writes)
 
 
 def listed_in_runs(name: str, word: str) -> Word:

@@ -295,6 +295,9 @@ class Stack(Noun):
     local_steps: bool = Field(
         default=False, description="replicas can train apart for several steps, and agree by an outer optimizer"
     )
+    unlike_replicas: bool = Field(
+        default=False, description="replicas can take unlike numbers of micro-batches in an iteration"
+    )
     offload_overlaps: bool = Field(
         default=False, description="gradients go to the host, are stepped there and come back by parts, at once"
     )

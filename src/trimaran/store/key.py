@@ -39,6 +39,7 @@ _LATER_CHOICES = (
     "local_steps",
     "fragments",
     "outer_delay",
+    "replica_batches",
     "placed",
 )
 

@@ -48,12 +48,13 @@ def dry_run(case: Case, train: TrainSettings, layout: Layout, rank: int | None =
     )  # fmt: skip
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     ranks = (rank,) if rank is not None else _one_of_each_kind(layout, grid, workload.model.dense_layers)
-    (memory,) = memory_per_stage(case, grid)
     rows = []
     for traced in _trace(DryRunJob(job=job, ranks=ranks)):
+        own = layout.all_as(layout.coordinate("dp", traced.rank))
+        (memory,) = memory_per_stage(case, LayoutGrid.from_layouts([own], workload, stack))
         planned = {name: getattr(memory[traced.stage], name) for name in ("weights", "gradients", "optimizer")}
         planned["activations, logits"] = memory[traced.stage].activations + memory[traced.stage].logits
-        rows += list(_rows(traced, planned, rank_work(case, layout, traced.stage)))
+        rows += list(_rows(traced, planned, rank_work(case, own, traced.stage)))
     return rows
 
 
@@ -90,14 +91,16 @@ def refuse_untraceable(case: Case) -> None:
 def _one_of_each_kind(layout: Layout, grid: LayoutGrid, dense_layers: int) -> tuple[int, ...]:
     """Ranks of the first stage, the last, and of those between the first with each number of layers of each kind.
 
-    Of these it keeps the most micro-batches in flight; ranks that differ in TP and DP alone do the same.
+    Of these it keeps the most micro-batches in flight; ranks that differ in TP and DP alone do the same, but
+    replicas that take unlike numbers of micro-batches: of these it is one of those that take the most.
     """
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[0].tolist()
     dense = grid.splits.first_in_stages(grid.split_row, dense_layers).sum(axis=1)[0].tolist()
     kinds = {
         (stage == 0, stage == layout.pp - 1, layers[stage], dense[stage]): stage for stage in reversed(range(layout.pp))
     }
-    return tuple(sorted(stage * layout.stride("pp") for stage in kinds.values()))
+    busiest = layout.replica_batches.index(max(layout.replica_batches)) if layout.replica_batches else 0
+    return tuple(sorted(stage * layout.stride("pp") + busiest * layout.stride("dp") for stage in kinds.values()))
 
 
 def _trace(job: DryRunJob) -> list[TracedRank]:

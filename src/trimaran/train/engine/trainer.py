@@ -162,13 +162,13 @@ class Trainer:
         Of tokens and targets those of this rank's part of the sequences.
         """
         layout = self.job.layout
-        local_count = count // layout.dp
-        samples = sampler.batch(first + self.mesh.dp.index * local_count, local_count)
+        own_first, own_count = layout.samples_of(self.mesh.dp.index, count)
+        samples = sampler.batch(first + own_first, own_count)
         text = torch.from_numpy(samples).to(self.device)
         tokens, targets = text[:, :-1], text[:, 1:]
         documents = documents_of(tokens, sampler.end_of_document) if self.job.train.document_mask else None
         tokens, targets = (self.mesh.sequence.of(whole, 1) for whole in (tokens, targets))
-        shape = (local_count // layout.mbs, layout.mbs, -1)
+        shape = (own_count // layout.mbs, layout.mbs, -1)
         return tokens.reshape(shape), targets.reshape(shape), None if documents is None else documents.reshape(shape)
 
     def evaluate(self, held_out: Sampler) -> float:

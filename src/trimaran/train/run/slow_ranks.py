@@ -35,11 +35,13 @@ class SlowRanks:
     """Names ranks as they become slow, by each rank's own seconds of every step.
 
     Ranks of one pipeline stage do the same work and are compared by the lower median of their stage. A stage of a
-    single rank is compared with its own best pace so far, and is slow where the others have kept theirs.
+    single rank is compared with its own best pace so far, and is slow where the others have kept theirs. So is every
+    rank where replicas take unlike numbers of micro-batches.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._stages = [np.array(ranks) for ranks in groups(layout, "dp", "cp", "tp")]
+        alike = ("cp", "tp") if layout.replica_batches else ("dp", "cp", "tp")
+        self._stages = [np.array(ranks) for ranks in groups(layout, *alike)]
         self._steps: deque[Floats] = deque(maxlen=STEPS)
         self._best = np.full(layout.devices, np.inf)
         self._slow: set[int] = set()
