@@ -185,3 +185,74 @@ def test_a_cluster_is_never_slower_than_it_is_taken_for_as_one(order: list[int],
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     as_one = estimate_each(case, grid, simulate=True)[0]
     assert estimate(case, layout).sec_per_it <= as_one.sec_per_it * (1 + 1e-9)
+
+
+def half_speed(group: NodeGroup) -> NodeGroup:
+    """The same nodes, whose devices compute and move half as much in a second."""
+    half = {rate: tflops / 2 for rate, tflops in group.device.peak_tflops.items()}
+    update = {"peak_tflops": half, "mem_bandwidth_gb_s": group.device.mem_bandwidth_gb_s / 2}
+    return group.model_copy(update={"device": group.device.model_copy(update=update)})
+
+
+def fast_and_slow(nodes: int) -> Case:
+    """As many nodes at full and at half speed, near each other."""
+    slow = half_speed(nodes_of_one(nodes, 100.0, 10.0, name="there"))
+    cluster = Cluster.of_groups([nodes_of_one(nodes, 100.0, 10.0), slow], [far(100.0, 10.0)])
+    return case_on(cluster, "trimaran", global_batch=24)
+
+
+def test_a_replica_of_half_speed_that_takes_half_as_many_micro_batches_holds_nobody_up() -> None:
+    case = fast_and_slow(1)
+    as_many, unlike, other = (
+        estimate(case, parse_layout(f"dp2,mbs1,fp32,recompute-full{dealt}"))
+        for dealt in ("", ",batches16-8", ",batches8-16")
+    )
+    busy = [
+        sum(getattr(found.time, part) for part in ("forward", "backward", "recompute", "head"))
+        for found in (as_many, unlike, other)
+    ]
+    # 12 at half speed; 8 at half speed and 16 at full speed; 16 at half speed
+    assert busy[1] == pytest.approx(busy[0] * 8 / 12, rel=0.01)
+    assert busy[2] == pytest.approx(busy[0] * 16 / 12, rel=0.01)
+    assert unlike.sec_per_it < 0.75 * as_many.sec_per_it
+    for found in (as_many, unlike, other):
+        assert sum(found.time.model_dump().values()) == pytest.approx(found.sec_per_it, rel=1e-9)
+
+
+@pytest.mark.parametrize("text", ["dp2,mbs1", "dp2,pp2,mbs1", "dp2,pp2,mbs1,gpipe", "dp2,pp2,vpp2,mbs1,zero1"])
+def test_as_many_micro_batches_for_all_cost_the_same_stated_or_not(text: str) -> None:
+    for case in (fast_and_slow(2), case_on(nodes_alike(4), "trimaran", global_batch=24)):
+        plain, stated = (
+            estimate(case, parse_layout(f"{text},fp32,recompute-full{dealt}")) for dealt in ("", ",batches12-12")
+        )
+        assert stated == plain
+
+
+def nodes_alike(nodes: int) -> Cluster:
+    return Cluster.of_groups([nodes_of_one(nodes)], ()).model_copy(update={"groups": ()})
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble", "interleaved,vpp2"])
+@pytest.mark.parametrize("batches", [(16, 8), (20, 4), (8, 16)])
+def test_each_replica_is_played_with_its_own_micro_batches(schedule: str, batches: tuple[int, int]) -> None:
+    case, text = fast_and_slow(2), f"dp2,pp2,mbs1,{schedule},fp32,recompute-full"
+    nodes = np.array([[0, 1], [2, 3]])
+    dealt = "-".join(map(str, batches))
+    done, _ = PlacedCost(case, parse_layout(f"{text},batches{dealt}")).of_cells(nodes)
+    for replica, taken in enumerate(batches):
+        workload = case.workload.model_copy(update={"global_batch": 2 * taken})
+        alone, _ = PlacedCost(case.with_workload(workload), parse_layout(text)).of_cells(nodes)
+        assert done[replica] == pytest.approx(alone[replica], rel=1e-9)
+
+
+def test_on_alike_nodes_the_replica_that_takes_most_is_waited_for_and_its_memory_counts() -> None:
+    case = case_on(nodes_alike(4), "trimaran", global_batch=24)
+    text = "dp2,pp2,mbs1,gpipe,fp32"
+    unlike, least = (estimate(case, parse_layout(f"{text}{dealt}")) for dealt in (",batches20-4", ""))
+    all_as_many = estimate(
+        case.with_workload(case.workload.model_copy(update={"global_batch": 40})), parse_layout(text)
+    )
+    assert unlike.micro_batches == 20
+    assert unlike.sec_per_it == pytest.approx(all_as_many.sec_per_it)
+    assert unlike.memory == all_as_many.memory
+    assert unlike.mem_gib > least.mem_gib

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.cost.grid import Floats, Ints
@@ -32,6 +34,16 @@ class PipelineRuns:
     held_s: Floats
     arrives_s: Floats
     blocks: tuple[Schedule, ...]
+
+    @classmethod
+    def joined(cls, runs: Sequence[Self]) -> Self:
+        """Several runs of one layout as one."""
+        columns: dict[str, Any] = {
+            each.name: np.concatenate([getattr(run, each.name) for run in runs])
+            for each in fields(cls)
+            if each.name != "blocks"
+        }
+        return cls(**columns, blocks=runs[0].blocks)
 
     def take(self, index: NDArray[Any]) -> Self:
         """The runs at `index`, their padding cut to what they need."""

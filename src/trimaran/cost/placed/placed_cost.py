@@ -1,18 +1,17 @@
 """PlacedCost: one layout's iteration with each rank on a given device of nodes and links that differ.
 
-Every replica's pipeline is played as it is, its stages at the speed of their nodes and its sends on their links; every
-stage's replicas agree on gradients over a ring of theirs, which its slowest link paces. Under hybrid sharding those
-that share out states have rings, and those that hold copies of a shard have others: the slowest of each paces the
-stage. Its agreement follows its own last backward, so an iteration ends with the stage that is last with both. Many
-placements of a layout have pipelines and rings in common: each kind is computed once.
+Every replica's pipeline is played as it is, its own micro-batches at the speed of its nodes and links; every stage's
+replicas agree on gradients over a ring of theirs, which its slowest link paces. Under hybrid sharding those that share
+out states have rings, and those that hold copies of a shard have others: the slowest of each paces the stage. Its
+agreement follows its own last backward, so an iteration ends with the stage that is last with both. Many placements of
+a layout have pipelines and rings in common: each kind is computed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property, reduce
-from typing import Any
 
 import numpy as np
 
@@ -26,38 +25,24 @@ from trimaran.cost.network import Network
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import ends
 from trimaran.cost.pipeline.runs import PipelineRuns
-from trimaran.cost.placed.hops import Hops, hops
+from trimaran.cost.placed.hops import hops
+from trimaran.cost.placed.kind_of_node import KindOfNode, joined_by
 from trimaran.cost.placed.rings import Ring, Rings, StageIteration, rings_along
 from trimaran.cost.placed.topology import Topology
 from trimaran.cost.similar import time_scales
-from trimaran.cost.stage_work import StageWork, micro_batch, send_times, stage_work
+from trimaran.cost.stage_work import micro_batch, send_times, stage_work
 from trimaran.cost.states import sent_gradient_bytes
 from trimaran.layout.layout import Layout
 from trimaran.nouns.hardware.link import Link
 
-# Of a pipeline that is played: the kind of node of each stage, and rate and delay of the sends between them.
-PipelineKey = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]
+# Of a pipeline that is played: the kind of node of each stage, rate and delay of the sends between them, and its
+# micro-batches.
+PipelineKey = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], int]
 # What a rank is busy with, by cause: the rest of an iteration are waits, and what follows the pipeline.
 BUSY = ("forward", "backward", "recompute", "head", "tp", "ep", "cp")
 _AFTER = ("optimizer", "offload", "overhead")
 # Of a pipeline's stages: the first, any between the ends, the last.
 FIRST, MIDDLE, LAST = range(3)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Nodes of one group: the case on them, and what the layout's stages do there."""
-
-    case: Case
-    work: StageWork
-    runs: PipelineRuns
-    message: Floats
-    parts: dict[str, Floats]
-
-    @cached_property
-    def layer_s(self) -> float:
-        """Seconds of a layer's backward, by which nodes are slower than others."""
-        return float(self.work.times.backward[0])
 
 
 class PlacedCost:
@@ -68,9 +53,12 @@ class PlacedCost:
         self.topology = Topology.of(case.cluster)
         self.grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
         self.cell_ranks = layout.tp * layout.cp
+        most = int(self.grid.micro_batches[0])
+        # micro-batches of each replica, shape (dp,)
+        self.batches: Ints = np.array(layout.replica_batches or (most,) * layout.dp)
         # Groups of nodes, and behind them groups over whose nodes a cell of ranks is spread, with the link it has then.
         self._spread: list[tuple[int, Link]] = []
-        self._kinds: dict[int, _Kind] = {}
+        self._kinds: dict[int, KindOfNode] = {}
         self._sends: dict[tuple[int, float, float], tuple[float, float]] = {}
         self._ends: dict[PipelineKey, Floats] = {}
         self._agreed: dict[tuple[int, int, Rings], float] = {}
@@ -121,7 +109,7 @@ class PlacedCost:
         """Seconds of every part of an iteration, and their sum."""
         kinds = self._plain_kinds(nodes) if kinds is None else kinds
         done, agreed = self.of_cells(nodes, kinds)
-        each = self._busy(kinds)
+        each = self._busy(kinds) * self.batches[:, None]
         pace = self._kind(int(kinds.ravel()[each.argmax()]))
         scale = self.scale
         flat = sum(float(pace.parts[name][0]) for name in BUSY)
@@ -130,19 +118,27 @@ class PlacedCost:
             busy = pipeline
         seconds = {name: float(pace.parts[name][0]) * busy / flat for name in BUSY}
         waits, slowest = max(pipeline - busy, 0.0), int(done.max(axis=1).argmax())
-        sends = min(waits, max(pipeline - self._silent(kinds[slowest]) * scale, 0.0))
+        silent = self._silent(kinds[slowest], int(self.batches[slowest])) * scale
+        sends = min(waits, max(pipeline - silent, 0.0))
         seconds |= {"pp": sends, "bubble": waits - sends, "dp": float((done + agreed).max()) * scale - pipeline}
-        used = [self._kind(kind).parts for kind in np.unique(kinds).tolist()]
+        most = {kind: int(self.batches[(kinds == kind).any(axis=1)].max()) for kind in np.unique(kinds).tolist()}
+        used = [self._after(kind, batches) for kind, batches in most.items()]
         seconds |= {name: max(float(parts[name][0]) for parts in used) for name in _AFTER}
         ordered = {name: seconds[name] for name in pace.parts}
         return ordered, reduce(float.__add__, ordered.values())
 
-    def pipeline_seconds(self, kinds: Sequence[int], ways: Sequence[tuple[float, float]]) -> Floats:
+    def pipeline_seconds(self, kinds: Sequence[int], ways: Sequence[tuple[float, float]], batches: int) -> Floats:
         """When each rank of one pipeline has done its last backward, shape (pp,), on nodes of `kinds`.
 
         `ways` have rate (gigabit/s; 0: inside a node) and delay (microseconds) of the sends from each rank to the next.
         """
-        return self._played([(tuple(kinds), tuple(rate for rate, _ in ways), tuple(late for _, late in ways))])[0]
+        rates, delays = tuple(rate for rate, _ in ways), tuple(late for _, late in ways)
+        return self._played([(tuple(kinds), rates, delays, batches)])[0]
+
+    def replica_seconds(self, nodes: Ints, batches: Sequence[int]) -> Floats:
+        """Seconds until each replica's pipeline on `nodes` has done its last backward with so many micro-batches."""
+        keys = self._pipeline_keys(nodes, self._plain_kinds(nodes), batches)
+        return np.array([lasts.max() for lasts in self._played(keys)])
 
     def agreement_seconds(self, kind: int, stage: int, rings: Rings) -> float:
         """Seconds exposed of a stage's agreement over such rings, on nodes of a kind."""
@@ -198,7 +194,7 @@ class PlacedCost:
             self._spread.append((group, between))
         return len(self.topology.kinds) + self._spread.index((group, between))
 
-    def _kind(self, kind: int) -> _Kind:
+    def _kind(self, kind: int) -> KindOfNode:
         """What the stages do on nodes of a group, or spread over such nodes."""
         if kind not in self._kinds:
             groups = len(self.topology.kinds)
@@ -215,32 +211,45 @@ class PlacedCost:
                 work = work.scaled(np.array([slower]))
                 parts |= {name: parts[name] * slower for name in (*BUSY, *_AFTER)}
             runs = pipeline_runs(self.grid, work.times)
-            self._kinds[kind] = _Kind(case, work, runs, micro_batch(case, self.grid).message, parts)
+            self._kinds[kind] = KindOfNode(case, work, runs, micro_batch(case, self.grid).message, parts, slower)
         return self._kinds[kind]
+
+    def _taking(self, batches: int) -> LayoutGrid:
+        """The layout whose replicas all take so many micro-batches."""
+        same = batches == int(self.grid.micro_batches[0])
+        return self.grid if same else replace(self.grid, most_batches=np.array([batches]))
+
+    def _after(self, kind_id: int, batches: int) -> dict[str, Floats]:
+        """Seconds of what follows the pipeline on nodes of a kind, of replicas that take so many micro-batches."""
+        kind, grid = self._kind(kind_id), self._taking(batches)
+        if grid is self.grid:
+            return kind.parts
+        parts = time_parts(IterationCost(kind.case, grid))
+        return {name: parts[name] * kind.slower for name in _AFTER}
 
     def _pipelines(self, nodes: Ints, kinds: Ints) -> Floats:
         """When each cell has done its last backward, shape (dp, pp)."""
-        turns = np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape)
-        way = hops(self.topology, nodes, np.roll(nodes, -1, axis=1), self.cell_ranks, turns)
-        return np.stack(self._played(self._pipeline_keys(kinds, way)))
+        return np.stack(self._played(self._pipeline_keys(nodes, kinds, self.batches.tolist())))
 
     def _played(self, keys: Sequence[PipelineKey]) -> list[Floats]:
         """When each rank of each pipeline has done its last backward."""
         new = [key for key in dict.fromkeys(keys) if key not in self._ends]
         if new:
-            lasts = ends(_joined([self._run(key[0], self._sent(*key)) for key in new]))
-            lasts = np.maximum(lasts, np.array([self._crowded(key[0]) for key in new])[:, None])
+            lasts = ends(PipelineRuns.joined([self._run(key[0], self._sent(*key[:3]), key[3]) for key in new]))
+            lasts = np.maximum(lasts, np.array([self._crowded(key[0], key[3]) for key in new])[:, None])
             self._ends |= dict(zip(new, lasts, strict=True))
         return [self._ends[key] for key in keys]
 
-    def _pipeline_keys(self, kinds: Ints, way: Hops) -> list[PipelineKey]:
+    def _pipeline_keys(self, nodes: Ints, kinds: Ints, batches: Sequence[int]) -> list[PipelineKey]:
+        turns = np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape)
+        way = hops(self.topology, nodes, np.roll(nodes, -1, axis=1), self.cell_ranks, turns)
         # The last rank sends to the first where ranks have chunks in turn.
         stages = kinds.shape[1]
         last = stages if self.layout.vpp > 1 and not self.grid.folded[0] else stages - 1
         gbps, delay = np.where(way.crosses, way.gbps, 0.0)[:, :last], way.delay_us[:, :last]
         return [
-            (tuple(of), tuple(rate), tuple(late))
-            for of, rate, late in zip(kinds.tolist(), gbps.tolist(), delay.tolist(), strict=True)
+            (tuple(of), tuple(rate), tuple(late), taken)
+            for of, rate, late, taken in zip(kinds.tolist(), gbps.tolist(), delay.tolist(), batches, strict=True)
         ]
 
     def _sent(self, kinds: Sequence[int], rates: Sequence[float], delays: Sequence[float]) -> list[tuple[float, float]]:
@@ -253,14 +262,14 @@ class PlacedCost:
         if (kind_id, gbps, delay_us) not in self._sends:
             kind = self._kind(kind_id)
             link = Link(bandwidth_gbps=gbps, latency_us=delay_us) if gbps else None
-            case = _joined_by(kind.case, link)
+            case = joined_by(kind.case, link)
             held, arrives = send_times(case, self.grid, kind.message, np.array([gbps > 0]), np.ones(1))
             filled = float(self.grid.filled[0])
             self._sends[kind_id, gbps, delay_us] = float(held[0]) * filled, float(arrives[0]) * filled
         return self._sends[kind_id, gbps, delay_us]
 
-    def _run(self, kinds: Sequence[int], sent: Sequence[tuple[float, float]]) -> PipelineRuns:
-        """The pipeline whose stages stand on nodes of `kinds`, each rank's send to the next as long as `sent`."""
+    def _run(self, kinds: Sequence[int], sent: Sequence[tuple[float, float]], batches: int) -> PipelineRuns:
+        """The pipeline of so many micro-batches on nodes of `kinds`, each rank's send to the next as long as `sent`."""
         runs = [self._kind(int(kind)).runs for kind in kinds]
 
         def stages(name: str) -> Floats:
@@ -269,6 +278,7 @@ class PlacedCost:
         held, arrives = (np.array([[seconds[way] for seconds in sent]]) for way in (0, 1))
         return replace(
             runs[0],
+            micro_batches=np.array([batches]),
             forward_s=stages("forward_s"),
             backward_s=stages("backward_s"),
             weight_s=stages("weight_s"),
@@ -276,11 +286,11 @@ class PlacedCost:
             arrives_s=arrives,
         )
 
-    def _crowded(self, kinds: Sequence[int]) -> float:
+    def _crowded(self, kinds: Sequence[int], batches: int) -> float:
         """Seconds in which cores that stages share are done with all their work, links that take no time; 0 without."""
         times = [self._kind(int(kind)).work.times for kind in set(kinds)]
         shared = [each for each in times if float(each.crowding[0]) > 1.0]
-        return max((float(silent_time(self.grid, each)[0]) for each in shared), default=0.0)
+        return max((float(silent_time(self._taking(batches), each)[0]) for each in shared), default=0.0)
 
     def _agreements(self, nodes: Ints, kinds: Ints) -> Floats:
         """Seconds in which the replicas of each stage agree on its gradients, shape (pp,)."""
@@ -350,7 +360,7 @@ class PlacedCost:
     def _agreement(self, kind_id: int, end: int, rings: Rings) -> float:
         """Seconds exposed of one agreement, at one of the ends of the pipeline or between them."""
         kind = self._kind(kind_id)
-        case = _joined_by(kind.case, rings.slowest)
+        case = joined_by(kind.case, rings.slowest)
         stage = StageIteration(case, self.grid, rings=rings, of_stage=self._held[end], known=kind.work)
         return float(exposed_time(stage)[0])
 
@@ -371,29 +381,14 @@ class PlacedCost:
         return max(sorted(kinds), key=lambda kind: self._kind(kind).layer_s)
 
     def _busy(self, kinds: Ints) -> Floats:
-        """Seconds in which each cell computes, shape (dp, pp)."""
+        """Seconds in which each cell computes for a micro-batch, shape (dp, pp)."""
         busy = np.zeros(kinds.shape)
         for kind in np.unique(kinds).tolist():
             runs = self._kind(kind).runs
-            each = (runs.forward_s + runs.backward_s)[0].sum(axis=0)[: kinds.shape[1]] * self.grid.micro_batches[0]
+            each = (runs.forward_s + runs.backward_s)[0].sum(axis=0)[: kinds.shape[1]]
             busy = np.where(kinds == kind, each, busy)
         return busy
 
-    def _silent(self, kinds: Ints) -> float:
+    def _silent(self, kinds: Ints, batches: int) -> float:
         """Seconds of a pipeline on such nodes if its links took no time."""
-        return float(ends(self._run(kinds.tolist(), [(0.0, 0.0)] * len(kinds))).max())
-
-
-def _joined_by(case: Case, link: Link | None) -> Case:
-    """The case on nodes that such a link joins; None: it is not used."""
-    return case if link is None else case.on(case.cluster.model_copy(update={"inter": link}))
-
-
-def _joined(runs: Sequence[PipelineRuns]) -> PipelineRuns:
-    """Several single runs of one layout as one."""
-    joined: dict[str, Any] = {
-        each.name: np.concatenate([getattr(run, each.name) for run in runs])
-        for each in fields(PipelineRuns)
-        if each.name != "blocks"
-    }
-    return PipelineRuns(**joined, blocks=runs[0].blocks)
+        return float(ends(self._run(kinds.tolist(), [(0.0, 0.0)] * len(kinds), batches)).max())

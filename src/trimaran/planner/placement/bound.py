@@ -31,14 +31,16 @@ def least_seconds(cost: PlacedCost, blocks: Blocks) -> float:
     usable = apart | np.diag(np.bincount(topology.group_of, minlength=groups) > 1)
     best = cost.fastest_kind()
     near: Way = (0.0, 0.0) if room > 1 else _best_way(topology, usable, cost.cell_ranks)
-    pipeline = cost.pipeline_seconds([best] * stages, [near] * (stages - 1))
+    # all wait for the replica that takes the most micro-batches, and any of them may be the one that crosses
+    most, fewest = int(cost.batches.max()), int(cost.batches.min())
+    pipeline = cost.pipeline_seconds([best] * stages, [near] * (stages - 1), most)
     within = _best_rings(cost, room, usable, usable if replicas > room else None)
     easy = _followed(cost, best, pipeline, within)
     if int(np.bincount(blocks.group).max()) >= replicas * stages:
         return easy
     far = _best_way(topology, apart, cost.cell_ranks)
     across = [[near] * at + [far] + [near] * (stages - 2 - at) for at in range(stages - 1)]
-    pipes = (cost.pipeline_seconds([best] * stages, ways) for ways in across)
+    pipes = (cost.pipeline_seconds([best] * stages, ways, fewest) for ways in across)
     crossing = [_followed(cost, best, pipe, within) for pipe in pipes]
     if replicas > 1:
         crossing.append(_followed(cost, best, pipeline, _best_rings(cost, room, usable, apart)))
