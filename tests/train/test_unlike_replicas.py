@@ -26,6 +26,8 @@ LAYOUTS = (
     (SMALL, "dp2,tp2,mbs6,batches3-1"),
     (SMALL, "dp2,tp2,pp2,mbs6,batches1-3,sp,recompute-full2,zero1"),
     (SMALL, "dp4,mbs2,batches5-4-2-1,zero1"),
+    (SMALL, "dp4,shard2,mbs2,batches5-4-2-1,zero1"),
+    (SMALL, "dp4,shard2,pp2,vpp2,mbs1,batches10-2-8-4,zero1"),
     (SMALL, "dp2,cp2,mbs6,batches1-3"),
     (SMALL, "dp2,tp2,pp2,mbs6,batches3-1,place-dp-pp-tp"),
     (LLAMA, "dp2,cp2,tp2,mbs3,batches5-3,sp,zero1"),

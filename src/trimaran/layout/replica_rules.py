@@ -104,14 +104,13 @@ def _named(layout: Layout) -> str:
 
 def _in_step(layout: Layout) -> str | None:
     """What has replicas meet at other times or otherwise than in one sum of whole gradients, with the way out."""
-    shard, etp = layout.size("shard"), layout.size("etp")
+    etp = layout.size("etp")
     checks = (
         (
             layout.zero_stage > 1,
             f"ZeRO stage {layout.zero_stage} has them meet in each micro-batch: choose ZeRO stage 0 or 1",
         ),
         (layout.dp_kind != "all_reduce", f"the data-parallel kind is {layout.dp_kind}: choose all_reduce"),
-        (shard not in (1, layout.dp), f"shard is {shard} of DP {layout.dp}: leave shard out"),
         (
             layout.chose("schedule", *FOLDED),
             f"the schedule {layout.schedule} is folded: choose 1f1b, gpipe, interleaved or zero_bubble",

@@ -39,8 +39,11 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
     settings.objective.check(case.workload, case.cluster)
     plans = _view_plans(case, settings, plan_alike)
     placings = _placings(case, settings, [entry.layout for plan in plans for entry in plan.entries])
-    for placing in placings[:IMPROVED]:
-        placing.improve()
+    for number, placing in enumerate(placings):
+        if number < IMPROVED:
+            placing.improve()
+        else:
+            placing.deal()
     placings.sort(key=lambda placing: placing.seconds)
     entries = _entries(case, settings, placings)
     alike = [entry for entry in entries if entry.rival_chance >= _ALIKE or entry.rank == 1]

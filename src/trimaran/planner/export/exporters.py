@@ -70,9 +70,11 @@ def export(
         layout,
         [
             (
-                workload.global_batch % at_once > 0,
+                workload.global_batch % at_once > 0 and not layout.replica_batches,
                 f"a global batch of {workload.global_batch} that DP x micro-batch {at_once} does not divide",
-            )
+            ),
+            # a manifest starts our own trainer
+            (bool(layout.replica_batches) and not exporter.starts, "replicas with unlike numbers of micro-batches"),
         ],
     )
     return exporter.write(Asked(layout, workload, stack, version or next(iter(exporter.versions), ""), start))

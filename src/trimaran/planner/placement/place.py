@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.placement.balance import balanced
 from trimaran.planner.placement.blocks import Blocks
 from trimaran.planner.placement.bound import least_seconds
+from trimaran.planner.placement.deal import dealt, may_be_dealt, pipeline_seconds
 from trimaran.planner.placement.improve import Walk
 from trimaran.planner.placement.room import Room
 from trimaran.planner.placement.starts import starts
@@ -22,6 +24,8 @@ from trimaran.planner.placement.starts import starts
 # Of the structured placements so many are improved, each by so many steps, cells counting: a walk that has been past
 # every cell as often finds little more.
 IMPROVED, STEPS_PER_CELL, MOST_STEPS = 2, 24, 3000
+# Of so many of the best orders micro-batches are dealt out to replicas, and of these so many are weighed whole.
+DEALT, WEIGHED = 8, 3
 # Random placements, of which the one in the middle is what a layout takes that nobody has placed.
 RANDOM = 21
 
@@ -80,11 +84,35 @@ class Placing:
         if self.cost.layout.devices == 1:
             return
         steps = steps or min(STEPS_PER_CELL * self.layout.dp * self.layout.pp, MOST_STEPS)
-        unlike = {f"{value:.9g}": order for value, order in reversed(self.found)}
-        begun = list(reversed(unlike.values()))[:IMPROVED]
-        walked = [self.walk.improve(order, steps) for order in begun]
+        walked = [self.walk.improve(order, steps) for order in self._unlike(IMPROVED)]
         self.found = sorted([*((value, order) for order, value in walked), *self.found], key=lambda one: one[0])
+        as_split = self.layout, self.cost, self._unlike(DEALT)
         self._balance()
+        self._deal([as_split, (self.layout, self.cost, [self.order])])
+
+    def deal(self) -> None:
+        """Deal micro-batches out by the speed of replicas, where the stack may do so and it is faster and fits."""
+        self._deal([(self.layout, self.cost, self._unlike(DEALT))])
+
+    def _unlike(self, most: int) -> list[Ints]:
+        """The best orders so far that differ in their value, at most so many."""
+        unlike = {f"{value:.9g}": order for value, order in reversed(self.found)}
+        return list(reversed(unlike.values()))[:most]
+
+    def _deal(self, begun: Sequence[tuple[Layout, PlacedCost, list[Ints]]]) -> None:
+        """Of layouts with orders of theirs take the one that is the fastest once micro-batches are dealt out."""
+        if not may_be_dealt(self.case, self.layout):
+            return
+        deals = []
+        for layout, cost, orders in begun:
+            for order in orders:
+                nodes = self.blocks.nodes(layout, order)
+                batches = dealt(cost, nodes)
+                unlike = layout.model_copy(update={"replica_batches": batches if len(set(batches)) > 1 else ()})
+                deals.append((pipeline_seconds(cost, nodes, batches), unlike, order))
+        deals.sort(key=lambda deal: deal[0])
+        for _, unlike, order in deals[:WEIGHED]:
+            self._take(unlike, order)
 
     def _balance(self) -> None:
         """Deal layers out by the speed of nodes, where they differ, the stack may do so and it is faster and fits."""
@@ -92,13 +120,16 @@ class Placing:
         if layout.pp == 1 or layout.vpp > 1 or not stack.uneven_stages or len(set(self.cost.topology.kind_of)) == 1:
             return
         kinds = self.cost.topology.kind_of[self.cost.topology.group_of[self.blocks.nodes(layout, self.order)]]
-        split = layout.model_copy(update={"stage_split": balanced(self.cost, kinds)})
-        other, room = PlacedCost(self.case, split), Room.of(self.case, split, self.cost.topology, self.margin)
-        nodes = self.blocks.nodes(split, self.order)
-        if other.seconds(nodes) < self.seconds and not room.excess(nodes):
-            self.layout, self.cost = split, other
-            self.walk = Walk(other, self.blocks, room, self.seed)
-            self.found = [(self.walk.value(self.order), self.order)]
+        self._take(layout.model_copy(update={"stage_split": balanced(self.cost, kinds)}), self.order)
+
+    def _take(self, layout: Layout, order: Ints) -> None:
+        """Take a layout with such an order in place of the best so far, where it is faster and fits."""
+        cost, room = PlacedCost(self.case, layout), Room.of(self.case, layout, self.cost.topology, self.margin)
+        nodes = self.blocks.nodes(layout, order)
+        if cost.seconds(nodes) < self.seconds and not room.excess(nodes):
+            self.layout, self.cost = layout, cost
+            self.walk = Walk(cost, self.blocks, room, self.seed)
+            self.found = [(self.walk.value(order), order)]
 
     @property
     def order(self) -> Ints:
