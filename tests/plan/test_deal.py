@@ -130,3 +130,18 @@ def test_a_plan_on_a_cluster_with_a_slow_group_deals_micro_batches_out() -> None
     as_many = plan(case.workload, case.cluster, plain, top=3, fixed=held)
     assert as_many.best.layout.replica_batches == ()
     assert unlike.best.sec_per_it < 0.85 * as_many.best.sec_per_it
+
+
+def test_micro_batches_are_made_smaller_where_there_are_too_few_to_deal_out() -> None:
+    case = case_of(4, 4, batch=64)
+    held = {"tp": 1, "pp": 1, "cp": 1, "dp": 8, "precision": "fp16"}
+    plain = case.stack.model_copy(update={"unlike_replicas": False})
+    unlike, as_many = (
+        plan(case.workload, case.cluster, stack, top=3, fixed=held).best for stack in (case.stack, plain)
+    )
+    assert as_many.layout.micro_batches(64) <= 2
+    assert len(set(unlike.layout.replica_batches)) > 1
+    assert unlike.sec_per_it < 0.9 * as_many.sec_per_it
+    # a micro-batch that is held stays as it is
+    held["mbs"] = as_many.layout.mbs
+    assert plan(case.workload, case.cluster, case.stack, top=1, fixed=held).best.layout.mbs == as_many.layout.mbs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -18,6 +18,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.bottleneck import placed_memory_sentence
 from trimaran.planner.placement.blocks import Blocks
+from trimaran.planner.placement.deal import may_be_dealt
 from trimaran.planner.placement.place import Placing
 from trimaran.planner.placement.room import Room
 from trimaran.planner.plan import Entry, Plan
@@ -26,6 +27,8 @@ from trimaran.planner.search.settings import PlanSettings
 # Layouts taken from the plan of each view, the best that have room of so many that are weighed, and how many of all are
 # improved beyond their best structured placement.
 OF_EACH_VIEW, WEIGHED, IMPROVED = 6, 100, 2
+# Micro-batches of a replica that are enough to be dealt out evenly: one more or less is then a small part of them.
+ENOUGH = 8
 # An entry that beats the first with at least this chance cannot be told apart from it.
 _ALIKE = 0.25
 
@@ -39,11 +42,13 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
     settings.objective.check(case.workload, case.cluster)
     plans = _view_plans(case, settings, plan_alike)
     placings = _placings(case, settings, [entry.layout for plan in plans for entry in plan.entries])
+    finer = _finer(case, settings, [placing.layout for placing in placings])
     for number, placing in enumerate(placings):
         if number < IMPROVED:
             placing.improve()
         else:
             placing.deal()
+    placings += finer
     placings.sort(key=lambda placing: placing.seconds)
     entries = _entries(case, settings, placings)
     alike = [entry for entry in entries if entry.rival_chance >= _ALIKE or entry.rank == 1]
@@ -145,12 +150,7 @@ def _placings(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> 
 
     Raises TrimaranError where none is left.
     """
-    begun = []
-    for layout in dict.fromkeys(layouts):
-        try:
-            begun.append(Placing(case, layout, margin=settings.mem_margin))
-        except TrimaranError:
-            continue  # more ranks to a TP group than any node has room for
+    begun = list(_begun(case, settings, layouts))
     if not begun:
         raise TrimaranError(
             f"no layout has a place on {case.cluster.name}: TP x CP ranks stand on one node, or on whole nodes of a "
@@ -162,6 +162,32 @@ def _placings(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> 
         sentence = placed_memory_sentence(case, nearest, estimate(case, nearest), settings.mem_margin)
         raise TrimaranError(f"no layout fits on {case.cluster.name}; the nearest is {nearest}: {sentence}")
     return sorted(fitting, key=lambda placing: placing.seconds)
+
+
+def _begun(case: Case, settings: PlanSettings, layouts: Iterable[Layout]) -> Iterator[Placing]:
+    """Each layout's search of placements, begun, but of those that have no place."""
+    for layout in dict.fromkeys(layouts):
+        try:
+            yield Placing(case, layout, margin=settings.mem_margin)
+        except TrimaranError:
+            continue  # more ranks to a TP group than any node has room for
+
+
+def _finer(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> list[Placing]:
+    """The layouts with smaller micro-batches, dealt out to replicas: where these are few, no deal is even."""
+    if "mbs" in settings.fixed or len(set(Topology.of(case.cluster).kind_of.tolist())) == 1:
+        return []
+    halved = [
+        layout.model_copy(update={"mbs": layout.mbs // times})
+        for layout in layouts
+        for times in (2, 4, 8)
+        if layout.mbs % times == 0 and layout.micro_batches(case.workload.global_batch) * times < 2 * ENOUGH
+    ]
+    new = [layout for layout in halved if layout not in layouts and may_be_dealt(case, layout)]
+    placings = [placing for placing in _begun(case, settings, new) if placing.fits]
+    for placing in placings:
+        placing.deal()
+    return placings
 
 
 def _entries(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> tuple[Entry, ...]:
