@@ -8,9 +8,14 @@ import pytest
 
 from pool import Pool
 from shapes import LLAMA, MIXTURE, SMALL, as_deep_as
+from trimaran.cost.case import Case
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
+from trimaran.recipe.train_settings import TrainSettings
+from trimaran.study.dry_run import dry_run
 from trimaran.train.run.slow_ranks import STEPS, SlowRanks
 
 SETTINGS = {"steps": 3, "validation": 0.2, "eval_every": 3, "eval_steps": 2}
@@ -63,3 +68,17 @@ def test_a_rank_that_has_more_to_do_by_its_layout_is_not_slow_but_one_that_becom
     ]
     ((step, rank),) = told
     assert rank == 1 and 30 < step < 30 + STEPS
+
+
+def test_a_dry_run_plans_each_rank_by_the_micro_batches_of_its_replica() -> None:
+    workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=16)
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("trimaran"))
+    layout = parse_layout("dp2,mbs1,bf16,batches4-12")
+    # named, and the one of its kind that is traced where none is: of the replica that takes the most
+    fewest, most = (
+        next(row for row in dry_run(case, TrainSettings(), layout, rank) if row["what"] == "products")
+        for rank in (0, None)
+    )
+    for products in (fewest, most):
+        assert products["traced"] == pytest.approx(products["planned"], rel=1e-6)
+    assert most["traced"] == pytest.approx(3 * fewest["traced"], rel=1e-6)
