@@ -237,7 +237,9 @@ def events_in(folder: Path) -> list[dict[str, str]]:
 def losses_in(folder: Path) -> list[float]:
     log = RunFile.LOG.of(folder / "runs" / "train")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1)), "no line is lost"
+    iterations = [line["iteration"] for line in lines]
+    wrong = next(((at, step) for at, step in enumerate(iterations, start=1) if at != step), None)
+    assert wrong is None, f"line {wrong[0]} of {len(lines)} is of step {wrong[1]}"
     return [line["lm_loss"] for line in lines]
 
 

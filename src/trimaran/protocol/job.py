@@ -77,7 +77,9 @@ class TrainJob(Noun):
     resume: bool = Field(default=False, description="go on from the newest checkpoint there")
     track: bool = Field(default=False, description="tell the trackers of train.track of every step")
     trace_steps: int = Field(default=0, ge=0, description="steps to profile into trace.RANK.json")
-    earlier_log: str | None = Field(default=None, description="log.jsonl of the training that is gone on from")
+    earlier_logs: tuple[str, ...] = Field(
+        default=(), description="log.jsonl of the starts that are gone on from, newest first"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import CHECKPOINT, RunFile
+from trimaran.protocol.job import TrainJob, read_job
 
 
 def set_aside(folders: Sequence[Path]) -> dict[Path, Path]:
@@ -47,13 +48,21 @@ def _worth_keeping(folder: Path) -> Iterator[Path]:
     yield from folder.glob(CHECKPOINT)
 
 
-def newest_log(out_dir: Path) -> Path | None:
-    """The log of the last training that was set aside."""
+def earlier_logs(out_dir: Path) -> tuple[str, ...]:
+    """Logs of the last training that was set aside, newest first: its own, and those that it went on from."""
     newest = max(_numbers(out_dir), default=None)
     if newest is None:
-        return None
-    log = RunFile.LOG.of(_numbered(out_dir, newest))
-    return log if log.exists() else None
+        return ()
+    folder = _numbered(out_dir, newest)
+    before: tuple[str, ...] = ()
+    with contextlib.suppress(TrimaranError):
+        before = read_job(TrainJob, RunFile.JOB.of(folder)).earlier_logs
+    return own_log(folder), *before
+
+
+def own_log(folder: Path) -> str:
+    """The log of the start that wrote this folder, as a job names it."""
+    return str(RunFile.LOG.of(folder).resolve())
 
 
 class KeptStarts:

@@ -18,7 +18,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.notices import Notice
 from trimaran.study.training.devices import Devices
 from trimaran.study.training.events import Event, EventKind, EventLog, now
-from trimaran.study.training.folders import KeptStarts, newest_log, set_aside
+from trimaran.study.training.folders import KeptStarts, own_log, set_aside
 from trimaran.study.training.stopping import GO_ON, StoppableLauncher, TrainingStoppedError
 from trimaran.study.training.telling import Teller
 
@@ -263,7 +263,9 @@ class LastingTraining:
         self._nodes_asked_at = time.monotonic()
         layout = self._next_layout()
         kept = set_aside([self._out_dir])
+        earlier = self._trial.job.earlier_logs
         if self._out_dir in kept:
+            earlier = own_log(kept[self._out_dir]), *earlier
             self._kept.keep(kept[self._out_dir])
         if self._faults_in_a_row:
             where = f"from step {self._kept_at}" if self._kept_at else "from the first step"
@@ -278,8 +280,7 @@ class LastingTraining:
         resume = self._first.job.resume or self._made_steps
         update: dict[str, Any] = {"resume": resume, "out_dir": str(self._out_dir)}
         update |= {name: getattr(self._first.job, name) for name in ("checkpoint_dir", "track")}
-        if earlier := newest_log(self._out_dir):
-            update["earlier_log"] = str(earlier.resolve())
+        update["earlier_logs"] = earlier
         trial = self._lasting.trial_on(layout)
         self._trial = replace(trial, recipe=self._first.recipe, job=trial.job.model_copy(update=update))
         self._restarted = True

@@ -22,7 +22,7 @@ from trimaran.protocol.job import TrainJob, read_job
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.training.claim import only_training
 from trimaran.study.training.events import EVENTS, EventLog, set_events_aside
-from trimaran.study.training.folders import newest_log, set_aside
+from trimaran.study.training.folders import earlier_logs, set_aside
 from trimaran.study.training.lasting import Lasting, LastingTraining
 from trimaran.study.training.stopping import GO_ON, StoppableLauncher, StoppedBetweenRanksError, TrainingStoppedError
 
@@ -84,8 +84,8 @@ def run_training(
             )
         update: dict[str, Any] = {"out_dir": str(out_dir.resolve()), "resume": resume, "track": True}
         update |= {"trace_steps": trace_steps, "checkpoint_dir": str(checkpoints.resolve())}
-        if resume and (earlier := newest_log(out_dir)):
-            update["earlier_log"] = str(earlier.resolve())
+        if resume:
+            update["earlier_logs"] = earlier_logs(out_dir)
         launcher: Launcher = (
             JoinedLauncher(among) if among else stack.enter_context(launcher_of(recipe.sweep, cluster, on_notice))
         )

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,6 +57,24 @@ class Iteration:
     router_z_loss: float | None = None
     expert_load: tuple[tuple[float, ...], ...] | None = None
 
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Self:
+        """What `record` was made of; raises KeyError and TypeError for one that lacks a figure or is none.
+
+        A number that was not finite is then not a number.
+        """
+        known = [each for each in fields(cls) if each.default is MISSING or each.name in record]
+        figures = {each.name: record[each.name] for each in known}
+        return cls(
+            **figures | {each.name: math.nan for each in known if each.type == "float" and figures[each.name] is None}
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The line for programs: JSON says null for a number that is not finite."""
+        figures = asdict(self) | {"validation_perplexity": self.validation_perplexity}
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+        return finite | {"flops_formula": OWN_FORMULA}
+
     @property
     def validation_perplexity(self) -> float | None:
         """Between how many equally likely tokens the model as good as chooses."""
@@ -64,7 +82,7 @@ class Iteration:
 
     def line(self) -> str:
         """The line for people; its first fields are named and ordered as BLOOM's logs have them."""
-        fields = [
+        figures = [
             f"iteration {self.iteration:8d}/{self.iterations:8d}",
             f"consumed samples: {self.consumed_samples:12d}",
             f"consumed tokens: {self.consumed_tokens:12d}",
@@ -83,7 +101,7 @@ class Iteration:
             f"MFU: {'unknown' if self.mfu is None else f'{100 * self.mfu:.1f}%'}",
             f"peak memory (GiB): {self.peak_mem_gib:.3f}",
         ]
-        fields += [
+        figures += [
             f"{words}: {figure:{form}}"
             for words, figure, form in (
                 ("busiest expert's load over the mean", self.busiest_expert, ".3f"),
@@ -93,11 +111,11 @@ class Iteration:
             if figure is not None
         ]
         if self.departures:
-            fields.append(f"another loss than other layouts: {self.departures}")
+            figures.append(f"another loss than other layouts: {self.departures}")
         if self.validation_loss is not None:
-            fields.append(f"validation loss: {self.validation_loss:.6E}")
-            fields.append(f"validation perplexity: {self.validation_perplexity:.6E}")
-        return " " + " | ".join(fields) + " |"
+            figures.append(f"validation loss: {self.validation_loss:.6E}")
+            figures.append(f"validation perplexity: {self.validation_perplexity:.6E}")
+        return " " + " | ".join(figures) + " |"
 
 
 def perplexity(loss: float) -> float:
@@ -121,19 +139,15 @@ class History:
     validations: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, records: Sequence[dict[str, Any]]) -> Self:
+    def of(cls, lines: Sequence[Iteration]) -> Self:
         """What the lines of an earlier log say."""
-
-        def number(record: dict[str, Any], name: str) -> float:
-            return math.nan if record[name] is None else record[name]
-
         return cls(
-            [record["sec_per_it"] for record in records],
-            [number(record, "lm_loss") for record in records],
-            [number(record, "grad_norm") for record in records],
-            records[-1]["skipped_iterations"] if records else 0,
-            records[-1]["nan_iterations"] if records else 0,
-            validations={r["iteration"]: r["validation_loss"] for r in records if r.get("validation_loss") is not None},
+            [line.sec_per_it for line in lines],
+            [line.lm_loss for line in lines],
+            [line.grad_norm for line in lines],
+            lines[-1].skipped_iterations if lines else 0,
+            lines[-1].nan_iterations if lines else 0,
+            validations={line.iteration: line.validation_loss for line in lines if line.validation_loss is not None},
         )
 
     def add(self, result: StepResult, sec_per_it: float) -> None:
@@ -210,60 +224,51 @@ def _load_figures(result: StepResult) -> dict[str, Any]:
 class Log:
     """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins.
 
-    A resumed training's log begins with the lines of the earlier one up to the step it goes on from, where that
-    has them all. The recipe's trackers are told the same. Raises TrimaranError for a tracker that is not installed.
+    A resumed training's log begins with the lines of an earlier one up to the step it goes on from: the newest that
+    has them all, else the one that has most. The recipe's trackers are told the same. Raises TrimaranError for a
+    tracker that is not installed.
     """
 
     def __init__(self, job: TrainJob, step: int) -> None:
-        folder, earlier = Path(job.out_dir), job.earlier_log
+        folder = Path(job.out_dir)
         config = {"layout": job.layout.label(), **job.workload.model.model_dump(), **job.train.model_dump()}
         self._trackers = open_trackers(job.train.track, folder, config) if job.track else ()
         self._text = LineFile(RunFile.LOG_TEXT.of(folder))
         self._json = LineFile(RunFile.LOG.of(folder))
-        self.earlier: list[dict[str, Any]] = []
-        if earlier is not None and step:
-            self._begin_with(Path(earlier), step)
-
-    def _begin_with(self, earlier: Path, step: int) -> None:
-        try:
-            lines = earlier.read_text().splitlines()
-            text = RunFile.LOG_TEXT.of(earlier.parent).read_text().splitlines()
-        except OSError:
-            return
-        records = list(_parsed(lines))
-        places = standing([record["iteration"] for record in records])[:step]
-        if len(text) < len(records):
-            return
-        lines, text = [lines[place] for place in places], [text[place] for place in places]
-        records = [records[place] for place in places]
-        if [record["iteration"] for record in records] == list(range(1, step + 1)):
-            self.earlier = records
-            self._json.write("".join(f"{line}\n" for line in lines))
-            self._text.write("".join(f"{line}\n" for line in text))
-            for record in records:
-                self._track(record)
+        self.earlier = _fullest(job.earlier_logs, step)
+        self._append(self.earlier)
 
     def write(self, iteration: Iteration) -> None:
-        """Append one iteration to both files. JSON says null for a loss or norm that is not finite."""
-        self._text.write(iteration.line() + "\n")
-        fields = asdict(iteration) | {"validation_perplexity": iteration.validation_perplexity}
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-        self._json.write(json.dumps(finite | {"flops_formula": OWN_FORMULA}, allow_nan=False) + "\n")
-        self._track(finite)
+        """Append one iteration to both files."""
+        self._append([iteration])
 
-    def _track(self, record: dict[str, Any]) -> None:
-        for tracker in self._trackers:
-            with contextlib.suppress(OSError):  # where its disk is full, it lacks this step
-                tracker.write(record["iteration"], figures_of(record))
+    def _append(self, iterations: Sequence[Iteration]) -> None:
+        records = [iteration.record() for iteration in iterations]
+        self._text.write("".join(iteration.line() + "\n" for iteration in iterations))
+        self._json.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+        for record in records:
+            for tracker in self._trackers:
+                with contextlib.suppress(OSError):  # where its disk is full, it lacks this step
+                    tracker.write(record["iteration"], figures_of(record))
 
 
-def _parsed(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _fullest(logs: Sequence[str], step: int) -> Sequence[Iteration]:
+    """The lines up to `step` of the first log that has them all, else of that with most: a full disk cuts logs off."""
+    most: Sequence[Iteration] = ()
+    for log in logs if step else ():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            lines = list(_parsed(Path(log).read_text().splitlines()))
+            stand = [lines[place] for place in standing([line.iteration for line in lines])]
+            most = max(most, [line for line in stand if line.iteration <= step], key=len)
+        if len(most) == step:
+            break
+    return most
+
+
+def _parsed(lines: Sequence[str]) -> Iterator[Iteration]:
     """The iterations of a log, up to a line that was cut off as the training was killed."""
     for line in lines:
         try:
-            record = json.loads(line)
-        except ValueError:
+            yield Iteration.of(json.loads(line))
+        except (ValueError, TypeError, KeyError):
             return
-        if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
-            return
-        yield record
