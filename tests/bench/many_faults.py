@@ -44,7 +44,7 @@ LAST_STRIKES_AT = 0.85
 # Ranks whose newest step is older than this are about to be ended, are ended, or begin.
 _STILL_S = 1.0
 _LOOK_EVERY_S = 0.02
-_SLOW_S, _TURN_S, _FULL_S, _AWAY_S = 1.5, 0.03, 1.5, 15.0
+_SLOW_S, _TURN_S, _FULL_S, _AWAY_S, _BEGINS_S = 1.5, 0.03, 1.5, 15.0, 5.0
 
 Strike = Callable[[], None]
 
@@ -128,6 +128,7 @@ class Faults(threading.Thread):
         while "lost_node" in self._kinds[: len(self._kinds) // 2]:  # what strikes last: no time would be left to grow
             self._random.shuffle(self._kinds)
         self._course, self._engine, self._disk, self._out_dir = course, engine, disk, out_dir
+        self._away_until = 0.0
         self.struck: list[str] = []
         self.error: Exception | None = None
 
@@ -143,13 +144,19 @@ class Faults(threading.Thread):
                 now = time.monotonic()
                 gap_s, passed_s, looked_at = self._course.mean_gap_s(len(self._kinds)), now - looked_at, now
                 if self._random.random() < 1.0 - math.exp(-passed_s / gap_s):
-                    kind = self._kinds.pop()
+                    kind = self._next_kind()
                     getattr(self, f"_{kind}")()
                     self.struck.append(kind)
                 if self._course.ended.wait(_LOOK_EVERY_S):
                     return
         except Exception as error:
             self.error = error
+
+    def _next_kind(self) -> str:
+        """What strikes next; a node is lost only while all are there, as long as there is anything else."""
+        away = time.monotonic() < self._away_until
+        places = (place for place, kind in enumerate(self._kinds) if not (away and kind == "lost_node"))
+        return self._kinds.pop(max(places, default=-1))
 
     def _ranks(self) -> list[int]:
         """Process ids of ranks, waited for where there is none at the moment."""
@@ -201,6 +208,12 @@ class Faults(threading.Thread):
         assert self._engine.lose_node is not None
         self._ranks()
         self._engine.lose_node(_AWAY_S)
+        self._away_until = time.monotonic() + _AWAY_S + _BEGINS_S
+
+
+def with_long_steps(recipe: Recipe) -> Recipe:
+    """Steps of a batch that is large enough for a node to be back before one device has made them all."""
+    return recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"global_batch": 64})})
 
 
 def end_first(names: Callable[[int], bool]) -> None:

@@ -175,19 +175,19 @@ def test_a_fault_of_the_recipe_is_told_at_once(tmp_path: Path) -> None:
 
 
 class Turns:
-    """Stops and continues a rank in turns, from a step of the training on."""
+    """Stops a rank for three times as long as it lets it work, in turns, from a step of the training on."""
 
-    def __init__(self, study: Study, rank: int, turn_s: float) -> None:
-        self._study, self._rank, self._turn_s = study, rank, turn_s
+    def __init__(self, study: Study, rank: int, works_s: float) -> None:
+        self._study, self._rank, self._works_s = study, rank, works_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._take_turns, daemon=True)
 
     def _take_turns(self) -> None:
         while not self._ended.is_set():
-            for number in (signal.SIGSTOP, signal.SIGCONT):
+            for number, seconds in ((signal.SIGSTOP, 3 * self._works_s), (signal.SIGCONT, self._works_s)):
                 with contextlib.suppress(OSError, ValueError):
                     self._study.send(number, self._rank)
-                time.sleep(self._turn_s)
+                time.sleep(seconds)
 
     def begin(self) -> None:
         self._thread.start()
@@ -206,7 +206,7 @@ def test_a_rank_that_becomes_slow_is_named_within_twenty_steps(tmp_path: Path, l
     larger = {"model": model, "seq_len": 128, "global_batch": 16}
     workload = study.recipe.workload.model_copy(update=larger)
     study.recipe = study.recipe.model_copy(update={"workload": workload})
-    turns, begun_at = Turns(study, rank=1, turn_s=0.03), []
+    turns, begun_at = Turns(study, rank=1, works_s=0.02), []
 
     def slow_one(line: dict[str, Any]) -> None:
         if line["iteration"] >= 30 and not begun_at:

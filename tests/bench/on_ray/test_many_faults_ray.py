@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from raylets import Raylets
 
-from many_faults import Engine, Later, assert_lasts, end_first
+from many_faults import Engine, Later, assert_lasts, end_first, with_long_steps
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.recipe.ray_settings import RaySettings
@@ -40,7 +40,8 @@ def test_a_training_on_two_raylets_lasts_through_twenty_faults(
             away.enter_context(Later(for_s, raylets.start_missing))
 
         on_ray = Engine(
-            trainable, two, trainable.sweep.model_copy(update={"ray": settings}), Layout(dp=2),
+            with_long_steps(trainable), two,
+            trainable.sweep.model_copy(update={"ray": settings}), Layout(dp=2, mbs=8),
             end_parent=lambda: end_first(is_actor), lose_node=lose_node,
         )  # fmt: skip
         kinds = Counter(kill=6, stop=3, slow=2, full_disk=3, lost_parent=4, lost_node=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from virtual_cluster import killed_node
 
-from many_faults import Engine, Later, assert_lasts, end_first
+from many_faults import Engine, Later, assert_lasts, end_first, with_long_steps
 from trimaran.bench.launch.slurm import slurm_ranks
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
@@ -43,7 +43,8 @@ def test_a_training_on_two_nodes_lasts_through_twenty_faults(
             away.enter_context(Later(for_s, dead.close))
 
         on_slurm = Engine(
-            trainable, two, trainable.sweep.model_copy(update={"slurm": slurm}), Layout(dp=2),
+            with_long_steps(trainable), two,
+            trainable.sweep.model_copy(update={"slurm": slurm}), Layout(dp=2, mbs=8),
             end_parent=lambda: end_first(watches_a_rank), lose_node=lose_node,
         )  # fmt: skip
         kinds = Counter(kill=6, stop=3, slow=2, full_disk=3, lost_parent=4, lost_node=2)
