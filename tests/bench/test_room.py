@@ -128,6 +128,23 @@ def test_a_trial_without_room_is_told_of_in_its_row_and_the_others_run(
             assert (status == "ok") != ("host_mem_gib is 0.5 GiB" in (row.evidence or ""))
 
 
+def test_only_of_trials_that_are_run_is_said_that_they_may_find_no_room(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    layout, said = parse_layout("dp1,mbs1"), list[str]()
+    (held,) = estimate(Case.of(recipe.workload, cluster, recipe.stack), layout).memory
+    tight = cluster.model_copy(update={"host_mem_gib": 0.99 * held.total})
+    with Store(tmp_path / "store.sqlite") as store:
+        for _ in range(2):
+            (row,) = run_sweep(
+                recipe, tight, [layout], store, data_dir=tmp_path, work_dir=tmp_path / "runs", limits=LIMITS,
+                worker=fake_worker("ok"), say=said.append,
+            )  # fmt: skip
+            assert row.status == "ok"
+    (sentence,) = said
+    assert "may fail" in sentence and f"layout {layout}" in sentence
+
+
 @pytest.mark.parametrize(
     ("line", "folder", "names", "prefix"),
     [

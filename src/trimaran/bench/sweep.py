@@ -75,6 +75,7 @@ def run_sweep(
     variants: Sequence[Variant] = (PLAIN,),
     retry: frozenset[Status] = frozenset(),
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    say: Callable[[str], None] = lambda text: None,
     worker: tuple[str, ...] = WORKER,
 ) -> list[Measurement]:
     """Measure every layout under every variant that the store does not hold yet; return all their rows.
@@ -83,8 +84,8 @@ def run_sweep(
 
     A trial is claimed, run, and stored in one transaction with the end of its claim, so that
     after a kill -9 at any moment every trial is either stored or open. Trials whose stored
-    status is in `retry`, or says nothing of the layout, are run once more. Raises TrimaranError for an
-    invalid layout before anything runs.
+    status is in `retry`, or says nothing of the layout, are run once more. `say` gets a sentence of each trial
+    that is run though its ranks may find no room. Raises TrimaranError for an invalid layout before anything runs.
     """
     asked = [(layout, variant) for layout in layouts for variant in variants]
     trials = [
@@ -96,7 +97,7 @@ def run_sweep(
     with launcher_of(recipe.sweep, cluster) if launcher is None else contextlib.nullcontext(launcher) as starts:
         starts.expect(max((nodes_of(layout, cluster) for layout in layouts), default=1))
         sweep = _Sweep(
-            trials, store=store, launcher=starts, limits=limits, on_progress=on_progress, worker=worker
+            trials, store=store, launcher=starts, limits=limits, on_progress=on_progress, say=say, worker=worker
         )  # fmt: skip
         return sweep.run(predicted, retry)
 
@@ -115,12 +116,13 @@ class _Sweep:
         launcher: Launcher,
         limits: Limits,
         on_progress: Callable[[Progress], None],
+        say: Callable[[str], None],
         worker: tuple[str, ...],
     ) -> None:
         self._trials = {trial.key: trial for trial in trials}  # a layout stated twice is one trial
         self._order = [trial.key for trial in trials]
         self._store, self._launcher, self._limits = store, launcher, limits
-        self._on_progress, self._worker = on_progress, worker
+        self._on_progress, self._say, self._worker = on_progress, say, worker
         self._rows: dict[str, Measurement] = {}
         self._walls: list[float] = []
         self._claimed: set[str] = set()
@@ -227,11 +229,17 @@ class _Sweep:
         )
 
     def _without_room(self, trial: Trial) -> Measurement | None:
-        """The row of a trial whose ranks cannot find room, however far the prediction is off; None where they may."""
+        """The row of a trial whose ranks cannot find room, however far the prediction is off.
+
+        None where they may: where they may not either, that is said.
+        """
         recipe = trial.recipe
         case = Case.of(recipe.workload, trial.cluster, recipe.stack)
         lack = shortage(case, trial.layout, here=self._launcher.on_this_machine)
-        if lack is None or not lack.certain:
+        if lack is None:
+            return None
+        if not lack.certain:
+            self._say(lack.sentence)
             return None
         return not_started(trial, TrimaranError(lack.sentence), refused=True).row
 

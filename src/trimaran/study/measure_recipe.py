@@ -9,7 +9,6 @@ from trimaran.bench.launch.network.shaped_launcher import require_shaping
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.recorded import record_timeline
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
-from trimaran.bench.trial.room import shortage
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.layout.layout import Layout
@@ -57,17 +56,13 @@ def measure_recipe(
     with Store(workspace.store) as store:
         for cluster in clusters:
             predictions = predicted(recipe, cluster, layouts)
-            case = Case.of(recipe.workload, cluster, recipe.stack)
-            here = recipe.sweep.slurm is None and recipe.sweep.ray is None
-            for lack in filter(None, (shortage(case, layout, here=here) for layout in layouts)):
-                say(lack.sentence)
             with (
                 launcher_of(recipe.sweep, cluster, say) as launcher,
                 show(len(layouts) * len(variants)) as on_progress,
             ):
                 rows += run_sweep(
                     recipe, cluster, layouts, store, data_dir=data, work_dir=workspace.trials, launcher=launcher,
-                    predictions=predictions, variants=variants, retry=retry, on_progress=on_progress,
+                    predictions=predictions, variants=variants, retry=retry, on_progress=on_progress, say=say,
                 )  # fmt: skip
     return rows
 

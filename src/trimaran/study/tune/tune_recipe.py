@@ -70,7 +70,7 @@ def tune_recipe(
             (row,) = run_sweep(
                 recipe, cluster, [candidate.layout], store, data_dir=prepared.data, work_dir=workspace.trials,
                 launcher=launcher, predictions=predictions, variants=(recipe.variant,), retry=retry,
-                on_progress=on_progress,
+                on_progress=on_progress, say=say,
             )  # fmt: skip
             note(candidate, row)
 
