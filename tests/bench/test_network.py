@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -71,6 +72,23 @@ def test_every_pair_may_have_a_delay_and_a_rate_of_its_own() -> None:
         slow = (source, target) == (0, 2)
         assert ways[source, target].delay_ms == pytest.approx(15 if slow else 4, rel=TOLERANCE)
         assert ways[source, target].gbps == pytest.approx(0.05 if slow else 0.2, rel=TOLERANCE)
+
+
+@namespaces
+def test_what_comes_from_far_does_not_hold_up_what_arrives_before_it() -> None:
+    """Nodes 0 and 1 send to node 2 at once, of which one is far away."""
+    network = NEAR.model_copy(update={"pairs": (ShapedPair(nodes=(0, 2), latency_ms=200, bandwidth_gbps=0.2),)})
+    with closing(SwitchedNetwork(network, 3)) as switched, contextlib.ExitStack() as stack:
+        ends = [stack.enter_context(switched.open_socket(node, socket.SOCK_DGRAM)) for node in range(3)]
+        for end, address in zip(ends, switched.addresses, strict=True):
+            end.bind((address, 4000))
+            end.settimeout(5)
+        begun = time.monotonic()
+        for sender in (0, 1):
+            ends[sender].sendto(bytes([sender]), (switched.addresses[2], 4000))
+        arrived = {ends[2].recv(8)[0]: time.monotonic() - begun for _ in range(2)}
+    assert list(arrived) == [1, 0]
+    assert arrived[0] >= 0.2 > 2 * arrived[1]
 
 
 def test_a_link_outside_the_tolerance_is_refused_with_both_numbers() -> None:

@@ -28,12 +28,13 @@ RESTARTS = 3
 class Loss:
     """Why ranks are gone by no fault of theirs or of the trial's limits, and which nodes with them.
 
-    `again`: another start is wanted.
+    `again`: another start is wanted. `silence_s`: for how long a word was waited for until they were taken for gone.
     """
 
     sentence: str
     again: bool = True
     nodes: tuple[str, ...] = ()
+    silence_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,6 @@ class Launch:
 
 class Ranks(Protocol):
     """The ranks of one trial, started."""
-
-    @property
-    def answers_within_s(self) -> float:
-        """How long a word of what is beside a rank is waited for until that is taken for lost."""
-        ...
 
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank; None while it runs, minus the signal's number where one killed it."""

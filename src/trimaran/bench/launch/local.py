@@ -226,8 +226,6 @@ class Process(Protocol):
 class LocalRanks:
     """Running ranks of this machine. Each leads a process group that holds its own children."""
 
-    answers_within_s = 0.0  # the kernel tells at once
-
     def __init__(self, port: HeldPort | None) -> None:
         """`port` is where rank 0 listens, if it is of this machine; it is given back with the ranks."""
         self.port = port

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.bench.launch.contract import Launch, Launcher, Loss, Ranks, TrialRefusedError
+from trimaran.bench.launch.contract import Launch, Launcher, Loss, TrialRefusedError
 from trimaran.bench.launch.network.shaped_launcher import network_note, network_variant
 from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
 from trimaran.bench.trial.trial_figures import first_timed_round, median_and_spread, read_result
@@ -232,18 +232,18 @@ def run_once(
     row = _row(trial, judged.status, result, evidence, wall_s)
     lost = ending.loss.nodes if ending.loss else ()
     node = ",".join(lost) or (None if judged.rank is None else ranks.node_of(judged.rank))
-    unnoticed_s = _unnoticed_s(judged.status, ranks, limits)
+    unnoticed_s = _unnoticed_s(judged.status, ending.loss, limits)
     return Run(row.model_copy(update={"others_share": others_share}), judged, ending.loss, node, unnoticed_s)
 
 
-def _unnoticed_s(status: Status, ranks: Ranks, limits: Limits) -> float:
+def _unnoticed_s(status: Status, loss: Loss | None, limits: Limits) -> float:
     """How long it may take until all ranks are ended: by silence and stacks, or by the time to follow one that ended.
 
-    Where some leave no word, that is waited for besides.
+    Where some left no word, that was waited for besides.
     """
     if status == "hang":
         return limits.hang_s + STACKS_WITHIN_S
-    return limits.peers_s + (ranks.answers_within_s if status == "lost" else 0.0)
+    return limits.peers_s + (loss.silence_s if loss else 0.0)
 
 
 def not_started(trial: Trial, why: TrimaranError, *, refused: bool = False) -> Run:

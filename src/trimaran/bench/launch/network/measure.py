@@ -13,6 +13,7 @@ import statistics
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -119,15 +120,21 @@ def measure_links(switched: SwitchedNetwork) -> LinkCheck:
 
 def _corrected_delays_ms(switched: SwitchedNetwork, pairs: Sequence[Pair]) -> dict[Pair, float]:
     """Delays after the switch has learned what it adds itself, which a busy machine may need a few tries for."""
-    network = switched.network
-    shortest_ms = min(network.delay_ms(*pair) for pair in pairs)
+    alike: defaultdict[float, list[Pair]] = defaultdict(list)  # by delay: what has slept for longer is later
+    for pair in pairs:
+        alike[switched.network.delay_ms(*pair)].append(pair)
+    delays = _delays_ms(switched, pairs)
     for _ in range(_CORRECTIONS):
+        off = False
+        for asked_ms, those in alike.items():
+            excess_ms = statistics.median(delays[pair] for pair in those) - asked_ms
+            if abs(excess_ms) > _WORTH_CORRECTING * asked_ms:
+                switched.lead(those, excess_ms * 1e-3)
+                off = True
+        if not off:
+            break
         delays = _delays_ms(switched, pairs)
-        excess_ms = statistics.median(delays[pair] - network.delay_ms(*pair) for pair in pairs)
-        if abs(excess_ms) <= _WORTH_CORRECTING * shortest_ms:
-            return delays
-        switched.lead_s = max(0.0, switched.lead_s + excess_ms * 1e-3)
-    return _delays_ms(switched, pairs)
+    return delays
 
 
 def _rounds(ways: Sequence[Pair]) -> list[list[Pair]]:

@@ -131,11 +131,6 @@ class ShapedRanks:
         self._check, self._out_dir = check, out_dir
         self._closed = False
 
-    @property
-    def answers_within_s(self) -> float:
-        """That of the ranks on it."""
-        return self._ranks.answers_within_s
-
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank."""
         return self._ranks.exit_codes()

@@ -7,7 +7,7 @@ namespace and device: nothing has a name, so nothing can be left behind.
 
 Each node has one TUN device, whose other end is here. A packet leaves its node when the node's port and the
 pair's link are free (bytes over rate), and arrives after the pair's delay, or when the receiving port has
-taken in what came before it: packets are cut through, so that an idle path costs their bytes once.
+taken in what arrived before it: packets are cut through, so that an idle path costs their bytes once.
 """
 
 import contextlib
@@ -112,13 +112,15 @@ class Switch:
         self.out_free = [0.0 for _ in nodes]
         self.in_free = [0.0 for _ in nodes]
         self.pair_free = [[0.0 for _ in nodes] for _ in nodes]
-        self.due: list[tuple[float, int, int, bytes]] = []  # heap of (time, number, node, packet)
+        # heaps of (time, number, source, target, packet): on their way to a port, and taken in by it
+        self.coming: list[tuple[float, int, int, int, bytes]] = []
+        self.due: list[tuple[float, int, int, int, bytes]] = []
         self.number = self.carried_bytes = self.queued_bytes = self.dropped = 0
         self.worst_late_s = 0.0
-        self.lead_s = 0.0
+        self.lead_s = [[0.0 for _ in nodes] for _ in nodes]
 
     def take(self, source: int, packet: bytes, now: float) -> None:
-        """Give one packet its time of arrival."""
+        """Give one packet its time of arrival at the port that it goes to."""
         topology, size = self.topology, len(packet) - HEADER_BYTES
         if packet[VERSION_AT] >> 4 != 4:
             return
@@ -135,18 +137,28 @@ class Switch:
         if rate:
             sent = max(sent, pair_free[target] + size / rate, now + size / rate)
             pair_free[target] = sent
-        arrived = sent + topology.delay_s[source][target]
-        taken = max(arrived, self.in_free[target] + size / topology.port_bytes_per_s[target])
-        self.in_free[target] = taken
+        at = sent + topology.delay_s[source][target] - self.lead_s[source][target]
         self.number += 1
         self.queued_bytes += size
-        heapq.heappush(self.due, (taken - self.lead_s, self.number, target, packet))
+        heapq.heappush(self.coming, (at, self.number, source, target, packet))
+
+    def take_in(self, now: float) -> None:
+        """Let ports take in what has arrived, in the order of arrival: what comes from far holds up nothing before."""
+        coming = self.coming
+        while coming and coming[0][0] <= now:
+            at, number, source, target, packet = heapq.heappop(coming)
+            needs_s = (len(packet) - HEADER_BYTES) / self.topology.port_bytes_per_s[target]
+            lead_s = self.lead_s[source][target]
+            taken = max(at + lead_s, self.in_free[target] + needs_s)
+            self.in_free[target] = taken
+            heapq.heappush(self.due, (taken - lead_s, number, source, target, packet))
 
     def deliver(self, now: float) -> float | None:
-        """Hand over what is due; returns seconds until more is, or None."""
+        """Hand over what is due; returns seconds until there is more to do, or None."""
+        self.take_in(now)
         due = self.due
         while due and due[0][0] <= now:
-            at, _, target, packet = heapq.heappop(due)
+            at, _, _, target, packet = heapq.heappop(due)
             size = len(packet) - HEADER_BYTES
             self.queued_bytes -= size
             self.carried_bytes += size
@@ -155,7 +167,8 @@ class Switch:
                 os.write(self.tuns[target], packet)
             except OSError:
                 self.dropped += 1
-        return max(0.0, due[0][0] - time.monotonic()) if due else None
+        following = [heap[0][0] for heap in (self.coming, due) if heap]
+        return max(0.0, min(following) - time.monotonic()) if following else None
 
     def run(self, control: int) -> None:
         """Carry until `control` (a file number) ends."""

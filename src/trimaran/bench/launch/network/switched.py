@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class SwitchedNetwork:
 
     def __init__(self, network: ShapedNetwork, nodes: int) -> None:
         self.network, self.nodes = network, nodes
-        self._lead_s = 0.0
+        self._lead_s = [[0.0] * nodes for _ in range(nodes)]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SWITCH)],
             stdin=subprocess.PIPE,
@@ -76,15 +77,11 @@ class SwitchedNetwork:
         """What went through since the last call."""
         return Carried(**self._ask({}))
 
-    @property
-    def lead_s(self) -> float:
-        """How early the switch hands packets over, to make up for the time that it adds to every way itself."""
-        return self._lead_s
-
-    @lead_s.setter
-    def lead_s(self, lead_s: float) -> None:
-        self._ask({"lead_s": lead_s})
-        self._lead_s = lead_s
+    def lead(self, pairs: Iterable[tuple[int, int]], more_s: float) -> None:
+        """Hand packets between these nodes over so much earlier, since the switch itself adds as much."""
+        for one, other in pairs:
+            self._lead_s[one][other] = self._lead_s[other][one] = max(0.0, self._lead_s[one][other] + more_s)
+        self._ask({"lead_s": self._lead_s})
 
     def open_socket(self, node: int, kind: socket.SocketKind) -> socket.socket:
         """A socket that lives on `node`, usable from anywhere in this process."""

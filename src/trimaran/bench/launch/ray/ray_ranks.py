@@ -31,17 +31,13 @@ class RayRanks:
         self._asked: list[Any] = [None] * len(self._shares)
         self._looked_at = [0.0] * len(self._shares)
         self._lost: dict[int, bool] = {}  # by node: whether it is gone, or its actor alone
+        self._silent = False  # whether a word of a lost one was waited for in vain: Ray tells of most at once
         self._over_memory = self._killed = self._leave_asked = False
         try:
             self._start(launch)
         except BaseException:
             self.kill()
             raise
-
-    @property
-    def answers_within_s(self) -> float:
-        """As long as an actor may take to answer."""
-        return _ANSWERS_WITHIN_S
 
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank, as the nodes' actors saw it a moment ago; None while it runs or is not known."""
@@ -76,7 +72,8 @@ class RayRanks:
             return None
         if self._lost:
             gone = [place.name for place in self._gone()]
-            return Loss("; ".join(map(self._of_the_lost, sorted(self._lost))), nodes=tuple(gone))
+            sentence = "; ".join(map(self._of_the_lost, sorted(self._lost)))
+            return Loss(sentence, nodes=tuple(gone), silence_s=_ANSWERS_WITHIN_S if self._silent else 0.0)
         for node, look in enumerate(self._looks):
             if look.loss:
                 return Loss(f"{look.loss.sentence} (node {self._nodes.places[node].name})")
@@ -113,6 +110,7 @@ class RayRanks:
         for node in asked:
             self._take_look(node, max(0.1, deadline - time.monotonic()))
             if self._asked[node] is not None:
+                self._silent = True
                 self._lose(node)
 
     def ask_for_stacks(self) -> None:

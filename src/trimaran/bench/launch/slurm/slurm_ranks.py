@@ -58,11 +58,6 @@ class SlurmRanks:
                     step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
 
-    @property
-    def answers_within_s(self) -> float:
-        """As long as a file that a node wrote may take to be seen."""
-        return _SEEN_WITHIN_S
-
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank, as the parent of each wrote it down on its node; None while unknown."""
         now = time.monotonic()
@@ -101,7 +96,7 @@ class SlurmRanks:
         if (number := self._srun_ended_by()) is not None:
             return Loss(f"srun, which stands for the ranks, was ended by signal {number}")
         if self._unheard:
-            return Loss(self._of_the_unheard(), nodes=tuple(self._dead_nodes()))
+            return Loss(self._of_the_unheard(), nodes=tuple(self._dead_nodes()), silence_s=_SEEN_WITHIN_S)
         if node_failed:
             return Loss(f"Slurm took the nodes of job {job} away ({state or 'node failure'})")
         return None
