@@ -114,7 +114,9 @@ def _priced(cluster: Cluster, price: float | None) -> Cluster:
         return cluster
     if not 0 < price < _MOST_PRICE:
         raise TrimaranError(f"--price {price:g} is not between 0 and {_MOST_PRICE:g} a device-hour: state another")
-    return cluster.model_copy(update={"price_per_device_hour": price})
+    stated = {"price_per_device_hour": price}
+    groups = tuple(group.model_copy(update=stated) for group in cluster.groups)
+    return cluster.model_copy(update={**stated, "groups": groups})
 
 
 def _stated(workload: Workload, *, seq: bool) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.node_group import NodeGroup
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,28 @@ def nodes_of(layout: Layout, cluster: Cluster) -> int:
     if layout.placed:
         return len({place.node for place in places(layout, cluster)})
     return -(-layout.devices // cluster.devices_per_node)
+
+
+def peak_tflops(layout: Layout, cluster: Cluster) -> float | None:
+    """Peak of a device in the layout's precision: see `mean_of_devices`."""
+    return mean_of_devices(layout, cluster, lambda nodes: nodes.device.peak(layout.precision))
+
+
+def mean_of_devices(
+    layout: Layout, cluster: Cluster, figure: Callable[[Cluster | NodeGroup], float | None]
+) -> float | None:
+    """A figure of the devices that a layout's ranks stand on: the mean where they differ, None where one has none.
+
+    Ranks that nobody has placed stand on the cluster's usual devices.
+    """
+    if not (cluster.groups and layout.placed) or max(layout.placed) >= cluster.devices:
+        return figure(cluster)
+    ranks = Counter(place.group for place in places(layout, cluster))
+    figures = {group: figure(cluster.groups[group]) for group in ranks}
+    known = {group: value for group, value in figures.items() if value is not None}
+    if len(known) < len(ranks):
+        return None
+    return sum(known[group] * count for group, count in ranks.items()) / layout.devices
 
 
 def _place(device: int, cluster: Cluster) -> Place:

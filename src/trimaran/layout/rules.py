@@ -16,6 +16,7 @@ from typing import Literal
 from trimaran.layout import axis_rules, replica_rules
 from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
+from trimaran.layout.places import peak_tflops
 from trimaran.layout.stages import even_split, most_stages
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
@@ -322,10 +323,12 @@ def _sequence_parallel(layout: Layout, workload: Workload, cluster: Cluster, sta
 
 
 def _precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    if cluster.device.peak(layout.precision) is not None:
+    if peak_tflops(layout, cluster) is not None:
         return None
-    has = ", ".join(cluster.device.peak_tflops)
-    return f"precision {layout.precision} is not one that {cluster.device.name} computes in ({has}): choose one of them"
+    under = [group.device for group in cluster.groups] if layout.placed else [cluster.device]
+    device = next(each for each in (*under, cluster.device) if each.peak(layout.precision) is None)
+    has = ", ".join(device.peak_tflops)
+    return f"precision {layout.precision} is not one that {device.name} computes in ({has}): choose one of them"
 
 
 # What decides whether replicas hold the same, and in what.
@@ -376,7 +379,7 @@ RULES: tuple[Rule, ...] = (
     Rule("compression", "software", ("compression", *_COPIES), replica_rules.compression),
     Rule("local_steps", "software", ("local_steps", *_COPIES), replica_rules.local_steps),
     Rule("fragments", "software", ("local_steps", "fragments", "outer_delay", "pp"), replica_rules.fragments),
-    Rule("precision", "machine", ("precision",), _precision),
+    Rule("precision", "machine", ("precision", "placed"), _precision),
     Rule("placement", "software", ("placement",), axis_rules.placement),
     Rule("placed", "arithmetic", ("*".join(DEGREES), "placed"), axis_rules.placed),
 )

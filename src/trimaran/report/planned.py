@@ -110,10 +110,10 @@ def explanation(plan: Plan) -> str:
 
 def counted(rows: Iterable[tuple[str, float, float]]) -> str:
     """What the columns TFLOPs and MFU count, and the peaks that MFU is of; rows are (precision, TFLOPs, MFU)."""
-    peaks = {precision: f"{tflops / mfu:.4g} TFLOPs in {precision}" for precision, tflops, mfu in rows if mfu}
+    peaks = dict.fromkeys(f"{tflops / mfu:.4g} TFLOPs in {precision}" for precision, tflops, mfu in rows if mfu)
     return (
         f"TFLOPs and MFU count the model's operations: 3 x forward, scores in full, nothing computed again; "
-        f"MFU is TFLOPs over the device's peak{', of ' if peaks else ''}{' and '.join(peaks.values())}"
+        f"MFU is TFLOPs over the device's peak{', of ' if peaks else ''}{' and '.join(peaks)}"
     )
 
 

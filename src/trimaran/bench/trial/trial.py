@@ -23,7 +23,7 @@ from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
 from trimaran.layout.flops import OWN_FORMULA, tflops_per_device
 from trimaran.layout.layout import Layout, resolve_split
-from trimaran.layout.places import nodes_of, places
+from trimaran.layout.places import nodes_of, peak_tflops, places
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement, Status
@@ -99,7 +99,7 @@ def prepare_trial(
         steps=recipe.sweep.steps,
         device="cuda" if cluster.device.kind == "gpu" else "cpu",
         threads_per_rank=variant.threads_per_rank or _cores_per_rank(cluster),
-        peak_tflops=cluster.device.peak(layout.precision),
+        peak_tflops=peak_tflops(layout, cluster),
     )
     return Trial(key=key, recipe=recipe, cluster=cluster, job=job, variant=variant)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_faults
+from trimaran.layout.places import mean_of_devices
 from trimaran.nouns.faults import Faults
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.planner.goodput.expected import (
@@ -99,16 +100,18 @@ def forecast(case: Case, planned: Plan, settings: PlanSettings) -> Forecast | No
             return None
         faults = load_faults(USUAL_FAULTS)
         assumptions = (f"faults are those of {USUAL_FAULTS}, since cluster {cluster.name} states none: --faults does",)
-    found = _forecast(case, planned, entry, faults, cluster.price_per_device_hour, assumptions)
+    price = mean_of_devices(entry.layout, cluster, lambda nodes: nodes.price_per_device_hour)
+    found = _forecast(case, planned, entry, faults, price, assumptions)
     training, _ = faulty_training(case, entry, faults)
     under_faults = UnderFaults(case, faults, settings)
     more_known = {"fewer_nodes": under_faults.fewer_nodes(entry, training), "layouts": under_faults.ranked(planned)}
     found = found.model_copy(update=more_known)
-    if cluster.spot_price_per_device_hour is None or faults.preemptions_per_device_day is None:
+    spot_price = mean_of_devices(entry.layout, cluster, lambda nodes: nodes.spot_price_per_device_hour)
+    if spot_price is None or faults.preemptions_per_device_day is None:
         return found
     taken = faults.preemptions_per_device_day
     more = {"faults": faults.faults + taken * faults.days * faults.devices}
-    spot = _forecast(case, planned, entry, faults.model_copy(update=more), cluster.spot_price_per_device_hour, ())
+    spot = _forecast(case, planned, entry, faults.model_copy(update=more), spot_price, ())
     return found.model_copy(update={"spot": spot})
 
 
