@@ -19,9 +19,12 @@ from trimaran.cost.stage_work import stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.measured import Contention
 from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.model import Model, padded_vocab
+from trimaran.nouns.shaped_network import ShapedNetwork, ShapedNode
 from trimaran.nouns.workload import Workload
 
 MODEL = load_model("gpt3-xl")
@@ -174,6 +177,24 @@ def test_a_slow_node_slows_the_stage_that_stands_on_it_and_a_split_makes_up_for_
     uneven = estimate(case, parse_layout("pp2,mbs1,fp16,recompute-full,gpipe,split16-8"))
     turned = estimate(case, parse_layout("pp2,mbs1,fp16,recompute-full,gpipe,split16-8,on1.0"))
     assert uneven.sec_per_it < 0.8 * even.sec_per_it < even.sec_per_it < turned.sec_per_it
+
+
+def test_stages_that_share_cores_do_not_all_wait_for_the_one_that_is_held_back() -> None:
+    """However little two ranks feel each other, it is known of machines on which they share cores."""
+    device = Device(kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4, mem_bandwidth_gb_s=10, cores=1)
+    link = Link(bandwidth_gbps=10, latency_us=10)
+    slow = ShapedNode(node=1, cpu_share=0.5)
+    network = ShapedNetwork(name="half", latency_ms=1, bandwidth_gbps=1, nodes=(slow,))
+    model = Model(layers=12, hidden=256, heads=4, vocab=512, max_positions=128)
+    seconds = []
+    for felt in (1.0, 1.002):
+        contention = (Contention(ranks=2, matmul=felt, memory=felt, overhead=felt),)
+        machine = Cluster(device=device, nodes=1, devices_per_node=2, intra=link, inter=link, contention=contention)
+        case = Case.of(Workload(model=model, seq_len=128, global_batch=16), machine.on(network), load_stack("trimaran"))
+        each = [estimate(case, parse_layout(f"pp2,mbs1,gpipe,{split}")) for split in ("split6-6", "split8-4")]
+        seconds.append([one.sec_per_it for one in each])
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.01)
+    assert 1.25 < seconds[1][0] / seconds[1][1] < 1.5
 
 
 @given(st.permutations(range(8)), st.sampled_from(["dp2,pp4", "dp4,pp2", "dp8", "pp8"]))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats
 from trimaran.cost.pipeline.runs import PipelineRuns
+from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.stage_work import StageWork
 from trimaran.nouns.hardware.link import Link
 
@@ -22,6 +25,11 @@ class KindOfNode:
     message: Floats
     parts: dict[str, Floats]
     slower: float
+
+    @property
+    def unslowed(self) -> StageTimes:
+        """Times of the stages at their machine's own speed: a node that is held back leaves its cores to others."""
+        return self.work.times if self.slower == 1.0 else self.work.times.scaled(np.array([1.0 / self.slower]))
 
     @cached_property
     def layer_s(self) -> float:

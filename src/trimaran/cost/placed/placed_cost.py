@@ -288,7 +288,7 @@ class PlacedCost:
 
     def _crowded(self, kinds: Sequence[int], batches: int) -> float:
         """Seconds in which cores that stages share are done with all their work, links that take no time; 0 without."""
-        times = [self._kind(int(kind)).work.times for kind in set(kinds)]
+        times = [self._kind(int(kind)).unslowed for kind in set(kinds)]
         shared = [each for each in times if float(each.crowding[0]) > 1.0]
         return max((float(silent_time(self._taking(batches), each)[0]) for each in shared), default=0.0)
 
