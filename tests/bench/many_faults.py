@@ -41,6 +41,10 @@ from trimaran.study.workspace import Workspace
 SEED, CHECKPOINT_EVERY = 16, 20
 # By this share of the steps all faults are to have struck; should some not have, they do by the last step.
 LAST_STRIKES_AT = 0.85
+# Trained at this rate, losses of different layouts stay within 2e-7 of each other for 400 steps of this text, which is
+# one sentence again and again. At ten times the rate round-off begins to grow at step 180 and is 6e-3 at step 300. A
+# step that is left out is 2e-4 of the loss, another batch 4e-4.
+LEARNING_RATE, ROUND_OFF = 1e-5, 1e-5
 # Ranks whose newest step is older than this are about to be ended, are ended, or begin.
 _STILL_S = 1.0
 _LOOK_EVERY_S = 0.02
@@ -230,8 +234,9 @@ def train(
 ) -> tuple[Measurement, list[str]]:
     """Train on the engine, in a workspace of this folder; its row, and what it told."""
     settings = TrainSettings(
-        steps=steps, checkpoint_every=CHECKPOINT_EVERY, keep_checkpoints=1, restarts=20, learning_rate=1e-4, track=()
-    )
+        steps=steps, checkpoint_every=CHECKPOINT_EVERY, keep_checkpoints=1, restarts=20, track=(),
+        learning_rate=LEARNING_RATE, min_learning_rate=LEARNING_RATE,
+    )  # fmt: skip
     recipe = engine.recipe.model_copy(update={"sweep": engine.sweep, "train": settings})
     workspace, told = Workspace(folder / "runs"), list[str]()
     row = run_training(
@@ -283,8 +288,7 @@ def assert_lasts(engine: Engine, plain: Engine, kinds: Counter[str], steps: int,
     layouts = [label for label, _ in groupby(event["layout"] for event in events)]
     first_change = next((int(e["saved_step"]) for e in events if e["layout"] != events[0]["layout"]), steps)
     assert losses[:first_change] == expected[:first_change]
-    # round-off of another layout, 1e-7 for 300 steps of this model, is 4e-4 by step 400; of other batches, far more
-    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses == pytest.approx(expected, rel=ROUND_OFF)
     # on one machine a device whose rank failed twice in a row is left out for an hour
     assert engine.lose_node is None or layouts[-1] == layouts[0], "it has grown again"
     shares = [parts["work"] / sum(parts.values()) for parts in (life.measured, life.predicted)]
