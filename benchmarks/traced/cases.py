@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -205,11 +205,13 @@ def trimaran(model: Model, mbs: int, seq_len: int, dtype: torch.dtype, *, on_cpu
     return Traced(f"Trimaran on a {where}", model, stack, mbs, seq_len, dtype, saved, TRIMARAN_PARTS, on_cpu=on_cpu)
 
 
-def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
-    """Megatron-Core 0.16.1's local layer, dropout off; only what its fused softmax keeps of the scores is counted.
+@contextlib.contextmanager
+def megatron_core_layer(model: Model, *, dropout: float) -> Iterator[Callable[[], nn.Module]]:
+    """What builds Megatron-Core's local layer in bf16 with its softmax unfused, on a fake process group of one rank.
 
-    That kernel wants CUDA, so the trace runs its fallback, whose fp32 copy counts apart (`unfused`).
+    Its fused softmax wants CUDA. Random numbers are the CPU's.
     """
+    import megatron.core.transformer.dot_product_attention as core
     import torch.distributed as dist
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -217,7 +219,6 @@ def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    model, dtype = load_model(name), torch.bfloat16
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch._dynamo.config.disable = True
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
@@ -225,24 +226,37 @@ def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
         config = TransformerConfig(
             num_layers=1, hidden_size=model.hidden, num_attention_heads=model.heads, ffn_hidden_size=model.ffn_hidden,
-            bf16=True, params_dtype=dtype, use_cpu_initialization=True, perform_initialization=False,
-            hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=True, gradient_accumulation_fusion=False,
-            masked_softmax_fusion=False,
+            bf16=True, params_dtype=torch.bfloat16, use_cpu_initialization=True, perform_initialization=False,
+            hidden_dropout=dropout, attention_dropout=dropout, bias_activation_fusion=True,
+            gradient_accumulation_fusion=False, masked_softmax_fusion=False,
         )  # fmt: skip
-        tracker = MagicMock()
-        tracker.return_value.fork = lambda *_: contextlib.nullcontext()
-        import megatron.core.transformer.dot_product_attention as core
-
-        core.tensor_parallel.get_cuda_rng_tracker = tracker
-        with fake_mode(dtype):
-            layer = build_module(get_gpt_layer_local_spec(), config=config, layer_number=1)
-            x = torch.empty(seq_len, mbs, model.hidden, dtype=dtype, requires_grad=True)
-            mask = torch.ones(1, 1, seq_len, seq_len, dtype=torch.bool)
-            saved = _kept(layer, lambda hidden: layer(hidden, attention_mask=mask), x, (mask,))
+        core.tensor_parallel.get_cuda_rng_tracker = lambda *_: NoTracker()
+        yield lambda: build_module(get_gpt_layer_local_spec(), config=config, layer_number=1)
     finally:
         torch._dynamo.config.disable = False
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+class NoTracker:
+    """Random numbers as they come: Megatron's tracker keeps states of a CUDA device."""
+
+    def fork(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        """The numbers of nothing in particular."""
+        return contextlib.nullcontext()
+
+
+def megatron_core(name: str, mbs: int, seq_len: int) -> Traced:
+    """Megatron-Core 0.16.1's local layer, dropout off; only what its fused softmax keeps of the scores is counted.
+
+    That kernel wants CUDA, so the trace runs its fallback, whose fp32 copy counts apart (`unfused`).
+    """
+    model, dtype = load_model(name), torch.bfloat16
+    with megatron_core_layer(model, dropout=0.0) as build, fake_mode(dtype):
+        layer = build()
+        x = torch.empty(seq_len, mbs, model.hidden, dtype=dtype, requires_grad=True)
+        mask = torch.ones(1, 1, seq_len, seq_len, dtype=torch.bool)
+        saved = _kept(layer, lambda hidden: layer(hidden, attention_mask=mask), x, (mask,))
     parts = {
         "input_layernorm": "norms", "pre_mlp_layernorm": "norms", "self_attention.linear_qkv": "qkv",
         "self_attention.core_attention": "attention", "self_attention.linear_proj": "projection", "": "residual",

@@ -305,7 +305,7 @@ def test_a_device_waits_longest_for_a_host_that_learns_of_tokens_after_they_came
     slow = case.calibrated(case.calibration.model_copy(update={"op_us": 2 * case.calibration.op_us}))
     grown = {}
     for word in ("alltoall", "deepep"):
-        text = f"dp8,ep8,etp1,dispatch-{word},mbs1,zero1,bf16"
+        text = f"dp8,ep8,etp1,dispatch-{word},mbs4,zero1,bf16"
         grown[word] = predicted(slow, text).time.ep - predicted(case, text).time.ep
     assert grown["deepep"] > grown["alltoall"] > 0.0
 

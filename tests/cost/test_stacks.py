@@ -156,7 +156,7 @@ def test_what_a_stack_extends_is_said_once() -> None:
     base, compiled = load_stack("torchtitan").model_dump(), load_stack("torchtitan-compiled").model_dump()
     differ = {name for name, value in base.items() if compiled[name] != value}
     assert differ == {
-        "name", "software", "rms_norm", "lean_activation", "selective_keeps", "precisions", "schedules",
+        "name", "software", "op_us", "rms_norm", "lean_activation", "selective_keeps", "precisions", "schedules",
         "overlaps_sends", "expert_overlaps",
     }  # fmt: skip
 

@@ -45,7 +45,7 @@ class Calibration(Noun):
     attention_pow2: float = Field(default=0.30, gt=0, description="the same in fp16 where head size is a power of two")
     unaligned: float = Field(default=0.06, gt=0, description="16-bit products whose sizes are no multiple of 8")
     memory: float = Field(default=0.75, gt=0, description="memory-bound kernels over memory bandwidth")
-    op_us: float = Field(default=12.0, gt=0, description="host time of one operator")
+    op_us: float = Field(default=26.0, gt=0, description="host time of one operator")
     random_cycles: float = Field(default=4.0, gt=0, description="CPU: drawing one element of a dropout, in one thread")
     fresh_gb_s: float = Field(default=20.0, gt=0, description="CPU: filling fresh pages where freed memory is not kept")
     intra_bandwidth: float = Field(default=0.70, gt=0, description="collectives inside a node over their ceiling")
@@ -76,7 +76,7 @@ class Calibration(Noun):
 
 def prior(cluster: Cluster, stack: Stack) -> Calibration:
     """What is believed of a cluster and a stack before any of their rows was measured."""
-    stated: dict[str, float] = {"dp_overlap": stack.overlap_dp}
+    stated: dict[str, float] = {"dp_overlap": stack.overlap_dp, "op_us": stack.op_us}
     if stack.fragmentation:
         stated["activation_scale"] = 1.0
     if cluster.device.matmul_share:

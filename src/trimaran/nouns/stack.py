@@ -48,6 +48,9 @@ class Stack(Noun):
     software: str = Field(default="", description="the software and its version or year, as a plan names it")
     framework: Literal["megatron", "torch", "gpipe", "oneflow", "trimaran"] = "torch"
     kernels_like: str = Field(default="", description="another stack whose measured kernels this one runs")
+    op_us: float = Field(
+        default=26.0, gt=0, description="GPU: host time of one operator by prior, measured by benchmarks/host_time.py"
+    )
     gathers_beside_products: bool = Field(
         default=False, description="collectives run beside the products all the time, and slow them"
     )
