@@ -4,9 +4,9 @@ Run by `python benchmarks/long_sequences.py`; writes benchmarks/results/long_seq
 24.03.01 (NeMo at 8cfedd720346, docs/source/performance/performance_long_sequence.md): degrees and TFLOPs alone, so
 that micro-batch, ZeRO and recompute are as the search chooses them. Nor is it said whose attention kernel ran, and long
 sequences are mostly attention. Transformer Engine of those months takes cuDNN's on Hopper unless it is told otherwise
-(v1.3 to v1.6, transformer_engine/pytorch/attention.py, "Select FusedAttention on sm90"), as it does today, but a cuDNN of
-those months, whose rate nobody has published. So predictions stand beside each other for cuDNN's of today, as the stack
-has it, and for FlashAttention-2's, at the rates that are published of both (arXiv 2407.08608).
+(v1.3 to v1.6, transformer_engine/pytorch/attention.py, "Select FusedAttention on sm90"), as it does today, but a cuDNN
+of those months, whose rate nobody has published. So predictions stand beside each other for cuDNN's of today, as the
+stack has it, and for FlashAttention-2's, at the rates that are published of both (arXiv 2407.08608).
 """
 
 from __future__ import annotations
