@@ -3,8 +3,10 @@
 Run by `python benchmarks/long_sequences.py`; writes benchmarks/results/long_sequences.md. Published by NVIDIA for NeMo
 24.03.01 (NeMo at 8cfedd720346, docs/source/performance/performance_long_sequence.md): degrees and TFLOPs alone, so
 that micro-batch, ZeRO and recompute are as the search chooses them. Nor is it said whose attention kernel ran, and long
-sequences are mostly attention: predictions stand beside each other for cuDNN's of today, as the stack has it, and for
-FlashAttention-2's, at the rates that are published of both (arXiv 2407.08608).
+sequences are mostly attention. Transformer Engine of those months takes cuDNN's on Hopper unless it is told otherwise
+(v1.3 to v1.6, transformer_engine/pytorch/attention.py, "Select FusedAttention on sm90"), as it does today, but a cuDNN
+of those months, whose rate nobody has published. So predictions stand beside each other for cuDNN's of today, as the
+stack has it, and for FlashAttention-2's, at the rates that are published of both (arXiv 2407.08608).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def main() -> None:
         "# Long sequences",
         "Llama-2-7B in fp8 on H100s, uncalibrated: `python benchmarks/long_sequences.py`. NeMo 24.03.01 published",
         "degrees and TFLOPs; the rest of each layout is what the search chooses. Which attention kernel ran is not",
-        "published: predicted are cuDNN's of today, and FlashAttention-2's.",
+        "published. Transformer Engine of those months took cuDNN's on Hopper unless told otherwise (v1.3 to v1.6,",
+        "`pytorch/attention.py`), of a cuDNN whose rate nobody has published: predicted are cuDNN's of today, and",
+        "FlashAttention-2's.",
         "",
         "| tokens | layout | TFLOPs published | cuDNN | FlashAttention-2 | of the first, published | cuDNN | "
         "FlashAttention-2 | GiB predicted |",

@@ -287,3 +287,53 @@ def test_a_mixture_that_no_model_can_say_is_refused_by_its_key(change: Config, s
     with pytest.raises(TrimaranError) as caught:
         model_from_config(SMALL | change, "small")
     assert says in str(caught.value)
+
+
+MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"intermediate_size": 0}, "intermediate_size is 0, expected a whole number from 1 on"),
+        ({"head_dim": 0}, "head_dim is 0, expected a whole number from 1 on"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers is '4', expected a whole number"),
+        ({"num_experts": True}, "num_experts is True, expected a whole number"),
+        ({"num_experts_per_tok": [2]}, "num_experts_per_tok is "),
+        ({"vocab_size": float("nan")}, "vocab_size is nan"),
+        ({"rope_theta": 0}, "rope_theta is 0, expected a number above 0"),
+        ({"rope_theta": "1e6"}, "rope_theta is '1e6', expected a number above 0"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob is 'false', expected true or false"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
+        ({"mlp_only_layers": 1}, "mlp_only_layers is 1, expected a list"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention', expected a list"),
+    ],
+    ids=str,
+)
+def test_a_value_that_its_key_cannot_have_is_refused_and_never_taken_for_the_default(change: Config, says: str) -> None:
+    with pytest.raises(TrimaranError) as caught:
+        model_from_config(SMALL | MIXTURE | change, "small")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_null_is_what_a_config_does_not_state_and_whole_floats_are_numbers() -> None:
+    stated = model_from_config(SMALL | MIXTURE | {"num_hidden_layers": 4}, "small")
+    null = {"head_dim": None, "rope_theta": None, "sliding_window": None, "layer_types": None, "mlp_only_layers": None}
+    assert model_from_config(SMALL | MIXTURE | {"num_hidden_layers": 4.0} | null, "small") == stated
+
+
+@pytest.mark.parametrize("change", [{"scoring_func": "softmax"}, {"topk_method": "greedy"}], ids=str)
+def test_a_router_that_a_family_does_not_have_is_refused(change: Config) -> None:
+    config = SMALL | LATENT | {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts_per_tok": 2}
+    config |= {"moe_intermediate_size": 16, "q_lora_rank": 8, "kv_lora_rank": 8}
+    assert model_from_config(config | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}, "small").experts == 8
+    with pytest.raises(TrimaranError, match=next(iter(change))):
+        model_from_config(config | change, "small")
+
+
+def test_a_config_without_its_family_is_told_what_it_lacks(tmp_path: Path) -> None:
+    config = {key: value for key, value in (SMALL | MIXTURE).items() if key != "model_type"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3MoeForCausalLM"]}))
+    with pytest.raises(TrimaranError, match="key 'model_type' is missing"):
+        load_model(str(tmp_path / "config.json"))

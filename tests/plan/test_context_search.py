@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +28,13 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
+from trimaran.planner import sizes
 from trimaran.planner.explain.ways_out import ways_out
-from trimaran.planner.planner import MANY_DEVICES, WORTH_DOUBLING, plan, searched
+from trimaran.planner.planner import plan, searched
 from trimaran.planner.search import search
-from trimaran.planner.search.settings import settings_from
+from trimaran.planner.search.search import Search
+from trimaran.planner.search.settings import PlanSettings, settings_from
+from trimaran.planner.sizes import MANY_DEVICES, WORTH_DOUBLING, search_of, with_sensible_size
 
 # All that a search can choose of axes, and little else, which other tests hold.
 STACK = Stack(
@@ -164,6 +169,32 @@ def test_a_search_within_a_value_finds_all_up_to_it_and_nothing_beyond(monkeypat
     values = whole.search().value
     for limit in (values[5] * (1 + 1e-9), values[0] * (1 - 1e-9)):
         assert replace(whole, within=limit).search().value.tolist() == values[values <= limit].tolist()
+
+
+@pytest.mark.parametrize(("model", "batch"), [("mixtral-8x7b", 64), ("llama3-8b", 16), ("llama3-8b", 1)])
+def test_a_size_is_worth_its_double_too_little_and_the_largest_are_not_searched(
+    model: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    workload = workload_of(model, batch).model_copy(update={"seq_len": 4096})
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("megatron-core"))
+    asked = []
+
+    def recorded(case: Case, settings: PlanSettings, *others: Any) -> Search:
+        asked.append(settings.devices)
+        return search_of(case, settings, *others)
+
+    monkeypatch.setattr(sizes, "search_of", recorded)
+    size = with_sensible_size(case, settings_from())[0].devices
+    assert size is not None
+    assert max(asked) <= 8 * size < case.cluster.devices / 4
+
+    def seconds(devices: int) -> float:
+        found = search_of(case, settings_from(devices=devices, top=1), 1).search().value
+        return float(found[0]) if len(found) else math.inf
+
+    assert seconds(size) < WORTH_DOUBLING * seconds(2 * size)
+    assert size == case.cluster.devices_per_node or seconds(size // 2) >= WORTH_DOUBLING * seconds(size)
 
 
 @pytest.mark.proof

@@ -37,6 +37,10 @@ def catalogue_names(kind: str) -> tuple[str, ...]:
 def load_model(name_or_path: str) -> Model:
     """A Model by catalogue name, TOML file, or Hugging Face `config.json`."""
     table, source = _table("models", name_or_path)
+    if "model_type" not in table and "architectures" in table:
+        raise TrimaranError(
+            f"{source}: key 'model_type' is missing, which says of what family a config.json is: add it"
+        )
     if "model_type" in table:
         try:
             return model_from_config(table, source)

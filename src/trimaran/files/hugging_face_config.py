@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from trimaran.files.hugging_face_families import DENSE, Config, InexpressibleError
 from trimaran.files.hugging_face_mixtures import MIXTURES
+from trimaran.files.hugging_face_values import checked_values
 from trimaran.files.hugging_face_written import DENSE_WRITTEN
 from trimaran.files.hugging_face_written_mixtures import MIXTURES_WRITTEN
 from trimaran.files.same_model import differing_fields
@@ -33,6 +34,10 @@ def model_from_config(config: Config, source: str) -> Model:
             f"{source}: model_type {quoted(kind)} is not one of {', '.join(FAMILIES)}: if its layers are those of one "
             f"of them, name that one"
         )
+    try:
+        config = checked_values(config)
+    except ValueError as error:
+        raise TrimaranError(f"{source}: {error}") from None
     try:
         fields = FAMILIES[kind](config)
         fields["vocab"] = config["vocab_size"]

@@ -92,6 +92,10 @@ def _deepseek(config: Config) -> Fields:
     usual = (("moe_layer_freq", 1), ("attention_bias", False), ("mlp_bias", False), ("rope_interleave", True))
     for key, value in (*usual, *of_v2):
         _refuse_unless(config, key, value)
+    # transformers scores by the family, whatever these two say
+    is_v2 = config.get("model_type") == "deepseek_v2"
+    _refuse_unless(config, "scoring_func", "softmax" if is_v2 else "sigmoid")
+    _refuse_unless(config, "topk_method", *(("group_limited_greedy", "greedy") if is_v2 else ("noaux_tc",)))
     latent = {
         "query_rank": config["q_lora_rank"] or 0,
         "kv_rank": config["kv_lora_rank"],

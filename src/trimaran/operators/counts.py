@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from trimaran.nouns.model import LayerKind, Model, padded_vocab
 from trimaran.nouns.stack import Stack
 from trimaran.operators.ends import head_operator
@@ -57,6 +59,7 @@ def head_forward_operations(model: Model, seq_len: int, tp: int = 1) -> float:
     return forward_operations((head_operator(Part.whole(model, seq_len), padded_vocab(model.vocab, tp)),))
 
 
+@lru_cache(maxsize=4096)  # a search makes hundreds of grids, whose layouts have a few dozens of TP
 def head_in_layers(model: Model, seq_len: int, tp: int = 1) -> float:
     """How many layers the last stage's end weighs, head and modules for further tokens; stage splits use it."""
     end = head_forward_operations(model, seq_len, tp) + further_tokens_forward_operations(

@@ -12,7 +12,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import each_of, estimate_each
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.placed.topology import differs
-from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS, devices_of
+from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
 from trimaran.layout.choices import APART, COUNTS
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, violations
@@ -27,12 +27,11 @@ from trimaran.planner.explain.ways_out import ways_out
 from trimaran.planner.on_groups import plan_on_groups
 from trimaran.planner.plan import Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
-from trimaran.planner.search.candidates import Proposer
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.search import Ranking, Search
 from trimaran.planner.search.settings import PlanSettings, settings_from
 from trimaran.planner.search.sieve import Sieve, take
-from trimaran.planner.search.space import space_of
+from trimaran.planner.sizes import enough_devices, on_devices, search_of, with_sensible_size
 
 # An entry that beats the first with at least this chance cannot be told apart from it.
 RIVAL_CHANCE = 0.25
@@ -40,12 +39,6 @@ RIVAL_CHANCE = 0.25
 # errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
-# Clusters of more devices than this are not used whole unless somebody says so: as many devices are planned on as
-# make training at least so many times as fast as half of them do, which is 80% of what doubling could bring.
-MANY_DEVICES = 1024
-WORTH_DOUBLING = 1.6
-# How often as many devices are tried where nothing fits.
-DOUBLINGS = 5
 # The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
 # ranked by that.
 SIMULATED = 1000
@@ -120,69 +113,13 @@ def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
     )
 
 
-def with_sensible_size(case: Case, settings: PlanSettings) -> tuple[PlanSettings, str]:
-    """Settings that say how many devices to use, and the sentence why, empty where nobody has to be told.
-
-    Where a plan for the fastest training names no number, on a cluster of more than MANY_DEVICES.
-    """
-    cluster, objective = case.cluster, settings.objective
-    is_open = not (settings.devices or settings.device_counts or objective.limited) and objective.goal == "time"
-    if not is_open or cluster.devices <= MANY_DEVICES:
-        return settings, ""
-    size, gain = cluster.devices, WORTH_DOUBLING
-    seconds, used = _fastest(case, settings, size)
-    while math.isfinite(seconds) and size > cluster.devices_per_node:
-        half = size // 2 // cluster.devices_per_node * cluster.devices_per_node or cluster.devices_per_node
-        # The fastest on more devices than it uses is the fastest on as many as it uses.
-        limit = seconds * WORTH_DOUBLING
-        slower, used = (seconds, used) if used <= half else _fastest(case, settings, half, limit)
-        if slower >= limit:
-            break
-        size, seconds, gain = half, slower, slower / seconds
-    sized = settings.model_copy(update={"devices": size})
-    if size == cluster.devices:
-        return sized, ""
-    return sized, (
-        f"{size} of the {cluster.devices} devices of {cluster.name} are planned on: twice as many would train "
-        f"{gain:.2f} times as fast, and less than {WORTH_DOUBLING:g} times is not worth them; --devices states another "
-        f"number"
-    )
-
-
-def _fastest(case: Case, settings: PlanSettings, devices: int, within: float = math.inf) -> tuple[float, int]:
-    """Seconds a sequence of the fastest layout on at most so many devices, by the closed form, and how many it uses.
-
-    inf and all of them where none fits, or none takes at most `within`.
-    """
-    ranking = _search(case, settings.model_copy(update={"devices": devices, "top": 1}), 1, within).search()
-    if not len(ranking.value):
-        return math.inf, devices
-    return float(ranking.value[0]), int(devices_of(ranking.rows)[0])
-
-
-def _enough_devices(case: Case, settings: PlanSettings, devices: int) -> int:
-    """The first of twice, four times, ... so many devices on which some layout fits, or 0."""
-    several = () if settings.device_counts else (devices * 2**doubling for doubling in range(1, DOUBLINGS + 1))
-    return next((more for more in several if math.isfinite(_fastest(case, settings, more)[0])), 0)
-
-
-def _search(case: Case, settings: PlanSettings, most: int, within: float = math.inf) -> Search:
-    """The search that the settings ask for, which ranks so many at most, of a value of `within` at most."""
-    cap = settings.devices or case.cluster.devices
-    case = case.on(on_devices(case.cluster, cap))
-    about = case.workload, case.cluster, case.stack
-    space = space_of(*about, cap, settings.fixed, tolerant=settings.gbs_tolerance > 0)
-    proposer = Proposer(space, Sieve(*about), settings, cap)
-    return Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top, within)
-
-
 def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:
     """The search that the settings ask for, and what it ranked, the best SIMULATED (or as many as asked) by simulation.
 
     Raises TrimaranError where that is nothing.
     """
     settings.objective.check(case.workload, case.cluster)
-    search = _search(case, settings, max(settings.top, SIMULATED))
+    search = search_of(case, settings, max(settings.top, SIMULATED))
     ranking = search.search()
     if not len(ranking.value) and ranking.over_limit and not ranking.unmet:
         search, ranking = _offloaded(case, settings) or (search, ranking)
@@ -200,26 +137,11 @@ def _offloaded(case: Case, settings: PlanSettings) -> tuple[Search, Ranking] | N
         return None
     for word in case.stack.offloads:
         asked = settings.model_copy(update={"fixed": {**settings.fixed, "offload": word}})
-        search = _search(case, asked, max(settings.top, SIMULATED))
+        search = search_of(case, asked, max(settings.top, SIMULATED))
         ranking = search.search()
         if len(ranking.value):
             return search, ranking
     return None
-
-
-def on_devices(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster, with more nodes of the same kind where it has fewer than `devices`.
-
-    Raises TrimaranError where its nodes are of several kinds.
-    """
-    if devices <= cluster.devices:
-        return cluster
-    if cluster.groups:
-        raise TrimaranError(
-            f"devices {devices}, but the groups of {cluster.name} have {cluster.devices}: state more nodes of a "
-            f"group, or fewer devices"
-        )
-    return cluster.model_copy(update={"nodes": -(-devices // cluster.devices_per_node)})
 
 
 def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
@@ -314,7 +236,7 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
                 return f"no layout is valid; for example, {unfit.layout}: {violation.sentence}"
         limit = float(memory_limit_gib(case.cluster, np.array([unfit.layout.devices]), search.mem_margin)[0])
         settings = search.proposer.settings
-        helps = ways_out(unfit.layout, case, limit, settings.fixed, _enough_devices(case, settings, devices))
+        helps = ways_out(unfit.layout, case, limit, settings.fixed, enough_devices(case, settings, devices))
         return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}{helps}"
     sieve, counts = search.proposer.sieve, search.proposer.settings.device_counts
     if sieve.emptied is None and counts:

@@ -27,11 +27,12 @@ from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence, pla
 from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.explain.measured_notes import measured_notes
 from trimaran.planner.plan import Plan
-from trimaran.planner.planner import on_devices, plan_with, searched
+from trimaran.planner.planner import plan_with, searched
 from trimaran.planner.search.batches import batch_of, with_batch
 from trimaran.planner.search.search import Ranking, Search
 from trimaran.planner.search.settings import PlanSettings
 from trimaran.planner.search.space import FIXABLE
+from trimaran.planner.sizes import on_devices
 
 Verdict = Literal["ranked", "slower", "does not fit", "refused"]
 # Layouts among which a rank is given.

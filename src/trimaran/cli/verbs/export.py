@@ -62,7 +62,8 @@ def export(
     from trimaran.layout.rules import check_layout
     from trimaran.nouns.noun import TrimaranError
     from trimaran.planner.export.exporters import exporter_of, first_exported
-    from trimaran.planner.planner import on_devices, plan_with
+    from trimaran.planner.planner import plan_with
+    from trimaran.planner.sizes import on_devices
     from trimaran.planner.why import complete
 
     starts = exporter_of(to, for_version).starts  # a word that is not known is told before a search of seconds

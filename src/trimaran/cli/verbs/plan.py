@@ -81,7 +81,8 @@ def plan(
 
     from trimaran.cli.question import question_of
     from trimaran.planner.goodput.forecast import forecast
-    from trimaran.planner.planner import on_devices, plan_with
+    from trimaran.planner.planner import plan_with
+    from trimaran.planner.sizes import on_devices
     from trimaran.report.forecasts import forecast_lines
     from trimaran.report.planned import FIELDS, as_json, explanation, headline, ramp_up_table, records
     from trimaran.report.tables import render

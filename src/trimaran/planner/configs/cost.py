@@ -21,7 +21,7 @@ from trimaran.planner.configs.read import read_config
 from trimaran.planner.configs.resolve import Given, layout_of
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
-from trimaran.planner.planner import on_devices
+from trimaran.planner.sizes import on_devices
 
 # The stack of a trainer's configuration that says no more of it.
 _STACKS = {"megatron-lm": "megatron-core", "torchtitan": "torchtitan", "deepspeed": "deepspeed"}
