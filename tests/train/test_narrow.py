@@ -101,7 +101,7 @@ def test_a_training_in_fp8_follows_that_in_bf16(
     model = as_deep_as(parse_layout(layout), model)
     wide = pool.run(make_job(f"{layout},bf16", model=model)).losses
     narrow = pool.run(make_job(f"{layout},fp8", model=model)).losses
-    assert narrow == pytest.approx(wide, rel=2e-2)
+    assert narrow == pytest.approx(wide, rel=4e-3)
     assert narrow != wide
     assert narrow[-1] < narrow[0] - 0.4
 
