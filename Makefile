@@ -45,6 +45,9 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 packages lint parsers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not proof" || $(BIN)/python -m pytest $(ALONE) -m "not proof"
 
+# How many steps of most layouts `make proof` lays beside one process's; the listed ones train 20 in any case.
+STEPS ?= 3
+proof: export TRIMARAN_PROOF_STEPS = $(STEPS)
 proof: packages $(STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --no-loadscope-reorder -m "proof" || $(BIN)/python -m pytest $(ALONE) -m "proof"
 

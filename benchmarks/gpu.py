@@ -3,8 +3,9 @@
     python benchmarks/gpu.py [--steps 12] [--smoke] [--results DIR]
 
 24 layers, hidden 2048, 16 heads, vocabulary 50304, sequence 2048, 32 sequences a step in micro-batches of 4; bf16
-with fp32 master weights, AdamW, clipping, real text as bytes. Trimaran with and without recompute, and a loop after
-nanoGPT (`peers/plain_pytorch.py`, autocast), compiled and not. A run's time is the median of its steps after the
+with fp32 master weights, AdamW, clipping, real text as bytes. Trimaran with and without recompute, and with the
+layers' products in fp8; and a loop after nanoGPT (`peers/plain_pytorch.py`, autocast), compiled and not. What a device
+cannot do is told as failed. A run's time is the median of its steps after the
 first four; MFU is model operations, nothing recomputed, over the card's own matmul rate as measured here. Writes
 RESULTS/DEVICE.md. Where no CUDA device is at hand it says so in RESULTS/gpu.md. `--smoke` runs the same code on the
 CPU at a small size.
@@ -55,6 +56,7 @@ class Contender:
     name: str
     program: tuple[str, ...]
     recompute: str = ""
+    precision: str = "bf16"
     options: tuple[str, ...] = ()
 
 
@@ -63,6 +65,7 @@ CONTENDERS = (
     Contender("plain PyTorch, torch.compile", PLAIN, options=("--compile",)),
     Contender("Trimaran", TRIMARAN),
     Contender("Trimaran, recompute", TRIMARAN, recompute=",recompute-full"),
+    Contender("Trimaran, fp8", TRIMARAN, precision="fp8"),
 )
 
 
@@ -100,7 +103,7 @@ def run(
     contender: Contender, workload: Workload, mbs: int, device: str, data_dir: Path, out_dir: Path, steps: int
 ) -> tuple[float, float] | str:
     """Seconds per iteration, and peak memory in GiB, of one run; how it ended where it failed."""
-    layout = parse_layout(f"dp1,mbs{mbs},bf16{contender.recompute}")
+    layout = parse_layout(f"dp1,mbs{mbs},{contender.precision}{contender.recompute}")
     job = TrainJob(
         workload=workload,
         layout=layout,

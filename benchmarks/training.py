@@ -14,7 +14,8 @@ parallelism or TP; and the first workload on 4 ranks, a thread each, whose pairs
 sharding).
 
 A mixture of experts of Mixtral's kind: 4 layers, hidden 384, 8 experts of an inner width of 768, of which each token
-goes to 2 and none is dropped, without losses of the load; the rest is as in the first workload.
+goes to 2 and none is dropped, without losses of the load; the rest is as in the first workload. torchtitan has EP only
+beside FSDP2, so that Trimaran's EP runs with whole weights and with ZeRO 3.
 
 A run replaces its part of benchmarks/results/training.md; peers that are not installed are left out.
 """
@@ -104,10 +105,13 @@ CONTENDERS = (
 )
 MIXTURE_CONTENDERS = (
     Contender("transformers' Mixtral, accelerate", HUGGING_FACE, "mbs8", "accelerate"),
+    Contender("torchtitan's mixture", TORCHTITAN, "mbs8", "torchtitan"),
     Contender("Trimaran", TRIMARAN, "mbs8"),
     Contender("transformers' Mixtral, accelerate DDP", HUGGING_FACE, "dp2,mbs4", "accelerate"),
     Contender("Trimaran, DP", TRIMARAN, "dp2,mbs4"),
+    Contender("torchtitan's mixture, EP, FSDP2", TORCHTITAN, "dp2,ep2,mbs4,fsdp", "torchtitan"),
     Contender("Trimaran, EP", TRIMARAN, "dp2,ep2,mbs4"),
+    Contender("Trimaran, EP, ZeRO 3", TRIMARAN, "dp2,ep2,mbs4,fsdp"),
 )
 LONG_CONTENDERS = (
     Contender("plain PyTorch", PLAIN, "mbs1"),

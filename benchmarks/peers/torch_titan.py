@@ -1,27 +1,40 @@
-"""torchtitan's Llama under its own FSDP2 or 1F1B pipeline.
+"""torchtitan's Llama under its own FSDP2 or 1F1B pipeline, or its mixture of experts alone or with EP.
 
     python benchmarks/peers/torch_titan.py JOB.json
 
 torchtitan has no GPT-2, so this is its Llama 3 of the same hidden size, layers and heads, with a SwiGLU of 2/3 the
 inner width: products of the same operations, rotary positions, RMSNorm, an untied head. Model, parallelisation,
 loss and clipping are torchtitan's; its loop wants tokenizers and data sets of its own, so the loop is a peer's.
+A mixture is its Qwen3 without norms of queries and keys, whose router then is Mixtral's: softmax, the chosen ones'
+scores over their sum, no loss of the load. Its experts run one by one in fp32, since its grouped products are bf16
+alone. Under EP it shards all other weights by FSDP2, which it cannot do without.
 Its tensor parallelism is not among the contenders: on gloo with PyTorch 2.13 a first backward was still waiting after
 a minute.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
-from unittest.mock import MagicMock
+from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-# the shim: torchtitan takes a machine without an accelerator for one with CUDA, and reads the Triton kernels of its
-# mixtures of experts, which no Llama calls
+KERNELS = "torchtitan.models.moe.kernels"
+# the shim: torchtitan takes a machine without an accelerator for one with CUDA, imports Triton for the indices of its
+# mixtures' tokens, which it can make without, and counts integers by an operator that a CPU has for floats alone
 torch._utils._get_available_device_type = lambda: "cpu"
-sys.modules["torchtitan.models.moe.kernels"] = MagicMock()
+with mock.patch.dict(sys.modules, {"triton": mock.MagicMock(), "triton.language": mock.MagicMock()}):
+    [titan] = importlib.util.find_spec("torchtitan").submodule_search_locations
+    spec = importlib.util.spec_from_file_location(KERNELS, f"{titan}/models/moe/kernels.py")
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+kernels.generate_permute_indices = partial(kernels.generate_permute_indices, use_cpu=True)
+sys.modules[KERNELS] = kernels
+torch.histc = lambda x, bins, min, max: torch.bincount(x, minlength=bins)
 
 from peer import Peer
 from torch import Tensor
@@ -33,6 +46,10 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
+from torchtitan.models.moe import MoEArgs
+from torchtitan.models.qwen3.infra.parallelize import parallelize_qwen3
+from torchtitan.models.qwen3.model.args import Qwen3ModelArgs
+from torchtitan.models.qwen3.model.model import Qwen3Model
 
 from trimaran.nouns.model import Model, padded_vocab
 
@@ -51,6 +68,35 @@ def arguments_of(model: Model, seq_len: int) -> TransformerModelArgs:
     )
 
 
+def mixture_of(model: Model, seq_len: int, dtype: torch.dtype) -> Qwen3ModelArgs:
+    """The mixture in torchtitan's terms."""
+    return Qwen3ModelArgs(
+        dim=model.hidden,
+        n_layers=model.layers,
+        n_heads=model.heads,
+        n_kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=padded_vocab(model.vocab, 1),
+        hidden_dim=model.ffn_hidden,
+        rope_theta=model.rotary_theta,
+        qk_norm=False,
+        max_seq_len=seq_len,
+        enable_weight_tying=model.tied_embedding,
+        moe_enabled=True,
+        moe_inter_dim=model.moe_ffn_hidden,
+        moe_args=MoEArgs(
+            num_experts=model.experts,
+            num_shared_experts=0,
+            score_func="softmax",
+            route_norm=True,
+            score_before_experts=False,
+            top_k=model.top_k,
+            use_grouped_mm=dtype == torch.bfloat16,
+            load_balance_coeff=None,
+        ),
+    )
+
+
 def config_of(peer: Peer) -> JobConfig:
     """The job in torchtitan's terms."""
     config, layout = JobConfig(), peer.layout
@@ -59,6 +105,7 @@ def config_of(peer: Peer) -> JobConfig:
     config.training.dtype = DTYPES[peer.dtype]
     config.training.mixed_precision_param = config.training.mixed_precision_reduce = DTYPES[peer.dtype]
     config.activation_checkpoint.mode = "none"
+    config.parallelism.expert_parallel_degree = layout.ep
     config.parallelism.pipeline_parallel_schedule = "1F1B"
     config.parallelism.pipeline_parallel_microbatch_size = layout.mbs
     if layout.pp == 2:
@@ -77,11 +124,16 @@ def main() -> None:
     layout, device = peer.layout, torch.device("cpu")
     dist.init_process_group("gloo")
     config = config_of(peer)
-    arguments = arguments_of(peer.model, peer.job.workload.seq_len)
+    seq_len, parallelize = peer.job.workload.seq_len, parallelize_llama
     shards = layout.dp if layout.zero_stage == 3 else 1
-    dims = ParallelDims(layout.dp // shards, shards, 1, 1, layout.pp, 1, 1, peer.world_size)
+    dims = ParallelDims(layout.dp // shards, shards, 1, 1, layout.pp, layout.ep, 1, peer.world_size)
     with torch.device("meta"):
-        whole = Transformer(arguments).to(peer.dtype)
+        if peer.model.experts:
+            arguments, parallelize = mixture_of(peer.model, seq_len, peer.dtype), parallelize_qwen3
+            whole = Qwen3Model(arguments).to(peer.dtype)
+        else:
+            arguments = arguments_of(peer.model, seq_len)
+            whole = Transformer(arguments).to(peer.dtype)
     schedule = None
     reports = peer.rank == 0
     if layout.pp > 1:
@@ -89,7 +141,7 @@ def main() -> None:
             whole, dims, config, device, arguments, parallelize_llama, cross_entropy_loss
         )
     else:
-        parts = [parallelize_llama(whole, dims, config)]
+        parts = [parallelize(whole, dims, config)]
     for part in parts:
         part.to_empty(device=device)
         with torch.no_grad():
@@ -115,7 +167,8 @@ def main() -> None:
 
     def step(text: Tensor) -> float:
         loss = forward_backward(text)
-        utils.clip_grad_norm_(parameters, peer.job.train.clip_grad, foreach=True, pp_mesh=dims.get_optional_mesh("pp"))
+        pipeline, has_ep = dims.get_optional_mesh("pp"), dims.ep_enabled
+        utils.clip_grad_norm_(parameters, peer.job.train.clip_grad, foreach=True, pp_mesh=pipeline, ep_enabled=has_ep)
         optimizer.step()
         optimizer.zero_grad()
         return loss

@@ -62,9 +62,9 @@ def test_mfu_is_the_tflops_of_its_row_over_the_peak_that_is_said(trimaran: Run) 
 
 
 def test_a_precision_that_the_stack_lacks_is_refused_in_one_line(trimaran: Run) -> None:
-    done = trimaran("plan", *SMALL, "--fix", "precision=fp8")
+    done = trimaran("plan", *SMALL, "--fix", "precision=mxfp8")
     assert done.returncode == 2
-    assert "precision fp8 is not one of" in done.stderr
+    assert "precision mxfp8 is not one of trimaran's" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

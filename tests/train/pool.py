@@ -85,18 +85,23 @@ def _run_job(
 
 
 def _logits(trainer: Any) -> Any:
-    """This replica's part of the first global batch as (sequences, s, vocabulary) on the last stage's first TP rank."""
+    """This replica's part of the first global batch as (sequences, s, vocabulary) on the last stage's first rank."""
     import torch
     from torch import Tensor
 
     from trimaran.train.model.tensor_parallel import sum_backward
 
     stage, tp, loss, found = trainer.stage, trainer.mesh.tp, trainer.stage.loss, []
+    sequence = trainer.mesh.sequence
 
     def loss_and_logits(x: Tensor, targets: Tensor, scale: float) -> Tensor:
         shown = loss(x, targets, scale)
         local = sum_backward(x, tp) @ stage.head._matrix.t()
         whole = torch.cat(tp.all_gather(local.contiguous()), dim=-1)[..., : stage.head.model.vocab]
+        if sequence.group.size > 1:
+            parts = sequence.group.all_gather(whole.contiguous())
+            places = [sequence.positions(part.shape[1], part.device, rank) for rank, part in enumerate(parts)]
+            whole = torch.cat(parts, dim=1)[:, torch.cat(places).argsort()]
         cap = stage.head.model.logit_softcap
         found.append(torch.tanh(whole / cap) * cap if cap else whole)
         return shown
@@ -105,7 +110,7 @@ def _logits(trainer: Any) -> Any:
     tokens, targets, documents = trainer._batch(trainer._sampler, 0, trainer.global_batch)
     with torch.no_grad():
         trainer.engine.evaluate(tokens, targets, 1.0, documents)
-    return torch.cat(found).numpy() if found and tp.index == 0 else None
+    return torch.cat(found).numpy() if found and tp.index == sequence.group.index == 0 else None
 
 
 def _run_course(trainer: Any, poison: tuple[int, ...]) -> RankResult:

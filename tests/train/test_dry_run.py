@@ -55,6 +55,7 @@ DEEPSEEK = LATENT.model_copy(
 STACK, CLUSTER = load_stack("trimaran"), load_cluster("dgx-h100")
 CASES = (
     (LLAMA, "dp1,mbs2,bf16", 0),
+    (LLAMA, "dp4,tp2,pp2,mbs1,zero1,sp,fp8", 0),
     (LLAMA, "dp4,tp2,pp2,mbs1,zero1,sp,bf16", 0),
     (LLAMA, "dp4,tp2,pp2,mbs1,zero1,sp,bf16", 1),
     (LLAMA, "dp2,tp2,mbs2,fsdp,bf16,recompute-full", 0),
@@ -75,6 +76,7 @@ CASES = (
     (LLAMA, "dp8,shard2,tp2,mbs1,zero1,bf16,compress-fp16", 0),
     (LLAMA, "dp4,pp2,mbs1,bf16,local8,compress-int8", 1),
     (MIXTURE, "dp1,mbs2,bf16", 0),
+    (MIXTURE, "dp8,ep2,etp2,mbs1,zero1,fp8", 0),
     (MIXTURE, "dp8,ep2,etp2,mbs1,zero1,bf16", 0),
     (MIXTURE, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 1),
     (MIXTURE, "dp4,ep4,mbs1,bf16,recompute-full", 0),

@@ -18,14 +18,21 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.device_kind import lacks_eight_bit
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.model.flash_kernels import attend, attend_backward
+from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
 from trimaran.train.run.device import choose_device
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand")
 on_two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two CUDA devices are at hand")
+
+on_an_eight_bit_device = pytest.mark.skipif(
+    not torch.cuda.is_available() or lacks_eight_bit(torch.device("cuda", 0)) is not None,
+    reason="no CUDA device with 8-bit products is at hand",
+)
 
 
 def losses(job: TrainJob) -> list[float]:
@@ -68,6 +75,35 @@ def test_a_device_s_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout:
 def test_two_devices_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
     on_cpu = losses(make_job("dp1,mbs24"))
     assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_an_eight_bit_device
+@pytest.mark.parametrize("recompute", ["", ",recompute-full"])
+def test_a_device_s_fp8_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], recompute: str) -> None:
+    """Both cast the same numbers; what they add up in another order, 16 bit round apart."""
+    layout = f"dp1,mbs8,fp8{recompute}"
+    on_cpu = losses(make_job(layout))
+    assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=5e-3)
+
+
+@pytest.mark.gpu
+@on_an_eight_bit_device
+@pytest.mark.parametrize(("tokens", "out", "into"), [(64, 48, 96), (21, 24, 40)])
+def test_a_device_s_8_bit_products_are_the_cpu_s(tokens: int, out: int, into: int) -> None:
+    numbers = torch.Generator().manual_seed(1)
+    x, dy, matrix = (
+        torch.randn(shape, generator=numbers).bfloat16() for shape in ((tokens, into), (tokens, out), (out, into))
+    )
+    found = []
+    for device in ("cpu", "cuda"):
+        grads = torch.zeros(out, into, device=device)
+        gradient = cast_gradient(dy.to(device))
+        add_narrow_product(grads, gradient, x.to(device))
+        products = (narrow_linear(x.to(device), matrix.to(device)), narrow_product(gradient, matrix.to(device)), grads)
+        found.append([each.float().cpu() for each in products])
+    for on_cpu, on_device in zip(*found, strict=True):
+        torch.testing.assert_close(on_device, on_cpu, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.gpu
@@ -119,6 +155,7 @@ def test_the_benchmark_s_program_runs_at_a_small_size_on_the_cpu(tmp_path: Path)
     rows = [line for line in written.read_text().splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[0] for row in rows[1:]] == [
         "| plain PyTorch", "| plain PyTorch, torch.compile", "| Trimaran", "| Trimaran, recompute",
+        "| Trimaran, fp8",
     ]  # fmt: skip
 
 
@@ -138,6 +175,23 @@ def test_what_goes_down_a_pipeline_has_a_communicator_of_its_own_on_a_device() -
         assert mesh is not None and mesh.pp.handle is not mesh.pp_returning.handle
     finally:
         dist.destroy_process_group()
+
+
+def test_fp8_is_refused_on_a_device_without_8_bit_products(
+    make_job: Callable[..., TrainJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda mode: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    job = make_job("dp1,mbs24,fp8").model_copy(update={"device": "cuda"})
+    with pytest.raises(TrimaranError, match=r"fp8 needs .* 8\.9 or later, but cuda:0 is of .* 8\.0: set prec"):
+        choose_device(job)
+    assert not chosen
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert choose_device(job) == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(("count", "local_rank", "index"), [(1, 0, 0), (1, 3, 0), (4, 3, 3), (2, 2, None)])

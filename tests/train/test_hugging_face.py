@@ -16,6 +16,7 @@ from pool import Pool
 from test_gpt import make_trainer
 from test_worker import run_ranks
 from trimaran.files.catalogue import load_model
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
@@ -86,7 +87,10 @@ KINDS: dict[str, Any] = {
 }  # fmt: skip
 # Families beside the first ones; the logits of these are compared on several layouts.
 FAMILIES = tuple(kind for kind in KINDS if kind.split(",")[0] not in ("gpt2", "bloom", "llama"))
-LAYOUTS = ("tp2,mbs4,sp", "pp2,mbs4", "dp2,mbs4,fsdp", "mbs8", "dp2,tp2,pp2,mbs2,zero1")
+LAYOUTS = (
+    "tp2,mbs4,sp", "pp2,mbs4", "dp2,mbs4,fsdp", "mbs8", "dp2,tp2,pp2,mbs2,zero1", "dp4,shard2,mbs2,fsdp", "cp2,mbs4",
+    "cp4,mbs4,cp-all_gather", "cp2,mbs4,cp-ulysses", "cp2,tp2,pp2,mbs4,sp",
+)  # fmt: skip
 
 
 def hugging_face_model(kind: str) -> Any:
@@ -138,10 +142,16 @@ def test_logits_are_those_of_transformers_both_ways(theirs: tuple[Any, Path], tm
 def test_logits_are_those_of_transformers_on_every_layout(
     pool: Pool, make_job: Callable[..., TrainJob], tmp_path: Path, kind: str, layout: str
 ) -> None:
-    reference = hugging_face_model(kind)
-    reference.save_pretrained(tmp_path)
-    model = load_model(str(tmp_path / "config.json"))
-    job = make_job(layout, model=model, global_batch=8, init_from=str(tmp_path))
+    if kind == "gemma2" and parse_layout(layout).cp > 1 and "ulysses" not in layout:
+        pytest.skip("a cap of scores is refused where attention is to parts of the keys")
+    assert_logits(pool, make_job, layout, hugging_face_model(kind), tmp_path)
+
+
+def assert_logits(pool: Pool, make_job: Callable[..., TrainJob], layout: str, reference: Any, folder: Path) -> None:
+    """Ranks that begin with the weights of theirs give its logits of the first batch."""
+    reference.save_pretrained(folder)
+    model = load_model(str(folder / "config.json"))
+    job = make_job(layout, model=model, global_batch=8, init_from=str(folder))
     text = torch.from_numpy(Sampler(Tokens(Path(job.data_dir)), 16, job.train.seed).batch(0, 8))
     with torch.no_grad():
         expected = reference(text[:, :-1]).logits

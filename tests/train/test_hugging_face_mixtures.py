@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pool import Pool
 from test_gpt import CPU, make_trainer
-from test_hugging_face import VOCAB, losses_at_start, some_tokens
+from test_hugging_face import VOCAB, assert_logits, losses_at_start, some_tokens
 from trimaran.files.catalogue import load_model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
@@ -96,6 +97,27 @@ def test_logits_of_mixtures_are_those_of_transformers_both_ways(tmp_path: Path, 
     config = str(tmp_path / "back" / "config.json")
     untrained = {"name", "mtp_depth"}
     assert load_model(config).model_dump(exclude=untrained) == source.model.model_dump(exclude=untrained)
+
+
+LAYOUTS = (
+    "dp4,ep2,etp2,mbs2", "mbs8", "dp2,ep2,mbs4,fsdp", "tp2,mbs4,sp,ep2,etp1", "tp2,mbs4,sp", "pp2,mbs4", "cp2,ep2,mbs4",
+    "cp2,tp2,mbs4,sp,ep4,etp1,cp-all_gather", "dp2,tp2,pp2,mbs2,sp,ep4,etp1,zero1",
+)  # fmt: skip
+OF_EACH_FAMILY = ("mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, layout, marks=[] if layout == LAYOUTS[number] else pytest.mark.proof)
+        for number, kind in enumerate(OF_EACH_FAMILY)
+        for layout in LAYOUTS
+    ],
+)
+def test_logits_of_mixtures_are_those_of_transformers_on_every_layout(
+    pool: Pool, make_job: Callable[..., TrainJob], tmp_path: Path, kind: str, layout: str
+) -> None:
+    assert_logits(pool, make_job, layout, theirs(kind), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
 def test_latent_attention_agrees_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=LATENT, steps=3)), reference.run(LATENT, steps=3))
+    assert_same(pool.run(make_job(layout, model=LATENT, steps=FEW_STEPS)), reference.run(LATENT, steps=FEW_STEPS))
 
 
 @pytest.mark.proof

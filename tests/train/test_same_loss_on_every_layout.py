@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +20,8 @@ from trimaran.protocol.job import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
 # The first step shows losses and gradients, the next ones what the optimizer made of them; what a course of 20 steps
-# shows besides is shown on the layouts that are listed by hand.
-FEW_STEPS = 3
+# shows besides is shown on the layouts that are listed by hand, and on all of them by `make proof STEPS=20`.
+FEW_STEPS = int(os.environ.get("TRIMARAN_PROOF_STEPS", "3"))
 
 # Between them: every axis alone and with the others, TP of 3 and 8, every schedule, ZeRO stage and kind of data
 # parallelism, every recompute, slices of the sequence, a split and a placement of its own.
@@ -288,7 +289,7 @@ def test_shared_sequences_and_parts_of_replicas_agree_everywhere(
 def test_models_with_other_traits_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
-    assert_same(pool.run(make_job(layout, model=model, steps=3)), reference.run(model, steps=3))
+    assert_same(pool.run(make_job(layout, model=model, steps=FEW_STEPS)), reference.run(model, steps=FEW_STEPS))
 
 
 @pytest.mark.proof

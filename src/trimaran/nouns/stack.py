@@ -199,6 +199,9 @@ class Stack(Noun):
     gathers_casts: bool = Field(
         default=False, description="sharded weights are cast for their products before they are gathered"
     )
+    slices_casts: bool = Field(
+        default=True, description="sequence parallelism gathers what was cast for a product, where its format allows"
+    )
     grouped_products: GroupedProducts = Field(
         default="one_by_one",
         description="experts' products: one kernel for all, kernels of their own on several streams, or one by one",

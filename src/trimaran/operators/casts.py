@@ -68,7 +68,8 @@ def casts_of(precision: Precision, stack: Stack, device: Device) -> Casts:
     both = narrow.one_direction or by_block or device.transposes_fp8
     read, orders = WIDE_BYTES * (2.0 if scans else 1.0), 2.0 if both else 1.0
     gathered = float(stack.gathers_casts and narrow.gathers)
-    return Casts(narrow.element_bytes + scale, read, orders, gathered, float(narrow.gathers_inputs))
+    sliced = float(stack.slices_casts and narrow.gathers_inputs)
+    return Casts(narrow.element_bytes + scale, read, orders, gathered, sliced)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from trimaran.nouns.hardware.measured import AttentionTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct
 from trimaran.probe.timing import undisturbed_seconds
+from trimaran.train.comm.device_kind import lacks_eight_bit
+from trimaran.train.model.narrow import Cast, cast, narrow_matrix_product
 
 DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
 _CHAIN = 32
@@ -77,6 +79,34 @@ def matmul_rates(
         MatmulRate(precision=precision, m=m, n=n, k=k, tflops=2.0 * m * n * k * len(times) / sum(times) / 1e12)
         for (precision, m, n, k), times in by_shape.items()
     )
+
+
+def eight_bit_tflops(
+    products: Sequence[ProbedProduct], rounds: int, device: torch.device, limit_s: float = math.inf
+) -> float:
+    """The best TFLOP/s of forward products of matrices that are 8 bit already; 0 on a GPU that has none.
+
+    CPUs have them too, made of others and slower than in bf16, which no plan should choose: 0 there as well.
+    """
+    if device.type != "cuda" or lacks_eight_bit(device) is not None:
+        return 0.0
+    return eight_bit_rate(products, rounds, device, limit_s)
+
+
+def eight_bit_rate(
+    products: Sequence[ProbedProduct], rounds: int, device: torch.device, limit_s: float = math.inf
+) -> float:
+    """The same on a device that has such products."""
+    operands = Operands(device)
+
+    def prepare(case: ProbedProduct) -> Callable[[], Tensor]:
+        left: Cast = cast(operands.matrix(case.m, case.k, torch.bfloat16))
+        right = cast(operands.matrix(case.n, case.k, torch.bfloat16, offset=case.m * case.k))
+        return lambda: narrow_matrix_product(left, right)
+
+    forward = [case for case in products if case.orientation == "forward"]
+    seconds = undisturbed_seconds(forward, prepare, rounds, device, limit_s)
+    return max(2.0 * case.m * case.n * case.k / time_s / 1e12 for case, time_s in seconds.items())
 
 
 def attention_times(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from trimaran.nouns.probed_model import PartTime
-from trimaran.probe.alone import attention_times, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
+from trimaran.probe.alone import attention_times, eight_bit_tflops, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
 from trimaran.probe.parts import part_times
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
@@ -75,6 +75,7 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         mem_bandwidth_gb_s=memory_bandwidth_gb_s(settings.stream_mib, settings.rounds, device),
         op_overhead_us=op_overhead_us(settings.rounds, device),
         matmul=matmul,
+        eight_bit_tflops=eight_bit_tflops(settings.products, settings.rounds, device, settings.limit_s),
         attention=attention_times(settings.attention, settings.precisions, settings.rounds, device, settings.limit_s),
         collectives=collectives,
         contention=slower,

@@ -19,6 +19,7 @@ class ProbeResult(Noun):
     mem_bandwidth_gb_s: float = Field(gt=0)
     op_overhead_us: float = Field(gt=0)
     matmul: tuple[MatmulRate, ...]
+    eight_bit_tflops: float = Field(default=0.0, ge=0, description="best rate of 8-bit products; 0: it has none")
     attention: tuple[AttentionTime, ...]
     collectives: tuple[CollectiveTime, ...]
     contention: tuple[Contention, ...]

@@ -18,6 +18,7 @@ from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.hardware.measured import CollectiveTime
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.precision import Rate
 from trimaran.nouns.probed_model import ProbedModel
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
@@ -53,10 +54,12 @@ def measure(settings: ProbeSettings, name: str) -> Cluster:
 def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Cluster:
     """The cluster file's content: one node, its slots, and everything measured."""
     on_cpu = settings.device == "cpu"
-    peaks = {
+    peaks: dict[Rate, float] = {
         precision: max(rate.tflops for rate in result.matmul if rate.precision == precision)
         for precision in settings.precisions
     }
+    if result.eight_bit_tflops:
+        peaks["fp8"] = result.eight_bit_tflops
     threads = settings.threads_per_rank
     device = Device(
         name=f"{result.device_name}, {threads} core{'s' if threads > 1 else ''}" if on_cpu else result.device_name,

@@ -62,7 +62,7 @@ class FlatWeights:
     """Weights, gradients and master weights of one rank.
 
     * fp32: weights and gradients in fp32.
-    * fp16, bf16: weights in 16 bit for computing, master weights and summed gradients in fp32.
+    * fp16, bf16, fp8: weights in 16 bit for computing, master weights and summed gradients in fp32.
     * bf16_pure: everything in bf16.
 
     `owned` are the spans whose master weights and optimizer state this rank holds, in the rank's flat
@@ -102,6 +102,7 @@ class FlatWeights:
         )
 
         self.places: dict[str, Place] = {}
+        eight_bit = PRECISIONS[layout.precision].narrow is not None
         for name, (owner, attribute, spec) in declared.items():
             holders = mesh.holders[spec.kind]
             values = local_part(initial(name, spec), spec, holders)
@@ -113,6 +114,7 @@ class FlatWeights:
             # .data: a gather that fills the memory again is no change that autograd has to see
             weight = Weight(unit.weights.data[in_unit].view(values.shape))
             weight.main_grad = unit.grads.data[in_unit].view(values.shape)
+            weight.eight_bit = eight_bit
             weight.register_post_accumulate_grad_hook(_move_to_main_grad)  # type: ignore[no-untyped-call]
             setattr(owner, attribute, weight)
             self.places[name] = Place(weight, spec, span, holders)

@@ -15,6 +15,7 @@ from torch import Tensor
 from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
+from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
 from trimaran.train.model.product import goes_through_fp32, linear, product
 from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
 
@@ -124,21 +125,32 @@ class _Linear(torch.autograd.Function):
         ctx.weight, ctx.bias, ctx.group = weight, bias, group
         matrix = weight.view(-1, x.shape[-1])
         x = x if group is None else gathered(x, group)
-        return linear(x, matrix, None if bias is None else bias.view(-1))
+        ctx.shape = x.shape
+        return (narrow_linear if weight.eight_bit else linear)(x, matrix, None if bias is None else bias.view(-1))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
         weight, bias, group, width = ctx.weight, ctx.bias, ctx.group, x.shape[-1]
+        narrow_dy = cast_gradient(dy) if weight.eight_bit else None
 
         def add_gradients() -> None:
             rows, columns = dy.reshape(-1, dy.shape[-1]), x if group is None else gathered(x, group)
-            add_product(weight.main_grad.view(-1, width), rows, columns.reshape(-1, width))
+            main_grad = weight.main_grad.view(-1, width)
+            if narrow_dy is None:
+                add_product(main_grad, rows, columns.reshape(-1, width))
+            else:
+                add_narrow_product(main_grad, narrow_dy, columns)
             if bias is not None:
                 bias.main_grad.view(-1).add_(rows.sum(0))
 
         weight.accumulate(add_gradients)
-        dx = product(dy, weight.view(-1, width))
+        matrix = weight.view(-1, width)
+        dx = (
+            product(dy, matrix)
+            if narrow_dy is None
+            else narrow_product(narrow_dy, matrix).reshape(*dy.shape[:-1], width)
+        )
         return dx if group is None else summed_slice(dx, group), None, None, None
 
 

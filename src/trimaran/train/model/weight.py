@@ -62,9 +62,11 @@ class Weight(nn.Parameter):
     `main_grad` is a view into the rank's flat gradient buffer. The matrix products of the backward add into it
     directly, so a weight's gradient is written once per micro-batch and never exists a second time. A zero-bubble
     schedule takes these products out of the backward: they wait in `deferred` until the schedule comes to them.
+    Where it is `eight_bit` a layer's linear products with it read 8 bit (narrow.py).
     """
 
     main_grad: Tensor
+    eight_bit: bool = False
     deferred: list[Callable[[], None]] | None = None
 
     def accumulate(self, add: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 # Where the factors of a matrix product stand among the arguments of an operator that makes one.
 _FACTORS = {
     "mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2),
+    "_scaled_mm": (0, 1),
 }  # fmt: skip
 # Matrix products of a flash kernel, forward and backward, each as wide as queries and keys, and as wide as values.
 _FLASH = {

@@ -7,8 +7,10 @@ import os
 import torch
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.protocol.environment import LOCAL_RANK
 from trimaran.protocol.job import TrainJob
+from trimaran.train.comm.device_kind import EIGHT_BIT_CAPABILITY, lacks_eight_bit
 
 
 def choose_device(job: TrainJob) -> torch.device:
@@ -27,5 +29,17 @@ def choose_device(job: TrainJob) -> torch.device:
         )
     # a scheduler may show every rank its own device alone (srun --gpus-per-task=1)
     device = torch.device("cuda", local_rank if count > 1 else 0)
+    _check_precision(job.layout.precision, device)
     torch.cuda.set_device(device)
     return device
+
+
+def _check_precision(precision: PrecisionName, device: torch.device) -> None:
+    """Raise TrimaranError where the device has no products of the precision's 8-bit format."""
+    lacks = lacks_eight_bit(device) if PRECISIONS[precision].narrow is not None else None
+    if lacks is not None:
+        least = ".".join(map(str, EIGHT_BIT_CAPABILITY))
+        raise TrimaranError(
+            f"precision {precision} needs an NVIDIA device of compute capability {least} or later, but {device} is "
+            f"{lacks}: set precision to bf16"
+        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.precision import Rate
 from trimaran.protocol.job import TrainJob
 
 
@@ -17,7 +20,7 @@ def check_supported(job: TrainJob) -> None:
     """
     layout = job.layout.model_copy(update={"stage_split": job.stage_split})
     device = Device(
-        kind="gpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1.0, mem_bandwidth_gb_s=1.0,
+        kind="gpu", peak_tflops=dict.fromkeys(get_args(Rate), 1.0), mem_gib=1.0, mem_bandwidth_gb_s=1.0,
         host_link_gb_s=1.0, host_mem_gb_s=1.0,
     )  # fmt: skip
     link = Link(bandwidth_gbps=1.0, latency_us=0.0)

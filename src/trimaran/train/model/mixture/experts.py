@@ -14,6 +14,7 @@ from trimaran.nouns.model import Model
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
+from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
 from trimaran.train.model.product import product
 from trimaran.train.model.recompute import made_again_and_used, made_and_used
 from trimaran.train.model.tensor_parallel import add_product
@@ -34,10 +35,34 @@ def grouped(x: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor:
     return y
 
 
+def narrow_grouped(x: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor:
+    """The same in 8 bit, each expert's rows and matrix with a scale of their own."""
+    y = x.new_empty(len(x), matrices.shape[1])
+    for expert, rows in spans(counts):
+        y[rows] = narrow_linear(x[rows], matrices[expert])
+    return y
+
+
 def grouped_weight_gradient(grads: Tensor, dy: Tensor, x: Tensor, counts: Sequence[int]) -> None:
     """grads[e] += dy_e^T x_e for each expert e: (experts, out, in), (rows, out) and (rows, in)."""
     for expert, rows in spans(counts):
         add_product(grads[expert], dy[rows], x[rows])
+
+
+def narrow_grouped_backward(dy: Tensor, x: Tensor, weight: Weight, counts: Sequence[int]) -> Tensor:
+    """The gradient (rows, in) of x, of that of the result (rows, out), in 8 bit; weight gradients are accumulated."""
+    shape = (len(counts), -1, x.shape[1])
+    matrices, dx = weight.view(shape), torch.empty_like(x)
+    casts = [(expert, rows, cast_gradient(dy[rows])) for expert, rows in spans(counts)]
+
+    def add_gradients() -> None:
+        for expert, rows, narrow_dy in casts:
+            add_narrow_product(weight.main_grad.view(shape)[expert], narrow_dy, x[rows])
+
+    weight.accumulate(add_gradients)
+    for expert, rows, narrow_dy in casts:
+        dx[rows] = narrow_product(narrow_dy, matrices[expert])
+    return dx
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -47,12 +72,14 @@ class _GroupedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Weight, counts: Sequence[int]) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.counts = weight, counts
-        return grouped(x, weight.view(len(counts), -1, x.shape[1]), counts)
+        return (narrow_grouped if weight.eight_bit else grouped)(x, weight.view(len(counts), -1, x.shape[1]), counts)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         weight, counts = ctx.weight, ctx.counts
+        if weight.eight_bit:
+            return narrow_grouped_backward(dy, x, weight, counts), None, None
 
         shape = (len(counts), -1, x.shape[1])
         weight.accumulate(lambda: grouped_weight_gradient(weight.main_grad.view(shape), dy, x, counts))
