@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from trimaran.nouns.noun import Noun
-from trimaran.planner.goodput.expected import Faulty, expected
 from trimaran.study.training.events import Event, EventKind
 from trimaran.study.training.lasting import wait_s
 
@@ -161,14 +160,16 @@ def _held(fault: Event) -> bool:
 def _lost_s(found: Parts, faults: int, saved: float, not_saved: int) -> float:
     """Seconds of steps that are made again, at the rate r by which the closed form expects as many faults.
 
-    By its exp(r L) - 1 = faults (1 - q) / checkpoints, for stretches of L seconds of which a share q is not saved.
+    By its exp(r L) - 1 = faults (1 - q) / checkpoints, for stretches of L seconds of which a share q is not saved. The
+    tries of stretches then take faults / r in all, and those that are kept are the work and the checkpoints.
     """
+    if not faults:
+        return 0.0
     refused = not_saved / (saved + not_saved)
     grows = faults * (1.0 - refused) / saved
     stretches = saved / (1.0 - refused / (1.0 + grows))
-    every_s, save_s = found.work / stretches, found.checkpoints / stretches
-    rate = math.log1p(grows) / (every_s + save_s)
-    return expected(Faulty(found.work, rate, every_s, save_s, detect_s=0.0, restart_s=0.0, refused=refused)).lost_s
+    kept_s = found.work + found.checkpoints
+    return faults * kept_s / (stretches * math.log1p(grows)) - kept_s
 
 
 def _waits_s(struck: Sequence[_Struck]) -> float:
