@@ -100,6 +100,16 @@ def test_snapshots_that_nodes_hold_leave_less_to_lose(tmp_path: Path) -> None:
     assert life_of(folder).predicted["lost"] == pytest.approx(held_s / 2, rel=0.05)
 
 
+def test_starts_that_were_killed_before_a_step_are_expected_to_take_what_they_took(tmp_path: Path) -> None:
+    folder = trained_folder(tmp_path)
+    before = life_of(folder)
+    path = folder.with_name(EVENTS)
+    heading, began, *rows = path.read_text().splitlines(keepends=True)
+    # five commands were killed with all that they had started, and left the one row that they began with
+    path.write_text("".join([heading, *[began] * 6, *rows]))
+    assert life_of(folder).measured == before.measured and life_of(folder).predicted == before.predicted
+
+
 def test_nothing_is_expected_where_no_first_start_is_known(crashed: Callable[..., dict[str, float]]) -> None:
     assert crashed(first=False) == {}
 

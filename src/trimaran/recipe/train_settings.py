@@ -12,6 +12,8 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 # What a training does at a step whose loss or gradient is bad.
 OnBadLoss = Literal["stop", "skip", "go_back"]
 
+# What counts restarts elsewhere holds 32 bits (maxRestarts of a JobSet); nobody starts as often.
+MOST_RESTARTS = 100_000
 # What a learning-rate schedule may be stated in.
 SCHEDULE_UNITS = ("steps", "samples", "tokens")
 
@@ -71,7 +73,10 @@ class TrainSettings(Noun):
         description="seconds between snapshots that nodes hold in memory for each other; 0: none",
     )
     restarts: int = Field(
-        default=3, ge=0, description="starts anew after faults, in a row without a newer checkpoint; 0: none"
+        default=3,
+        ge=0,
+        le=MOST_RESTARTS,
+        description="starts anew after faults, in a row without a newer checkpoint; 0: none",
     )
     keep_checkpoints: int = Field(default=3, gt=0, description="the newest so many are kept")
     on_bad_loss: OnBadLoss = Field(

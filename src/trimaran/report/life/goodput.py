@@ -123,8 +123,13 @@ def predicted(events: Sequence[Event], found: Parts, step_s: Sequence[float], sn
         lost=_lost_s(found, in_steps, kept, not_kept),
         restarts=sum(one.event.seconds or 0.0 for one in struck) + start_s * (in_steps + grown + in_starts / 2),
         waiting=in_queue_s * (lost + grown) + _waits_s(struck),
-        other=(start_s + in_queue_s) * len(sessions(events)),
+        other=(start_s + in_queue_s) * sum(any(map(_made_steps, session)) for session in sessions(events)),
     )
+
+
+def _made_steps(event: Event) -> bool:
+    """Whether it says that the ranks of a command made a step; one that is killed before that has no time at all."""
+    return event.event in (EventKind.FIRST_STEP, EventKind.WENT_ON)
 
 
 @dataclass(frozen=True)
