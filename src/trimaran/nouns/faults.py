@@ -8,6 +8,8 @@ from trimaran.nouns.noun import Noun
 
 # Faults of one device in a day: one in three million years, ten in a second.
 RAREST, MOST_FREQUENT = 1e-9, 1e6
+# What counts restarts elsewhere holds 32 bits (maxRestarts of a JobSet); nobody starts a training anew as often.
+MOST_RESTARTS = 100_000
 
 
 class Faults(Noun):

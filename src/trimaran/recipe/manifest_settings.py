@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trimaran.nouns.faults import MOST_RESTARTS
 from trimaran.nouns.noun import Noun
-from trimaran.recipe.train_settings import MOST_RESTARTS
 
 # The pods' names, NAME-node-0-NUMBER, are host names of at most 63 characters.
 LONGEST_NAME = 40

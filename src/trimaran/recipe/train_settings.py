@@ -6,14 +6,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimaran.nouns.faults import MOST_RESTARTS
 from trimaran.nouns.noun import Noun
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 # What a training does at a step whose loss or gradient is bad.
 OnBadLoss = Literal["stop", "skip", "go_back"]
 
-# What counts restarts elsewhere holds 32 bits (maxRestarts of a JobSet); nobody starts as often.
-MOST_RESTARTS = 100_000
 # What a learning-rate schedule may be stated in.
 SCHEDULE_UNITS = ("steps", "samples", "tokens")
 
