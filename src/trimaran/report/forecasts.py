@@ -43,6 +43,7 @@ def forecast_lines(found: Forecast | None, days: float | None) -> str:
         lines.append(f"  on spot devices, one fault every {found.spot.hours_between_faults:.3g} h: {_days(found.spot)}")
     if found.spot_never is not None:
         lines.append(f"  on spot devices: {found.spot_never}")
+    lines += [f"  measured: {sentence}" for sentence in found.measured]
     return "\n".join([*lines, *(f"  assumed: {sentence}" for sentence in found.assumptions)])
 
 

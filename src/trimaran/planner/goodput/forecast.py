@@ -18,6 +18,7 @@ from trimaran.planner.goodput.expected import (
     young_s,
 )
 from trimaran.planner.goodput.layouts import DAY_S, FewerNodes, LayoutUnderFaults, UnderFaults, faulty_training
+from trimaran.planner.goodput.recovery import Recovery, with_measured
 from trimaran.planner.goodput.simulate import simulated_s
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.search.settings import PlanSettings
@@ -57,6 +58,7 @@ class Forecast(Noun):
     faults_of: str
     source: str
     assumptions: tuple[str, ...]
+    measured: tuple[str, ...] = ()
     layout: str
     devices: int
     hours_between_faults: float
@@ -86,10 +88,11 @@ class Forecast(Noun):
     spot_never: str | None = None
 
 
-def forecast(case: Case, planned: Plan, settings: PlanSettings) -> Forecast | None:
+def forecast(case: Case, planned: Plan, settings: PlanSettings, recovery: Recovery | None = None) -> Forecast | None:
     """The best layout's training on machines that fail; None where no tokens are stated, or no faults are known.
 
-    The cluster's own faults count; of GPUs whose cluster states none, published ones. Raises TrimaranError where
+    The cluster's own faults count; of GPUs whose cluster states none, published ones. What these do not state is taken
+    from what a training has measured of its `recovery`, where it has. Raises TrimaranError where
     faults come so fast that the training never ends.
     """
     entry, cluster = planned.best, case.cluster
@@ -102,8 +105,11 @@ def forecast(case: Case, planned: Plan, settings: PlanSettings) -> Forecast | No
             return None
         faults = load_faults(USUAL_FAULTS)
         assumptions = (f"faults are those of {USUAL_FAULTS}, since cluster {cluster.name} states none: --faults does",)
+    measured: tuple[str, ...] = ()
+    if recovery is not None:
+        faults, measured = with_measured(faults, recovery)
     price = mean_of_devices(entry.layout, cluster, lambda nodes: nodes.price_per_device_hour)
-    found = _forecast(case, planned, entry, faults, price, assumptions)
+    found = _forecast(case, planned, entry, faults, price, assumptions).model_copy(update={"measured": measured})
     training, _ = faulty_training(case, entry, faults)
     under_faults = UnderFaults(case, faults, settings)
     more_known = {"fewer_nodes": under_faults.fewer_nodes(entry, training), "layouts": under_faults.ranked(planned)}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from trimaran.nouns.noun import Noun
-from trimaran.study.training.events import Event, EventKind
+from trimaran.study.training.events import FAULTS, Event, EventKind, seconds_between
 from trimaran.study.training.lasting import wait_s
 
-# What ends a start of the ranks without being asked for.
-FAULTS = frozenset({EventKind.CRASH, EventKind.HANG, EventKind.FAIL, EventKind.LOST, EventKind.OOM, EventKind.TIMEOUT})
 # The parts of a training's time, and what each is.
 LEGEND = {
     "work": "steps that were kept",
@@ -48,11 +45,6 @@ class Parts(Noun):
         """Shares of the whole by part."""
         total_s = self.total_s or 1.0
         return {part: seconds / total_s for part, seconds in self.seconds().items()}
-
-
-def seconds_between(first: str, last: str) -> float:
-    """Seconds from one time of a row to another."""
-    return (datetime.datetime.fromisoformat(last) - datetime.datetime.fromisoformat(first)).total_seconds()
 
 
 def sessions(events: Sequence[Event]) -> list[list[Event]]:

@@ -17,9 +17,9 @@ from trimaran.nouns.noun import LARGEST, Noun, TrimaranError, first_error
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.steps_log import standing
-from trimaran.report.life.goodput import FAULTS, LEGEND, Parts, measured, predicted, seconds_between
+from trimaran.report.life.goodput import LEGEND, Parts, measured, predicted
 from trimaran.store.importers.json_text import json_object, number_in
-from trimaran.study.training.events import EVENTS, LONGEST_S, Event, EventKind, events_of
+from trimaran.study.training.events import EVENTS, FAULTS, LONGEST_S, Event, EventKind, events_of, seconds_between
 from trimaran.study.training.folders import events_of_folder
 
 # Points that a curve is drawn from.
