@@ -45,6 +45,52 @@ def test_a_simulation_agrees_with_the_closed_form(training: Faulty) -> None:
     assert runs.mean() == pytest.approx(expected(training).total_s, rel=0.02)
 
 
+def _drawn(number: int) -> Faulty:
+    """Some training: faults from one in 100 s to one in 12 days, which strike it once in ten trainings to 300 times."""
+    chance = np.random.default_rng(number)
+
+    def between(low: float, high: float) -> float:
+        return float(10 ** chance.uniform(low, high))
+
+    between_s = between(2, 6)
+    training = Faulty(
+        work_s=between_s * between(-1, 2.5), rate=1 / between_s, every_s=1.0, save_s=between_s * between(-4, 0),
+        detect_s=between_s * between(-3, -0.5), restart_s=between_s * between(-3, 0.2),
+    )  # fmt: skip
+    if number % 2:
+        training = replace(
+            training, away_share=between(-1, 0), repair_s=between_s * between(-1, 1), spares=int(chance.integers(8))
+        )
+    factor = between(-0.5, 0.5) if number % 3 == 0 else 1.0
+    return replace(training, every_s=factor * best_interval_s(training.save_s, training.rate))
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_a_simulation_agrees_wherever_a_training_may_be(number: int) -> None:
+    training = _drawn(number)
+    short = training.work_s * training.rate < 3  # one fault more or less is much
+    runs = simulated_s(training, runs=100_000 if short else 2_000, seed=number)
+    assert runs.mean() == pytest.approx(expected(training).total_s, rel=0.02)
+
+
+def test_a_training_shorter_than_the_best_interval_saves_once() -> None:
+    training = replace(LARGE, work_s=600, every_s=3600, save_s=30, rate=1 / HOUR)
+    assert expected(training).checkpoints_s == 30
+    # 630 seconds that a fault begins anew: (exp(r L) - 1) / r, and restarts
+    lost = math.expm1(630 / HOUR) * HOUR - 630
+    assert expected(training).lost_s == pytest.approx(lost)
+    assert simulated_s(training, 50_000, seed=1).mean() == pytest.approx(expected(training).total_s, rel=0.01)
+
+
+def test_a_part_of_very_many_faults_stands_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = replace(LARGE, rate=1 / 900)  # 9,000 faults
+    in_part = simulated_s(training, 200, seed=1)
+    monkeypatch.setattr("trimaran.planner.goodput.simulate._PLAYED_FAULTS", 10**9)
+    whole = simulated_s(training, 200, seed=2)
+    assert in_part.mean() == pytest.approx(whole.mean(), rel=0.005)
+    assert in_part.std() == pytest.approx(whole.std(), rel=0.2)
+
+
 def test_a_simulation_repeats_by_its_seed() -> None:
     assert np.array_equal(simulated_s(LARGE, 10, seed=3), simulated_s(LARGE, 10, seed=3))
     assert not np.array_equal(simulated_s(LARGE, 10, seed=3), simulated_s(LARGE, 10, seed=4))
@@ -84,6 +130,8 @@ QUESTION = ("plan", "--model", "gpt3-13b", "--cluster", "dgx-h100", "--devices",
 
 def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
     told = trimaran(*QUESTION, "--tokens", "300e9", "--price", "2").stdout
+    assert "waiting for nodes 0.00%; 0.25 faults in the mean" in told
+    assert "expected 11.7 min (P50 " in trimaran(*QUESTION, "--tokens", "3e8").stdout
     assert "days and cost above assume that nothing fails. With the faults of llama3-h100" in told
     assert "assumed: faults are those of llama3-h100, since cluster dgx-h100 states none" in told
     assert "assumed: a restart takes 15 minutes" in told and ", P90 " in told
@@ -130,5 +178,16 @@ def test_stated_faults_are_answered_with_spares_spot_and_fewer_nodes(trimaran: R
     faults.write_text("faults = 1e6\ndays = 1\ndevices = 64\n")
     refused = trimaran(*question, "--tokens", "300e9")
     assert refused.returncode == 2 and "the training never ends" in refused.stderr
+    # a restart of 15 times the time between faults ends once in millions of tries: told at once, not played
+    faults.write_text("faults = 64\ndays = 1\ndevices = 64\nrestart_s = 20000\n")
+    refused = trimaran(*question, "--tokens", "300e9")
+    assert refused.returncode == 2 and "the training never ends, 0.00% of its time would be work" in refused.stderr
+    faults.write_text("faults = 80\ndays = 10\ndevices = 64\npreemptions_per_device_day = 1e4\n")
+    told = trimaran(*question, "--tokens", "300e9")
+    assert told.returncode == 0 and "on spot devices: faults: one every 0 s" in told.stdout, told.stderr
+    for rate in ("faults = 1e-300\ndays = 1", "faults = 1\ndays = 1e-300"):
+        faults.write_text(f"{rate}\ndevices = 1\n")
+        refused = trimaran(*question, "--tokens", "300e9")
+        assert refused.returncode == 2 and "of one device in a day: state between" in refused.stderr
     faults.write_text("faults = 1\ndays = 1\n")
     assert "devices" in trimaran(*question).stderr

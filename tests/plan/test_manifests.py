@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from command import run, tiny_recipe
 from trimaran.api import workload_of
@@ -26,6 +27,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.export.exporters import EXPORTERS, export
 from trimaran.planner.export.start import Start
 from trimaran.recipe.manifest_settings import ManifestSettings
+from trimaran.recipe.train_settings import TrainSettings
 
 SCHEMAS = Path(__file__).with_name("manifest_schemas")
 GPT, TRIMARAN = workload_of("gpt3-1b3", 512), load_stack("trimaran")
@@ -218,6 +220,27 @@ def test_what_skypilot_sees_to_itself_is_refused_and_names_are_labels() -> None:
         export(parse_layout("dp4"), GPT, load_stack("megatron-core"), "jobset", start=start())
     with pytest.raises(TrimaranError, match="none is given"):
         export(parse_layout("dp4"), GPT, TRIMARAN, "jobset")
+
+
+@pytest.mark.parametrize("to", MANAGERS)
+def test_a_volume_lies_beside_what_else_is_mounted(to: str) -> None:
+    taken = ["/tmp/trimaran/", "/tmp"] if to == "skypilot" else ["/dev/shm", "/dev/shm/runs", "/etc/trimaran", "/etc"]
+    for runs in taken:
+        with pytest.raises(TrimaranError, match=f"manifest.runs is {runs}, and the manifest mounts /[a-z/]* besides"):
+            written(to, begin=start(runs=runs))
+    for runs in ("/", "//", "/runs/../etc", "/./runs", "runs"):
+        with pytest.raises(ValidationError, match="runs"):
+            start(runs=runs)
+    assert "/data/.cache/x/" in export(parse_layout("dp4"), GPT, TRIMARAN, to, start=start(runs="/data/.cache/x/"))
+
+
+def test_what_kubernetes_would_refuse_is_refused_before() -> None:
+    assert start(node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "pool": ""})
+    for selector in ({"a b": "x"}, {"pool": "a b"}, {"-x": "y"}, {"pool": "x" * 64}, {"A.com/x": "y"}):
+        with pytest.raises(ValidationError, match="node_selector"):
+            start(node_selector=selector)
+    with pytest.raises(ValidationError, match="restarts"):
+        TrainSettings(restarts=10**12)
 
 
 ASKED = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "512", "--layout", "dp8,mbs2,bf16")

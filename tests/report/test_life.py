@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from trimaran.recipe.train_settings import TrainSettings
 from trimaran.report.life.goodput import LEGEND
 from trimaran.report.life.life_page import life_page
 from trimaran.report.life.record import life_of
-from trimaran.study.training.events import EVENTS, Event, EventKind, EventLog
+from trimaran.study.training.events import EVENTS, Event, EventKind, EventLog, set_events_aside
+from trimaran.study.training.folders import set_aside
 from trimaran.study.training.lasting import WAITS_S
 from watched_page import Watched
 from whole_text import SCHEMES, SIZES, unreadable
@@ -96,6 +98,16 @@ def test_snapshots_that_nodes_hold_leave_less_to_lose(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(f",{LOST},{LOST * STEP_S},", f",4,{4 * STEP_S},"))
     held_s = TrainSettings().snapshot_seconds
     assert life_of(folder).predicted["lost"] == pytest.approx(held_s / 2, rel=0.05)
+
+
+def test_starts_that_were_killed_before_a_step_are_expected_to_take_what_they_took(tmp_path: Path) -> None:
+    folder = trained_folder(tmp_path)
+    before = life_of(folder)
+    path = folder.with_name(EVENTS)
+    heading, began, *rows = path.read_text().splitlines(keepends=True)
+    # five commands were killed with all that they had started, and left the one row that they began with
+    path.write_text("".join([heading, *[began] * 6, *rows]))
+    assert life_of(folder).measured == before.measured and life_of(folder).predicted == before.predicted
 
 
 def test_nothing_is_expected_where_no_first_start_is_known(crashed: Callable[..., dict[str, float]]) -> None:
@@ -232,6 +244,33 @@ def test_a_row_is_whole_whatever_a_full_disk_left_of_the_file(tmp_path: Path, th
     life = life_of(folder)
     assert [mark["why"] for mark in life.marks[-2:]] == ["a b", "a b"]
     assert path.read_text().count("saved_step") == 1
+
+
+def test_a_training_that_was_set_aside_is_reported_with_its_own_events(tmp_path: Path) -> None:
+    folder = trained_folder(tmp_path / "study")
+    whole = life_of(folder)
+    (tmp_path / "study/events-3.csv").write_text("of a training whose folder was removed\n")
+    kept = set_aside([folder])[folder]
+    set_events_aside(folder.with_name(EVENTS), kept)
+    assert kept.name == "train-4", "a folder and its events have one number, which no other has"
+    begun_anew = trained_folder(tmp_path / "study/other")
+    shutil.copytree(begun_anew, folder)
+    # of the training begun anew only its beginning is told
+    rows = begun_anew.with_name(EVENTS).read_text().splitlines(keepends=True)
+    folder.with_name(EVENTS).write_text("".join(rows[:2]))
+    assert life_of(kept).marks == whole.marks and life_of(kept).measured == whole.measured
+    assert len(life_of(folder).marks) == 1
+
+
+def test_what_one_start_of_a_training_left_is_not_taken_for_a_training(tmp_path: Path) -> None:
+    folder = trained_folder(tmp_path / "study")
+    start = set_aside([folder])[folder]
+    shutil.copytree(start, folder)
+    with pytest.raises(TrimaranError, match=rf"train-1 is what one start of a training left.*report {folder}$"):
+        life_of(start)
+    set_events_aside(folder.with_name(EVENTS), set_aside([folder])[folder])
+    with pytest.raises(TrimaranError, match=r"report .*train-2$"):
+        life_of(start)
 
 
 def test_a_training_is_reported_from_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from trimaran.nouns.workload import Workload
 from trimaran.planner.search.settings import PlanSettings, fixed_choices, settings_from
 
 if TYPE_CHECKING:
+    from trimaran.planner.goodput.recovery import Recovery
     from trimaran.recipe.recipe import Recipe
     from trimaran.recipe.sweep_settings import SweepSettings
     from trimaran.recipe.train_settings import TrainSettings
@@ -33,12 +34,25 @@ _MOST_PRICE = 1e9
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """The case that a verb is asked about, and what of its recipe counts beside; if its stack is assumed."""
+    """The case that a verb is asked about, and what of its recipe counts beside; if its stack is assumed.
+
+    `training` is the folder of the recipe's training, where that is on the cluster that is asked about.
+    """
 
     case: Case
     sweep: SweepSettings | None
     assumes_stack: bool = False
     recipe_train: TrainSettings | None = None
+    training: Path | None = None
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What the recipe's training has measured of its faults, where it has trained on this cluster."""
+        if self.training is None:
+            return None
+        from trimaran.study.training.recovered import recovery_in
+
+        return recovery_in(self.training, self.case.workload.model)
 
     @property
     def train(self) -> TrainSettings:
@@ -92,7 +106,9 @@ def question_of(
         raise TrimaranError(f"--faults {faults} is counted over a whole training: state its extent, as --tokens 1e12")
     case = Case.of(workload, known_cluster, known_stack, known_calibration)
     assumed = base is None and stack is None
-    return PlanQuestion(case, base.sweep if base else None, assumed, base.train if base else None)
+    # of another cluster than the recipe's nothing was measured there
+    training = runs / base.name / "train" if base and cluster is None else None
+    return PlanQuestion(case, base.sweep if base else None, assumed, base.train if base else None, training)
 
 
 def _recipe(path: Path) -> Recipe:

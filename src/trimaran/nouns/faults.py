@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trimaran.nouns.noun import Noun
+
+# Faults of one device in a day: one in three million years, ten in a second.
+RAREST, MOST_FREQUENT = 1e-9, 1e6
+# What counts restarts elsewhere holds 32 bits (maxRestarts of a JobSet); nobody starts a training anew as often.
+MOST_RESTARTS = 100_000
 
 
 class Faults(Noun):
@@ -31,6 +36,15 @@ class Faults(Noun):
         default=None, ge=0, le=1e6, description="of spot devices; None: not stated"
     )
     source: str = ""
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> Faults:
+        if not RAREST <= self.per_device_day <= MOST_FREQUENT:
+            raise ValueError(
+                f"{self.faults:g} faults in {self.days:g} days on {self.devices} devices are {self.per_device_day:.3g} "
+                f"of one device in a day: state between {RAREST:g} and {MOST_FREQUENT:g}"
+            )
+        return self
 
     @property
     def per_device_day(self) -> float:

@@ -6,13 +6,19 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trimaran.nouns.faults import MOST_RESTARTS
 from trimaran.nouns.noun import Noun
 
 # The pods' names, NAME-node-0-NUMBER, are host names of at most 63 characters.
 LONGEST_NAME = 40
 _Label = Annotated[str, Field(pattern=rf"^[a-z]([a-z0-9-]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?$")]
-_Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9_.+/@-]{1,300}$")]
+# No part of a path is empty, `.` or `..`, so that what lies in another is known.
+_Path = Annotated[str, Field(pattern=r"^(/\.?[A-Za-z0-9_+@-][A-Za-z0-9_.+@-]*)+/?$", max_length=300)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9/][A-Za-z0-9_.+/@-]{0,300}$")]
+# Labels of Kubernetes (validation of k8s.io/apimachinery): a name of at most 63 characters, in a domain or in none.
+_LABEL_WORD = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LabelName = Annotated[str, Field(pattern=rf"^([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_WORD}$")]
+_LabelValue = Annotated[str, Field(pattern=rf"^({_LABEL_WORD})?$")]
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,499}$")]
 
 
@@ -31,7 +37,7 @@ class ManifestSettings(Noun):
     )
     name: _Label | None = Field(default=None, description="of what the manifest makes; None: after the recipe")
     namespace: _Label | None = Field(default=None, description="of Kubernetes; None: kubectl's")
-    restarts: int | None = Field(default=None, ge=0, le=100_000, description="None: as often as [train] says")
+    restarts: int | None = Field(default=None, ge=0, le=MOST_RESTARTS, description="None: as often as [train] says")
     shared_memory_gib: int | None = Field(
         default=None, gt=0, le=1_000_000, description="of /dev/shm; None: what a node's memory allows"
     )
@@ -39,4 +45,6 @@ class ManifestSettings(Noun):
     resource: _Word | None = Field(default=None, description="Kubernetes' name of a device; None: the device's own")
     accelerator: _Word | None = Field(default=None, description="SkyPilot's name of a device; None: the device's own")
     infra: _Word | None = Field(default=None, description="SkyPilot's cloud/region, as k8s; None: any")
-    node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the nodes to run on")
+    node_selector: dict[_LabelName, _LabelValue] = Field(
+        default_factory=dict, description="labels of the nodes to run on"
+    )

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimaran.nouns.faults import MOST_RESTARTS
 from trimaran.nouns.noun import Noun
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -71,7 +72,10 @@ class TrainSettings(Noun):
         description="seconds between snapshots that nodes hold in memory for each other; 0: none",
     )
     restarts: int = Field(
-        default=3, ge=0, description="starts anew after faults, in a row without a newer checkpoint; 0: none"
+        default=3,
+        ge=0,
+        le=MOST_RESTARTS,
+        description="starts anew after faults, in a row without a newer checkpoint; 0: none",
     )
     keep_checkpoints: int = Field(default=3, gt=0, description="the newest so many are kept")
     on_bad_loss: OnBadLoss = Field(

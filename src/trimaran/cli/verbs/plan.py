@@ -116,7 +116,7 @@ def plan(
         schedule = ramp_up_schedule(
             planned.best.layout, used, devices=planned.devices, mem_margin=planned.mem_margin
         )  # fmt: skip
-    expected = forecast(ranked, planned, settings)
+    expected = forecast(ranked, planned, settings, question.recovery)
     if form is OutputFormat.json:
         tell(json.dumps(as_json(planned, schedule, expected), indent=2, allow_nan=False))
         return

@@ -14,7 +14,7 @@ from trimaran.planner.export.start import GRACE_VARIABLE, Start
 
 # Kubeflow Trainer looks for a job and a container of this name (pkg/constants/constants.go of kubeflow/trainer).
 NODE = "node"
-RECIPE_FOLDER = "/etc/trimaran"
+RECIPE_FOLDER, SHARED_MEMORY = "/etc/trimaran", "/dev/shm"
 
 
 def metadata(start: Start, **more: Any) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def job_set(start: Start, container: dict[str, Any], job: dict[str, Any], **labe
         shared_memory["sizeLimit"] = f"{settings.shared_memory_gib}Gi"
     # name, where, what
     volumes: list[tuple[str, str, dict[str, Any]]] = [
-        ("runs", settings.runs, {"persistentVolumeClaim": {"claimName": claim}}),
-        ("shared-memory", "/dev/shm", {"emptyDir": shared_memory}),
+        ("runs", start.runs_beside(SHARED_MEMORY, RECIPE_FOLDER), {"persistentVolumeClaim": {"claimName": claim}}),
+        ("shared-memory", SHARED_MEMORY, {"emptyDir": shared_memory}),
     ]
     if start.recipe_text is not None:
         volumes.append(("recipe", RECIPE_FOLDER, {"configMap": {"name": start.name}}))

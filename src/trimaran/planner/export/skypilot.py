@@ -43,7 +43,7 @@ def skypilot(asked: Asked) -> str:
             "job_recovery": {"max_restarts_on_errors": start.most_restarts},
         },
         "envs": {GRACE_VARIABLE: str(settings.grace_s)},
-        "volumes": {settings.runs: volume},
+        "volumes": {start.runs_beside(RECIPE_FOLDER): volume},
         "run": torchrun + shlex.join(start.training(asked.layout, RECIPE_FOLDER)) + "\n",
     }
     if start.recipe_text is not None:

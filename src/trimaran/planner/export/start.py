@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -60,6 +61,17 @@ class Start:
         if value is None:
             raise TrimaranError(f"manifest.{field} is not stated, {why}: give --set {field}=..., or state [manifest]")
         return value
+
+    def runs_beside(self, *others: str) -> str:
+        """Where the volume is mounted. Raises TrimaranError where that lies in what is mounted besides, or holds it."""
+        runs = PurePosixPath(self.settings.runs)
+        for other in others:
+            if runs.is_relative_to(other) or PurePosixPath(other).is_relative_to(runs):
+                raise TrimaranError(
+                    f"manifest.runs is {self.settings.runs}, and the manifest mounts {other} besides: give another "
+                    f"folder, as --set runs=/runs"
+                )
+        return self.settings.runs
 
     def nodes(self, layout: Layout) -> tuple[int, int]:
         """Nodes, and ranks on each, as the cluster's nodes are filled.

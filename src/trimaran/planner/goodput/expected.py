@@ -5,6 +5,7 @@ tau seconds of work and save_s of saving, L in all; a fault throws the training 
 detect_s and an undisturbed restart of R seconds. With a rate of r faults a second the expected time of one stretch is
 (exp(r L) - 1) exp(r R) (1/r + detect_s): J. T. Daly, A higher order estimate of the optimum checkpoint interval for
 restart dumps, Future Generation Computer Systems 22 (2006), eq. 13, with a time to detect that no fault falls into.
+What is left behind the last whole stretch is a shorter one: a training saves at its end.
 
 A checkpoint that cannot be written, with a chance of q, leaves the next stretch to be lost together with those before
 it. Of p = exp(-r L), the chance that no fault strikes in a stretch, follows the chance that one becomes a checkpoint
@@ -13,13 +14,16 @@ before a fault does, P = p (1 - q) / (1 - p q), after 1 / (1 - p q) stretches in
 (exp(r L) - 1) (1 - q exp(-r L)) / (1 - q).
 
 Nodes that are away are an Erlang loss system: with S spares, the share of the time in which S + 1 nodes are away is
-B(S + 1, a), a being how many would be away in the mean. Meanwhile the training waits, and nothing fails.
+B(S + 1, a) once as many come back as go, a being how many would be away in the mean. Meanwhile the training waits, and
+nothing fails. No node is away as a training begins; what that saves is counted (`_waiting_s`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -65,39 +69,85 @@ class Expected:
         return self.work_s / self.total_s
 
 
+def stretches(training: Faulty) -> tuple[int, float]:
+    """How many whole stretches of work a training has, and the seconds of work in the shorter one behind them."""
+    whole = math.floor(training.work_s / training.every_s + _ROUND_OFF)
+    rest_s = training.work_s - whole * training.every_s
+    return whole, rest_s if rest_s > _ROUND_OFF * training.every_s else 0.0
+
+
 def expected(training: Faulty) -> Expected:
     """The expected time of a training; what never ends, since faults come faster than stretches, is infinite."""
-    stretch_s, rate, restart_s = training.every_s + training.save_s, training.rate, training.restart_s
-    stretches = training.work_s / training.every_s
-    saved_s = stretches * training.save_s
+    rate, restart_s = training.rate, training.restart_s
+    whole, rest_s = stretches(training)
+    # how many, and seconds of each with its checkpoint
+    pieces = [(whole, training.every_s + training.save_s), (int(rest_s > 0.0), rest_s + training.save_s)]
+    saved_s = sum(count for count, _ in pieces) * training.save_s
     if rate == 0.0:
         return Expected(training.work_s, saved_s, 0.0, 0.0, 0.0, 0.0)
-    if rate * (stretch_s + restart_s) > _MOST_EXPONENT:
+    if rate * (max(seconds for count, seconds in pieces if count) + restart_s) > _MOST_EXPONENT:
         return Expected(training.work_s, saved_s, math.inf, math.inf, 0.0, math.inf)
-    # failed tries of a stretch that was made once, and of a restart
-    refused = training.refused
-    failed = math.expm1(rate * stretch_s) * (1.0 - refused * math.exp(-rate * stretch_s)) / (1.0 - refused)
+    # failed tries of stretches that were made once, and of a restart
+    failed = sum(count * _failed(seconds, training) for count, seconds in pieces)
     failed_restarts = math.expm1(rate * restart_s)
-    lost_s = stretches * (failed / rate - stretch_s)
+    lost_s = sum(count * (_failed(seconds, training) / rate - seconds) for count, seconds in pieces)
     down_s = training.detect_s + failed_restarts * (1.0 / rate + training.detect_s)
-    restarts_s = stretches * failed * down_s
-    running_s = training.work_s + saved_s + lost_s + restarts_s
-    waiting = waiting_share(training)
+    faults = failed * (1.0 + failed_restarts)
+    running_s = training.work_s + saved_s + lost_s + failed * down_s
     return Expected(
         work_s=training.work_s,
         checkpoints_s=saved_s,
         lost_s=lost_s,
-        restarts_s=restarts_s,
-        waiting_s=running_s * waiting / (1.0 - waiting),
-        faults=stretches * failed * (1.0 + failed_restarts),
+        restarts_s=failed * down_s,
+        waiting_s=_waiting_s(training, running_s, faults),
+        faults=faults,
     )
 
 
-_MOST_EXPONENT = 50.0
+def _failed(stretch_s: float, training: Faulty) -> float:
+    """How many faults strike a stretch of so many seconds, in the mean, until it is made and kept."""
+    refused, exponent = training.refused, training.rate * stretch_s
+    return math.expm1(exponent) * (1.0 - refused * math.exp(-exponent)) / (1.0 - refused)
+
+
+_MOST_EXPONENT, _ROUND_OFF = 50.0, 1e-9
+
+
+def _waiting_s(training: Faulty, running_s: float, faults: float) -> float:
+    """Seconds of waiting for nodes in a training that runs for `running_s` besides, in which so many faults come.
+
+    While it runs, from none to S nodes are away: one more at the rate at which faults take nodes, one less at
+    1 / repair_s of each. A fault that finds S of them away is waited for until the first of S + 1 is back,
+    repair_s / (S + 1), and leaves S. So the wait follows from for how long S are away, which the chain's transition
+    matrix says.
+    """
+    from scipy.linalg import expm  # 70 ms, which a plan of machines whose nodes are never away does not need
+
+    spares, repair_s, away_s = training.spares, training.repair_s, faults * training.away_share / running_s
+    if not away_s or not repair_s:
+        return 0.0
+    steady = waiting_share(replace(training, rate=away_s, away_share=1.0))
+    steady_s = running_s * steady / (1.0 - steady)
+    if spares > _MOST_FOLLOWED or not steady:
+        return steady_s
+    # the chain forgets where it began within a few repair_s, since its slowest mode fades at 1 / repair_s or faster
+    begin_s = min(running_s, _FORGETS * repair_s)
+    chain = np.zeros((spares + 2, spares + 2))  # the last row and column add up the time in which S are away
+    here = np.arange(spares)
+    chain[here, here + 1] = away_s
+    chain[here + 1, here] = (here + 1) / repair_s
+    chain -= np.diag(chain.sum(axis=1))
+    chain[spares, spares + 1] = 1.0 / begin_s
+    short_s = begin_s * float(expm(chain * begin_s)[0, spares + 1])
+    return short_s * away_s * repair_s / (spares + 1) + steady_s * (1.0 - begin_s / running_s)
+
+
+# Spares whose beginning is followed, and repair times after which it is forgotten to a part in e^30.
+_MOST_FOLLOWED, _FORGETS = 200, 30.0
 
 
 def waiting_share(training: Faulty) -> float:
-    """The share of the time in which more nodes are away than there are spares: Erlang's loss formula."""
+    """The share of the time in which more nodes are away than there are spares, in the long run: Erlang's formula."""
     away = training.rate * training.away_share * training.repair_s
     blocked = 1.0
     for servers in range(1, training.spares + 2):
@@ -127,6 +177,8 @@ def best_interval_s(save_s: float, rate: float) -> float:
 
     It is where exp(r L) (1 - r tau) = 1, by setting the derivative of (exp(r L) - 1) / tau to zero; solved by halving.
     """
+    if rate * save_s > _MOST_EXPONENT:
+        return 1.0 / rate  # what it goes to; a training that saves for so long never ends
     low, high = 0.0, 1.0
     for _ in range(100):
         middle = (low + high) / 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +15,10 @@ from trimaran.planner.goodput.expected import (
     Faulty,
     daly_s,
     expected,
-    waiting_share,
     young_s,
 )
 from trimaran.planner.goodput.layouts import DAY_S, FewerNodes, LayoutUnderFaults, UnderFaults, faulty_training
+from trimaran.planner.goodput.recovery import Recovery, with_measured
 from trimaran.planner.goodput.simulate import simulated_s
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.search.settings import PlanSettings
@@ -32,6 +31,8 @@ INTERVALS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
 # Spares are counted until so little time is spent on waiting for a node.
 LITTLE_WAITING = 1e-3
 MOST_SPARES = 64
+# A training that runs less of the time than this for its work never ends: it takes a thousand times as long.
+LEAST_GOODPUT = 1e-3
 
 
 class Spares(Noun):
@@ -50,12 +51,14 @@ class Forecast(Noun):
     simulation in which the predicted time of a step also errs as the plan's predictions do. Shares of the time add up
     to 1: `work` is what the plan's days are of. `interval_s` is the best work between two checkpoints in closed form.
     `layouts` are the best few of the plan and those that keep nodes to spare, the fewest expected days first.
-    `spot` is the same training on spot devices, where their price and how often they are taken away are stated.
+    `spot` is the same training on spot devices, where their price and how often they are taken away are stated;
+    `spot_never` says why it would never end on these.
     """
 
     faults_of: str
     source: str
     assumptions: tuple[str, ...]
+    measured: tuple[str, ...] = ()
     layout: str
     devices: int
     hours_between_faults: float
@@ -82,12 +85,14 @@ class Forecast(Noun):
     fewer_nodes: FewerNodes | None = None
     layouts: tuple[LayoutUnderFaults, ...] = ()
     spot: Forecast | None = None
+    spot_never: str | None = None
 
 
-def forecast(case: Case, planned: Plan, settings: PlanSettings) -> Forecast | None:
+def forecast(case: Case, planned: Plan, settings: PlanSettings, recovery: Recovery | None = None) -> Forecast | None:
     """The best layout's training on machines that fail; None where no tokens are stated, or no faults are known.
 
-    The cluster's own faults count; of GPUs whose cluster states none, published ones. Raises TrimaranError where
+    The cluster's own faults count; of GPUs whose cluster states none, published ones. What these do not state is taken
+    from what a training has measured of its `recovery`, where it has. Raises TrimaranError where
     faults come so fast that the training never ends.
     """
     entry, cluster = planned.best, case.cluster
@@ -100,8 +105,11 @@ def forecast(case: Case, planned: Plan, settings: PlanSettings) -> Forecast | No
             return None
         faults = load_faults(USUAL_FAULTS)
         assumptions = (f"faults are those of {USUAL_FAULTS}, since cluster {cluster.name} states none: --faults does",)
+    measured: tuple[str, ...] = ()
+    if recovery is not None:
+        faults, measured = with_measured(faults, recovery)
     price = mean_of_devices(entry.layout, cluster, lambda nodes: nodes.price_per_device_hour)
-    found = _forecast(case, planned, entry, faults, price, assumptions)
+    found = _forecast(case, planned, entry, faults, price, assumptions).model_copy(update={"measured": measured})
     training, _ = faulty_training(case, entry, faults)
     under_faults = UnderFaults(case, faults, settings)
     more_known = {"fewer_nodes": under_faults.fewer_nodes(entry, training), "layouts": under_faults.ranked(planned)}
@@ -111,7 +119,10 @@ def forecast(case: Case, planned: Plan, settings: PlanSettings) -> Forecast | No
         return found
     taken = faults.preemptions_per_device_day
     more = {"faults": faults.faults + taken * faults.days * faults.devices}
-    spot = _forecast(case, planned, entry, faults.model_copy(update=more), spot_price, ())
+    try:
+        spot = _forecast(case, planned, entry, faults.model_copy(update=more), spot_price, ())
+    except TrimaranError as error:
+        return found.model_copy(update={"spot_never": str(error)})
     return found.model_copy(update={"spot": spot})
 
 
@@ -120,10 +131,12 @@ def _forecast(
 ) -> Forecast:
     training, stated = faulty_training(case, entry, faults)
     known = expected(training)
-    if not math.isfinite(known.total_s):
+    running = known.work_s / (known.total_s - known.waiting_s)
+    if running < LEAST_GOODPUT:
         raise TrimaranError(
-            f"faults: one every {1 / training.rate:.0f} s on {entry.devices} devices, and a restart takes "
-            f"{training.restart_s:.0f} s: the training never ends; use fewer devices or state a shorter restart_s"
+            f"faults: one every {1 / training.rate:.0f} s on {entry.devices} devices, where a restart takes "
+            f"{training.restart_s:.0f} s and a checkpoint {training.save_s:.3g} s: the training never ends, "
+            f"{running:.2%} of its time would be work; use fewer devices, or state a shorter restart_s or save_s"
         )
     error = np.exp(planned.time_error * np.random.default_rng(SEED).standard_normal(RUNS))
     p50, p90 = np.quantile(simulated_s(training, RUNS, SEED) * error, (0.5, 0.9)) / DAY_S
@@ -178,9 +191,10 @@ def _spares(case: Case, entry: Entry, training: Faulty, price: float | None) -> 
     per_node = case.cluster.devices_per_node
     for nodes in range(MOST_SPARES + 1):
         with_spares = replace(training, spares=nodes)
-        days = expected(with_spares).total_s / DAY_S
+        known = expected(with_spares)
+        days, waiting = known.total_s / DAY_S, known.waiting_s / known.total_s
         cost = None if price is None else days * 24.0 * price * (entry.devices + nodes * per_node)
-        rows.append(Spares(nodes=nodes, days=days, waiting=waiting_share(with_spares), cost=cost))
+        rows.append(Spares(nodes=nodes, days=days, waiting=waiting, cost=cost))
         if rows[-1].waiting < LITTLE_WAITING:
             break
     return tuple(rows)

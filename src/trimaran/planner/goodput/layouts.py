@@ -11,7 +11,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.nouns.faults import Faults
 from trimaran.nouns.noun import Noun, TrimaranError
-from trimaran.planner.goodput.expected import Faulty, best_interval_s, expected, waiting_share
+from trimaran.planner.goodput.expected import Faulty, best_interval_s, expected
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.planner import plan_with
 from trimaran.planner.ramp_up import RESTART_MINUTES
@@ -22,6 +22,8 @@ DAY_S, GIB = 86400.0, 2.0**30
 SNAPSHOT_GB_S = 31.5
 # So many of a plan's layouts are laid under faults, and on so many nodes less, which then stand by.
 BEST, KEPT_TO_SPARE = 5, (1, 2)
+# Moments of a training at which it is asked how many nodes are away.
+_MOMENTS = 64
 
 
 class FewerNodes(Noun):
@@ -105,22 +107,24 @@ class UnderFaults:
     def fewer_nodes(self, entry: Entry, training: Faulty) -> FewerNodes | None:
         """What going on with fewer nodes comes to, where nodes are away and there is a layout for the rest.
 
-        How many are away is then Poisson's, since nodes go on to fail. While more are away than there are spares, the
-        training makes `1 / slower` of its steps, on as many nodes less as are missing in the mean; each time that this
-        begins it costs a restart more, to grow again.
+        How many are away is then Poisson's, since nodes go on to fail: none at the start, as many as go and come back
+        in the long run. While more are away than there are spares, the training makes `1 / slower` of its steps, on as
+        many nodes less as are missing in the mean; each time that this begins it costs a restart more, to grow again.
         """
         away = training.rate * training.away_share * training.repair_s
-        spares, known, waiting = training.spares, expected(training), waiting_share(training)
+        spares, known = training.spares, expected(training)
         less = max(1, round(away - spares))
         devices = entry.devices - less * self._case.cluster.devices_per_node
-        if not waiting or not math.isfinite(known.total_s) or (fewer := self._best_on(devices)) is None:
+        if not known.waiting_s or not math.isfinite(known.total_s) or (fewer := self._best_on(devices)) is None:
             return None
         slower = entry.tokens_per_s / fewer.tokens_per_s
-        # chances that so many nodes are away, from none to as many as there are spares
-        logs = np.arange(spares + 1) * math.log(away) - away - [math.lgamma(k + 1) for k in range(spares + 1)]
-        chances = np.exp(logs)
+        running_s = known.total_s - known.waiting_s
+        # how many are away in the mean, at as many moments; then chances of none to as many as there are spares
+        moments_s = running_s * (np.arange(_MOMENTS) + 0.5) / _MOMENTS
+        mean = (away * -np.expm1(-moments_s / training.repair_s))[:, None]
+        logs = np.arange(spares + 1) * np.log(mean) - mean - [math.lgamma(k + 1) for k in range(spares + 1)]
+        chances = np.exp(logs).mean(axis=0)
         short = 1.0 - float(chances.sum())
-        running_s = known.total_s * (1.0 - waiting)
         restarts = training.rate * training.away_share * float(chances[-1]) * training.restart_s
         kept = 1.0 - short + short / slower - restarts
         days = running_s / kept / DAY_S if kept > 0 else math.inf

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-from trimaran.planner.goodput.expected import Faulty
+from trimaran.planner.goodput.expected import Faulty, expected, stretches
 
 Floats = NDArray[np.float64]
 
@@ -13,27 +16,45 @@ Floats = NDArray[np.float64]
 def simulated_s(training: Faulty, runs: int, seed: int) -> Floats:
     """Seconds that each of `runs` trainings takes, shape (runs,); the same for the same seed.
 
-    Each turn of the loop is the time from one fault to the next, of all runs that are not done: a restart, whole
-    stretches that are kept, a part of one that is lost; then the fault, whose node may be away. A training that has
-    not come to its end after a million faults is infinite.
+    Of a training of more than _PLAYED_FAULTS faults so much is played as has about that many, and stands for the
+    others: the mean grows with their number, the scatter with its root. One that is expected to never end is infinite.
+    """
+    faults = expected(training).faults
+    if not math.isfinite(faults):
+        return np.full(runs, np.inf)
+    parts = max(1, min(int(faults / _PLAYED_FAULTS), stretches(training)[0]))
+    played = _played_s(replace(training, work_s=training.work_s / parts), runs, seed)
+    if parts == 1 or not np.isfinite(played).all():
+        return played
+    mean = played.mean()
+    return np.asarray(parts * mean + math.sqrt(parts) * (played - mean))
+
+
+def _played_s(training: Faulty, runs: int, seed: int) -> Floats:
+    """Each turn of the loop is the time from one fault to the next, of all runs that are not done.
+
+    It is a restart, whole stretches that are kept, a part of one that is lost; then the fault, whose node may be away.
+    A training that has not come to its end after a million faults is infinite.
     """
     chance = np.random.default_rng(seed)
-    now, left = np.zeros(runs), np.full(runs, training.work_s)
+    whole, rest_s = stretches(training)
+    stretch_s, last_s = training.every_s + training.save_s, rest_s + training.save_s if rest_s else 0.0
+    now, kept = np.zeros(runs), np.zeros(runs)  # stretches
     restart = np.zeros(runs)  # seconds of restart before the next step
-    back_at = np.zeros((runs, training.spares + 1))  # when nodes that are away come back, or were back
+    # when nodes that are away come back, or were back; more than this many are never away
+    away = training.rate * training.away_share * training.repair_s
+    back_at = np.zeros((runs, min(training.spares, int(away + 12.0 * math.sqrt(away) + 30.0)) + 1))
     going = np.arange(runs)
-    stretch_s = training.every_s + training.save_s
     for _ in range(_MOST_FAULTS):
         until_fault = chance.exponential(1.0 / training.rate, len(going)) if training.rate else np.full(runs, np.inf)
-        needed = left[going] * (stretch_s / training.every_s)
+        needed = (whole - kept[going]) * stretch_s + last_s
         ends = restart[going] + needed <= until_fault
         now[going[ends]] += restart[going[ends]] + needed[ends]
         failed, until_fault = going[~ends], until_fault[~ends]
         if not len(failed):
             return now
         made = np.floor(np.maximum(until_fault - restart[failed], 0.0) / stretch_s)
-        kept = np.maximum(made - _refused(training, chance, len(failed)), 0.0)
-        left[failed] = np.maximum(left[failed] - kept * training.every_s, 0.0)
+        kept[failed] += np.maximum(made - _refused(training, chance, len(failed)), 0.0)
         now[failed] += until_fault
         _send_away(training, chance, now, back_at, failed)
         now[failed] += training.detect_s
@@ -43,7 +64,7 @@ def simulated_s(training: Faulty, runs: int, seed: int) -> Floats:
     return now
 
 
-_MOST_FAULTS = 1_000_000
+_MOST_FAULTS, _PLAYED_FAULTS = 1_000_000, 5000
 
 
 def _refused(training: Faulty, chance: np.random.Generator, count: int) -> Floats:

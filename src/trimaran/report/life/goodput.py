@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from trimaran.nouns.noun import Noun
-from trimaran.planner.goodput.expected import Faulty, expected
-from trimaran.study.training.events import Event, EventKind
+from trimaran.study.training.events import FAULTS, Event, EventKind, seconds_between
 from trimaran.study.training.lasting import wait_s
 
-# What ends a start of the ranks without being asked for.
-FAULTS = frozenset({EventKind.CRASH, EventKind.HANG, EventKind.FAIL, EventKind.LOST, EventKind.OOM, EventKind.TIMEOUT})
 # The parts of a training's time, and what each is.
 LEGEND = {
     "work": "steps that were kept",
@@ -49,11 +45,6 @@ class Parts(Noun):
         """Shares of the whole by part."""
         total_s = self.total_s or 1.0
         return {part: seconds / total_s for part, seconds in self.seconds().items()}
-
-
-def seconds_between(first: str, last: str) -> float:
-    """Seconds from one time of a row to another."""
-    return (datetime.datetime.fromisoformat(last) - datetime.datetime.fromisoformat(first)).total_seconds()
 
 
 def sessions(events: Sequence[Event]) -> list[list[Event]]:
@@ -124,8 +115,13 @@ def predicted(events: Sequence[Event], found: Parts, step_s: Sequence[float], sn
         lost=_lost_s(found, in_steps, kept, not_kept),
         restarts=sum(one.event.seconds or 0.0 for one in struck) + start_s * (in_steps + grown + in_starts / 2),
         waiting=in_queue_s * (lost + grown) + _waits_s(struck),
-        other=(start_s + in_queue_s) * len(sessions(events)),
+        other=(start_s + in_queue_s) * sum(any(map(_made_steps, session)) for session in sessions(events)),
     )
+
+
+def _made_steps(event: Event) -> bool:
+    """Whether it says that the ranks of a command made a step; one that is killed before that has no time at all."""
+    return event.event in (EventKind.FIRST_STEP, EventKind.WENT_ON)
 
 
 @dataclass(frozen=True)
@@ -161,14 +157,16 @@ def _held(fault: Event) -> bool:
 def _lost_s(found: Parts, faults: int, saved: float, not_saved: int) -> float:
     """Seconds of steps that are made again, at the rate r by which the closed form expects as many faults.
 
-    By its exp(r L) - 1 = faults (1 - q) / checkpoints, for stretches of L seconds of which a share q is not saved.
+    By its exp(r L) - 1 = faults (1 - q) / checkpoints, for stretches of L seconds of which a share q is not saved. The
+    tries of stretches then take faults / r in all, and those that are kept are the work and the checkpoints.
     """
+    if not faults:
+        return 0.0
     refused = not_saved / (saved + not_saved)
     grows = faults * (1.0 - refused) / saved
     stretches = saved / (1.0 - refused / (1.0 + grows))
-    every_s, save_s = found.work / stretches, found.checkpoints / stretches
-    rate = math.log1p(grows) / (every_s + save_s)
-    return expected(Faulty(found.work, rate, every_s, save_s, detect_s=0.0, restart_s=0.0, refused=refused)).lost_s
+    kept_s = found.work + found.checkpoints
+    return faults * kept_s / (stretches * math.log1p(grows)) - kept_s
 
 
 def _waits_s(struck: Sequence[_Struck]) -> float:

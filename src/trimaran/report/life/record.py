@@ -17,9 +17,10 @@ from trimaran.nouns.noun import LARGEST, Noun, TrimaranError, first_error
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.steps_log import standing
-from trimaran.report.life.goodput import FAULTS, LEGEND, Parts, measured, predicted, seconds_between
+from trimaran.report.life.goodput import LEGEND, Parts, measured, predicted
 from trimaran.store.importers.json_text import json_object, number_in
-from trimaran.study.training.events import EVENTS, LONGEST_S, Event, EventKind, events_of
+from trimaran.study.training.events import EVENTS, FAULTS, LONGEST_S, Event, EventKind, events_of, seconds_between
+from trimaran.study.training.folders import events_of_folder
 
 # Points that a curve is drawn from.
 POINTS = 2000
@@ -67,7 +68,7 @@ def life_of(folder: Path) -> Life:
     records, cut_steps = _steps(log)
     if not records:
         raise TrimaranError(f"training {folder}: {log.name} has no step yet")
-    events, cut_events = _events(folder.with_name(EVENTS))
+    events, cut_events = _events(events_of_folder(folder))
     last_sign = datetime.datetime.fromtimestamp(log.stat().st_mtime, datetime.UTC).isoformat(timespec="milliseconds")
     step_s = [record["sec_per_it"] for record in records]
     parts = measured(events, step_s, last_sign)

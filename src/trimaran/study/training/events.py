@@ -43,6 +43,10 @@ class EventKind(StrEnum):
     BAD_LOSS = "bad_loss"  # a loss or gradient that is not finite, or a loss that leaps
 
 
+# What ends a start of the ranks without being asked for.
+FAULTS = frozenset({EventKind.CRASH, EventKind.HANG, EventKind.FAIL, EventKind.LOST, EventKind.OOM, EventKind.TIMEOUT})
+
+
 class Event(Noun):
     """One row. `lost_steps` were made and have to be made again, and took `lost_s`.
 
@@ -154,6 +158,11 @@ def set_events_aside(path: Path, training: Path | None) -> None:
     while (kept := path.with_stem(f"{path.stem}-{number}")).exists():
         number += 1
     path.rename(kept)
+
+
+def seconds_between(first: str, last: str) -> float:
+    """Seconds from one time of a row to another."""
+    return (datetime.datetime.fromisoformat(last) - datetime.datetime.fromisoformat(first)).total_seconds()
 
 
 def now() -> str:

@@ -11,12 +11,17 @@ from pathlib import Path
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import CHECKPOINT, RunFile
 from trimaran.protocol.job import TrainJob, read_job
+from trimaran.study.training.events import EVENTS
 
 
 def set_aside(folders: Sequence[Path]) -> dict[Path, Path]:
-    """Rename folders of an earlier training to NAME-1, or the next number that none of them has; old to new name."""
+    """Rename folders of an earlier training to NAME-1, or the next number; old to new name.
+
+    It is a number that none of them has, nor events that were kept: by it a folder and its events find each other.
+    """
     kept = [folder for folder in folders if folder.is_dir() and any(_worth_keeping(folder))]
-    number = 1 + max((number for folder in folders for number in _numbers(folder)), default=0)
+    taken = {number for folder in folders for number in (*_numbers(folder), *_numbers(folder.with_name(EVENTS)))}
+    number = 1 + max(taken, default=0)
     for folder in kept:
         try:
             folder.rename(_numbered(folder, number))
@@ -32,12 +37,35 @@ def _numbered(folder: Path, number: int) -> Path:
     return folder.with_name(f"{folder.name}-{number}")
 
 
-def _numbers(folder: Path) -> Iterator[int]:
-    """Numbers under which a folder was set aside before."""
-    for path in folder.parent.glob(f"{folder.name}-*"):
-        text = path.name.removeprefix(f"{folder.name}-")
+def _numbers(path: Path) -> Iterator[int]:
+    """Numbers under which a folder, or a file of events, was set aside before."""
+    name, ending = (path.stem, path.suffix) if path.name == EVENTS else (path.name, "")
+    for kept in path.parent.glob(f"{name}-*{ending}"):
+        text = kept.name.removeprefix(f"{name}-").removesuffix(ending)
         if text.isdecimal():
             yield int(text)
+
+
+def events_of_folder(folder: Path) -> Path:
+    """The file of the events of the training that a folder is of, be it one that was set aside.
+
+    Raises TrimaranError for what a start left that a fault ended: its events are among those of the whole training.
+    """
+    events = folder.with_name(EVENTS)
+    name, _, number = folder.name.rpartition("-")
+    if not name or not number.isdecimal():
+        return events
+    if (kept := events.with_stem(f"{events.stem}-{number}")).exists():
+        return kept
+    first = folder.with_name(name)
+    later = sorted(other for other in _numbers(events) if other > int(number))
+    whole = _numbered(first, later[0]) if later else first
+    if RunFile.LOG.of(whole).exists():
+        raise TrimaranError(
+            f"training folder {folder} is what one start of a training left, and its events are those of the whole "
+            f"training: report {whole}"
+        )
+    return events
 
 
 def _worth_keeping(folder: Path) -> Iterator[Path]:
