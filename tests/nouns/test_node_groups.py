@@ -59,7 +59,8 @@ def test_a_cluster_of_groups_that_is_written_is_read_back_as_it_was(tmp_path: Pa
     [
         ("[[links]]\nbetween", "[[other]]\nbetween", "other"),
         (TWO[TWO.index("[[links]]") :], "", "links between ohio and virginia are missing"),
-        ("bandwidth_gbps = 1.12", "bandwidth_gbps = 0", "links 1: bandwidth_gbps"),
+        ("bandwidth_gbps = 1.12", "bandwidth_gbps = 0", "links 1, between ohio and virginia: bandwidth_gbps"),
+        ("bandwidth_gbps = 1.12", "bandwidth_gbps = nan", "links 1, between ohio and virginia: bandwidth_gbps"),
         (
             "latency_us = 11000",
             "latency_us = 11000\none_way = true",
@@ -67,9 +68,11 @@ def test_a_cluster_of_groups_that_is_written_is_read_back_as_it_was(tmp_path: Pa
         ),
         ('"virginia"]', '"virgnia"]', "'virgnia' is no group, did you mean 'virginia'?"),
         ('"ohio", "virginia"]', '"ohio", "ohio"]', "'ohio' and itself"),
+        (TWO[TWO.index("[[groups]]") :], "groups = [3]", "groups is [3], expected sections [[groups]]"),
+        ("[[links]]", "[links]", "expected sections [[links]]"),
         ('name = "virginia"', 'name = "ohio"', "the name 'ohio' 2 times"),
-        ("nodes = 3", "nodes = 0", "groups 1: nodes"),
-        ("nodes = 3", "nodez = 3", "groups 1: 'nodez' is not known: did you mean 'nodes'?"),
+        ("nodes = 3", "nodes = 0", "groups 1, ohio: nodes"),
+        ("nodes = 3", "nodez = 3", "groups 1, ohio: 'nodez' is not known: did you mean 'nodes'?"),
         ("devices_per_node = 1\n", "devices_per_node = 1\nnodes = 9\n", "nodes is 9, but the groups state theirs"),
     ],
 )

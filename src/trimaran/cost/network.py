@@ -184,16 +184,16 @@ class Network:
         broadcast = rounds * (2.0 * one_way + size / bandwidth)
         return np.where(where.crosses, reduce + broadcast, (1.0 + rounds) * size / self._inside(1.0))
 
-    def send(self, size: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
+    def send(self, size: Floats, crosses: Bools, rivals: Floats, link: Link | None = None) -> tuple[Floats, Floats]:
         """One send to the next stage: (seconds that the link is held, seconds until it arrives).
 
-        `rivals` ranks of a node send over its link at once. On a long link the window of unacknowledged
-        data makes a message hold the link for `send_delays` delays more than its bytes need.
+        `rivals` ranks of a node send at once over `link`, or the cluster's where none is stated. On a long link the
+        window of unacknowledged data makes a message hold it for `send_delays` delays more than its bytes need.
         """
-        cluster, calibration = self.cluster, self.calibration
+        cluster, calibration, link = self.cluster, self.calibration, link or self.cluster.inter
         intra = self._inside(calibration.send_bandwidth)
-        inter = self._across(calibration.send_bandwidth, rivals, intra)
-        delay = np.where(crosses, cluster.inter.latency_us, cluster.intra.latency_us) * 1e-6
+        inter = self._across(calibration.send_bandwidth, rivals, intra, link)
+        delay = np.where(crosses, link.latency_us, cluster.intra.latency_us) * 1e-6
         held = size / np.where(crosses, inter, intra) + calibration.send_delays * delay
         arrives = held + calibration.collective_us * 1e-6
         if self._send:
@@ -202,7 +202,7 @@ class Network:
                 # a probe saw one node
                 return np.where(crosses, held, measured), np.where(crosses, arrives, measured)
             # The receiver asks for the next message when it has taken this one: a round trip, and then the bytes.
-            one_way, wire = cluster.inter.latency_us * 1e-6, size * rivals / cluster.inter.bytes_per_s
+            one_way, wire = link.latency_us * 1e-6, size * rivals / link.bytes_per_s
             paced = np.where(crosses, np.maximum(wire, measured) + 2.0 * one_way, measured)
             return paced, np.where(crosses, measured + wire + one_way, measured)
         return held, arrives

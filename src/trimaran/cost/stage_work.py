@@ -18,6 +18,7 @@ from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.states import GRADIENTS, gradient_bytes, shards
+from trimaran.nouns.hardware.link import Link
 
 Phase = Literal["forward", "backward", "recompute", "once"]
 
@@ -219,17 +220,20 @@ def _sends(case: Case, grid: LayoutGrid, message: Floats) -> tuple[Floats, Float
     return send_times(case, grid, message, crosses, rivals)
 
 
-def send_times(case: Case, grid: LayoutGrid, message: Floats, crosses: Bools, rivals: Floats) -> tuple[Floats, Floats]:
+def send_times(
+    case: Case, grid: LayoutGrid, message: Floats, crosses: Bools, rivals: Floats, link: Link | None = None
+) -> tuple[Floats, Floats]:
     """Seconds in which a send of the hidden state's `message` bytes holds its link, and until it arrives.
 
-    Between nodes where it `crosses`, beside `rivals` others. Sequence parallelism holds shards and sends them. Some
-    stacks split what their tensor-parallel ranks all hold, send a part each and gather it on arrival: Megatron-LM under
-    its interleaved schedule (Narayanan et al., arXiv 2104.04473, section 4.1), DeepSpeed's pipeline engine always.
+    Between nodes where it `crosses`, over `link` where it is not the cluster's, beside `rivals` others. Sequence
+    parallelism holds shards and sends them. Some stacks split what their tensor-parallel ranks all hold, send a part
+    each and gather it on arrival: Megatron-LM under its interleaved schedule (Narayanan et al., arXiv 2104.04473,
+    section 4.1), DeepSpeed's pipeline engine always.
     """
     splits = grid.chose("schedule", *case.stack.splits_sends) & ~grid.sequence_parallel
     size = message / np.where(splits | grid.sequence_parallel, grid.tp, 1)
     network = Network(case.cluster, case.calibration)
-    held, arrives = network.send(size, crosses, rivals)
+    held, arrives = network.send(size, crosses, rivals, link)
     if not splits.any():
         return held, arrives
     return held, arrives + np.where(splits, network.all_gather(message, _tensor_group(case, grid)), 0.0)

@@ -22,6 +22,7 @@ from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
+from trimaran.nouns.text import QUOTED, quoted, shortened
 
 N = TypeVar("N", bound=BaseModel)
 CATALOG = package_files("trimaran") / "catalog"
@@ -166,26 +167,30 @@ def _resolved(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return resolved
 
 
-def _group_table(group: Any, common: Mapping[str, Any], folder: Path) -> Any:
-    """A group's table, filled from what the cluster states for all; what is no table is left to be refused."""
-    return {**common, **_resolved(group, folder)} if isinstance(group, dict) else group
+def _called(section: Mapping[str, Any], field: str) -> str:
+    """What a section of a file calls itself, behind its place there: `, ohio`, or `, between ohio and virginia`."""
+    name = section.get(field)
+    if isinstance(name, str) and name:
+        return f", {shortened(name, QUOTED)}"
+    if isinstance(name, list) and len(name) == 2 and all(isinstance(end, str) for end in name):
+        return f", {field} {shortened(' and '.join(name), QUOTED)}"
+    return ""
 
 
 def _grouped(table: dict[str, Any], source: str, folder: Path) -> Cluster:
     """The Cluster of a table with groups: what a group leaves out of its nodes is as the table states it for all."""
-    if not isinstance(table["groups"], list):
-        raise TrimaranError(f"{source}: groups is {table['groups']!r}, expected sections [[groups]]")
+    stated = {name: table.get(name, []) for name in ("groups", "links")}
+    for name, sections in stated.items():
+        if not isinstance(sections, list) or not all(isinstance(section, dict) for section in sections):
+            raise TrimaranError(f"{source}: {name} is {quoted(sections)}, expected sections [[{name}]]")
     common = {name: table[name] for name in NodeGroup.model_fields if name in table and name not in ("name", "nodes")}
     groups = [
-        validate(
-            NodeGroup,
-            {**common, **_resolved(group, folder)} if isinstance(group, dict) else group,
-            f"{source}: groups {place}",
-        )
-        for place, group in enumerate(table["groups"], 1)
+        validate(NodeGroup, {**common, **_resolved(group, folder)}, f"{source}: groups {place}{_called(group, 'name')}")
+        for place, group in enumerate(stated["groups"], 1)
     ]
     links = [
-        validate(GroupLink, link, f"{source}: links {place}") for place, link in enumerate(table.get("links", ()), 1)
+        validate(GroupLink, link, f"{source}: links {place}{_called(link, 'between')}")
+        for place, link in enumerate(stated["links"], 1)
     ]
     apart = {*common, "groups", "links", "nodes"}
     others = {name: value for name, value in table.items() if name not in apart}

@@ -13,7 +13,6 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.placed.topology import Topology
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.bottleneck import placed_memory_sentence
@@ -23,6 +22,7 @@ from trimaran.planner.placement.place import Placing
 from trimaran.planner.placement.room import Room
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.search.settings import PlanSettings
+from trimaran.planner.views import views
 
 # Layouts taken from the plan of each view, the best that have room of so many that are weighed, and how many of all are
 # improved beyond their best structured placement.
@@ -37,7 +37,8 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
     """Layouts ranked by their best placement; `plan_alike` plans on a cluster of alike nodes.
 
     Candidates are the best layouts on views of the cluster as alike nodes: at its best, with the most memory that a
-    node has, at its worst, and each group alone. Raises TrimaranError where none has a place, or none fits there.
+    node has, at its worst, as sites, and each group alone. Raises TrimaranError where none has a place, or none fits
+    there.
     """
     settings.objective.check(case.workload, case.cluster)
     plans = _view_plans(case, settings, plan_alike)
@@ -69,38 +70,6 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
     )
 
 
-def views(cluster: Cluster) -> list[Cluster]:
-    """The cluster as alike nodes: at its best, with the most memory, at its worst, and each unlike group alone."""
-    topology = Topology.of(cluster)
-    kinds = topology.kinds
-    best = max(kinds, key=lambda kind: max(kind.device.peak_tflops.values()))
-    per_node = max(kind.devices_per_node for kind in kinds)
-    plain = cluster.model_copy(update={"groups": (), "links": ()})
-
-    def at_best(gib: float, host_gib: float) -> Cluster:
-        """With so much memory a device, and so much of a host's."""
-        link = Link(
-            bandwidth_gbps=float(topology.gbps.max()), latency_us=float(topology.delay_us[topology.gbps > 0].min())
-        )
-        device = best.device.model_copy(update={"mem_gib": gib})
-        nodes = {"devices_per_node": per_node, "nodes": cluster.devices // per_node}
-        links = {"intra": _best([kind.intra for kind in kinds]), "inter": link}
-        return plain.model_copy(update={"device": device, "host_mem_gib": host_gib * per_node, **nodes, **links})
-
-    each = [kind.device.mem_gib for kind in kinds]
-    of_hosts = [kind.host_mem_gib / kind.devices_per_node for kind in kinds]
-    roomy = at_best(max(each), max(of_hosts) if min(of_hosts) else 0.0)
-    alone = [kind for kind in kinds if kind is not cluster]
-    every = (at_best(min(each), min(of_hosts)), roomy, plain, *alone)
-    return list({repr(view.model_copy(update={"name": ""})): view for view in every}.values())
-
-
-def _best(links: Sequence[Link]) -> Link:
-    return Link(
-        bandwidth_gbps=max(link.bandwidth_gbps for link in links), latency_us=min(link.latency_us for link in links)
-    )
-
-
 def _view_plans(case: Case, settings: PlanSettings, plan_alike: Callable[[Case, PlanSettings], Plan]) -> list[Plan]:
     """The plans of all views on which something fits, each with the best that have room on the cluster itself.
 
@@ -108,11 +77,13 @@ def _view_plans(case: Case, settings: PlanSettings, plan_alike: Callable[[Case, 
     """
     plans, nothing = list[Plan](), dict[float, TrimaranError]()
     least = min(kind.device.mem_gib for kind in Topology.of(case.cluster).kinds)
-    for view in views(case.cluster):
+    for view, of_all in views(case.cluster):
         devices = min(settings.devices or view.devices, view.devices)
         # what needs no more than every device has, has room anywhere
         weighed = OF_EACH_VIEW if view.device.mem_gib <= least else WEIGHED
         asked = settings.model_copy(update={"devices": devices, "top": max(settings.top, weighed)})
+        if of_all and not settings.device_counts:
+            asked = asked.model_copy(update={"device_counts": (devices,)})
         try:
             found = plan_alike(case.on(view), asked)
         except TrimaranError as error:

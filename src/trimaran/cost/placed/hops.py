@@ -24,34 +24,43 @@ class Hops:
 
 
 def hops(topology: Topology, source: Ints, target: Ints, streams: int, together: Ints) -> Hops:
-    """The ways between the nodes `source` and `target`, over each of which `streams` ranks send at once.
+    """The ways between the nodes `source` and `target` of cells, over each of which `streams` ranks send at once.
 
-    Ranks of one node that send in the same turn, by the numbers in `together`, share its port; a line that groups
-    share is shared by all that cross it in that turn or any other.
+    Ranks of one node that send in the same turn, by the numbers in `together`, share its port, and those that send to
+    the same node share the way there; a line that groups share is shared by all that cross it in that turn or any
+    other. A cell of more ranks than its node has devices stands on whole nodes, of which each sends for its own ranks.
     """
     crosses = source != target
     group, other = topology.group_of[source], topology.group_of[target]
+    sends, takes = (np.minimum(streams, topology.per_node[each]) for each in (group, other))
     there, back = topology.gbps[group, other], topology.gbps[other, group]
-    line = np.minimum(there, back) / streams
+    ports = topology.port_gbps[group] / sends, topology.port_gbps[other] / takes
+    of_pair = np.minimum(sends, takes)
+    if len(np.unique(source)) != source.size:  # else every cell has a node to itself
+        turns = int(together.max(initial=0)) + 1
+        ports = (
+            ports[0] / _users(source * turns + together, crosses),
+            ports[1] / _users(target * turns + together, crosses),
+        )
+        of_pair = of_pair * _users(_numbered(source, target, together), crosses)
+    line = np.minimum(there, back) / of_pair
     shared = topology.shared[group, other] & crosses
     if shared.any():
         groups = len(topology.kinds)
         between = np.minimum(group, other) * groups + np.maximum(group, other)
         users = np.bincount(between[shared], minlength=groups * groups)
-        line = np.where(shared, line / np.maximum(users[between], 1), line)
-    ports = topology.port_gbps
-    if len(np.unique(source)) == source.size:
-        port = np.minimum(ports[group], ports[other]) / streams  # every cell has a node to itself
-    else:
-        port = np.minimum(_port(topology, source, crosses, together), _port(topology, target, crosses, together))
-        port = port / streams
+        line = np.where(shared, np.minimum(there, back) / streams / np.maximum(users[between], 1), line)
     delay = np.maximum(topology.delay_us[group, other], topology.delay_us[other, group])
-    return Hops(crosses, np.where(crosses, np.minimum(line, port), np.inf), np.where(crosses, delay, 0.0))
+    return Hops(crosses, np.where(crosses, np.minimum(line, np.minimum(*ports)), np.inf), np.where(crosses, delay, 0.0))
 
 
-def _port(topology: Topology, node: Ints, crosses: Bools, together: Ints) -> Floats:
-    """What one of those that cross in the same turn has of its node's port."""
-    turns = int(together.max(initial=0)) + 1
-    at = node * turns + together
-    users = np.bincount(at[crosses], minlength=int(at.max(initial=0)) + 1)
-    return np.asarray(topology.port_gbps[topology.group_of[node]] / np.maximum(users[at], 1))
+def _users(at: Ints, crosses: Bools) -> Ints:
+    """How many of those that cross have the number of each, 1 at least."""
+    return np.maximum(np.bincount(at[crosses], minlength=int(at.max(initial=0)) + 1)[at], 1)
+
+
+def _numbered(source: Ints, target: Ints, together: Ints) -> Ints:
+    """A number for each way from node to node and turn, from 0 on."""
+    nodes, turns = int(target.max(initial=0)) + 1, int(together.max(initial=0)) + 1
+    _, numbers = np.unique((source * nodes + target) * turns + together, return_inverse=True)
+    return np.asarray(numbers).reshape(source.shape)

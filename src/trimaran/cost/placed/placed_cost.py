@@ -25,6 +25,7 @@ from trimaran.cost.network import Network
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import ends
 from trimaran.cost.pipeline.runs import PipelineRuns
+from trimaran.cost.placed.cells import lanes_of, standing_cells
 from trimaran.cost.placed.hops import hops
 from trimaran.cost.placed.kind_of_node import KindOfNode, joined_by
 from trimaran.cost.placed.rings import Ring, Rings, StageIteration, rings_along
@@ -59,7 +60,7 @@ class PlacedCost:
         # Groups of nodes, and behind them groups over whose nodes a cell of ranks is spread, with the link it has then.
         self._spread: list[tuple[int, Link]] = []
         self._kinds: dict[int, KindOfNode] = {}
-        self._sends: dict[tuple[int, float, float], tuple[float, float]] = {}
+        self._sends: dict[tuple[frozenset[int], float, float], tuple[float, float]] = {}
         self._ends: dict[PipelineKey, Floats] = {}
         self._agreed: dict[tuple[int, int, Rings], float] = {}
         self._rounds: dict[tuple[int, int, Ring, bool], float] = {}
@@ -76,23 +77,22 @@ class PlacedCost:
         return np.asarray(replica * layout.pp + stage)
 
     def cells(self, devices: Ints) -> tuple[Ints, Ints]:
-        """The node of each cell whose ranks stand on `devices`, by rank, and its kind of node, shape (dp, pp) each.
+        """The nodes of the cells whose ranks stand on `devices`, by rank, and the kind of node of each cell, (dp, pp).
 
-        A cell whose ranks could share a node and do not, or are of several groups, is a kind of its own.
+        A cell whose ranks could share a node and do not, or are of several groups, is a kind of its own. Nodes have the
+        shape (dp, pp) or, where there is such a cell, one of these for each rank of a cell, (ranks, dp, pp).
         """
-        nodes, kinds, topology = [], [], self.topology
-        for cell in range(self.layout.dp * self.layout.pp):
-            on = list(dict.fromkeys(topology.node_of[devices[self.rank_cells == cell]].tolist()))
-            groups = {int(topology.group_of[node]) for node in on}
-            group = self._slowest({int(topology.kind_of[group]) for group in groups})
-            whole = len(groups) == 1 and len(on) * topology.kinds[group].devices_per_node == self.cell_ranks
-            nodes.append(on[0])
-            kinds.append(group if len(on) == 1 or whole else self._spread_over(group, topology.worst_link(on)))
+        standing = standing_cells(self.topology, devices, self.rank_cells)
+        groups = [self._slowest(set(self.topology.kind_of[list(each)].tolist())) for each in standing.groups]
+        kinds = [
+            group if link is None else self._spread_over(group, link)
+            for group, link in zip(groups, standing.links, strict=True)
+        ]
         shape = self.layout.dp, self.layout.pp
-        return np.array(nodes).reshape(shape), np.array(kinds).reshape(shape)
+        return standing.nodes.reshape(-1, *shape)[() if standing.spread else 0], np.array(kinds).reshape(shape)
 
     def seconds(self, nodes: Ints, kinds: Ints | None = None) -> float:
-        """Seconds of an iteration whose cells stand on `nodes`, shape (dp, pp)."""
+        """Seconds of an iteration whose cells stand on `nodes`, as `cells` has them."""
         return self.parts(nodes, kinds)[1]
 
     def of_cells(self, nodes: Ints, kinds: Ints | None = None) -> tuple[Floats, Floats]:
@@ -113,9 +113,8 @@ class PlacedCost:
         pace = self._kind(int(kinds.ravel()[each.argmax()]))
         scale = self.scale
         flat = sum(float(pace.parts[name][0]) for name in BUSY)
-        busy, pipeline = float(each.max()) * scale, float(done.max()) * scale
-        if self.layout.pp == 1:
-            busy = pipeline
+        pipeline = float(done.max()) * scale
+        busy = pipeline if self.layout.pp == 1 else float(each.max()) * scale
         seconds = {name: float(pace.parts[name][0]) * busy / flat for name in BUSY}
         waits, slowest = max(pipeline - busy, 0.0), int(done.max(axis=1).argmax())
         silent = self._silent(kinds[slowest], int(self.batches[slowest])) * scale
@@ -241,12 +240,15 @@ class PlacedCost:
         return [self._ends[key] for key in keys]
 
     def _pipeline_keys(self, nodes: Ints, kinds: Ints, batches: Sequence[int]) -> list[PipelineKey]:
-        turns = np.broadcast_to(np.arange(nodes.shape[1]), nodes.shape)
-        way = hops(self.topology, nodes, np.roll(nodes, -1, axis=1), self.cell_ranks, turns)
+        lanes, streams = lanes_of(nodes, self.cell_ranks)
+        turns = np.broadcast_to(np.arange(nodes.shape[-1]), lanes.shape)
+        way = hops(self.topology, lanes, np.roll(lanes, -1, axis=-1), streams, turns)
         # The last rank sends to the first where ranks have chunks in turn.
         stages = kinds.shape[1]
         last = stages if self.layout.vpp > 1 and not self.grid.folded[0] else stages - 1
-        gbps, delay = np.where(way.crosses, way.gbps, 0.0)[:, :last], way.delay_us[:, :last]
+        # what a cell sends is there when the last of its ranks has it
+        rates = np.where(way.crosses.any(axis=0), way.gbps.min(axis=0), 0.0)
+        gbps, delay = rates[:, :last], way.delay_us.max(axis=0)[:, :last]
         return [
             (tuple(of), tuple(rate), tuple(late), taken)
             for of, rate, late, taken in zip(kinds.tolist(), gbps.tolist(), delay.tolist(), batches, strict=True)
@@ -254,19 +256,23 @@ class PlacedCost:
 
     def _sent(self, kinds: Sequence[int], rates: Sequence[float], delays: Sequence[float]) -> list[tuple[float, float]]:
         """Seconds of the send from each rank to the next."""
-        sent = [self._send(kind, rate, late) for kind, rate, late in zip(kinds, rates, delays, strict=False)]
+        ways = zip(kinds, [*kinds[1:], kinds[0]], rates, delays, strict=False)
+        sent = [self._send(frozenset((here, there)), rate, late) for here, there, rate, late in ways]
         return [*sent, *[(0.0, 0.0)] * (len(kinds) - len(sent))]
 
-    def _send(self, kind_id: int, gbps: float, delay_us: float) -> tuple[float, float]:
-        """Seconds that a send to the next stage holds its link, and until it arrives; 0 gbps: inside a node."""
-        if (kind_id, gbps, delay_us) not in self._sends:
-            kind = self._kind(kind_id)
+    def _send(self, between: frozenset[int], gbps: float, delay_us: float) -> tuple[float, float]:
+        """Seconds that a send between cells of two kinds holds its link, and until it arrives; 0 gbps: inside a node.
+
+        Activations go one way and gradients the other: what the slower side does with what arrives counts.
+        """
+        key = between, gbps, delay_us
+        if key not in self._sends:
             link = Link(bandwidth_gbps=gbps, latency_us=delay_us) if gbps else None
-            case = joined_by(kind.case, link)
-            held, arrives = send_times(case, self.grid, kind.message, np.array([gbps > 0]), np.ones(1))
-            filled = float(self.grid.filled[0])
-            self._sends[kind_id, gbps, delay_us] = float(held[0]) * filled, float(arrives[0]) * filled
-        return self._sends[kind_id, gbps, delay_us]
+            kinds, way = [self._kind(kind) for kind in between], np.array([gbps > 0])
+            each = [send_times(kind.case, self.grid, kind.message, way, np.ones(1), link) for kind in kinds]
+            held, arrives = (float(self.grid.filled[0] * max(seconds)[0]) for seconds in zip(*each, strict=True))
+            self._sends[key] = held, arrives
+        return self._sends[key]
 
     def _run(self, kinds: Sequence[int], sent: Sequence[tuple[float, float]], batches: int) -> PipelineRuns:
         """The pipeline of so many micro-batches on nodes of `kinds`, each rank's send to the next as long as `sent`."""
@@ -294,23 +300,23 @@ class PlacedCost:
 
     def _agreements(self, nodes: Ints, kinds: Ints) -> Floats:
         """Seconds in which the replicas of each stage agree on its gradients, shape (pp,)."""
-        replicas, stages = nodes.shape
-        copies, sharers, tp = self.copies, self.sharers, self.layout.tp
+        stages, one_ring = nodes.shape[-1], self.copies == 1 or self.sharers == 1
         slowest = [self._slowest(set(column)) for column in kinds.T.tolist()]
-        if copies == 1 or sharers == 1:
-            along = rings_along(self.topology, nodes.reshape(1, replicas, stages), 1, tp)
-            rings = [Rings(ring, ring) for (ring,) in along]
+        # ranks of a cell that share a sequence are on the same ring
+        lanes, streams = lanes_of(nodes, self.layout.tp)
+        parts = lanes if one_ring else lanes.reshape(-1, self.copies, self.sharers, stages)
+        along = enumerate(zip(slowest, rings_along(self.topology, parts, -2, streams), strict=True))
+        shared = [self._slowest_ring(kind, stage, each, sharing=self.sharers > 1) for stage, (kind, each) in along]
+        if one_ring:
+            rings = [Rings(ring, ring) for ring in shared]
         else:
-            parts = nodes.reshape(copies, sharers, stages)
-            shared = rings_along(self.topology, parts, 1, tp)
             # each rank of a cell has a ring of its own to those that hold the same shard
-            copied = rings_along(self.topology, parts, 0, self.cell_ranks)
+            lanes, streams = lanes_of(nodes, self.cell_ranks)
+            parts = lanes.reshape(-1, self.copies, self.sharers, stages)
+            copied = rings_along(self.topology, parts, -3, streams)
             each = enumerate(zip(slowest, shared, copied, strict=True))
             rings = [
-                Rings(
-                    self._slowest_ring(kind, stage, of_sharers, sharing=True),
-                    self._slowest_ring(kind, stage, of_copies, sharing=False),
-                )
+                Rings(of_sharers, self._slowest_ring(kind, stage, of_copies, sharing=False))
                 for stage, (kind, of_sharers, of_copies) in each
             ]
         if self.sums_embedding:
@@ -326,8 +332,9 @@ class PlacedCost:
 
     def _slowest_ends(self, nodes: Ints) -> Ring:
         """The way between the ends of a pipeline that takes longest for the gradient of the embedding they share."""
-        pairs = nodes[:, [0, -1]].T[None]
-        rings = dict.fromkeys(ring for (ring,) in rings_along(self.topology, pairs, 1, self.cell_ranks))
+        lanes, streams = lanes_of(nodes, self.cell_ranks)
+        pairs = np.swapaxes(lanes[..., [0, -1]], -1, -2)
+        rings = dict.fromkeys(ring for found in rings_along(self.topology, pairs, -2, streams) for ring in found)
         return max(rings, key=self._ends_seconds) if len(rings) > 1 else next(iter(rings))
 
     def _ends_seconds(self, ring: Ring) -> float:

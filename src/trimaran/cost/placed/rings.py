@@ -61,7 +61,7 @@ class Rings(NamedTuple):
 
 
 def rings_along(topology: Topology, nodes: Ints, axis: int, streams: int) -> list[list[Ring]]:
-    """The unlike rings along an axis of cells on `nodes`, shape (copies, sharers, pp), stage by stage.
+    """The unlike rings along an axis (-2, -3) of cells on `nodes`, shape (..., copies, sharers, pp), stage by stage.
 
     From each cell `streams` ranks send at once, and all rings go round at once.
     """
@@ -71,7 +71,7 @@ def rings_along(topology: Topology, nodes: Ints, axis: int, streams: int) -> lis
     spans = 1 + (in_order[1:] != in_order[:-1]).sum(axis=0)
     # the whole delay of a ring, which may pass a node more than once, by nodes
     delays = way.delay_us.sum(axis=axis) / spans
-    figures = (each.T.tolist() for each in (rates, delays, nodes.shape[axis] / spans))
+    figures = (each.reshape(-1, nodes.shape[-1]).T.tolist() for each in (rates, delays, nodes.shape[axis] / spans))
     stages = zip(*figures, strict=True)
     return [list(dict.fromkeys(Ring(*each) for each in zip(*stage, strict=True))) for stage in stages]
 

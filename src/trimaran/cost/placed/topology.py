@@ -10,7 +10,6 @@ import numpy as np
 
 from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.hardware.node_group import NodeGroup, ways_between
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
@@ -64,6 +63,11 @@ class Topology:
         nodes = list(zip(alone, self.slowdown.tolist(), strict=True))
         return np.array([nodes.index(node) for node in nodes])
 
+    @cached_property
+    def per_node(self) -> Ints:
+        """Devices of a node of each group, shape (g,)."""
+        return np.array([kind.devices_per_node for kind in self.kinds])
+
     @property
     def devices(self) -> int:
         """All devices."""
@@ -72,14 +76,6 @@ class Topology:
     def device_group(self, device: int) -> int:
         """The group that a device is of."""
         return int(self.group_of[self.node_of[device]])
-
-    def worst_link(self, nodes: Sequence[int]) -> Link:
-        """The smallest bandwidth and the largest delay between any two of several nodes."""
-        groups = self.group_of[list(nodes)]
-        gbps, delay = self.gbps[np.ix_(groups, groups)], self.delay_us[np.ix_(groups, groups)]
-        apart = ~np.eye(len(nodes), dtype=np.bool_)
-        ports = self.port_gbps[groups].min()
-        return Link(bandwidth_gbps=min(float(gbps[apart].min()), float(ports)), latency_us=float(delay[apart].max()))
 
 
 def _of_groups(cluster: Cluster) -> Topology:

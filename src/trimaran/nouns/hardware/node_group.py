@@ -110,16 +110,16 @@ def as_one(groups: Sequence[NodeGroup], links: Sequence[GroupLink]) -> dict[str,
         "nodes": sum(group.devices for group in groups) // per_node,
         "devices_per_node": per_node,
         "intra": slowest_of([group.intra for group in groups]),
-        "inter": slowest_of([*(shared_out(group.inter, group, per_node) for group in groups), *links]),
+        "inter": slowest_of([*(shared_out(group.inter, group.devices_per_node, per_node) for group in groups), *links]),
         "host_mem_gib": min(group.host_mem_gib * per_node / group.devices_per_node for group in groups),
         "price_per_device_hour": _mean_price(groups, prices),
         "spot_price_per_device_hour": _mean_price(groups, spot_prices),
     }
 
 
-def shared_out(link: Link, group: NodeGroup, per_node: int) -> Link:
-    """The part of a node's link that so many of its devices have."""
-    share = per_node / group.devices_per_node
+def shared_out(link: Link, devices: int, some: int) -> Link:
+    """The part of a node's link that some of its devices have."""
+    share = some / devices
     return Link(bandwidth_gbps=link.bandwidth_gbps * share, latency_us=link.latency_us)
 
 

@@ -48,7 +48,11 @@ def least_seconds(cost: PlacedCost, blocks: Blocks) -> float:
 
 
 def _best_way(topology: Topology, among: Bools, streams: int) -> Way:
-    """The largest rate and the smallest delay of any way, each by its slower direction, that so many streams share."""
+    """The largest rate and the smallest delay of any way, each by its slower direction, that so many streams share.
+
+    Of a cell of more ranks than a node has devices, as many as those go out of a node.
+    """
+    streams = min(streams, int(topology.per_node.max()))
     gbps = np.minimum(topology.gbps, topology.gbps.T)[among].max(initial=0.0)
     delay = np.maximum(topology.delay_us, topology.delay_us.T)[among].min(initial=np.inf)
     return (min(float(gbps), float(topology.port_gbps.max())) / streams, float(delay)) if gbps > 0 else (0.0, 0.0)
