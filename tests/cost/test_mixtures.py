@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trimaran.cost.case import Case
+from trimaran.cost.effects.expert import EXPERT
 from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
@@ -380,3 +381,23 @@ def test_rows_of_mixtures_that_ship_are_predicted_unfitted() -> None:
         )
     ]  # fmt: skip
     assert max(map(abs, forced)) < 0.12
+    # sharded over nodes: what is gathered for each layer takes about as long as it computes
+    assert abs(off["H100 cross-node/intra-node EP", "3"]) < 0.12
+    total = score_groups(rows)[-1].time
+    assert total is not None and total.tau is not None
+    assert total.mape < 0.12 and total.tau > 0.8
+
+
+def test_the_sentence_about_exchanges_names_what_gathers_tokens_beside_ep() -> None:
+    case = Case.of(
+        Workload(model=load_model("mixtral-8x7b"), seq_len=4096, global_batch=64), load_cluster("dgx-h100"),
+        load_stack("megatron-core"),
+    )  # fmt: skip
+    (part,) = EXPERT.parts
+    both, alone, sliced = (
+        part.cause(parse_layout(f"dp8,tp4,{experts},mbs1,zero1,sp,bf16"), case, 1)
+        for experts in ("ep2,etp4", "ep8,etp1", "ep1,etp4")
+    )
+    assert "EP 2 sends" in both and "ETP 4 gathers" in both
+    assert "EP 8 sends" in alone and "ETP" not in alone
+    assert sliced.startswith("ETP 4 gathers")

@@ -162,6 +162,19 @@ def test_a_way_out_is_what_the_cost_model_says_fits(monkeypatch: pytest.MonkeyPa
     assert ways_out(layout, case, 1.0, {}, 0) == ""
 
 
+def test_shared_sequences_are_no_way_out_where_as_many_devices_help_as_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    # weights and their states are what is too large of a mixture on 4 A100, not what its sequences take
+    workload = workload_of("mixtral-8x7b", 64, seq=4096)
+    with pytest.raises(TrimaranError, match=r"what would help: 32 devices$"):
+        plan(workload, load_cluster("dgx-a100-40gb"), load_stack("trimaran"), devices=4)
+    # a batch of one sequence makes no more replicas
+    with pytest.raises(TrimaranError, match=r"what would help: CP 8 \(.* GiB, on 32 devices\), 32 devices$"):
+        plan(workload_of("mixtral-8x7b", 2, seq=4096), load_cluster("dgx-a100-40gb"), load_stack("trimaran"), devices=4)
+
+
 def test_a_search_within_a_value_finds_all_up_to_it_and_nothing_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     case = Case.of(workload_of("llama3-8b", 64), load_cluster("dgx-h100"), load_stack("megatron-core"))

@@ -6,14 +6,15 @@ import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
-from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
+from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.advice import advise
 from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
-from trimaran.planner.why import explain
+from trimaran.planner.why import complete, explain
 
 WORKLOAD = workload_of("bloom-prequel-181b", 2048)
 CLUSTER = load_cluster("jean-zay-a100-80gb")
@@ -112,3 +113,31 @@ def test_what_ranks_tell_each_other_is_said_where_they_share_differently() -> No
     shared = explain("tp2,cp2", case, settings_from(devices=8))
     assert shared.layout.cp == 2 != shared.best.cp
     assert " cp +" in shared.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # without CP, though sequences are long enough for a search to try it
+        "dp16,tp1,pp1,mbs1,zero1,bf16",
+        # a split of four stages, which is none of four stages with chunks
+        "dp4,tp2,pp4,ep8,etp1,dispatch-deepep,mbs1,zero1,sp,bf16,split13-12-12-11",
+    ],
+)
+def test_a_layout_as_a_plan_prints_it_is_that_layout_and_nothing_is_chosen_for_it(text: str) -> None:
+    workload = Workload(model=load_model("qwen3-30b-a3b"), seq_len=8192, global_batch=64)
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("megatron-core"))
+    assert str(complete(text, case, settings_from(devices=64))) == text
+
+
+def test_zero_3_alone_is_fully_sharded_and_what_no_plan_would_print_is_completed() -> None:
+    workload = Workload(model=load_model("llama3.1-8b"), seq_len=8192, global_batch=64)
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("torchtitan"))
+    whole = complete("dp8,tp1,pp1,mbs1,zero3,bf16", case, settings_from(devices=8))
+    assert str(whole) == "dp8,tp1,pp1,mbs1,zero3,fsdp,bf16"
+    # experts want slices of sequences under TP, which the text does not state
+    mixture = Case.of(
+        workload.model_copy(update={"model": load_model("qwen3-30b-a3b")}), load_cluster("dgx-h100"),
+        load_stack("megatron-core"),
+    )  # fmt: skip
+    assert complete("dp8,tp2,pp1,ep8,mbs1,zero1,bf16", mixture, settings_from(devices=16)).sequence_parallel

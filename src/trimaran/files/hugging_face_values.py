@@ -54,7 +54,7 @@ def checked_values(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _whole(key: str, value: object, least: int) -> int:
+def _whole(key: str, value: Any, least: int) -> int:
     if _is_number(value) and value == int(value) and value >= least:
         return int(value)
     raise _wrong(key, value, f"a whole number from {least} on")

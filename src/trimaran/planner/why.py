@@ -37,6 +37,8 @@ from trimaran.planner.sizes import on_devices
 Verdict = Literal["ranked", "slower", "does not fit", "refused"]
 # Layouts among which a rank is given.
 RANKED = 1000
+# What plans print of every layout: a text that states all of it is one of theirs, and has nothing left to choose.
+_OF_A_WHOLE_LAYOUT = {"dp", "tp", "pp", "mbs", "precision"}
 # Parts of an iteration that differ by less than this share of the best's time are not worth a sentence.
 _WORTH_SAYING = 0.01
 
@@ -120,10 +122,16 @@ def complete(
 ) -> Layout:
     """The layout that `text` means: what it states, the rest as the search would choose it.
 
-    The choices are searched with no memory limit in the way if need be; where the statement alone breaks
-    a rule they are the stack's plainest, so that the rule can say so.
+    A layout as plans print it leaves out what has its default, and is whole. Else the choices are searched with no
+    memory limit in the way if need be; where the statement alone breaks a rule they are the stack's plainest, so that
+    the rule can say so.
     """
     stated, stack = stated_fields(text), case.stack
+    if stated.keys() >= _OF_A_WHOLE_LAYOUT:
+        # ZeRO 3 is fully sharded, of which a text by hand states one
+        whole = parse_layout(text, {"dp_kind": "fully_sharded"} if stated.get("zero_stage") == 3 else None)
+        if not any(violations(whole, case.workload, case.cluster, stack)):
+            return whole
     fixed = {name: _fixable(value) for name, value in stated.items() if name in FIXABLE}
     cluster = case.cluster
     proposed = {c.name: c.proposes(case.workload, cluster, stack, cluster.devices) for c in CHOICES if c.proposes}

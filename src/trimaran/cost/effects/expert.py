@@ -9,12 +9,16 @@ from trimaran.layout.layout import Layout
 
 def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
     across = layout.ep * layout.places_apart("ep") > layout.stage_places(case.cluster.devices_per_node)
+    etp = layout.size("etp")
     if layout.ep == 1:
-        return f"ETP {layout.size('etp')} gathers tokens for the parts of each expert; EP in place of ETP"
-    return (
+        return f"ETP {etp} gathers tokens for the parts of each expert; EP in place of ETP"
+    sent = (
         f"EP {layout.ep} sends each token to its {case.model.top_k} experts "
-        f"{'across nodes' if across else 'inside the node'} and back; a smaller EP, or a dispatcher that sends less"
+        f"{'across nodes' if across else 'inside the node'} and back"
     )
+    if etp > 1:
+        return f"{sent}, and ETP {etp} gathers them for the parts of each expert; EP in place of ETP"
+    return f"{sent}; a smaller EP, or a dispatcher that sends less"
 
 
 EXPERT = Effect(

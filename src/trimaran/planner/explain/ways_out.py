@@ -41,12 +41,13 @@ def ways_out(layout: Layout, case: Case, limit_gib: float, fixed: Mapping[str, o
 
 def _said(way: _Way, layout: Layout, case: Case, limit_gib: float, fixed: Mapping[str, object]) -> str | None:
     for tried in way.tries(layout, case):
-        grid = LayoutGrid.from_layouts([tried], case.workload, case.stack)
-        needed = float(memory_many(case, grid)[0][0])
+        needed = _memory(tried, case)
         if needed > limit_gib:
             continue
         but = [f"{needed:.1f} GiB"]
         if tried.devices > layout.devices:
+            if _replicas_do(layout, tried.devices // layout.devices, case, limit_gib):
+                return None
             but.append(f"on {tried.devices} devices")
         if not way.had_by(case.stack):
             others = ", ".join(_stacks_with(way.name))
@@ -55,6 +56,16 @@ def _said(way: _Way, layout: Layout, case: Case, limit_gib: float, fixed: Mappin
             but.append(f"where {way.choice} is not held at {fixed[way.choice]}")
         return f"{way.name.format(layout=tried)} ({', '.join(but)})"
     return None
+
+
+def _memory(layout: Layout, case: Case) -> float:
+    return float(memory_many(case, LayoutGrid.from_layouts([layout], case.workload, case.stack))[0][0])
+
+
+def _replicas_do(layout: Layout, times: int, case: Case, limit_gib: float) -> bool:
+    """Whether so many times the devices are enough as replicas, so that nothing else of theirs is what helps."""
+    more = layout.model_copy(update={"dp": layout.dp * times})
+    return case.workload.global_batch % (more.dp * more.mbs) == 0 and _memory(more, case) <= limit_gib
 
 
 @cache

@@ -32,7 +32,7 @@ def megatron_deepspeed(asked: Asked) -> str:
             (layout.sequence_parallel, "sequence parallelism"),
             (layout.recompute not in ("none", "full"), f"{layout.recompute} recompute"),
             (PRECISIONS[layout.precision].narrow is not None, f"precision {layout.precision}"),
-            (layout.recompute_every > 1, f"recomputing every {layout.recompute_every}th layer alone"),
+            (layout.recompute_every > 1, f"recomputing one layer in {layout.recompute_every}"),
             *untold_degrees(layout),
             (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
             (len(set(layout.stage_split)) > 1, "a stated stage split"),

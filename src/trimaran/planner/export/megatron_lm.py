@@ -189,7 +189,7 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
             (layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind != "all_reduce", f"data-parallel kind {layout.dp_kind}"),
-            (every > 1 and not stack.recomputes_by_stage, f"recomputing every {every}th layer alone"),
+            (every > 1 and not stack.recomputes_by_stage, f"recomputing one layer in {every}"),
             (
                 layout.recompute == "selective" and bool(stack.selective_keeps),
                 f"selective recompute that keeps {', '.join(stack.selective_keeps)}",

@@ -65,7 +65,7 @@ def torchtitan(asked: Asked) -> str:
             (bool(modules_of(layout.recompute)), f"recompute of {layout.recompute}"),
             (
                 layout.recompute == "full" and layout.recompute_every > 1 and version == "0.3",
-                f"recomputing every {layout.recompute_every}th layer alone (0.2 has: --for-version 0.2)",
+                f"recomputing one layer in {layout.recompute_every} (0.2 has: --for-version 0.2)",
             ),
             # torchtitan 0.3.0, components/quantization/float8.py: the recipe is rowwise, and FSDP gathers 16 bit
             (
