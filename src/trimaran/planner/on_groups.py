@@ -147,7 +147,7 @@ def _begun(case: Case, settings: PlanSettings, asked: Iterable[Asked]) -> Iterat
     Of the fastest one where time counts and of the cheapest where money does, of both under a budget.
     """
     objective, by_price = settings.objective, _prices(case.cluster)
-    ways = {"cost": [by_price], "time": [None], "devices": [None]}[objective.goal]
+    ways: list[Floats | None] = [by_price if objective.goal == "cost" else None]
     if objective.budget is not None and by_price is not None:
         ways = [None, by_price]
     for (layout, batch), prices in product(dict.fromkeys(asked), ways):
