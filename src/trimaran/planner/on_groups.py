@@ -48,7 +48,7 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
     """
     settings.objective.check(case.workload, case.cluster)
     plans = _view_plans(case, settings, plan_alike)
-    asked = [(entry.layout, entry.global_batch) for plan in plans for entry in plan.entries]
+    asked = _unlike(case, [(entry.layout, entry.global_batch) for plan in plans for entry in plan.entries])
     placings = _placings(case, settings, asked)
     finer = _finer(case, settings, placings)
     for number, placing in enumerate(placings):
@@ -139,6 +139,17 @@ def _placings(case: Case, settings: PlanSettings, asked: Sequence[Asked]) -> lis
         sentence = placed_memory_sentence(case, nearest, estimate(case, nearest), settings.mem_margin)
         raise TrimaranError(f"no layout fits on {case.cluster.name}; the nearest is {nearest}: {sentence}")
     return sorted(fitting, key=lambda placing: _value(settings.objective, placing))
+
+
+def _unlike(case: Case, asked: Sequence[Asked]) -> list[Asked]:
+    """Of layouts that differ in the order of their axes alone the first: a placement puts each rank anyway.
+
+    Which ranks of experts sit next to each other follows from that order too, so that those all stay.
+    """
+    if case.model.experts:
+        return list(asked)
+    first = {(layout.model_copy(update={"placement": ()}), batch): (layout, batch) for layout, batch in reversed(asked)}
+    return list(reversed(first.values()))
 
 
 def _begun(case: Case, settings: PlanSettings, asked: Iterable[Asked]) -> Iterator[Placing]:
