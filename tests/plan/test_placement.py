@@ -207,6 +207,74 @@ def test_two_regions_over_a_thin_link_are_not_left_idle_without_a_word() -> None
     assert any("no placement of the layouts weighed takes less than" in note for note in found.notes)
 
 
+def two_sites(gbps: float, prices: tuple[float, float] | tuple[None, None] = (None, None)) -> Cluster:
+    """Two sites of two nodes of four V100 with so thin a way from each node to each one of the other site."""
+    node = load_cluster("aws-p3-16xlarge")
+    groups = [
+        NodeGroup(
+            name=name, device=node.device, nodes=2, devices_per_node=4, intra=node.intra,
+            inter=Link(bandwidth_gbps=100, latency_us=20), price_per_device_hour=price,
+        )
+        for name, price in zip(("dear", "cheap"), prices, strict=True)
+    ]  # fmt: skip
+    return Cluster.of_groups(groups, [GroupLink(between=("dear", "cheap"), bandwidth_gbps=gbps, latency_us=5000)])
+
+
+# what each data-parallel layout costs is left open, and little else, so that the search is short
+HELD = {"mbs": 1, "recompute": "full", "vpp": 1, "precision": "fp16", "tp": 1, "pp": 1}
+GPT_OF_64 = Workload(model=TIED, global_batch=64, seq_len=2048)
+
+
+def test_states_are_shared_out_inside_of_sites_where_the_way_between_them_is_thin() -> None:
+    stack, cluster = load_stack("trimaran"), two_sites(25.0)
+    found = plan(GPT_OF_64, cluster, stack, top=1, fixed=HELD)
+    of_all = plan(GPT_OF_64, cluster, stack, top=1, fixed={**HELD, "shard": 8}, device_counts=(16,))
+    assert found.best.sec_per_it <= of_all.best.sec_per_it * 1.001
+
+
+def test_the_cheapest_layout_stands_on_cheap_devices_and_a_budget_counts_where_it_stands() -> None:
+    stack, cluster = load_stack("trimaran"), two_sites(1.0, (4.0, 1.0))
+    cheapest = plan(GPT_OF_64, cluster, stack, top=1, fixed=HELD, goal="cost").best
+    assert min(cheapest.layout.placed) >= 8
+    trained = GPT_OF_64.model_copy(update={"tokens": 1e9})
+    open_to_all = plan(trained, cluster, stack, top=1, fixed=HELD).best
+    assert open_to_all.cost is not None
+    within = plan(trained, cluster, stack, top=1, fixed=HELD, budget=open_to_all.cost / 2).best
+    assert within.cost is not None
+    assert within.cost <= open_to_all.cost / 2
+    with pytest.raises(TrimaranError, match="meets the deadline or budget"):
+        plan(trained, cluster, stack, top=1, fixed=HELD, budget=open_to_all.cost / 1000)
+
+
+def test_the_fewest_devices_that_meet_a_deadline_are_named_on_groups_too() -> None:
+    stack, cluster = load_stack("trimaran"), two_sites(25.0)
+    trained = GPT_OF_64.model_copy(update={"tokens": 1e9})
+    fastest = plan(trained, cluster, stack, top=1, fixed=HELD).best
+    assert fastest.days is not None
+    ask = {"goal": "devices", "deadline_days": 4 * fastest.days, "fixed": HELD}
+    fewest = plan(trained, cluster, stack, top=1, **ask).best
+    assert fewest.devices < fastest.devices
+    assert fewest.days is not None
+    assert fewest.days <= 4 * fastest.days
+
+
+def test_a_layout_is_placed_with_the_global_batch_that_it_was_found_for() -> None:
+    workload = GPT_OF_64.model_copy(update={"global_batch": 62})
+    held = {**HELD, "dp": 16}
+    best = plan(workload, two_sites(25.0), load_stack("trimaran"), top=1, fixed=held, gbs_tolerance=0.1).best
+    assert best.global_batch == 64
+
+
+def test_devices_that_stay_idle_are_told_of_where_all_nodes_are_alike() -> None:
+    cluster = two_sites(1.0).model_copy(
+        update={"groups": (), "links": (), "inter": Link(bandwidth_gbps=0.1, latency_us=60_000)}
+    )
+    found = plan(GPT_OF_64, cluster, load_stack("trimaran"), top=1, fixed=HELD)
+    idle = cluster.devices - found.best.devices
+    assert idle > 0
+    assert any(f"{idle} are idle; all of them would take" in note for note in found.notes)
+
+
 def test_the_command_line_plans_on_the_study_s_clusters() -> None:
     told = run(
         "plan", "--model", "gpt3-xl", "--cluster", "dtfm-two-universities", "--stack", "gpipe", "--gbs", "1024",

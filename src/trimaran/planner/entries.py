@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimates import Estimate
 from trimaran.layout.flops import OWN_FORMULA, days_to_train, mfu, tflops_per_device
 from trimaran.layout.layout import Layout
-from trimaran.layout.places import mean_of_devices, peak_tflops
+from trimaran.layout.places import mean_of_devices, nodes_of, peak_tflops
 from trimaran.planner.explain.bottleneck import bottleneck
 from trimaran.planner.plan import Entry
 
@@ -30,7 +30,7 @@ def entry_of(
         rank=rank,
         layout=layout,
         devices=devices,
-        nodes=-(-devices // cluster.devices_per_node),
+        nodes=nodes_of(layout, cluster),
         global_batch=workload.global_batch,
         estimate=predicted,
         sec_per_it_low=seconds * math.exp(-error),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
+from trimaran.cost.grid import Floats
 from trimaran.cost.placed.topology import Topology
 from trimaran.layout.layout import Layout
+from trimaran.layout.places import mean_of_devices
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.entries import entry_of
@@ -21,6 +23,8 @@ from trimaran.planner.placement.deal import may_be_dealt
 from trimaran.planner.placement.place import Placing
 from trimaran.planner.placement.room import Room
 from trimaran.planner.plan import Entry, Plan
+from trimaran.planner.search.batches import with_batch
+from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.settings import PlanSettings
 from trimaran.planner.views import views
 
@@ -29,6 +33,8 @@ from trimaran.planner.views import views
 OF_EACH_VIEW, WEIGHED, IMPROVED = 6, 100, 2
 # Micro-batches of a replica that are enough to be dealt out evenly: one more or less is then a small part of them.
 ENOUGH = 8
+# A layout, and the global batch that it was found for.
+Asked = tuple[Layout, int]
 # An entry that beats the first with at least this chance cannot be told apart from it.
 _ALIKE = 0.25
 
@@ -42,15 +48,15 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
     """
     settings.objective.check(case.workload, case.cluster)
     plans = _view_plans(case, settings, plan_alike)
-    placings = _placings(case, settings, [entry.layout for plan in plans for entry in plan.entries])
-    finer = _finer(case, settings, [placing.layout for placing in placings])
+    asked = _unlike(case, [(entry.layout, entry.global_batch) for plan in plans for entry in plan.entries])
+    placings = _placings(case, settings, asked)
+    finer = _finer(case, settings, placings)
     for number, placing in enumerate(placings):
         if number < IMPROVED:
             placing.improve()
         else:
             placing.deal()
-    placings += finer
-    placings.sort(key=lambda placing: placing.seconds)
+    placings = _ranked(case, settings, [*placings, *finer])
     entries = _entries(case, settings, placings)
     alike = [entry for entry in entries if entry.rival_chance >= _ALIKE or entry.rank == 1]
     first = plans[0]
@@ -116,12 +122,12 @@ def _has_room(case: Case, layout: Layout, margin: float) -> bool:
     return room.is_everywhere or not room.excess(blocks.nodes(layout, order))
 
 
-def _placings(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> list[Placing]:
+def _placings(case: Case, settings: PlanSettings, asked: Sequence[Asked]) -> list[Placing]:
     """Each layout's search of placements, begun, the best first; without those that have no place or do not fit.
 
     Raises TrimaranError where none is left.
     """
-    begun = list(_begun(case, settings, layouts))
+    begun = list(_begun(case, settings, asked))
     if not begun:
         raise TrimaranError(
             f"no layout has a place on {case.cluster.name}: TP x CP ranks stand on one node, or on whole nodes of a "
@@ -132,42 +138,106 @@ def _placings(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> 
         nearest = min(begun, key=lambda placing: placing.excess).best
         sentence = placed_memory_sentence(case, nearest, estimate(case, nearest), settings.mem_margin)
         raise TrimaranError(f"no layout fits on {case.cluster.name}; the nearest is {nearest}: {sentence}")
-    return sorted(fitting, key=lambda placing: placing.seconds)
+    return sorted(fitting, key=lambda placing: _value(settings.objective, placing))
 
 
-def _begun(case: Case, settings: PlanSettings, layouts: Iterable[Layout]) -> Iterator[Placing]:
-    """Each layout's search of placements, begun, but of those that have no place."""
-    for layout in dict.fromkeys(layouts):
+def _unlike(case: Case, asked: Sequence[Asked]) -> list[Asked]:
+    """Of layouts that differ in the order of their axes alone the first: a placement puts each rank anyway.
+
+    Which ranks of experts sit next to each other follows from that order too, so that those all stay.
+    """
+    if case.model.experts:
+        return list(asked)
+    first = {(layout.model_copy(update={"placement": ()}), batch): (layout, batch) for layout, batch in reversed(asked)}
+    return list(reversed(first.values()))
+
+
+def _begun(case: Case, settings: PlanSettings, asked: Iterable[Asked]) -> Iterator[Placing]:
+    """Each layout's search of placements, begun, but of those that have no place.
+
+    Of the fastest one where time counts and of the cheapest where money does, of both under a budget.
+    """
+    objective, by_price = settings.objective, _prices(case.cluster)
+    ways: list[Floats | None] = [by_price if objective.goal == "cost" else None]
+    if objective.budget is not None and by_price is not None:
+        ways = [None, by_price]
+    for (layout, batch), prices in product(dict.fromkeys(asked), ways):
+        at_batch = case.with_workload(with_batch(case.workload, batch))
         try:
-            yield Placing(case, layout, margin=settings.mem_margin)
+            yield Placing(at_batch, layout, margin=settings.mem_margin, prices=prices)
         except TrimaranError:
             continue  # more ranks to a TP group than any node has room for
 
 
-def _finer(case: Case, settings: PlanSettings, layouts: Sequence[Layout]) -> list[Placing]:
+def _prices(cluster: Cluster) -> Floats | None:
+    """The price of a device of each group; None where some state none, or all the same."""
+    prices = [kind.price_per_device_hour for kind in Topology.of(cluster).kinds]
+    return None if None in prices or len(set(prices)) == 1 else np.array(prices, dtype=np.float64)
+
+
+def _finer(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> list[Placing]:
     """The layouts with smaller micro-batches, dealt out to replicas: where these are few, no deal is even."""
     if "mbs" in settings.fixed or len(set(Topology.of(case.cluster).kind_of.tolist())) == 1:
         return []
-    halved = [
-        layout.model_copy(update={"mbs": layout.mbs // times})
-        for layout in layouts
-        for times in (2, 4, 8)
-        if layout.mbs % times == 0 and layout.micro_batches(case.workload.global_batch) * times < 2 * ENOUGH
-    ]
-    new = [layout for layout in halved if layout not in layouts and may_be_dealt(case, layout)]
-    placings = [placing for placing in _begun(case, settings, new) if placing.fits]
+    known = {placing.layout for placing in placings}
+    new = []
     for placing in placings:
+        layout, batch = placing.layout, placing.case.workload.global_batch
+        for times in (2, 4, 8):
+            if layout.mbs % times or layout.micro_batches(batch) * times >= 2 * ENOUGH:
+                continue
+            halved = layout.model_copy(update={"mbs": layout.mbs // times})
+            if halved not in known and may_be_dealt(placing.case, halved):
+                new.append((halved, batch))
+    finer = [placing for placing in _begun(case, settings, new) if placing.fits]
+    for placing in finer:
         placing.deal()
-    return placings
+    return finer
+
+
+def _value(objective: Objective, placing: Placing) -> float:
+    """What ranks a placed layout: smaller is better."""
+    batch = placing.case.workload.global_batch
+    seconds, devices = np.array([placing.seconds]), np.array([placing.layout.devices])
+    price = placing.price if objective.goal == "cost" else 1.0
+    return float(objective.value(seconds, devices, np.array([batch]))[0]) * price
+
+
+def _ranked(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> list[Placing]:
+    """Those that meet the deadline and the budget where they stand, the best first.
+
+    Raises TrimaranError where none does.
+    """
+    objective = settings.objective
+    met = [placing for placing in placings if not objective.limited or _meets(objective, placing)]
+    if not met:
+        raise TrimaranError(
+            f"no placed layout on {settings.devices or case.cluster.devices} devices meets the deadline or budget, "
+            f"though some fit: allow more devices, time or money"
+        )
+    unlike = {placing.best: placing for placing in met}
+    return sorted(unlike.values(), key=lambda placing: _value(objective, placing))
+
+
+def _meets(objective: Objective, placing: Placing) -> bool:
+    workload, cluster = placing.case.workload, placing.case.cluster
+    price = mean_of_devices(placing.best, cluster, lambda nodes: nodes.price_per_device_hour)
+    there = cluster.model_copy(update={"price_per_device_hour": price})
+    counts = np.array([placing.layout.devices]), np.array([workload.global_batch])
+    return bool(objective.meets(np.array([placing.seconds]), *counts, workload, there)[0])
 
 
 def _entries(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> tuple[Entry, ...]:
-    error = case.calibration.time_error
+    error, best = case.calibration.time_error, placings[0]
     entries = []
     for index, placing in enumerate(placings[: settings.top]):
-        ratio = placing.seconds / placings[0].seconds
+        if settings.objective.goal == "devices":
+            ratio = placing.seconds / best.seconds if placing.layout.devices == best.layout.devices else math.inf
+        else:
+            ratio = _value(settings.objective, placing) / _value(settings.objective, best)
         chance = 1.0 if index == 0 else 0.5 * math.erfc(math.log(ratio) / max(error, 1e-9) / math.sqrt(2.0))
-        entries.append(entry_of(index + 1, placing.best, case, estimate(case, placing.best), chance, 1))
+        predicted = estimate(placing.case, placing.best)
+        entries.append(entry_of(index + 1, placing.best, placing.case, predicted, chance, 1))
     return tuple(entries)
 
 
@@ -192,8 +262,8 @@ def _notes(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> l
     ]
     asked = settings.devices or case.cluster.devices
     if idle and best.layout.devices < asked:
-        larger = (placing for placing in placings if placing.layout.devices > best.layout.devices)
-        more = next(larger, None)
+        larger = [placing for placing in placings if placing.layout.devices > best.layout.devices]
+        more = min(larger, key=lambda placing: placing.seconds, default=None)
         instead = f"; {more.layout.devices} devices would take {more.seconds:.4g} s" if more else ""
         notes.append(f"{best.layout.devices} of {asked} devices are used, idle are {', '.join(idle)}{instead}")
     return notes

@@ -66,7 +66,19 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
     if differs(case.cluster):
         on_devices(case.cluster, max((settings.devices or 1, *settings.device_counts)))
         return plan_on_groups(case, settings, _plan_alike)
-    return _plan_alike(case, settings)
+    found = _plan_alike(case, settings)
+    return found.model_copy(update={"notes": (*found.notes, *_idle(case, settings, found))})
+
+
+def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
+    """What stays idle where the fastest layout does not use all devices that it may, and what all would take."""
+    best, asked = found.best, found.devices
+    if best.devices == asked or settings.objective.goal != "time" or settings.device_counts:
+        return []
+    of_all = settings.model_copy(update={"device_counts": (asked,)})
+    seconds = _fastest(case, of_all, asked)[0] * best.global_batch
+    instead = f"all of them would take {seconds:.4g} s" if math.isfinite(seconds) else "no layout uses all of them"
+    return [f"{best.devices} of {asked} devices are used, {asked - best.devices} are idle; {instead}"]
 
 
 def _plan_alike(case: Case, settings: PlanSettings) -> Plan:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from trimaran.cost.grid import Ints
+from trimaran.cost.grid import Floats, Ints
 from trimaran.cost.placed.placed_cost import PlacedCost
 from trimaran.planner.placement.blocks import Blocks
 from trimaran.planner.placement.room import Room
@@ -22,10 +22,16 @@ _UNFIT = 1000.0
 
 
 class Walk:
-    """A walk over orders of blocks: two cells are swapped, or a cell and a free block, two stages, two replicas."""
+    """A walk over orders of blocks: two cells are swapped, or a cell and a free block, two stages, two replicas.
 
-    def __init__(self, cost: PlacedCost, blocks: Blocks, room: Room, seed: int = 0) -> None:
+    With `prices` of a device of each group, shape (g,), it makes what an iteration costs small and not its time.
+    """
+
+    def __init__(
+        self, cost: PlacedCost, blocks: Blocks, room: Room, seed: int = 0, prices: Floats | None = None
+    ) -> None:
         self.cost, self.blocks, self.room, self.random = cost, blocks, room, np.random.default_rng(seed)
+        self.prices = prices
         self.shape = cost.layout.dp, cost.layout.pp
         self.cells = self.shape[0] * self.shape[1]
         single = np.bincount(blocks.node)[blocks.node] == 1
@@ -36,9 +42,13 @@ class Walk:
         """What the walk makes small, of an order whose first blocks are the cells'."""
         nodes = self.blocks.nodes(self.cost.layout, order)
         slowest, mean = self.cost.score(nodes)
-        seconds = slowest + _ON_AVERAGE * mean
+        seconds = (slowest + _ON_AVERAGE * mean) * self.price(nodes)
         excess = 0.0 if self.room.is_everywhere else self.room.excess(nodes)
         return seconds * (1.0 + _UNFIT * (1.0 + excess)) if excess else seconds
+
+    def price(self, nodes: Ints) -> float:
+        """The price of a device, on average over cells on such nodes (dp, pp); 1 without prices."""
+        return 1.0 if self.prices is None else float(self.prices[self.cost.topology.group_of[nodes]].mean())
 
     def improve(self, order: Ints, steps: int) -> tuple[Ints, float]:
         """The best order found in so many steps from this one, and its value: annealing that cools to nothing."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Ints
+from trimaran.cost.grid import Floats, Ints
 from trimaran.cost.placed.placed_cost import PlacedCost
 from trimaran.cost.placed.topology import devices_of
 from trimaran.layout.layout import Layout
@@ -58,12 +58,15 @@ class Placed:
 class Placing:
     """The search of a placement of one layout: begun with the structured ones, to be improved from there.
 
-    A share of each device's memory, the `margin`, is left free. Raises TrimaranError where the nodes have no room for
-    its cells: a TP x CP group stands inside of a node, or on whole nodes.
+    A share of each device's memory, the `margin`, is left free. With `prices` of a device of each group, shape (g,),
+    the cheapest is searched, and not the fastest. Raises TrimaranError where the nodes have no room for its cells: a TP
+    x CP group stands inside of a node, or on whole nodes.
     """
 
-    def __init__(self, case: Case, layout: Layout, seed: int = 0, margin: float = 0.0) -> None:
-        self.case, self.layout, self.seed, self.margin = case, layout, seed, margin
+    def __init__(
+        self, case: Case, layout: Layout, seed: int = 0, margin: float = 0.0, prices: Floats | None = None
+    ) -> None:
+        self.case, self.layout, self.seed, self.margin, self.prices = case, layout, seed, margin, prices
         self.cost = PlacedCost(case, layout)
         self.blocks = Blocks.of(self.cost.topology, self.cost.cell_ranks)
         cells = layout.dp * layout.pp
@@ -73,7 +76,7 @@ class Placing:
                 f"on nodes of theirs, and DP {layout.dp} x PP {layout.pp} = {cells} are needed: lower a degree"
             )
         room = Room.of(case, layout, self.cost.topology, margin)
-        self.walk = Walk(self.cost, self.blocks, room, seed)
+        self.walk = Walk(self.cost, self.blocks, room, seed, prices)
         orders = [*starts(self.cost.topology, self.blocks, layout, self.cost.message_bits, self.cost.ring_bits)]
         if not room.is_everywhere:
             orders.append(room.order(self.blocks, layout.dp))
@@ -126,9 +129,9 @@ class Placing:
         """Take a layout with such an order in place of the best so far, where it is faster and fits."""
         cost, room = PlacedCost(self.case, layout), Room.of(self.case, layout, self.cost.topology, self.margin)
         nodes = self.blocks.nodes(layout, order)
-        if cost.seconds(nodes) < self.seconds and not room.excess(nodes):
+        if cost.seconds(nodes) * self.walk.price(nodes) < self.seconds * self.price and not room.excess(nodes):
             self.layout, self.cost = layout, cost
-            self.walk = Walk(cost, self.blocks, room, self.seed)
+            self.walk = Walk(cost, self.blocks, room, self.seed, self.prices)
             self.found = [(self.walk.value(order), order)]
 
     @property
@@ -145,6 +148,11 @@ class Placing:
     def seconds(self) -> float:
         """Seconds of an iteration with the best placement so far."""
         return self._seconds(self.order)
+
+    @property
+    def price(self) -> float:
+        """The price of a device where the best placement so far stands, on average; 1 without prices."""
+        return self.walk.price(self.blocks.nodes(self.layout, self.order))
 
     @property
     def least_s(self) -> float:
