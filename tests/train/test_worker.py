@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from shapes import SMALL
+from shapes import MIXTURE, SMALL
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
 from trimaran.recipe.train_settings import TrainSettings
 
+FULL = Workload(model=MIXTURE, seq_len=16, global_batch=24, capacity_factor=1.25)
 DROPPING = Workload(model=SMALL.model_copy(update={"dropout": 0.1}), seq_len=16, global_batch=24)
 
 BLOOM_FIELDS = (
@@ -137,6 +138,7 @@ def test_validation_is_in_log_and_result(make_job: Callable[..., TrainJob]) -> N
         ("dp2,mbs12", 1, {}, "needs 2 ranks, but WORLD_SIZE is 1"),
         ("dp1,mbs24", 1, {"data_dir": "/nowhere"}, "data_dir /nowhere: index.json cannot be read"),
         ("dp1,mbs24", 1, {"workload": DROPPING}, "model.dropout is 0.1, and trimaran trains without: set it to 0"),
+        ("dp1,mbs24", 1, {"workload": FULL}, "workload.capacity_factor is 1.25, and trimaran drops no token: leave it"),
         (
             "dp1,mbs24",
             1,

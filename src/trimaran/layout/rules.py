@@ -277,6 +277,11 @@ def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -
         return (
             f"model.dropout is {model.dropout:g}, and {stack.name} trains without: set it to 0 or choose another stack"
         )
+    if workload.capacity_factor is not None:
+        return (
+            f"workload.capacity_factor is {workload.capacity_factor:g}, and {stack.name} drops no token: leave it out "
+            f"or choose another stack"
+        )
     if model.latent_attention is not None and (trait := _beside_latent(model)):
         return f"{trait}, and {stack.name} trains latent attention without: leave it out or choose another stack"
     if model.experts and model.bias:

@@ -52,4 +52,10 @@ class Recipe(Noun):
             weight = getattr(self.train, name)
             if weight and not self.workload.model.experts:
                 raise ValueError(f"train.{name} is {weight:g}, but model.experts is 0: leave it out, or state experts")
+        rate, usual = self.train.router_bias_rate, TrainSettings.model_fields["router_bias_rate"].default
+        if rate not in (0.0, usual) and not (self.workload.model.experts and self.workload.model.router.bias):
+            raise ValueError(
+                f"train.router_bias_rate is {rate:g}, but the routers have no biases (model.router.bias is false): "
+                f"leave it out, or set bias to true"
+            )
         return self
