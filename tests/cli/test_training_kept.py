@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,34 @@ def test_an_earlier_training_is_kept_and_a_diverged_one_is_told(tmp_path: Path) 
     assert (tmp_path / "runs/tiny/events.csv").read_text().count("began") == 1
     last = (tmp_path / "runs/tiny/train/log.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["lm_loss"] is None
+
+
+def _pipe(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "named", "what"),
+    [
+        (_pipe, "events.csv", "events.csv is not a regular file: remove it"),
+        (Path.mkdir, "events.csv", "events.csv is not a regular file: remove it"),
+        (lambda path: path.symlink_to("/dev/full"), "events.csv", "events.csv is not a regular file: remove it"),
+        (_pipe, "train/job.json", "job.json is not a regular file: remove it"),
+        (lambda path: path.symlink_to("train"), "train", "cannot be "),
+        (Path.touch, "train.claims", "train.claims is something else than a folder: remove it"),
+    ],
+)
+def test_what_is_no_file_of_a_training_is_told_and_not_waited_for(
+    make: Callable[[Path], None], named: str, what: str, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(tmp_path)
+    (tmp_path / "runs/tiny").mkdir(parents=True)
+    make(tmp_path / "runs/tiny" / named)
+    for more in ((), ("--resume",)):
+        done = run("train", str(recipe), "--layout", "dp1,mbs4", *more, cwd=tmp_path, timeout_s=60)
+        assert done.returncode == 2 and what in done.stderr.splitlines()[-1], done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_sigterm_ends_a_training_in_one_line_and_leaves_no_rank(tmp_path: Path) -> None:

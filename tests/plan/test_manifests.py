@@ -35,6 +35,10 @@ MANAGERS = [name for name, exporter in EXPORTERS.items() if exporter.starts]
 RECIPE = 'name = "my gpt"\ncluster = "dgx-h100"\n[model]\nname = "gpt3-1b3"\n'
 
 
+ASKED = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "512", "--layout", "dp8,mbs2,bf16")
+SET = ("--set", "image=trimaran:1", "--set", "volume=runs")
+
+
 def start(cluster: Cluster | None = None, **settings: Any) -> Start:
     """A recipe's training, on eight H100 a node where no cluster is named."""
     stated = {"image": "registry.example/trimaran:1", "volume": "runs"} | settings
@@ -223,6 +227,47 @@ def test_what_skypilot_sees_to_itself_is_refused_and_names_are_labels() -> None:
 
 
 @pytest.mark.parametrize("to", MANAGERS)
+def test_a_sweep_is_started_on_one_node_and_starts_its_own_ranks(to: str, tmp_path: Path) -> None:
+    sweep = '[workload]\nseq_len = 2048\nglobal_batch = 512\n[sweep]\nlayouts = ["dp4,mbs2,bf16", "dp2,mbs2,bf16"]\n'
+    (tmp_path / "gpt.toml").write_text(RECIPE + sweep)
+    done = run("export", "gpt.toml", "--to", to, *SET, "--set", "verb=bench", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == "" and "trimaran bench on 1 node of 4" in done.stdout, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document.get("kind") != "ConfigMap"]
+    for document in documents:
+        jsonschema.validate(document, schema_of(document))
+    whole = documents[-1]
+    folder = "/tmp/trimaran" if to == "skypilot" else "/etc/trimaran"
+    command = f"python -m trimaran bench {folder}/mygpt.toml --runs /runs".replace("mygpt", "my-gpt")
+    if to == "skypilot":
+        assert whole["run"].strip() == command and whole["num_nodes"] == 1
+        assert whole["resources"]["accelerators"] == {"H100": 4}
+    else:
+        place = whole["spec"]["trainer"] if to == "trainjob" else pod_of(whole["spec"])[1]["containers"][0]
+        assert " ".join(place["command"]) == command
+        resources = place["resourcesPerNode"] if to == "trainjob" else place["resources"]
+        assert resources["limits"] == {"nvidia.com/gpu": 4}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "arguments", "what"),
+    [
+        ('layouts = ["dp16,mbs2,bf16"]', ["--set", "verb=bench"], "the sweep uses 16 devices of nodes of 8: hold it"),
+        ("devices = [8, 32]", ["--set", "verb=tune"], "the sweep uses 32 devices of nodes of 8"),
+        ("devices = [8]", ["--set", "verb=bench"], "sweep.layouts of the recipe is empty"),
+        ("devices = [8]", ["--set", "verb=tune", "--layout", "dp8"], "--layout dp8 is of a training"),
+        ("devices = [8]", ["--set", "verb=serve"], "Input should be 'train', 'bench' or 'tune'"),
+    ],
+)
+def test_a_sweep_of_several_nodes_is_refused(sweep: str, arguments: list[str], what: str, tmp_path: Path) -> None:
+    workload = "[workload]\nseq_len = 2048\nglobal_batch = 512\n"
+    (tmp_path / "gpt.toml").write_text(f"{RECIPE}{workload}[sweep]\n{sweep}\n")
+    done = run("export", "gpt.toml", "--to", "jobset", *SET, *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and what in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    of_image = run("export", "--to", "jobset", *ASKED[:-2], *SET, "--set", "recipe=/r.toml", "--set", "verb=tune")
+    assert of_image.returncode == 2 and "stands in the recipe: give RECIPE.toml" in of_image.stderr
+
+
+@pytest.mark.parametrize("to", MANAGERS)
 def test_a_volume_lies_beside_what_else_is_mounted(to: str) -> None:
     taken = ["/tmp/trimaran/", "/tmp"] if to == "skypilot" else ["/dev/shm", "/dev/shm/runs", "/etc/trimaran", "/etc"]
     for runs in taken:
@@ -241,10 +286,6 @@ def test_what_kubernetes_would_refuse_is_refused_before() -> None:
             start(node_selector=selector)
     with pytest.raises(ValidationError, match="restarts"):
         TrainSettings(restarts=10**12)
-
-
-ASKED = ("--model", "gpt3-1b3", "--cluster", "dgx-h100", "--gbs", "512", "--layout", "dp8,mbs2,bf16")
-SET = ("--set", "image=trimaran:1", "--set", "volume=runs")
 
 
 @pytest.mark.parametrize(

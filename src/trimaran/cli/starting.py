@@ -12,6 +12,7 @@ from trimaran.planner.export.start import Start
 from trimaran.recipe.manifest_settings import ManifestSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.recipe.train_settings import TrainSettings
+from trimaran.study.stated import stated_layouts
 
 
 def require_recipe_as_it_stands(recipe: Path | None, **over: object) -> None:
@@ -49,6 +50,12 @@ def start_of(recipe: Path | None, words: list[str], cluster: Cluster) -> Start:
             "a manifest starts the training of a recipe, and none is named: give RECIPE.toml, or its path where the "
             "ranks run by --set recipe=PATH"
         )
+    sweeps = settings.verb != "train"
+    if sweeps and base is None:
+        raise TrimaranError(
+            f"manifest.verb is {settings.verb}, and how many devices its sweep uses stands in the recipe: "
+            f"give RECIPE.toml"
+        )
     carried = recipe is not None and settings.recipe is None and not is_packaged(str(recipe))
     return Start(
         cluster,
@@ -57,4 +64,16 @@ def start_of(recipe: Path | None, words: list[str], cluster: Cluster) -> Start:
         str(recipe or ""),
         recipe_text(str(recipe)) if carried else None,
         (base.train if base else TrainSettings()).restarts,
+        _sweep_devices(base, settings.verb, cluster) if base and sweeps else None,
     )
+
+
+def _sweep_devices(recipe: Recipe, verb: str, cluster: Cluster) -> int:
+    """How many devices the recipe's sweep uses at most. Raises TrimaranError where bench would have no layout."""
+    layouts = [layout.devices for layout in stated_layouts(recipe)]
+    if verb == "bench" and not layouts:
+        raise TrimaranError(
+            "manifest.verb is bench, and sweep.layouts of the recipe is empty: state them, or --set verb=tune"
+        )
+    planned = [] if verb == "bench" else list(recipe.sweep.devices or (cluster.devices,))
+    return max([*layouts, *planned])

@@ -102,6 +102,8 @@ Job = TypeVar("Job", bound=Noun)
 def read_job(kind: type[Job], path: Path) -> Job:
     """The job that a file states. Raises TrimaranError naming the file and the field."""
     try:
+        if path.exists() and not path.is_file():
+            raise TrimaranError(f"job {path} cannot be read: it is not a regular file")
         return kind.model_validate_json(path.read_text())
     except OSError as error:
         raise TrimaranError(f"job {path} cannot be read: {error.strerror}") from None

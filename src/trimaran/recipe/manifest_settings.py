@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,9 @@ class ManifestSettings(Noun):
     )
     name: _Label | None = Field(default=None, description="of what the manifest makes; None: after the recipe")
     namespace: _Label | None = Field(default=None, description="of Kubernetes; None: kubectl's")
+    verb: Literal["train", "bench", "tune"] = Field(
+        default="train", description="what is started: the training, or a sweep, which starts its own ranks on one node"
+    )
     restarts: int | None = Field(default=None, ge=0, le=MOST_RESTARTS, description="None: as often as [train] says")
     shared_memory_gib: int | None = Field(
         default=None, gt=0, le=1_000_000, description="of /dev/shm; None: what a node's memory allows"

@@ -143,6 +143,10 @@ class Claims:
                 with claim.open("x") as file:
                     file.write(content)
             except FileExistsError:
+                if not self._folder.is_dir():
+                    raise TrimaranError(
+                        f"claims folder {self._folder} is something else than a folder: remove it"
+                    ) from None
                 return False
             except FileNotFoundError:
                 continue  # who gave back the last claim removed the folder meanwhile

@@ -59,6 +59,7 @@ def export(
     from trimaran.cli.question import TRAINER_STACKS, question_of
     from trimaran.cli.starting import require_recipe_as_it_stands, start_of
     from trimaran.files.catalogue import write_atomically
+    from trimaran.layout.layout import Layout
     from trimaran.layout.rules import check_layout
     from trimaran.nouns.noun import TrimaranError
     from trimaran.planner.export.exporters import exporter_of, first_exported
@@ -80,13 +81,21 @@ def export(
     )
     case, search = question.case, question.settings(devices, fix)
     start = start_of(recipe, settings or [], case.cluster) if starts else None
-    if layout is None:
+    if start is not None and start.sweeps:
+        if layout is not None:
+            raise TrimaranError(
+                f"--layout {layout} is of a training, and manifest.verb is {start.settings.verb}: a sweep measures the "
+                f"recipe's layouts; leave it out"
+            )
+        layouts = [Layout()]  # of none: a sweep starts the ranks of each of its own
+    elif layout is None:
         layouts = [entry.layout for entry in plan_with(case, search).entries]
     else:
         layouts = [complete(layout, case, search)]
         check_layout(layouts[0], case.workload, on_devices(case.cluster, search.devices or 0), case.stack)
     chosen, text = first_exported(layouts, case.workload, case.stack, to, for_version, start)
-    tell(f"layout {chosen}", err=True)
+    if start is None or not start.sweeps:
+        tell(f"layout {chosen}", err=True)
     if output is None:
         tell(text)
     else:

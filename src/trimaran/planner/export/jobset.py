@@ -30,11 +30,11 @@ def jobset(asked: Asked) -> str:
         f"--master-addr={start.name}-{NODE}-0-0.{start.name}", f"--master-port={PORT}",
     ]  # fmt: skip
     container = {
-        "command": [*torchrun, *start.training(asked.layout, RECIPE_FOLDER)],
+        "command": start.command(asked.layout, RECIPE_FOLDER, torchrun),
         "env": environment(start),
         "resources": {"limits": limits(start, ranks)},
     }
     job = {"parallelism": nodes, "completions": nodes, "completionMode": "Indexed"}
     spec = {"network": {"enableDNSHostnames": True}, **job_set(start, container, job)}
     whole = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata(start), "spec": spec}
-    return manifest(comment("JobSet", asked.layout, nodes, ranks), [*recipe_documents(start), whole])
+    return manifest(comment("JobSet", start, asked.layout), [*recipe_documents(start), whole])

@@ -89,6 +89,6 @@ def job_set(start: Start, container: dict[str, Any], job: dict[str, Any], **labe
     }
 
 
-def comment(to: str, layout: Layout, nodes: int, ranks: int) -> str:
+def comment(to: str, start: Start, layout: Layout) -> str:
     """A line on what a manifest does."""
-    return f"{to}: layout {layout} on {nodes} node{'s' * (nodes > 1)} of {ranks}; kubectl apply -f"
+    return f"{to}: {start.where(layout)}; kubectl apply -f"

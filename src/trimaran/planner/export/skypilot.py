@@ -44,12 +44,11 @@ def skypilot(asked: Asked) -> str:
         },
         "envs": {GRACE_VARIABLE: str(settings.grace_s)},
         "volumes": {start.runs_beside(RECIPE_FOLDER): volume},
-        "run": torchrun + shlex.join(start.training(asked.layout, RECIPE_FOLDER)) + "\n",
+        "run": ("" if start.sweeps else torchrun) + shlex.join(start.command(asked.layout, RECIPE_FOLDER)) + "\n",
     }
     if start.recipe_text is not None:
         task["file_mounts"] = {f"{RECIPE_FOLDER}/{start.carried_file}": start.recipe_file}
-    where = f"{nodes} node{'s' * (nodes > 1)} of {ranks}"
-    return manifest(f"SkyPilot: layout {asked.layout} on {where}; sky jobs launch", [task])
+    return manifest(f"SkyPilot: {start.where(asked.layout)}; sky jobs launch", [task])
 
 
 def _devices(start: Start, ranks: int) -> dict[str, Any]:

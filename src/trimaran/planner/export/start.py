@@ -26,7 +26,8 @@ class Start:
     """A recipe's training as a manifest starts it: its cluster, its name, what `[manifest]` says, and the recipe.
 
     `recipe_file` is the recipe as it was named; `recipe_text` is its content where the manifest has to carry it, None
-    where the recipe is found by that name or by the path of the settings. `restarts` is how often [train] says.
+    where the recipe is found by that name or by the path of the settings. `restarts` is how often [train] says, and
+    `sweep_devices` how many devices its sweep uses at most.
     """
 
     cluster: Cluster
@@ -35,6 +36,12 @@ class Start:
     recipe_file: str
     recipe_text: str | None
     restarts: int
+    sweep_devices: int | None = None
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a sweep is started, which starts the ranks of its trials by itself."""
+        return self.settings.verb != "train"
 
     @property
     def name(self) -> str:
@@ -76,9 +83,18 @@ class Start:
     def nodes(self, layout: Layout) -> tuple[int, int]:
         """Nodes, and ranks on each, as the cluster's nodes are filled.
 
-        torchrun starts as many ranks on every node. Raises TrimaranError where the layout leaves a node half full.
+        torchrun starts as many ranks on every node. Raises TrimaranError where the layout leaves a node half full, or
+        a sweep needs more than one: nothing there starts ranks on another.
         """
         on_one = self.cluster.devices_per_host or self.cluster.devices_per_node
+        if self.sweeps:
+            most = self.sweep_devices or self.cluster.devices
+            if most > on_one:
+                raise TrimaranError(
+                    f"manifest.verb is {self.settings.verb}, and the sweep uses {most} devices of nodes of {on_one}: "
+                    f"hold it to one node by sweep.devices or sweep.layouts, or run it on a Ray of several (sweep.ray)"
+                )
+            return 1, most
         if layout.devices <= on_one:
             return 1, layout.devices
         if layout.devices % on_one:
@@ -97,13 +113,23 @@ class Start:
             )
         return min(ranks * self.cluster.device.cores, self.cluster.cores_per_node or ranks * self.cluster.device.cores)
 
-    def training(self, layout: Layout, carried: str) -> list[str]:
-        """What torchrun runs; `carried` is the folder of a recipe that the manifest carries.
+    def command(self, layout: Layout, carried: str, torchrun: Sequence[str] = ()) -> list[str]:
+        """What is run; `carried` is the folder of a recipe that the manifest carries.
 
-        The newest checkpoint is gone on from, so that every start may be another.
+        A training goes on from the newest checkpoint, and a sweep with what is not measured, so that every start may
+        be another.
         """
         path = self.settings.recipe or (self.recipe_file if self.recipe_text is None else self._carried_path(carried))
-        return ["-m", "trimaran", "train", path, "--layout", str(layout), "--resume", "--runs", self.settings.runs]
+        runs = ["--runs", self.settings.runs]
+        if self.sweeps:
+            return ["python", "-m", "trimaran", self.settings.verb, path, *runs]
+        return [*torchrun, "-m", "trimaran", "train", path, "--layout", str(layout), "--resume", *runs]
+
+    def where(self, layout: Layout) -> str:
+        """What is started on which nodes, in words."""
+        nodes, ranks = self.nodes(layout)
+        what = f"trimaran {self.settings.verb}" if self.sweeps else f"layout {layout}"
+        return f"{what} on {nodes} node{'s' * (nodes > 1)} of {ranks}"
 
     def _carried_path(self, folder: str) -> str:
         return f"{folder}/{self.carried_file}"

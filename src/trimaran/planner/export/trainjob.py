@@ -44,7 +44,7 @@ def trainjob(asked: Asked) -> str:
             "runtimeRef": {"apiGroup": API.partition("/")[0], "kind": "TrainingRuntime", "name": start.name},
             "trainer": {
                 "image": start.needed("image", "and it has to have Trimaran and PyTorch"),
-                "command": ["torchrun", *start.training(asked.layout, RECIPE_FOLDER)],
+                "command": start.command(asked.layout, RECIPE_FOLDER, ["torchrun"]),
                 "env": environment(start),
                 "numNodes": nodes,
                 "numProcPerNode": ranks,
@@ -53,4 +53,4 @@ def trainjob(asked: Asked) -> str:
         },
     }
     documents = [*recipe_documents(start), runtime, train_job]
-    return manifest(comment("TrainJob", asked.layout, nodes, ranks), documents)
+    return manifest(comment("TrainJob", start, asked.layout), documents)

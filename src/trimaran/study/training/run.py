@@ -66,7 +66,8 @@ def run_training(
     def trial_on(layout: Layout) -> Trial:
         return prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent, variant=recipe.variant)
 
-    trial = trial_on(layout)
+    trial, events = trial_on(layout), out_dir.with_name(EVENTS)
+    _require_regular(out_dir, events)
     resume = resume or (among is not None and among.again)
     checkpoints = out_dir.with_name(CHECKPOINTS)
     if resume and among is None and (row := _finished(trial, out_dir)):
@@ -75,7 +76,6 @@ def run_training(
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_training(out_dir, on_notice))
         kept = set_aside([out_dir] if resume else [out_dir, checkpoints])
-        events = out_dir.with_name(EVENTS)
         if not resume and events.exists():
             set_events_aside(events, kept.get(out_dir))
         if checkpoints in kept:
@@ -105,6 +105,17 @@ def run_training(
                 return lasting.to_the_end()
         except StoppedBetweenRanksError:
             raise TrainingStoppedError(f"stopped before its ranks were started; {GO_ON}") from None
+
+
+def _require_regular(out_dir: Path, events: Path) -> None:
+    """Raise TrimaranError where a training's files are something else: a pipe would be waited for without an end."""
+    for path in (events, RunFile.JOB.of(out_dir)):
+        if path.exists() and not path.is_file():
+            raise TrimaranError(f"training file {path} is not a regular file: remove it, or give --runs another folder")
+    try:
+        out_dir.resolve()
+    except (OSError, RuntimeError) as error:  # links that lead in a circle
+        raise TrimaranError(f"training folder {out_dir} cannot be reached ({error}): give --runs another") from None
 
 
 def _finished(trial: Trial, out_dir: Path) -> Measurement | None:
