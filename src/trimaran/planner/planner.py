@@ -31,7 +31,7 @@ from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.search import Ranking, Search
 from trimaran.planner.search.settings import PlanSettings, settings_from
 from trimaran.planner.search.sieve import Sieve, take
-from trimaran.planner.sizes import enough_devices, on_devices, search_of, with_sensible_size
+from trimaran.planner.sizes import enough_devices, fastest_on, on_devices, search_of, with_sensible_size
 
 # An entry that beats the first with at least this chance cannot be told apart from it.
 RIVAL_CHANCE = 0.25
@@ -76,7 +76,7 @@ def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
     if best.devices == asked or settings.objective.goal != "time" or settings.device_counts:
         return []
     of_all = settings.model_copy(update={"device_counts": (asked,)})
-    seconds = _fastest(case, of_all, asked)[0] * best.global_batch
+    seconds = fastest_on(case, of_all, asked)[0] * best.global_batch
     instead = f"all of them would take {seconds:.4g} s" if math.isfinite(seconds) else "no layout uses all of them"
     return [f"{best.devices} of {asked} devices are used, {asked - best.devices} are idle; {instead}"]
 

@@ -58,15 +58,24 @@ def search_of(
     return Search(case, proposer, settings.objective, settings.mem_margin, most, settings.top, within)
 
 
+def fastest_on(
+    case: Case, settings: PlanSettings, devices: int, within: float = math.inf, sieve: Sieve | None = None
+) -> tuple[float, int]:
+    """Seconds a sequence of the fastest layout on at most so many devices, by the closed form, and how many it uses.
+
+    inf and all of them where none fits, or none takes at most `within`.
+    """
+    sized = settings.model_copy(update={"devices": devices, "top": 1})
+    ranking = search_of(case, sized, 1, within, sieve).search()
+    if not len(ranking.value):
+        return math.inf, devices
+    return float(ranking.value[0]), int(devices_of(ranking.rows)[0])
+
+
 def enough_devices(case: Case, settings: PlanSettings, devices: int) -> int:
     """The first of twice, four times, ... so many devices on which some layout fits, or 0."""
     several = () if settings.device_counts else (devices * 2**doubling for doubling in range(1, DOUBLINGS + 1))
-
-    def fits(more: int) -> bool:
-        sized = settings.model_copy(update={"devices": more, "top": 1})
-        return len(search_of(case, sized, 1).search().value) > 0
-
-    return next((more for more in several if fits(more)), 0)
+    return next((more for more in several if math.isfinite(fastest_on(case, settings, more)[0])), 0)
 
 
 def with_sensible_size(case: Case, settings: PlanSettings) -> tuple[PlanSettings, str]:
@@ -144,13 +153,10 @@ class _Sizes:
 
     def _fastest(self, size: int, within: float) -> float:
         """Seconds a sequence of the fastest layout on at most so many devices; inf where that is more than `within`."""
-        settings = self.settings.model_copy(update={"devices": size, "top": 1})
-        ranking = search_of(self.case, settings, 1, within, self._sieve).search()
-        if not len(ranking.value):
-            return math.inf
-        used = int(devices_of(ranking.rows)[0])
-        for other in self._all:
-            # The fastest on more devices than it uses is the fastest on as many as it uses.
-            if used <= other < size:
-                self._known[other] = float(ranking.value[0])
-        return float(ranking.value[0])
+        seconds, used = fastest_on(self.case, self.settings, size, within, self._sieve)
+        if math.isfinite(seconds):
+            for other in self._all:
+                # The fastest on more devices than it uses is the fastest on as many as it uses.
+                if used <= other < size:
+                    self._known[other] = seconds
+        return seconds
