@@ -1,4 +1,7 @@
-"""Configs of Hugging Face's mixtures of experts as they are written, beside those of `hugging_face_written`."""
+"""Configs of Hugging Face's mixtures of experts as they are written, beside those of `hugging_face_written`.
+
+A model without experts is written with the least of them, one of one feature, and read as another model.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ LEAST_LATENT = LatentAttention(query_rank=0, kv_rank=1, plain_dim=1, rotary_dim=
 
 def _mixtral(model: Model) -> Config:
     return llama_like(model, "MixtralForCausalLM") | {
-        "intermediate_size": model.moe_ffn_hidden,
-        "num_local_experts": model.experts,
-        "num_experts_per_tok": model.top_k,
+        "intermediate_size": model.moe_ffn_hidden or 1,
+        "num_local_experts": model.experts or 1,
+        "num_experts_per_tok": model.top_k or 1,
         "sliding_window": model.sliding_window or None,
     }
 
@@ -24,9 +27,9 @@ def _qwen3_moe(model: Model) -> Config:
     windows = layers_windows(model) | {"use_sliding_window": model.sliding_window > 0}
     return llama_like(model, "Qwen3MoeForCausalLM") | windows | {
         "attention_bias": model.biased_attention == "all",
-        "num_experts": model.experts,
-        "num_experts_per_tok": model.top_k,
-        "moe_intermediate_size": model.moe_ffn_hidden,
+        "num_experts": model.experts or 1,
+        "num_experts_per_tok": model.top_k or 1,
+        "moe_intermediate_size": model.moe_ffn_hidden or 1,
         "norm_topk_prob": model.router.normalised,
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(model.dense_layers)),

@@ -104,9 +104,12 @@ def trial_key(
 
 
 def _run_facts(stack: Stack) -> dict[str, object]:
-    """What runs, without the modules that a stack can make again: those of a trial its layout says."""
+    """What runs, without what a stack learned to do later: modules that it makes again and 8 bit, which layouts say."""
     facts = stack.model_dump(mode="json", include=RUN_FACTS)
-    return facts | {"recomputes": [word for word in stack.recomputes if not modules_of(word)]}
+    return facts | {
+        "recomputes": [word for word in stack.recomputes if not modules_of(word)],
+        "precisions": [word for word in stack.precisions if word != "fp8"],
+    }
 
 
 def _is_later_default(name: str, value: object) -> bool:
