@@ -3,7 +3,7 @@
     python benchmarks/host_time.py
 
 Needs `make peers`. Layers of others' software run here on so few elements that nothing but Python, PyTorch's dispatch
-and autograd takes time; processor time of one thread, medians. "made again" is a layer under PyTorch's reentrant
+and autograd takes time; processor time of one thread. "made again" is a layer under PyTorch's reentrant
 checkpoint, as Megatron's and DeepSpeed's are: forward, forward again and backward. `operators` is how many the cost
 model counts forward, from which comes the time of one: `op_us` of a stack.
 Writes benchmarks/results/host_time.md.
@@ -39,7 +39,7 @@ from trimaran.protocol.host import Work, processor_name
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "host_time.md"
 TOKENS, HIDDEN, HEADS, KV_HEADS = 8, 64, 8, 2
-CALLS, BEFORE = 200, 20
+RUNS, CALLS, PAUSE_S = 12, 30, 0.2
 DTYPE = torch.bfloat16
 GPT = Model(layers=1, hidden=HIDDEN, heads=HEADS, vocab=256, max_positions=TOKENS)
 LLAMA = Model(
@@ -75,15 +75,17 @@ class Timed:
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Median processor time of a call."""
-    for _ in range(BEFORE):
-        call()
-    times = []
-    for _ in range(CALLS):
-        begin = time.thread_time()
-        call()
-        times.append(time.thread_time() - begin)
-    return median(times) * 1e6
+    """Processor time of a call: the least of the medians of several runs, between which other programs come and go."""
+    medians = []
+    for _ in range(RUNS):
+        times = []
+        for _ in range(CALLS):
+            begin = time.thread_time()
+            call()
+            times.append(time.thread_time() - begin)
+        medians.append(median(times))
+        time.sleep(PAUSE_S)
+    return min(medians) * 1e6
 
 
 def counted(model: Model, stack: str) -> float:
@@ -169,7 +171,7 @@ def main() -> None:
         "# Host time of a layer",
         f"`python benchmarks/host_time.py` on {processor_name()}, PyTorch {torch.__version__.split('+')[0]}: layers of "
         f"{TOKENS} tokens and {HIDDEN} features, so that only the host's work takes time. Microseconds of one thread, "
-        f"medians of {CALLS}. {others}",
+        f"the least of {RUNS} medians of {CALLS}. {others}",
         "",
         "| layer | counted as | operators | forward | backward | made again | an operator | backward over forward |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",
