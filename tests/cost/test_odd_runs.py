@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 
 import numpy as np
@@ -13,7 +15,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, time_many
 from trimaran.cost.fit.fit_rows import fit_rows
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.predict_table import PredictedRow, predict_table
+from trimaran.cost.predict_table import PredictedRow, predict_table, score_groups
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.files.row_table import format_table, packaged_table, packaged_tables, parse_table
 from trimaran.layout.layout import Layout
@@ -81,6 +83,22 @@ def test_what_cannot_be_is_refused_with_both_numbers(cells: dict[str, object], s
 
 def test_an_ordinary_run_has_no_note() -> None:
     assert answer().cells()["predicted_note"] == ""
+
+
+def test_a_row_that_states_no_micro_batch_is_answered_for_one_sequence_and_neither_scored_nor_learned_from() -> None:
+    alike = [BLOOM, BLOOM.model_copy(update={"mbs": 1})]
+    table = parse_table(format_table(alike), "t")
+    lines, text = list(csv.DictReader(io.StringIO(format_table(alike)))), io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(lines[0]))
+    writer.writeheader()
+    writer.writerows([lines[0], lines[1] | {"mbs": ""}])
+    without = parse_table(text.getvalue(), "t")
+    (_, unstated), (_, known) = predict_table(without), predict_table(table)
+    assert unstated.cells() | {"predicted_note": ""} == known.cells() | {"predicted_note": ""}
+    assert "mbs is empty: counted as 1, and not scored" in unstated.cells()["predicted_note"]
+    assert unstated.record()["mbs"] == 1
+    assert score_groups(predict_table(without)) == score_groups(predict_table(table)[:1])
+    assert len(without.measurements) == 1
 
 
 @pytest.mark.proof

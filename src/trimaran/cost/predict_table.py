@@ -84,7 +84,7 @@ class PredictedRow:
 
     def record(self) -> dict[str, Any]:
         """The row as plain values: what was stated of it, what was measured, and what is predicted."""
-        stated = {} if self.row.measurement is None else vars(self.row.measurement)
+        stated = {} if self.row.answerable is None else vars(self.row.answerable)
         answer = self.estimate
         return {
             "row_number": self.row.number,
@@ -148,22 +148,25 @@ def predict_table(
 def _predict_row(
     row: Row, cluster: str | None, stack: str | None, calibration: Calibration | None, priors_only: bool
 ) -> PredictedRow:
-    if row.measurement is None:
+    stated = row.answerable
+    if stated is None:
         return PredictedRow(row, None, None, row.error)
     try:
-        nouns = nouns_of(row.measurement, cluster, stack)
+        nouns = nouns_of(stated, cluster, stack)
         notes = nouns.oddities()
+        if row.measurement is None:
+            notes = (f"mbs is empty: counted as {stated.mbs}, and not scored", *notes)
         plain = prior(nouns.cluster, nouns.stack)
         known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
-        known = known.on_day(row.measurement.date)
+        known = known.on_day(stated.date)
         answer = estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
     except TrimaranError as error:
         return PredictedRow(row, None, None, str(error))
-    formula, tflops = formula_of(row.measurement, nouns), None
+    formula, tflops = formula_of(stated, nouns), None
     if formula is not None:
         devices = nouns.layout.devices
         tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.sec_per_it, formula)
-    return PredictedRow(row, answer, tflops, None, notes, seconds_of(row.measurement, nouns))
+    return PredictedRow(row, answer, tflops, None, notes, seconds_of(stated, nouns))
 
 
 def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
@@ -183,7 +186,7 @@ def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
 
 
 def _fit_for_scoring(prediction: PredictedRow) -> bool:
-    return _measurement(prediction).quality in FIT_QUALITIES
+    return prediction.row.measurement is not None and _measurement(prediction).quality in FIT_QUALITIES
 
 
 def _measurement(prediction: PredictedRow) -> Measurement:

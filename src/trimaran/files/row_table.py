@@ -25,14 +25,28 @@ from trimaran.recipe.published import PublishedTable
 SEEDS = "seeds"
 
 
+# Of trainings that state none: Megatron's scripts and torchtitan's pipelines begin there.
+USUAL_MBS = 1
+
+
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: its cells as they stand, and the Measurement or the reason there is none."""
+    """One line of a table: its cells as they stand, and the Measurement or the reason there is none.
+
+    `supposed` is the row with the usual micro-batch where that is all that it leaves out: good enough to be answered,
+    and never kept or learned from.
+    """
 
     number: int
     cells: dict[str, str]
     measurement: Measurement | None
     error: str | None
+    supposed: Measurement | None = None
+
+    @property
+    def answerable(self) -> Measurement | None:
+        """What a prediction may take the row for."""
+        return self.measurement or self.supposed
 
 
 @dataclass(frozen=True)
@@ -158,8 +172,10 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
         return Row(number, raw, None, str(error))
     try:
         values = {name: column.default for name, column in BY_NAME.items()} | implied_cells(stated) | stated
-        if empty := next((column.name for column in COLUMNS if column.required and values[column.name] is None), None):
-            return Row(number, raw, None, f"row {number}: {empty} is empty, and it has no default: fill it in")
+        if empty := [column.name for column in COLUMNS if column.required and values[column.name] is None]:
+            error = f"row {number}: {empty[0]} is empty, and it has no default: fill it in"
+            supposed = Measurement.model_validate(values | {"mbs": USUAL_MBS}) if empty == ["mbs"] else None
+            return Row(number, raw, None, error, supposed)
         return Row(number, raw, Measurement.model_validate(values), None)
     except ValidationError as error:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")

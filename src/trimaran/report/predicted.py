@@ -39,7 +39,7 @@ def records(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
 
 
 def _record(row: PredictedRow) -> dict[str, Any]:
-    published, estimate = row.row.measurement, row.estimate
+    published, estimate = row.row.answerable, row.estimate
     if published is None:
         return {"notes": row.error}
     delay, rate = published.network_delay_ms, published.network_gbps
