@@ -6,7 +6,7 @@ Needs root on Linux (network namespaces), and a machine that does nothing else. 
 nodes are taken, as many of each group; they are network namespaces of this machine with the cluster's own delay between
 every two, and its rates divided as the payload is. One layout is placed there by the planner's search and at random,
 and trained in each place in turn. Also trains a pipeline of two nodes of which one has half the other's speed, split
-evenly and by speed. Writes benchmarks/results/placement_measured.md; about 40 minutes, or 20 with one turn.
+evenly and by speed. Writes benchmarks/results/placement_measured.md; about 50 minutes, or 25 with one turn.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trimaran.study.workspace import Workspace
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "network-laptop.toml"
 RESULTS = Path(__file__).parent / "results" / "placement_measured.md"
-CASES = ("dtfm-two-universities", "dtfm-four-regions", "dtfm-world")
+CASES = ("dtfm-on-demand", "dtfm-spot", "dtfm-two-universities", "dtfm-four-regions", "dtfm-world")
 NODES, SCALE, RANDOM = 8, 64.0, 2
 PLACED = "dp2,pp4,mbs1,gpipe,recompute-full"
 # A stage on a node of half the speed takes a third of the layers where both are to take as long.
@@ -50,13 +50,15 @@ GOAL = 0.12
 
 
 def shaped_like(cluster: Cluster) -> ShapedNetwork:
-    """Eight nodes of a cluster of groups, as many of each, as a network of this machine."""
+    """Eight nodes of a cluster, as many of each of its groups, as a network of this machine."""
     of_node = [group for group in cluster.groups for _ in range(NODES // len(cluster.groups))]
     ways = ways_between(cluster.groups, cluster.links)
     pairs = []
     for one, other in combinations(range(NODES), 2):
-        names = of_node[one].name, of_node[other].name
-        link = of_node[one].inter if names[0] == names[1] else ways[names]
+        link = cluster.inter
+        if of_node:
+            names = of_node[one].name, of_node[other].name
+            link = of_node[one].inter if names[0] == names[1] else ways[names]
         pairs.append(
             ShapedPair(nodes=(one, other), latency_ms=link.latency_us * 1e-3, bandwidth_gbps=link.bandwidth_gbps)
         )
