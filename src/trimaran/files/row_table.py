@@ -173,9 +173,9 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     try:
         values = {name: column.default for name, column in BY_NAME.items()} | implied_cells(stated) | stated
         if empty := [column.name for column in COLUMNS if column.required and values[column.name] is None]:
-            error = f"row {number}: {empty[0]} is empty, and it has no default: fill it in"
             supposed = Measurement.model_validate(values | {"mbs": USUAL_MBS}) if empty == ["mbs"] else None
-            return Row(number, raw, None, error, supposed)
+            reason = f"row {number}: {empty[0]} is empty, and it has no default: fill it in"
+            return Row(number, raw, None, reason, supposed)
         return Row(number, raw, Measurement.model_validate(values), None)
     except ValidationError as error:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")

@@ -121,7 +121,9 @@ class _Sizes:
         workload = self.case.workload
         most = workload.global_batch * workload.seq_len / USUAL_TOKENS
         at = next((at for at, size in enumerate(self._all) if size <= most), len(self._all) - 1)
-        while at and not math.isfinite(self.seconds(self._all[at])):
+        if not math.isfinite(self.seconds(self._all[at])) and not math.isfinite(self.seconds(self._all[0])):
+            return self._all[0]
+        while not math.isfinite(self.seconds(self._all[at])):
             at -= 1
         while True:
             size = self._all[at]
