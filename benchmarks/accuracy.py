@@ -91,9 +91,9 @@ def probed(recipe: Recipe, place: Workspace) -> tuple[Cluster, Cluster]:
 
 def measured(recipe: Recipe, cluster: Cluster, place: Workspace) -> dict[str, list[Measurement]]:
     """Rows of every layout, one a round. A round is a variant of its own, so that each is kept and none repeated."""
-    order = list(LAYOUTS)
+    order = list(recipe.sweep.layouts)
     data = place.data(recipe)
-    rows: dict[str, list[Measurement]] = {text: [] for text in LAYOUTS}
+    rows: dict[str, list[Measurement]] = {text: [] for text in order}
     with Store(place.store) as store:
         for number in range(ROUNDS):
             np.random.default_rng(number).shuffle(order)

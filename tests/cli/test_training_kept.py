@@ -49,6 +49,8 @@ def _pipe(path: Path) -> None:
         (lambda path: path.symlink_to("/dev/full"), "events.csv", "events.csv is not a regular file: remove it"),
         (_pipe, "train/job.json", "job.json is not a regular file: remove it"),
         (lambda path: path.symlink_to("train"), "train", "cannot be "),
+        (_pipe, "train", "train is not a folder: remove it"),
+        (Path.touch, "checkpoints", "checkpoints is not a folder: remove it"),
         (Path.touch, "train.claims", "train.claims is something else than a folder: remove it"),
     ],
 )

@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shapes import MIXTURE
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.device_kind import lacks_eight_bit
@@ -28,7 +33,7 @@ from trimaran.train.run.device import choose_device
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is at hand")
 on_two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two CUDA devices are at hand")
-
+on_four_devices = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="no four CUDA devices are at hand")
 on_an_eight_bit_device = pytest.mark.skipif(
     not torch.cuda.is_available() or lacks_eight_bit(torch.device("cuda", 0)) is not None,
     reason="no CUDA device with 8-bit products is at hand",
@@ -75,6 +80,47 @@ def test_a_device_s_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout:
 def test_two_devices_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
     on_cpu = losses(make_job("dp1,mbs24"))
     assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_a_device
+@pytest.mark.parametrize("layout", ["dp1,mbs24", "dp1,mbs8,recompute-full"])
+def test_a_device_s_loss_of_a_mixture_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
+    on_cpu = losses(make_job(layout, model=MIXTURE, balance_loss=0.01))
+    on_device = make_job(layout, model=MIXTURE, balance_loss=0.01).model_copy(update={"device": "cuda"})
+    assert losses(on_device) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_two_devices
+@pytest.mark.parametrize("layout", ["dp2,mbs12,ep2", "dp2,mbs12,ep2,zero1", "dp2,mbs12,etp2", "tp2,mbs24,sp,ep2,etp1"])
+def test_two_devices_loss_of_a_mixture_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
+    on_cpu = losses(make_job("dp1,mbs24", model=MIXTURE))
+    on_device = make_job(layout, model=MIXTURE).model_copy(update={"device": "cuda"})
+    assert losses(on_device) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_four_devices
+@pytest.mark.parametrize("layout", ["dp4,shard2,mbs6,zero3", "dp4,shard2,mbs6,zero1", "dp2,cp2,mbs12", "dp2,tp2,mbs12,sp"])
+def test_four_devices_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
+    on_cpu = losses(make_job("dp1,mbs24"))
+    assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.gpu
+@on_a_device
+@pytest.mark.parametrize("layout", ["dp1,mbs8,bf16", "dp1,mbs4,bf16", "dp1,mbs8,bf16,recompute-full", "dp1,mbs4"])
+def test_a_device_s_memory_is_what_is_predicted(make_job: Callable[..., TrainJob], layout: str) -> None:
+    """To 10%, of a rank that the allocator and the context together hold."""
+    model = Model(layers=8, hidden=1024, heads=16, vocab=300, max_positions=1024)
+    job = make_job(layout, model=model, global_batch=8, steps=3)
+    long = job.workload.model_copy(update={"seq_len": 1024})
+    job = job.model_copy(update={"device": "cuda", "workload": long})
+    losses(job)
+    held_gib = max(json.loads((Path(job.out_dir) / "result.json").read_text())["mem_gib_per_rank"])
+    case = Case.of(job.workload, load_cluster("dgx-h100"), load_stack("trimaran"))
+    assert estimate(case, job.layout).mem_gib == pytest.approx(held_gib, rel=0.1)
 
 
 @pytest.mark.gpu

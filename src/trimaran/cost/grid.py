@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -132,17 +132,17 @@ class LayoutGrid(Laid[Ints]):
         column = getattr(self, choice)
         return np.asarray(column == indexes[0] if len(indexes) == 1 else np.isin(column, indexes))
 
-    @property
+    @cached_property
     def folded(self) -> Bools:
         """Where ranks hold two chunks folded, so that the first has both ends of the model."""
         return np.asarray((self.schedule >= _FIRST_FOLDED) & (self.pp > 1))
 
-    @property
+    @cached_property
     def micro_batches(self) -> Ints:
         """Micro-batches of the replica that has most of them, in one iteration."""
         return np.asarray(np.where(self.most_batches, self.most_batches, -(-self.global_batch // (self.dp * self.mbs))))
 
-    @property
+    @cached_property
     def filled(self) -> Floats:
         """Share of the sequences of that replica's micro-batches that there are; 1 where the global batch divides."""
         filled = -(-self.global_batch // self.dp) / (self.micro_batches * self.mbs)
@@ -226,6 +226,8 @@ def distinct(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     code, values = np.zeros(size, dtype=np.int64), 1
     for column in keys:
         least, most = (int(column.min()), int(column.max())) if size else (0, 0)
+        if least == most:
+            continue
         if most - least > _FEW_PER_ROW * size + _FEW:
             present, index = np.unique(column, return_inverse=True)
             count = len(present)
@@ -251,8 +253,10 @@ def _ranked(code: Ints, values: int) -> tuple[int, Ints]:
     """The codes below `values` as ranks among those that occur, and how many do."""
     occurs = np.zeros(values, dtype=np.bool_)
     occurs[code] = True
-    rank = np.cumsum(occurs) - 1
-    return int(rank[-1]) + 1, rank[code]
+    occurring = np.flatnonzero(occurs)
+    rank = np.empty(values, dtype=np.int64)
+    rank[occurring] = np.arange(len(occurring))
+    return len(occurring), rank[code]
 
 
 def by_precision(precision: Ints, value: Callable[[Precision], float]) -> Floats:

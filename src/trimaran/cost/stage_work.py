@@ -113,7 +113,7 @@ def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
     sit += [grid.stage_places(np.minimum(grid.devices, cluster.devices_per_node))] if case.model.experts else []
     working = np.minimum(grid.devices, max(cluster.devices_per_node, cluster.devices_per_machine))
     gradients = (grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS))
-    return distinct([np.asarray(key).astype(np.int64) for key in (*chosen, *sit, working, *gradients)])
+    return distinct([np.asarray(key).astype(np.int64, copy=False) for key in (*chosen, *sit, working, *gradients)])
 
 
 def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:

@@ -21,7 +21,7 @@ class NarrowFormat:
     They are cast to it from 16 bit and leave 16 bit. `element_bytes` are of one element, `scale_bytes` of the scales
     beside it, which one scale a tensor does not count. Where `tensor_scale` the largest value of a whole tensor has
     to be known before it is cast. Where elements of `one_direction` share a scale, the copy that the forward reads is
-    not the one that the backward reads, whatever the device. `gathers`: software can shard and gather weights in it;
+    not the one that the backward reads, whatever the device; `row_scale` says that those are whole rows. `gathers`: software can shard and gather weights in it;
     `gathers_inputs`: sequence parallelism gathers in it what a product reads.
     """
 
@@ -29,6 +29,7 @@ class NarrowFormat:
     scale_bytes: float = 0.0
     tensor_scale: bool = False
     one_direction: bool = False
+    row_scale: bool = False
     gathers: bool = True
     gathers_inputs: bool = True
 
@@ -82,7 +83,11 @@ PRECISIONS: Mapping[PrecisionName, Precision] = {
         _narrow("fp8", "fp8", NarrowFormat(1.0, tensor_scale=True)),
         # One scale a row of each operand, found as the row is cast. FSDP and sequence parallelism gather 16 bit, since
         # torchtitan has float8 gathers for one scale a tensor alone (docs/float8.md; llama3/infra/parallelize.py).
-        _narrow("fp8_rowwise", "fp8", NarrowFormat(1.0, one_direction=True, gathers=False, gathers_inputs=False)),
+        _narrow(
+            "fp8_rowwise",
+            "fp8",
+            NarrowFormat(1.0, one_direction=True, row_scale=True, gathers=False, gathers_inputs=False),
+        ),
         # One byte of exponent for 32 elements (OCP Microscaling Formats 1.0, section 5.1).
         _narrow("mxfp8", "mxfp8", NarrowFormat(1.0, scale_bytes=1.0 / 32.0, one_direction=True)),
         # One byte for 16 elements of half a byte each, under one scale of the tensor.

@@ -21,6 +21,9 @@ BLOCK_SCALE_BYTES, BLOCK = 4.0, 128.0
 # value, product with the scale in fp32, clamp (torchao 0.7, torchao/float8/float8_utils.py and float8_tensor.py).
 EAGER_CAST_BYTES = 28.0
 WIDE_BYTES = 2.0
+# How many times longer compiled kernels take that write what they cast turned: 1.4 TB/s on H100 where others that cast
+# reach 2.2 (pytorch/pytorch issue 133242, comment of 2024-08-12).
+TURNING = 2.2 / 1.4
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,10 @@ class Casts:
     `element` are the bytes of one as cast, its scales among them; 0 where products read what is there. `read` are the
     bytes that a cast reads of it: 2, and 2 more where a tensor's largest value is looked for first. `orders` are the
     copies that the three products of a layer need: 2 where the backward reads another one than the forward.
-    `gathered` is 1 where sharded weights are cast before they are gathered.
+    `gathered` is 1 where sharded weights are cast before they are gathered. `by_row` is 1 where rows have a scale each:
+    the other copy is of columns, whose largest values a pass of their own finds, and the backward's products leave
+    results that a pass of its own scales, since those with scales of rows are slow where they add up exactly
+    (pytorch/ao, issue 2184; torchao 0.11, float8/float8_ops.py, lines 50 to 52).
     """
 
     element: Number = 0.0
@@ -38,6 +44,7 @@ class Casts:
     orders: Number = 1.0
     gathered: Number = 0.0
     sliced: Number = 1.0
+    by_row: Number = 0.0
 
     @property
     def gathered_share(self) -> Number:
@@ -69,7 +76,8 @@ def casts_of(precision: Precision, stack: Stack, device: Device) -> Casts:
     read, orders = WIDE_BYTES * (2.0 if scans else 1.0), 2.0 if both else 1.0
     gathered = float(stack.gathers_casts and narrow.gathers)
     sliced = float(stack.slices_casts and narrow.gathers_inputs)
-    return Casts(narrow.element_bytes + scale, read, orders, gathered, sliced)
+    by_row = float(narrow.row_scale and not stack.keeps_casts)
+    return Casts(narrow.element_bytes + scale, read, orders, gathered, sliced, by_row)
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,11 @@ def cast_bytes(casts: Casts, stack: Stack, operands: Operands, *, eager: bool) -
     kept_order = turned if stack.keeps_casts else 0.0
     weights_forward = np.where(_weights_once(casts, stack), 0.0, cast + kept_order)
     forward = operands.cast_inputs * cast + operands.inputs * kept_order + operands.weights * weights_forward
-    again = 0.0 if stack.keeps_casts else WIDE_BYTES + element
-    turned_weights = 0.0 if stack.keeps_casts else 2.0 * turned
-    backward = operands.cast_gradients * cast + operands.gradients * turned
+    by_row = np.asarray(casts.by_row) > 0
+    columns, scaled = WIDE_BYTES + TURNING * (WIDE_BYTES + element), 2.0 * WIDE_BYTES
+    again = 0.0 if stack.keeps_casts else np.where(by_row, columns + scaled, WIDE_BYTES + element)
+    turned_weights = 0.0 if stack.keeps_casts else np.where(by_row, columns + scaled, 2.0 * turned)
+    backward = operands.cast_gradients * cast + operands.gradients * np.where(by_row, columns, turned)
     backward = backward + operands.inputs * again + operands.weights * turned_weights
     is_cast = np.asarray(element) > 0
     return np.where(is_cast, forward, 0.0), np.where(is_cast, backward, 0.0)

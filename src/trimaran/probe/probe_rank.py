@@ -17,7 +17,7 @@ from trimaran.probe.alone import attention_times, eight_bit_tflops, matmul_rates
 from trimaran.probe.parts import part_times
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
-from trimaran.probe.together import collective_times, contention, make_groups
+from trimaran.probe.together import ContentionLooks, collective_times, make_groups
 from trimaran.protocol import progress
 from trimaran.protocol.host import GIB, memory_gib, processor_name
 
@@ -53,12 +53,15 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
 
     parts = _Progress(rank, SHARES if settings.model is None else SHARES_WITH_MODEL)
     parts.enter(f"contention of {settings.ranks} slots")
-    slower = contention(settings, rank, device) if settings.groups else ()
+    looks = ContentionLooks(settings, rank, device)
+    looks.spell()
     parts.enter("collectives and sends")
     collectives = collective_times(settings, groups, rank, device) if settings.groups else ()
+    looks.spell()
     dist.barrier()
     if rank:
         dist.barrier()  # the others sleep here while rank 0 measures alone
+        looks.spell()
         return None
     parts.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
     matmul = matmul_rates(settings.products, settings.precisions, settings.rounds, device, settings.limit_s)
@@ -78,11 +81,11 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         eight_bit_tflops=eight_bit_tflops(settings.products, settings.rounds, device, settings.limit_s),
         attention=attention_times(settings.attention, settings.precisions, settings.rounds, device, settings.limit_s),
         collectives=collectives,
-        contention=slower,
         parts=whole,
     )
     dist.barrier()
-    return result
+    looks.spell()
+    return result.model_copy(update={"contention": looks.result()})
 
 
 def _context_gib(device: torch.device) -> float:

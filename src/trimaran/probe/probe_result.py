@@ -22,5 +22,5 @@ class ProbeResult(Noun):
     eight_bit_tflops: float = Field(default=0.0, ge=0, description="best rate of 8-bit products; 0: it has none")
     attention: tuple[AttentionTime, ...]
     collectives: tuple[CollectiveTime, ...]
-    contention: tuple[Contention, ...]
+    contention: tuple[Contention, ...] = ()
     parts: tuple[PartTime, ...] = ()

@@ -24,6 +24,9 @@ _SAMPLE_BYTES = 2 * MIB
 _MOST_RUNS_A_SAMPLE = 8
 # Waking ranks takes one time or another for seconds on end, so many short samples beat few long ones.
 _ROUNDS = 3
+# How often a probe stops to look at contention, and the side of the product that it looks at.
+_SPELLS = 3
+_SIDE = 512
 
 
 def make_groups(settings: ProbeSettings, rank: int, device: torch.device) -> dict[int, Group | None]:
@@ -93,31 +96,46 @@ def _there_and_back(tensor: torch.Tensor, group: Group) -> None:
         dist.send(tensor, 0, group=group.handle)
 
 
-def contention(settings: ProbeSettings, rank: int, device: torch.device) -> tuple[Contention, ...]:
+class ContentionLooks:
     """How much slower matmul, memory and small operators get as more slots work at once.
 
-    All ranks of a look work through the same window of time; the mean of their rates counts.
+    All ranks of a look work through the same window of time; the mean of their rates counts. Looks are taken in spells
+    that lie far apart, since neighbours on a virtual machine's host take of its memory's bandwidth for minutes at a time.
     """
-    side = 512
-    works: dict[str, Callable[[], object]] = {
-        "matmul": Operands(device).product(ProbedProduct(m=side, n=side, k=side), torch.float32),
-        "memory": stream(settings.stream_mib // 4, device)[0],
-        "overhead": small_operators(device)[0],
-    }
-    looks = [(name, ranks) for name in works for ranks in (1, *settings.groups)]
-    samples: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
-    for round_number in range(max(4, settings.rounds // 2) + 1):
-        for name, ranks in looks:
+
+    def __init__(self, settings: ProbeSettings, rank: int, device: torch.device) -> None:
+        self._settings, self._rank, self._device = settings, rank, device
+        self._works: dict[str, Callable[[], object]] = {
+            "matmul": Operands(device).product(ProbedProduct(m=_SIDE, n=_SIDE, k=_SIDE), torch.float32),
+            "memory": stream(settings.stream_mib // 4, device)[0],
+            "overhead": small_operators(device)[0],
+        }
+        looks = [(name, ranks) for name in self._works for ranks in (1, *settings.groups) if settings.groups]
+        self._samples: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
+        self._round(kept=False)  # builds kernels, touches memory
+
+    def spell(self) -> None:
+        """One of the probe's spells, which all ranks enter together."""
+        for _ in range(-(-max(2 * _SPELLS, self._settings.rounds // 2) // _SPELLS)):
+            self._round(kept=True)
+
+    def result(self) -> tuple[Contention, ...]:
+        """What all spells together say, by the number of ranks at work; of one slot there is nothing to say."""
+        seconds = {look: undisturbed(taken) for look, taken in self._samples.items()}
+        return tuple(
+            Contention(ranks=ranks, **{name: seconds[name, ranks] / seconds[name, 1] for name in self._works})
+            for ranks in self._settings.groups
+        )
+
+    def _round(self, *, kept: bool) -> None:
+        for (name, ranks), taken in self._samples.items():
             dist.barrier()
-            rate = torch.tensor(_rate(works[name], settings.window_s, device) if rank < ranks else 0.0, device=device)
+            works = self._rank < ranks
+            own = _rate(self._works[name], self._settings.window_s, self._device) if works else 0.0
+            rate = torch.tensor(own, device=self._device)
             dist.all_reduce(rate)
-            if round_number:
-                samples[name, ranks].append(ranks / rate.item())
-    seconds = {look: undisturbed(taken) for look, taken in samples.items()}
-    return tuple(
-        Contention(ranks=ranks, **{name: seconds[name, ranks] / seconds[name, 1] for name in works})
-        for ranks in settings.groups
-    )
+            if kept:
+                taken.append(ranks / rate.item())
 
 
 def _rate(run: Callable[[], object], window_s: float, device: torch.device) -> float:

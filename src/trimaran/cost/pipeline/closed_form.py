@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.folded_form import folded_time
+from trimaran.cost.pipeline.pipelines import Pipelines
 from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.splits.split_table import SplitTable
@@ -23,6 +25,8 @@ from trimaran.nouns.stack import FOLDED, Schedule
 
 # An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
+# A round trip that gains less of a micro-batch's work gains nothing.
+_ROUND_OFF = 1e-9
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,13 @@ def pipeline_time(grid: LayoutGrid, times: StageTimes, *, apart: bool = True) ->
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
     alone = times.alone()
     first, inverse = _distinct_pipelines(grid, alone)
-    distinct_grid, distinct_times = grid.take(first), alone.take(first)
     if apart:
         # Both at once: a few thousand pipelines cost little more than a few hundred.
-        both = np.tile(np.arange(len(distinct_grid)), 2)
-        once = _longest(distinct_grid.take(both), distinct_times.take(both).silent_from(len(distinct_grid)))
-        total, silent = once[: len(distinct_grid)], once[len(distinct_grid) :]
+        both = np.concatenate([first, first])
+        once = _longest(Pipelines.of(grid, both), alone.take(both).silent_from(len(first)))
+        total, silent = once[: len(first)], once[len(first) :]
     else:
-        total, silent = _longest(distinct_grid, distinct_times), np.zeros(len(distinct_grid))
+        total, silent = _longest(Pipelines.of(grid, first), alone.take(first)), np.zeros(len(first))
     waited, computed = np.maximum(total[inverse], busy), np.maximum(silent[inverse], busy)
     computed = np.minimum(computed, waited)
     return PipelineTime(total=waited, busy=busy, sends=waited - computed, bubble=computed - busy)
@@ -107,24 +110,26 @@ def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints
 def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
     """The same without sends: the busy time of the slowest rank and the bubble."""
     busy = grid.micro_batches * _rank_work(grid, times, _rank_layers(grid)).max(axis=0)
-    return np.asarray(np.maximum(_longest(grid, times.alone().silent_from(0)), busy))
+    return np.asarray(np.maximum(_longest(Pipelines.of(grid), times.alone().silent_from(0)), busy))
 
 
-def _longest(grid: LayoutGrid, times: StageTimes) -> Floats:
+def _longest(pipelines: Pipelines, times: StageTimes) -> Floats:
     """The longest path through the events of each pipeline, seconds; 0 where there is one stage."""
-    longest = np.zeros(len(grid))
-    if grid.folded.any():
-        for schedule in FOLDED:
-            rows = np.flatnonzero(grid.chose("schedule", schedule) & (grid.pp > 1))
-            longest[rows] = folded_time(schedule, grid.take(rows), times.take(rows))
+    longest = np.zeros(len(pipelines.ranks))
+    many = pipelines.ranks > 1
+    for schedule in FOLDED:
+        rows = np.flatnonzero(pipelines.runs(schedule) & many)
+        if len(rows):
+            longest[rows] = folded_time(schedule, pipelines.take(rows), times.take(rows))
     for schedule, formula in _FORMULAS.items():
-        members = np.flatnonzero(grid.chose("schedule", schedule) & (grid.pp > 1))
+        members = np.flatnonzero(pipelines.runs(schedule) & many)
         if not len(members):
             continue
-        pivots = _pivot_counts(grid.splits, formula)[grid.split_row[members]]
-        for many in np.unique(pivots):
-            rows = members[pivots == many]
-            longest[rows] = formula(_Pipes.of(grid, times, rows, int(many), schedule in times.blocks))
+        pivots = _pivot_counts(pipelines.splits, formula)[pipelines.split_row[members]]
+        for count in np.flatnonzero(np.bincount(pivots)).tolist():
+            rows = members[pivots == count]
+            pipe = _Pipes(pipelines.take(rows), times.take(rows), count, schedule in times.blocks)
+            longest[rows] = formula(pipe)
     return longest
 
 
@@ -163,18 +168,30 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
 class _Pipes:
     """Pipelines of one schedule that have as many pivots: arrays over layouts. `blocks`: ranks wait while they send."""
 
-    grid: LayoutGrid
+    pipelines: Pipelines
     times: StageTimes
-    p: Floats
-    v: Floats
-    m: Floats
     pivots: int
     blocks: bool
 
-    @classmethod
-    def of(cls, grid: LayoutGrid, times: StageTimes, rows: Ints, pivots: int, blocks: bool) -> _Pipes:
-        some = grid.take(rows)
-        return cls(some, times.take(rows), some.pp * 1.0, some.vpp * 1.0, some.micro_batches * 1.0, pivots, blocks)
+    @cached_property
+    def p(self) -> Floats:
+        """Ranks of each."""
+        return self.pipelines.ranks * 1.0
+
+    @cached_property
+    def m(self) -> Floats:
+        """Micro-batches of each."""
+        return self.pipelines.micro_batches * 1.0
+
+    @property
+    def splits(self) -> SplitTable:
+        """Stage splits, of which each pipeline has the one at its `split_row`."""
+        return self.pipelines.splits
+
+    @property
+    def split_row(self) -> Ints:
+        """Row of each pipeline's stage split."""
+        return self.pipelines.split_row
 
 
 def _gpipe(pipe: _Pipes) -> Floats:
@@ -182,7 +199,7 @@ def _gpipe(pipe: _Pipes) -> Floats:
 
     Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
     """
-    t, splits, split_row = pipe.times, pipe.grid.splits, pipe.grid.split_row
+    t, splits, split_row = pipe.times, pipe.splits, pipe.split_row
     waits = t.send_arrives if pipe.blocks else 0.0
     layers = [ranks[split_row] for ranks in (splits.first, splits.middle, splits.last)]
     forward = np.maximum(layers[0] * t.forward + t.first_forward + waits, layers[2] * t.forward + t.last_forward)
@@ -199,8 +216,8 @@ def _once(pipe: _Pipes) -> Floats:
     """One micro-batch through all stages and back."""
     t = pipe.times
     ends = t.first_forward + t.first_backward + t.last_forward + t.last_backward
-    sends = 2.0 * (pipe.p * pipe.v - 1.0) * t.send_arrives
-    return pipe.grid.splits.totals[pipe.grid.split_row] * (t.forward + t.backward) + ends + sends
+    sends = 2.0 * (pipe.p * pipe.pipelines.chunks - 1.0) * t.send_arrives
+    return pipe.splits.totals[pipe.split_row] * (t.forward + t.backward) + ends + sends
 
 
 def _paced(pipe: _Pipes) -> Floats:
@@ -229,10 +246,10 @@ class _PacedPaths:
     """
 
     def __init__(self, pipe: _Pipes) -> None:
-        t, split_row = pipe.times, pipe.grid.split_row
+        t, split_row = pipe.times, pipe.split_row
         self.t, self.m, self.p, self.blocks = t, pipe.m, pipe.p, pipe.blocks
-        self.put_off = np.where(pipe.grid.chose("schedule", "zero_bubble"), t.weight, 0.0)
-        table = np.stack(pipe.grid.splits.pivots)[:, :, : pipe.pivots]
+        self.put_off = np.where(pipe.pipelines.runs("zero_bubble"), t.weight, 0.0)
+        table = np.stack(pipe.splits.pivots)[:, :, : pipe.pivots]
         self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split_row]]
         self.last = pipe.pivots - 1
         # Round trips lead to the last rank of a run of equal ranks: the first and the last rank, and of the three
@@ -242,7 +259,7 @@ class _PacedPaths:
         self.layer_up = t.backward - self.put_off
         self.layer = t.forward + self.layer_up
         self.last_stage = t.last_forward + t.last_backward - self.wait
-        self.first_weights = pipe.grid.splits.first[split_row] * self.put_off
+        self.first_weights = pipe.splits.first[split_row] * self.put_off
 
     def by(self, pivot: int) -> Floats:
         """Seconds of the longest path that stays with a pivot for all micro-batches, but for round trips."""
@@ -276,18 +293,23 @@ class _PacedPaths:
     def _gained_between(self, pivot: int, work: Floats, micro_batches: Floats) -> Floats:
         """Seconds by which round trips to ranks behind make the path longer, in so many micro-batches in between."""
         q, _, _, behind = self.pivots[pivot]
-        most = np.zeros(len(work))
+        most, two_sends = np.zeros(len(work)), 2.0 * self.t.send_arrives
         for end in self.run_ends:
             if end <= pivot:
                 continue
             target = self.pivots[end]
             trips = target.rank - q
-            gain = (behind - target.behind) * self.layer + trips * (2.0 * self.t.send_arrives - work)
+            gain = (behind - target.behind) * self.layer + trips * (two_sends - work)
             if end == self.last:
                 gain += self.last_stage
-            laps = np.floor(micro_batches / (trips + 1.0))
-            laps += np.maximum(micro_batches - laps * (trips + 1.0) - 1.0, 0.0) / np.maximum(trips, 1.0)
-            most = np.maximum(most, laps * gain)
+            # Most pivots have as much to do as the ranks behind them: nothing is gained, but for round-off.
+            gains = np.flatnonzero(gain > _ROUND_OFF * work)
+            if not len(gains):
+                continue
+            there, left = trips[gains], micro_batches[gains]
+            laps = np.floor(left / (there + 1.0))
+            laps += np.maximum(left - laps * (there + 1.0) - 1.0, 0.0) / np.maximum(there, 1.0)
+            most[gains] = np.maximum(most[gains], laps * gain[gains])
         return most
 
 
@@ -303,14 +325,14 @@ def _interleaved(pipe: _Pipes) -> Floats:
     and where that is longer, the way to q or from it leads by the last rank, which works for some chunks meanwhile.
     Micro-batches come in groups of p: those that the last group lacks are left out at the slowest rank's pace.
     """
-    t, p, v = pipe.times, pipe.p, pipe.v
+    t, p, v = pipe.times, pipe.p, pipe.pipelines.chunks * 1.0
     m = np.ceil(pipe.m / p) * p
-    split_row = pipe.grid.split_row
+    split_row = pipe.split_row
     lag = np.zeros(len(p)) if pipe.blocks else t.send_arrives
     wait = t.send_arrives if pipe.blocks else np.zeros(len(p))
     layer = t.forward + t.backward
     best, slowest = np.full(len(p), -np.inf), np.zeros(len(p))
-    table = pipe.grid.splits.warm_ups
+    table = pipe.splits.warm_ups
     fill_last = drain_last = best
     # From the last rank, to which the others may go by a detour.
     for j in reversed(range(pipe.pivots)):
@@ -361,11 +383,11 @@ def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
     In each phase but one such a way goes up through a chunk with its gradients, down through one with its
     activations, or stays for PP turns on the first or the last rank, whichever is heavier.
     """
-    t, p, split_row = pipe.times, pipe.p, pipe.grid.split_row
-    phases = pipe.grid.splits.phases
+    t, p, split_row = pipe.times, pipe.p, pipe.split_row
+    phases = pipe.splits.phases
     at_last = phases.times[split_row, 0] > 1.0
     ends = np.where(at_last, t.last_forward + t.last_backward, t.first_forward + t.first_backward)
-    lost = pipe.grid.splits.uneven[split_row]
+    lost = pipe.splits.uneven[split_row]
     total = p * (phases.forward[split_row, 0] * t.forward + phases.backward[split_row, 0] * t.backward + ends)
     total -= np.where(lost > 0, lost * layer - 2.0 * send, 0.0)
     for kind in range(1, phases.times.shape[1]):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.grid import Floats
+from trimaran.cost.pipeline.pipelines import Pipelines
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.nouns.stack import Schedule
 
@@ -78,10 +79,11 @@ _BY_LAST: Mapping[Schedule, tuple[_Way, ...]] = {
 }  # fmt: skip
 
 
-def folded_time(schedule: Schedule, grid: LayoutGrid, t: StageTimes) -> Floats:
-    """Seconds of all micro-batches of layouts of a folded schedule, shape (n,)."""
-    p, m, row, splits = grid.pp * 1.0, grid.micro_batches * 1.0, grid.split_row, grid.splits
-    wait = 2.0 * t.send_arrives if schedule in t.blocks else np.zeros(len(grid))
+def folded_time(schedule: Schedule, pipelines: Pipelines, t: StageTimes) -> Floats:
+    """Seconds of all micro-batches of pipelines of a folded schedule, shape (n,)."""
+    p, m = pipelines.ranks * 1.0, pipelines.micro_batches * 1.0
+    row, splits = pipelines.split_row, pipelines.splits
+    wait = 2.0 * t.send_arrives if schedule in t.blocks else np.zeros(len(p))
     chunk = t.forward, t.backward - t.weight, t.weight
     layer, ends = t.forward + t.backward, (t.first_forward, t.first_backward, t.last_forward, t.last_backward)
     both_ends = ends[0] + ends[1] + ends[2] + ends[3]

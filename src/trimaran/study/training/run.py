@@ -66,10 +66,9 @@ def run_training(
     def trial_on(layout: Layout) -> Trial:
         return prepare_trial(whole, cluster, layout, data_dir=data_dir, work_dir=out_dir.parent, variant=recipe.variant)
 
-    trial, events = trial_on(layout), out_dir.with_name(EVENTS)
-    _require_regular(out_dir, events)
+    trial, events, checkpoints = trial_on(layout), out_dir.with_name(EVENTS), out_dir.with_name(CHECKPOINTS)
+    _require_files((events, RunFile.JOB.of(out_dir)), folders=(out_dir, checkpoints))
     resume = resume or (among is not None and among.again)
-    checkpoints = out_dir.with_name(CHECKPOINTS)
     if resume and among is None and (row := _finished(trial, out_dir)):
         on_notice(f"all {recipe.train.steps} steps were made before; raise train.steps to go on")
         return row
@@ -107,15 +106,19 @@ def run_training(
             raise TrainingStoppedError(f"stopped before its ranks were started; {GO_ON}") from None
 
 
-def _require_regular(out_dir: Path, events: Path) -> None:
-    """Raise TrimaranError where a training's files are something else: a pipe would be waited for without an end."""
-    for path in (events, RunFile.JOB.of(out_dir)):
+def _require_files(files: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
+    """Raise TrimaranError where a training's files and folders are something else: a pipe is waited for without an end."""
+    for folder in folders:
+        try:
+            folder.resolve()
+            other = folder.exists() and not folder.is_dir()
+        except (OSError, RuntimeError) as error:  # links that lead in a circle
+            raise TrimaranError(f"training folder {folder} cannot be reached ({error}): give --runs another") from None
+        if other:
+            raise TrimaranError(f"training folder {folder} is not a folder: remove it, or give --runs another folder")
+    for path in files:
         if path.exists() and not path.is_file():
             raise TrimaranError(f"training file {path} is not a regular file: remove it, or give --runs another folder")
-    try:
-        out_dir.resolve()
-    except (OSError, RuntimeError) as error:  # links that lead in a circle
-        raise TrimaranError(f"training folder {out_dir} cannot be reached ({error}): give --runs another") from None
 
 
 def _finished(trial: Trial, out_dir: Path) -> Measurement | None:
