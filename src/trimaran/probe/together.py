@@ -107,7 +107,7 @@ class ContentionLooks:
         self._settings, self._rank, self._device = settings, rank, device
         self._works: dict[str, Callable[[], object]] = {
             "matmul": Operands(device).product(ProbedProduct(m=_SIDE, n=_SIDE, k=_SIDE), torch.float32),
-            "memory": stream(settings.stream_mib // 4, device)[0],
+            "memory": stream(settings.stream_mib, device)[0],  # the arrays whose rate alone is the bandwidth
             "overhead": small_operators(device)[0],
         }
         looks = [(name, ranks) for name in self._works for ranks in (1, *settings.groups) if settings.groups]
