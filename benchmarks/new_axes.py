@@ -2,21 +2,25 @@
 
     python benchmarks/new_axes.py [--folder runs/new_axes]
 
-Two models: a mixture of 8 experts, 2 of them a token, and a Llama at 4,096 tokens. The machine is probed once, without a
-model; layouts of 1 to 4 ranks, none of which a plain data, tensor or pipeline layout, are predicted with no fit and
-measured twice by real trials in a random order. A row's memory is that of its largest rank. Wants a machine that does
-nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes benchmarks/results/new_axes.md.
+Two models: a mixture of 8 experts, 2 of them a token, and a Llama at 4,096 tokens. The machine is probed once, without
+a model; layouts of 1 to 4 ranks are predicted with no fit and measured twice by real trials in a random order. A router
+that is not trained sends some experts several times the mean: what the log of one process says of their loads is stated
+for the layouts that deal experts out (`expert_imbalance`). A row's memory is that of its largest rank. Wants a machine
+that does nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes
+benchmarks/results/new_axes.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from pathlib import Path
 
-from accuracy import MOST_RANKS, measured
+import numpy as np
 
+from accuracy import MOST_RANKS, measured
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
@@ -34,7 +38,8 @@ from trimaran.study.workspace import Workspace
 
 RESULTS = Path(__file__).parent / "results" / "new_axes.md"
 MOST_OFF = 0.10
-_LLAMA = {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "vocab": 4096}
+_LLAMA = {"layers": 4, "positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "vocab": 4096}
+_MIXTURE = {"kv_heads": 2, "max_positions": 256, "experts": 8, "top_k": 2, "moe_ffn_hidden": 512}
 _SWEEP = SweepSettings(steps=6, warmup_steps=2)
 
 
@@ -47,14 +52,15 @@ def _recipe(name: str, model: Model, global_batch: int, *layouts: str) -> Recipe
 RECIPES = (
     _recipe(
         "mixture",
-        Model(layers=4, hidden=384, heads=6, kv_heads=2, max_positions=256, experts=8, top_k=2, moe_ffn_hidden=512, **_LLAMA),
+        Model(hidden=384, heads=6, **_LLAMA, **_MIXTURE),
         8,
         "dp1,mbs4", "dp2,mbs4", "dp2,mbs4,ep2", "dp2,mbs2,ep2,zero1", "dp2,mbs4,ep2,recompute-full", "dp2,mbs4,etp2",
-        "tp2,mbs4,sp,ep2,etp1", "pp2,mbs2", "dp2,pp2,mbs2,ep2", "dp4,mbs2,ep2,etp2", "dp4,mbs2,ep4", "dp4,shard2,mbs2,fsdp",
+        "tp2,mbs4,sp,ep2,etp1", "pp2,mbs2", "dp2,pp2,mbs2,ep2", "dp4,mbs2,ep2,etp2", "dp4,mbs2,ep4",
+        "dp4,shard2,mbs2,fsdp",
     ),
     _recipe(
         "long",
-        Model(layers=4, hidden=256, heads=4, ffn_hidden=704, max_positions=4096, **_LLAMA),
+        Model(hidden=256, heads=4, ffn_hidden=704, max_positions=4096, **_LLAMA),
         4,
         "cp2,mbs1", "cp2,mbs1,cp-all_gather", "cp2,mbs1,cp-ulysses", "cp2,mbs2,recompute-full", "dp2,cp2,mbs1",
         "tp2,cp2,mbs1,sp", "cp2,pp2,mbs1", "cp4,mbs1", "dp2,cp2,mbs1,fsdp", "dp4,shard2,mbs1,zero2",
@@ -66,6 +72,16 @@ COLUMNS = (
     Field("off", "Off", "+.1f", "%"), Field("gib", "Measured", ".3f", " GiB"),
     Field("predicted_gib", "Predicted", ".3f", " GiB"), Field("gib_off", "Off", "+.1f", "%"),
 )  # fmt: skip
+
+
+def imbalance(place: Workspace, ep: int) -> float:
+    """What the busiest of `ep` ranks' experts are sent over the mean, by the logs of trials of one process."""
+    lines = (line for log in place.trials.glob("dp1,tp1,pp1,*/log.jsonl") for line in log.read_text().splitlines())
+    loads = np.array([load for line in lines if (load := json.loads(line)["expert_load"])])
+    if not loads.size:
+        return 1.0
+    of_ranks = loads.reshape(*loads.shape[:2], ep, -1).mean(axis=3)
+    return float(of_ranks.max(axis=2).mean())
 
 
 def rows_of(recipe: Recipe, folder: Path, plain: Path) -> list[dict[str, object]]:
@@ -81,7 +97,9 @@ def rows_of(recipe: Recipe, folder: Path, plain: Path) -> list[dict[str, object]
         gib = [row.mem_gib for row in trials if row.mem_gib is not None]
         if len(seconds) < len(trials) or not gib:
             raise SystemExit(f"{recipe.name}, {text}: a trial ended as {', '.join(row.status for row in trials)}")
-        said = estimate(Case.of(recipe.workload, cluster, recipe.stack), parse_layout(text))
+        layout = parse_layout(text)
+        workload = recipe.workload.model_copy(update={"expert_imbalance": imbalance(place, layout.ep)})
+        said = estimate(Case.of(workload, cluster, recipe.stack), layout)
         middle, most = statistics.median(seconds), max(gib)
         lines.append({
             "of": recipe.name, "layout": text, "seconds": middle, "repeat": 100 * (max(seconds) / min(seconds) - 1),

@@ -102,7 +102,9 @@ def test_two_devices_loss_of_a_mixture_is_the_cpu_s(make_job: Callable[..., Trai
 
 @pytest.mark.gpu
 @on_four_devices
-@pytest.mark.parametrize("layout", ["dp4,shard2,mbs6,zero3", "dp4,shard2,mbs6,zero1", "dp2,cp2,mbs12", "dp2,tp2,mbs12,sp"])
+@pytest.mark.parametrize(
+    "layout", ["dp4,shard2,mbs6,zero3", "dp4,shard2,mbs6,zero1", "dp2,cp2,mbs12", "dp2,tp2,mbs12,sp"]
+)
 def test_four_devices_loss_is_the_cpu_s(make_job: Callable[..., TrainJob], layout: str) -> None:
     on_cpu = losses(make_job("dp1,mbs24"))
     assert losses(make_job(layout).model_copy(update={"device": "cuda"})) == pytest.approx(on_cpu, rel=1e-4)

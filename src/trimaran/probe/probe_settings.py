@@ -22,6 +22,8 @@ KIB, MIB = 1024, 1024 * 1024
 _SQUARES = (256, 512, 1024, 2048)
 _SQUARES_QUICK = (256, 512, 1024)
 _SQUARES_GPU = (1024, 2048, 4096, 8192)
+# Sequences, of so many heads in all: a causal kernel passes over more of what is masked the longer they are.
+_ATTENTION = ((8, 256), (8, 1024), (2, 4096))
 # m, n, k with one side small, as tensor parallelism and small micro-batches make them
 _SKINNY = ((64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (256, 2048, 512), (4096, 256, 256))
 
@@ -102,7 +104,8 @@ def probe_settings(
     on_cpu = device == "cpu"
     squares = (_SQUARES_QUICK if quick else _SQUARES) if on_cpu else _SQUARES_GPU
     products = [ProbedProduct(m=n, n=n, k=n) for n in squares] + [ProbedProduct(m=m, n=n, k=k) for m, n, k in _SKINNY]
-    attention = [] if quick and model else [AttentionShape(batch_heads=8, seq_len=s, head_dim=64) for s in (256, 1024)]
+    asked = [] if quick and model else _ATTENTION[:2] if quick else _ATTENTION
+    attention = [AttentionShape(batch_heads=heads, seq_len=s, head_dim=64) for heads, s in asked]
     parts: list[PartCase] = []
     if model is not None:
         stack = stack or load_stack("trimaran")

@@ -100,7 +100,7 @@ class ContentionLooks:
     """How much slower matmul, memory and small operators get as more slots work at once.
 
     All ranks of a look work through the same window of time; the mean of their rates counts. Looks are taken in spells
-    that lie far apart, since neighbours on a virtual machine's host take of its memory's bandwidth for minutes at a time.
+    that lie far apart, since neighbours on a virtual machine's host take of its memory's bandwidth for minutes.
     """
 
     def __init__(self, settings: ProbeSettings, rank: int, device: torch.device) -> None:

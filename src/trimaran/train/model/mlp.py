@@ -40,10 +40,10 @@ class Mlp(nn.Module):
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of a gate, and its backward: (gradient, input) -> gradient."""
+    """A function of a gate, and its backward: (gradient, input, grad_input=where it is written to)."""
 
     forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
+    backward: Callable[..., Tensor]
 
 
 SILU = Activation(functional.silu, torch.ops.aten.silu_backward)
@@ -75,8 +75,11 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        d_gate = ctx.activation.backward(dy * up, gate)
-        return torch.cat((d_gate, ctx.activation.forward(gate).mul_(dy)), dim=-1), None
+        d_gate_up = torch.empty_like(gate_up)
+        d_gate, d_up = d_gate_up.chunk(2, dim=-1)
+        ctx.activation.backward(dy * up, gate, grad_input=d_gate)
+        torch.mul(ctx.activation.forward(gate), dy, out=d_up)
+        return d_gate_up, None
 
 
 class GatedMlp(nn.Module):

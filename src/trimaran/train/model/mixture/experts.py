@@ -101,10 +101,13 @@ class _WeighedGate(torch.autograd.Function):
         gate_up, weights = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         activated = ctx.activation.forward(gate)
-        d_weights = (dy * (activated * up)).sum(1, dtype=weights.dtype)
+        d_weights = (activated * up).mul_(dy).sum(1, dtype=weights.dtype)
         dy = dy * weights.unsqueeze(1).to(dy.dtype)
-        d_gate = ctx.activation.backward(dy * up, gate)
-        return torch.cat((d_gate, activated.mul_(dy)), dim=-1), d_weights, None
+        d_gate_up = torch.empty_like(gate_up)
+        d_gate, d_up = d_gate_up.chunk(2, dim=-1)
+        torch.mul(activated, dy, out=d_up)
+        ctx.activation.backward(dy.mul_(up), gate, grad_input=d_gate)
+        return d_gate_up, d_weights, None
 
 
 class _WeighedGelu(torch.autograd.Function):
