@@ -21,8 +21,9 @@ class NarrowFormat:
     They are cast to it from 16 bit and leave 16 bit. `element_bytes` are of one element, `scale_bytes` of the scales
     beside it, which one scale a tensor does not count. Where `tensor_scale` the largest value of a whole tensor has
     to be known before it is cast. Where elements of `one_direction` share a scale, the copy that the forward reads is
-    not the one that the backward reads, whatever the device; `row_scale` says that those are whole rows. `gathers`: software can shard and gather weights in it;
-    `gathers_inputs`: sequence parallelism gathers in it what a product reads.
+    not the one that the backward reads, whatever the device; `row_scale` says that those are whole rows. `gathers`:
+    software can shard and gather weights in it; `gathers_inputs`: sequence parallelism gathers in it what a product
+    reads.
     """
 
     element_bytes: float

@@ -149,7 +149,7 @@ class Part:
     casts: Casts = UNCAST
     ep: Number = 1.0
     etp: Number = 1.0
-    load: float = 1.0
+    load: Number = 1.0
     permuting: Permuting = Permuting()
     context: Context | None = None
 

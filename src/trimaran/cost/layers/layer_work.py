@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 
 import numpy as np
@@ -24,7 +24,7 @@ from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import first_block, second_block
 from trimaran.operators.mixture import GROUPED
 from trimaran.operators.modules import shares_again
-from trimaran.operators.operator import Operator, Product
+from trimaran.operators.operator import Operator, Part, Product
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,20 @@ def _accumulation(case: Case, grid: LayoutGrid, shapes: Shapes, rate: Rates, kin
     return seconds
 
 
+def _of_shared_cores(case: Case, part: Part, rate: Rates) -> Part:
+    """The part with the load of experts that its time is of, where ranks share cores.
+
+    All ranks along EP are held back by each other until the others have done theirs, (ep - load) / (ep - 1) of the mean
+    each if they are alike; the busiest then has a core to itself.
+    """
+    load = case.workload.expert_load
+    if not case.cluster.device.cores or not case.model.experts or load == 1.0:
+        return part
+    others = (part.ep - load) / np.maximum(np.asarray(part.ep) - 1.0, 1.0)
+    alone = np.maximum(others + (load - others) / rate.matmul_slowdown, 1.0)
+    return replace(part, load=np.where(np.asarray(part.ep) > 1.0, alone, load))
+
+
 class Shapes:
     """The operators of each distinct shape of a grid, and their times on every layout.
 
@@ -154,11 +168,12 @@ class Shapes:
 
     def __init__(self, case: Case, grid: LayoutGrid, slots: Ints, slots_of: Callable[[Case, LayoutGrid], Ints]) -> None:
         distinct_grid, self.inverse = distinct_shapes(case, grid, slots)
-        self.part = part_of(case, distinct_grid)
+        rate = rates(case, distinct_grid.precision, slots_of(case, distinct_grid))
+        self.part = _of_shared_cores(case, part_of(case, distinct_grid), rate)
         self.embedding = embedding_operator(self.part)
         self.head = head_operator(self.part, padded_vocab_of(case.model, case.stack, distinct_grid.tp))
         self.measured = MeasuredParts(case)
-        self._kernels = Kernels(case, rates(case, distinct_grid.precision, slots_of(case, distinct_grid)))
+        self._kernels = Kernels(case, rate)
         self._attention = first_block(self.part)
         self._layers: dict[LayerKind, tuple[Operator, ...]] = {}
         self._times: dict[int, tuple[Floats, Floats]] = {}

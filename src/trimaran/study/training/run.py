@@ -107,7 +107,7 @@ def run_training(
 
 
 def _require_files(files: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
-    """Raise TrimaranError where a training's files and folders are something else: a pipe is waited for without an end."""
+    """Raise TrimaranError where a training's files or folders are something else: a pipe is waited for for ever."""
     for folder in folders:
         try:
             folder.resolve()

@@ -28,7 +28,7 @@ def _inverse(order: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index], a fifth of the time on a CPU, which copies whole rows so (0.17 ms in place of 0.92 for 4,096 of 384)."""
+    """x[index], in a fifth of the time on a CPU, which copies whole rows so (4,096 of 384: 0.17 ms, not 0.92)."""
     return torch.index_select(x, 0, index)
 
 
