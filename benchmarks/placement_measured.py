@@ -3,11 +3,12 @@
     python benchmarks/placement_measured.py [--runs FOLDER] [--cases NAME ...] [--turns 2]
 
 Needs root on Linux (network namespaces), and a machine that does nothing else. Of each cluster of the catalogue eight
-nodes are taken, as many of each group; they are network namespaces of this machine with the cluster's own delay between
-every two, and its rates divided as the payload is, or further where all are fast: packets pass through the cores that the
-ranks compute with, and the ways have to be what sets the pace. One layout is placed there by the planner's search and at random,
-and trained in each place in turn. Also trains a pipeline of two nodes of which one has half the other's speed, split
-evenly and by speed. Writes benchmarks/results/placement_measured.md; about 50 minutes, or 25 with one turn.
+nodes are taken, as many of each group; they are network namespaces of this machine with the cluster's own delay
+between every two, and its rates divided as the payload is, or further where all are fast: packets pass through the
+cores that the ranks compute with, and the ways have to be what sets the pace. One layout is placed there by the
+planner's search and at random, and trained in each place in turn. Also trains a pipeline of two nodes of which one has
+half the other's speed, split evenly and by speed. Writes benchmarks/results/placement_measured.md; about 50 minutes, or
+25 with one turn.
 """
 
 from __future__ import annotations
