@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, estimate_each
 from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.kernels import slowdowns
 from trimaran.cost.pipeline.closed_form import pipeline_runs
 from trimaran.cost.pipeline.lockstep import ends, play
 from trimaran.cost.placed.placed_cost import PlacedCost
@@ -341,3 +342,16 @@ def test_on_alike_nodes_the_replica_that_takes_most_is_waited_for_and_its_memory
     assert unlike.sec_per_it == pytest.approx(all_as_many.sec_per_it)
     assert unlike.memory == all_as_many.memory
     assert unlike.mem_gib > least.mem_gib
+
+
+@pytest.mark.parametrize(("cores", "of_eight"), [(2, 4.2), (4, 4.2), (8, 2.1), (64, 2.1)])
+def test_more_ranks_than_were_probed_take_turns_where_cores_are_too_few(cores: int, of_eight: float) -> None:
+    device = Device(kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4, mem_bandwidth_gb_s=10, cores=1)
+    link = Link(bandwidth_gbps=10, latency_us=10)
+    known = tuple(Contention(ranks=n, matmul=slow, memory=slow, overhead=slow) for n, slow in ((2, 1.1), (4, 2.1)))
+    machine = Cluster(
+        device=device, nodes=1, devices_per_node=8, intra=link, inter=link, contention=known, cores_per_node=cores
+    )
+    of_two, of_four, found = slowdowns(machine, np.array([2, 4, 8]))[0]
+    assert (of_two, of_four) == pytest.approx((1.1, 2.1))
+    assert found == pytest.approx(of_eight)

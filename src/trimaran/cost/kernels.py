@@ -134,17 +134,19 @@ def _narrow(case: Case, products: ProductRates, precision: Ints) -> ProductRates
 def slowdowns(cluster: Cluster, devices: Ints) -> tuple[Floats, Floats, Floats]:
     """How much longer matmuls, memory passes and small operators take with that many devices at work.
 
-    As the probe measured it; else slots that want more cores than a node has take turns.
+    As the probe measured it, of up to so many slots; more of them take turns, as those do that want more cores than a
+    node has where nothing was measured.
     """
     slots = np.minimum(devices, cluster.devices_per_machine).astype(np.float64)
+    share = cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else 0.0
+    turns = np.maximum(1.0, slots * share)
     if cluster.contention:
         known = sorted(cluster.contention, key=lambda c: c.ranks)
         ranks = np.log([1.0, *(c.ranks for c in known)])
         measured = [[1.0, *(getattr(c, name) for c in known)] for name in ("matmul", "memory", "overhead")]
-        a, b, c = (np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
+        beyond = turns / np.maximum(1.0, np.minimum(slots, known[-1].ranks) * share)
+        a, b, c = (beyond * np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
         return a, b, c
-    wanted = slots * cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else np.zeros(slots.shape)
-    turns = np.maximum(1.0, wanted)
     return turns, turns, turns
 
 
