@@ -104,7 +104,7 @@ def probe_settings(
     on_cpu = device == "cpu"
     squares = (_SQUARES_QUICK if quick else _SQUARES) if on_cpu else _SQUARES_GPU
     products = [ProbedProduct(m=n, n=n, k=n) for n in squares] + [ProbedProduct(m=m, n=n, k=k) for m, n, k in _SKINNY]
-    asked = [] if quick and model else _ATTENTION[:2] if quick else _ATTENTION
+    asked = () if quick and model else _ATTENTION[:2] if quick else _ATTENTION
     attention = [AttentionShape(batch_heads=heads, seq_len=s, head_dim=64) for heads, s in asked]
     parts: list[PartCase] = []
     if model is not None:

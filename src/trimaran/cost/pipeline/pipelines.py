@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from trimaran.cost.grid import Bools, Ints, LayoutGrid
 from trimaran.cost.splits.split_table import SplitTable
 from trimaran.layout.choices import index_of
@@ -29,14 +31,26 @@ class Pipelines:
     @classmethod
     def of(cls, grid: LayoutGrid, rows: Ints | slice = slice(None)) -> Self:
         """Those of the grid's layouts at `rows`, or of all."""
-        columns = grid.schedule, grid.pp, grid.vpp, grid.micro_batches, grid.split_row
-        return cls(*(column[rows] for column in columns), grid.splits)
+        return cls(
+            schedule=grid.schedule[rows],
+            ranks=grid.pp[rows],
+            chunks=grid.vpp[rows],
+            micro_batches=grid.micro_batches[rows],
+            split_row=grid.split_row[rows],
+            splits=grid.splits,
+        )
 
     def take(self, rows: Ints) -> Self:
         """The pipelines at `rows`."""
-        columns = self.schedule, self.ranks, self.chunks, self.micro_batches, self.split_row
-        return type(self)(*(column[rows] for column in columns), self.splits)
+        return type(self)(
+            schedule=self.schedule[rows],
+            ranks=self.ranks[rows],
+            chunks=self.chunks[rows],
+            micro_batches=self.micro_batches[rows],
+            split_row=self.split_row[rows],
+            splits=self.splits,
+        )
 
     def runs(self, schedule: Schedule) -> Bools:
         """Which of them run a schedule, shape (n,)."""
-        return self.schedule == index_of("schedule", schedule)
+        return np.asarray(self.schedule == index_of("schedule", schedule))

@@ -180,7 +180,7 @@ class FlatWeights:
             in_rows = len(grads) // NORM_ROW * NORM_ROW
             copied = grads.dtype != torch.float32 and not on_gpu(grads.device)
             for rows in (grads[:in_rows].view(-1, NORM_ROW), grads[in_rows:].view(1, -1)):
-                for some in rows.split(NORM_ROWS_16BIT) if copied else (rows,):
+                for some in torch.split(rows, NORM_ROWS_16BIT) if copied else (rows,):
                     total += torch.linalg.vector_norm(some, dim=1, dtype=torch.float32).double().square().sum()
         return total
 

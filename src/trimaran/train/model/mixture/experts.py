@@ -93,7 +93,7 @@ def _sums_of_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """(rows, columns) -> (rows,) in `dtype`. A CPU copies 16-bit rows to it: so many at once as stay in its cache."""
     if x.dtype == dtype or on_gpu(x.device):
         return x.sum(1, dtype=dtype)
-    return torch.cat([rows.sum(1, dtype=dtype) for rows in x.split(ROWS_AT_ONCE)])
+    return torch.cat([rows.sum(1, dtype=dtype) for rows in torch.split(x, ROWS_AT_ONCE)])
 
 
 class _WeighedGate(torch.autograd.Function):
