@@ -49,7 +49,8 @@ class Course:
         self._trace: Trace | None = None
         if job.trace_steps:
             on_gpu = trainer.device.type == "cuda"
-            self._trace = Trace(RunFile.TRACE.of(job.out_dir, trainer.mesh.world.index), job.trace_steps, on_gpu=on_gpu)
+            path = RunFile.TRACE.of(job.out_dir, trainer.mesh.world.index)
+            self._trace = Trace(path, job.trace_steps, alive, on_gpu=on_gpu)
         self._every, self._every_s = job.train.checkpoint_every, 60.0 * job.train.checkpoint_minutes
         self._next_save = time.monotonic() + self._every_s
         self._hold_every_s = job.train.snapshot_seconds

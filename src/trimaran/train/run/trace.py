@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
@@ -11,18 +12,26 @@ WARM_UP_STEPS = 2
 
 
 class Trace:
-    """Profiles `steps` steps, from the third that this process makes on, and writes them to `path`."""
+    """Profiles `steps` steps, from the third that this process makes on, and writes them to `path`.
 
-    def __init__(self, path: Path, steps: int, *, on_gpu: bool) -> None:
-        self._path = path
+    `alive` is called where the profiler is about to take its time.
+    """
+
+    def __init__(self, path: Path, steps: int, alive: Callable[[], None], *, on_gpu: bool) -> None:
+        self._path, self._alive = path, alive
         self._left, self._steps = WARM_UP_STEPS, steps
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        # The first profiler of a process takes seconds to start on a busy machine, and no step has to wait for that:
+        # between two steps so long a silence would be taken for a hang.
+        with profile(activities=activities):
+            pass
         self._profile = profile(activities=activities)
         self._running = False
 
     def before(self) -> None:
         """A step begins."""
         if self._left == 0 and not self._running and self._steps:
+            self._alive()
             self._profile.start()
             self._running = True
         self._left = max(0, self._left - 1)
@@ -38,6 +47,8 @@ class Trace:
     def finish(self) -> None:
         """Write down what there is."""
         if self._running:
+            self._alive()
             self._profile.stop()
+            self._alive()
             self._profile.export_chrome_trace(str(self._path))
             self._running = False
