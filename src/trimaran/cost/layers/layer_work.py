@@ -146,8 +146,8 @@ def _accumulation(case: Case, grid: LayoutGrid, shapes: Shapes, rate: Rates, kin
     return seconds
 
 
-def _of_shared_cores(case: Case, part: Part, rate: Rates) -> Part:
-    """The part with the load of experts that its time is of, where ranks share cores.
+def _on_shared_cores(case: Case, part: Part, rate: Rates) -> Part:
+    """The part with the load of experts that it works as long as, where ranks share cores; what is sent stays.
 
     All ranks along EP are held back by each other until the others have done theirs, (ep - load) / (ep - 1) of the mean
     each if they are alike; the busiest then has a core to itself.
@@ -169,13 +169,15 @@ class Shapes:
     def __init__(self, case: Case, grid: LayoutGrid, slots: Ints, slots_of: Callable[[Case, LayoutGrid], Ints]) -> None:
         distinct_grid, self.inverse = distinct_shapes(case, grid, slots)
         rate = rates(case, distinct_grid.precision, slots_of(case, distinct_grid))
-        self.part = _of_shared_cores(case, part_of(case, distinct_grid), rate)
+        self.part = part_of(case, distinct_grid)
+        self._at_work = _on_shared_cores(case, self.part, rate)
         self.embedding = embedding_operator(self.part)
         self.head = head_operator(self.part, padded_vocab_of(case.model, case.stack, distinct_grid.tp))
         self.measured = MeasuredParts(case)
         self._kernels = Kernels(case, rate)
         self._attention = first_block(self.part)
         self._layers: dict[LayerKind, tuple[Operator, ...]] = {}
+        self._worked: dict[LayerKind, tuple[Operator, ...]] = {}
         self._times: dict[int, tuple[Floats, Floats]] = {}
 
     def layer(self, kind: LayerKind) -> tuple[Operator, ...]:
@@ -184,9 +186,17 @@ class Shapes:
             self._layers[kind] = (*self._attention, *second_block(self.part, kind))
         return self._layers[kind]
 
+    def _work(self, kind: LayerKind) -> tuple[Operator, ...]:
+        """The same, as long as they keep a rank at work: what is sent of them is not to be read here."""
+        if self._at_work is self.part:
+            return self.layer(kind)
+        if kind not in self._worked:
+            self._worked[kind] = (*self._attention, *second_block(self._at_work, kind))
+        return self._worked[kind]
+
     def layer_time(self, kind: LayerKind) -> LayerTime:
         """Seconds of one layer, without communication."""
-        layer = self.measured.layer(self.part, self._kernels.layer(self.layer(kind), self._of_layer(kind)))
+        layer = self.measured.layer(self.part, self._kernels.layer(self._work(kind), self._of_layer(kind)))
         return LayerTime(**{field.name: getattr(layer, field.name)[self.inverse] for field in fields(LayerTime)})
 
     def head_time(self) -> tuple[Floats, Floats]:
@@ -201,7 +211,7 @@ class Shapes:
 
     def again(self, word: str, kind: LayerKind) -> Floats:
         """Seconds of what a partial recompute runs again of one layer, without communication."""
-        seconds = self._kernels.again(self.layer(kind), self._of_layer(kind), word)
+        seconds = self._kernels.again(self._work(kind), self._of_layer(kind), word)
         return self.measured.of_forward(self.part, seconds)[self.inverse]
 
     def summed_again(self, word: str, kind: LayerKind) -> list[Operator]:
@@ -212,10 +222,10 @@ class Shapes:
         return [operator for operator, share in zip(self.layer(kind), shares, strict=True) if share]
 
     def _of_layer(self, kind: LayerKind) -> list[tuple[Floats, Floats]]:
-        for operator in self.layer(kind):
+        for operator in self._work(kind):
             if id(operator) not in self._times:
                 self._times[id(operator)] = self._kernels.time(operator)
-        return [self._times[id(operator)] for operator in self.layer(kind)]
+        return [self._times[id(operator)] for operator in self._work(kind)]
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator forward and backward, without launches."""
@@ -228,6 +238,6 @@ class Shapes:
 
     def weight_gradients(self, kind: LayerKind, *, experts: bool) -> Floats:
         """Seconds of a layer's products that make the gradients of its weights: of routed experts, or of the rest."""
-        linear = [o for o in self.layer(kind) if o.kernel in ("linear", "one_by_one") and o.backward]
+        linear = [o for o in self._work(kind) if o.kernel in ("linear", "one_by_one") and o.backward]
         chosen = [o for o in linear if (o.name in GROUPED) == experts]
         return reduce(np.add, (self.product(operator.backward[1]) for operator in chosen))

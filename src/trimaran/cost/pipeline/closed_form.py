@@ -80,10 +80,10 @@ def pipeline_time(grid: LayoutGrid, times: StageTimes, *, apart: bool = True) ->
     if apart:
         # Both at once: a few thousand pipelines cost little more than a few hundred.
         both = np.concatenate([first, first])
-        once = _longest(Pipelines.of(grid, both), alone.take(both).silent_from(len(first)))
+        once = _longest(Pipelines.of(grid).take(both), alone.take(both).silent_from(len(first)))
         total, silent = once[: len(first)], once[len(first) :]
     else:
-        total, silent = _longest(Pipelines.of(grid, first), alone.take(first)), np.zeros(len(first))
+        total, silent = _longest(Pipelines.of(grid).take(first), alone.take(first)), np.zeros(len(first))
     waited, computed = np.maximum(total[inverse], busy), np.maximum(silent[inverse], busy)
     computed = np.minimum(computed, waited)
     return PipelineTime(total=waited, busy=busy, sends=waited - computed, bubble=computed - busy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
@@ -29,27 +29,14 @@ class Pipelines:
     splits: SplitTable
 
     @classmethod
-    def of(cls, grid: LayoutGrid, rows: Ints | slice = slice(None)) -> Self:
-        """Those of the grid's layouts at `rows`, or of all."""
-        return cls(
-            schedule=grid.schedule[rows],
-            ranks=grid.pp[rows],
-            chunks=grid.vpp[rows],
-            micro_batches=grid.micro_batches[rows],
-            split_row=grid.split_row[rows],
-            splits=grid.splits,
-        )
+    def of(cls, grid: LayoutGrid) -> Self:
+        """Those of a grid's layouts; nothing is copied."""
+        return cls(grid.schedule, grid.pp, grid.vpp, grid.micro_batches, grid.split_row, grid.splits)
 
     def take(self, rows: Ints) -> Self:
         """The pipelines at `rows`."""
-        return type(self)(
-            schedule=self.schedule[rows],
-            ranks=self.ranks[rows],
-            chunks=self.chunks[rows],
-            micro_batches=self.micro_batches[rows],
-            split_row=self.split_row[rows],
-            splits=self.splits,
-        )
+        columns = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "splits"}
+        return replace(self, **columns)
 
     def runs(self, schedule: Schedule) -> Bools:
         """Which of them run a schedule, shape (n,)."""

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PRECISIONS
-from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.comm.mesh import Holders, Mesh
 from trimaran.train.engine.units import Span, map_weights, owned_slices
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
+from trimaran.train.model.wide_sums import pieces
 
 # Gradients whose squares are added up in fp32, before these sums are added up in fp64.
 NORM_ROW = 1024
-# Rows of 16-bit gradients that a CPU takes at once: it copies them to fp32, 4 MiB that stay in its cache.
-NORM_ROWS_16BIT = 1024
 
 
 @dataclass(frozen=True)
@@ -178,9 +176,8 @@ class FlatWeights:
         for part in self._counted:
             grads = part.of(self.grads)
             in_rows = len(grads) // NORM_ROW * NORM_ROW
-            copied = grads.dtype != torch.float32 and not on_gpu(grads.device)
             for rows in (grads[:in_rows].view(-1, NORM_ROW), grads[in_rows:].view(1, -1)):
-                for some in torch.split(rows, NORM_ROWS_16BIT) if copied else (rows,):
+                for some in pieces(rows, torch.float32):
                     total += torch.linalg.vector_norm(some, dim=1, dtype=torch.float32).double().square().sum()
         return total
 

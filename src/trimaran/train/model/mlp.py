@@ -45,6 +45,15 @@ class Activation:
     forward: Callable[[Tensor], Tensor]
     backward: Callable[..., Tensor]
 
+    def gated_backward(self, dy: Tensor, gate_up: Tensor, activated: Tensor) -> Tensor:
+        """Gradient (.., 2 width) of gate and up side by side, of that of act(gate) x up; `activated` is act(gate)."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        d_gate_up = torch.empty_like(gate_up)
+        d_gate, d_up = d_gate_up.chunk(2, dim=-1)
+        torch.mul(activated, dy, out=d_up)
+        self.backward(dy * up, gate, grad_input=d_gate)
+        return d_gate_up
+
 
 SILU = Activation(functional.silu, torch.ops.aten.silu_backward)
 GELUS = {
@@ -74,12 +83,8 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        d_gate_up = torch.empty_like(gate_up)
-        d_gate, d_up = d_gate_up.chunk(2, dim=-1)
-        ctx.activation.backward(dy * up, gate, grad_input=d_gate)
-        torch.mul(ctx.activation.forward(gate), dy, out=d_up)
-        return d_gate_up, None
+        gate, _ = gate_up.chunk(2, dim=-1)
+        return ctx.activation.gated_backward(dy, gate_up, ctx.activation.forward(gate)), None
 
 
 class GatedMlp(nn.Module):

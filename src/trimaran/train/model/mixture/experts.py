@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.nouns.model import Model
-from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
@@ -20,8 +19,7 @@ from trimaran.train.model.product import product
 from trimaran.train.model.recompute import made_again_and_used, made_and_used
 from trimaran.train.model.tensor_parallel import add_product
 from trimaran.train.model.weight import INIT_STD, DeclaredModule, Weight, WeightSpec, residual_std
-
-ROWS_AT_ONCE = 512
+from trimaran.train.model.wide_sums import sums_of_rows
 
 
 def spans(counts: Sequence[int]) -> list[tuple[int, slice]]:
@@ -89,13 +87,6 @@ class _GroupedLinear(torch.autograd.Function):
         return grouped(dy, weight.view(shape).transpose(1, 2), counts), None, None
 
 
-def _sums_of_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(rows, columns) -> (rows,) in `dtype`. A CPU copies 16-bit rows to it: so many at once as stay in its cache."""
-    if x.dtype == dtype or on_gpu(x.device):
-        return x.sum(1, dtype=dtype)
-    return torch.cat([rows.sum(1, dtype=dtype) for rows in torch.split(x, ROWS_AT_ONCE)])
-
-
 class _WeighedGate(torch.autograd.Function):
     """act(gate) x up x weight of the row. What it multiplies is computed again in the backward."""
 
@@ -111,13 +102,9 @@ class _WeighedGate(torch.autograd.Function):
         gate_up, weights = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         activated = ctx.activation.forward(gate)
-        d_weights = _sums_of_rows((activated * up).mul_(dy), weights.dtype)
+        d_weights = sums_of_rows((activated * up).mul_(dy), weights.dtype)
         dy = dy * weights.unsqueeze(1).to(dy.dtype)
-        d_gate_up = torch.empty_like(gate_up)
-        d_gate, d_up = d_gate_up.chunk(2, dim=-1)
-        torch.mul(activated, dy, out=d_up)
-        ctx.activation.backward(dy.mul_(up), gate, grad_input=d_gate)
-        return d_gate_up, d_weights, None
+        return ctx.activation.gated_backward(dy, gate_up, activated), d_weights, None
 
 
 class _WeighedGelu(torch.autograd.Function):
@@ -132,7 +119,7 @@ class _WeighedGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weights = ctx.saved_tensors
-        d_weights = _sums_of_rows(functional.gelu(x, approximate=ctx.approximate).mul_(dy), weights.dtype)
+        d_weights = sums_of_rows(functional.gelu(x, approximate=ctx.approximate).mul_(dy), weights.dtype)
         dy = dy * weights.unsqueeze(1).to(dy.dtype)
         return torch.ops.aten.gelu_backward(dy, x, approximate=ctx.approximate), d_weights, None
 

@@ -1,13 +1,13 @@
 """Time and memory of mixtures, long contexts and hybrid sharding, predicted beside measured on this machine.
 
-    python benchmarks/new_axes.py [--folder runs/new_axes]
+    python benchmarks/accuracy_cp_ep.py [--folder runs/accuracy_cp_ep]
 
 Two models: a mixture of 8 experts, 2 of them a token, and a Llama at 4,096 tokens. The machine is probed once, without
 a model; layouts of 1 to 4 ranks are predicted with no fit and measured twice by real trials in a random order. A router
 that is not trained sends some experts several times the mean: what the log of one process says of their loads is stated
 for the layouts that deal experts out (`expert_imbalance`). A row's memory is that of its largest rank. Wants a machine
 that does nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes
-benchmarks/results/new_axes.md.
+benchmarks/results/accuracy_cp_ep.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from trimaran.report.tables import Field, render
 from trimaran.study.torch_programs import run_program
 from trimaran.study.workspace import Workspace
 
-RESULTS = Path(__file__).parent / "results" / "new_axes.md"
+RESULTS = Path(__file__).parent / "results" / "accuracy_cp_ep.md"
 MOST_OFF = 0.10
 _LLAMA = {"layers": 4, "positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "vocab": 4096}
 _MIXTURE = {"kv_heads": 2, "max_positions": 256, "experts": 8, "top_k": 2, "moe_ffn_hidden": 512}
@@ -84,14 +85,32 @@ def imbalance(place: Workspace, ep: int) -> float:
     return float(of_ranks.max(axis=2).mean())
 
 
-def rows_of(recipe: Recipe, folder: Path, plain: Path) -> list[dict[str, object]]:
-    """One line a layout: seconds and GiB, measured and predicted from the probe alone."""
+@dataclass(frozen=True)
+class Line:
+    """One layout of a model: seconds, GiB of its largest rank, and by how many per cent its two trials differ."""
+
+    of: str
+    layout: str
+    seconds: float
+    repeat: float
+    predicted: float
+    gib: float
+    predicted_gib: float
+
+    def record(self) -> dict[str, object]:
+        """The line as COLUMNS show it."""
+        off, gib_off = self.predicted / self.seconds - 1, self.predicted_gib / self.gib - 1
+        return {**asdict(self), "off": 100 * off, "gib_off": 100 * gib_off}
+
+
+def lines_of(recipe: Recipe, folder: Path, plain: Path) -> list[Line]:
+    """One line a layout, predicted from the probe alone."""
     place, cluster = Workspace(folder / recipe.name), load_cluster(str(plain))
     place.folder.mkdir(parents=True, exist_ok=True)
     for text in recipe.sweep.layouts:
         if broken := next(violations(parse_layout(text), recipe.workload, cluster, recipe.stack), None):
             raise SystemExit(f"{recipe.name}, {text}: {broken.sentence}")
-    lines: list[dict[str, object]] = []
+    lines = []
     for text, trials in measured(recipe, cluster, place).items():
         seconds = [row.sec_per_it for row in trials if row.sec_per_it is not None]
         gib = [row.mem_gib for row in trials if row.mem_gib is not None]
@@ -100,22 +119,18 @@ def rows_of(recipe: Recipe, folder: Path, plain: Path) -> list[dict[str, object]
         layout = parse_layout(text)
         workload = recipe.workload.model_copy(update={"expert_imbalance": imbalance(place, layout.ep)})
         said = estimate(Case.of(workload, cluster, recipe.stack), layout)
-        middle, most = statistics.median(seconds), max(gib)
-        lines.append({
-            "of": recipe.name, "layout": text, "seconds": middle, "repeat": 100 * (max(seconds) / min(seconds) - 1),
-            "predicted": said.sec_per_it, "off": 100 * (said.sec_per_it / middle - 1),
-            "gib": most, "predicted_gib": said.mem_gib, "gib_off": 100 * (said.mem_gib / most - 1),
-        })  # fmt: skip
+        middle, repeat = statistics.median(seconds), 100 * (max(seconds) / min(seconds) - 1)
+        lines.append(Line(recipe.name, text, middle, repeat, said.sec_per_it, max(gib), said.mem_gib))
     return lines
 
 
-def summary(lines: list[dict[str, object]]) -> str:
+def summary(lines: list[Line]) -> str:
     """What all layouts together, and those of each model, say."""
     sentences = []
     for name in ("all", *(recipe.name for recipe in RECIPES)):
-        some = [line for line in lines if name in ("all", line["of"])]
-        time = score([float(str(line["predicted"])) for line in some], [float(str(line["seconds"])) for line in some])
-        memory = [abs(float(str(line["gib_off"]))) / 100 for line in some]
+        some = [line for line in lines if name in ("all", line.of)]
+        time = score([line.predicted for line in some], [line.seconds for line in some])
+        memory = [abs(line.predicted_gib / line.gib - 1) for line in some]
         within = sum(off <= MOST_OFF for off in memory)
         sentences.append(
             f"* {name}, {len(some)} layouts: time {time.mape:.1%}, tau {time.tau:.2f} (goal 8%, 0.8); memory "
@@ -126,19 +141,19 @@ def summary(lines: list[dict[str, object]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/new_axes"), help="where the studies are kept")
+    parser.add_argument("--folder", type=Path, default=Path("runs/accuracy_cp_ep"), help="where the studies are kept")
     options = parser.parse_args()
     plain = options.folder / "plain.toml"
     options.folder.mkdir(parents=True, exist_ok=True)
     if not plain.exists():
         run_program("trimaran.probe", ["--slots", str(MOST_RANKS), "-o", str(plain)], "probe")
-    lines = [line for recipe in RECIPES for line in rows_of(recipe, options.folder, plain)]
+    lines = [line for recipe in RECIPES for line in lines_of(recipe, options.folder, plain)]
     text = "\n\n".join(
         (
             "# Mixtures, long contexts and hybrid sharding: predicted beside measured",
-            f"`python benchmarks/new_axes.py` on {hardware()}.",
+            f"`python benchmarks/accuracy_cp_ep.py` on {hardware()}.",
             summary(lines),
-            render(lines, COLUMNS, "markdown"),
+            render([line.record() for line in lines], COLUMNS, "markdown"),
         )
     )
     write_atomically(RESULTS, text + "\n")
