@@ -28,7 +28,7 @@ class Stage(nn.Module):
         vocab = padded_vocab(model.vocab, 1)
         self.tokens = nn.Embedding(vocab, model.hidden) if first else None
         self.positions = nn.Embedding(model.max_positions, model.hidden) if first else None
-        self.layers = nn.ModuleList(Block(model) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(model, in_ring=False) for _ in range(layers))
         self.norm = nn.LayerNorm(model.hidden) if last else None
         self.head = nn.Linear(model.hidden, vocab, bias=False) if last else None
         for weight in self.parameters():
