@@ -13,6 +13,7 @@ from torch.nn import functional
 from trimaran.nouns.model import Model
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.autograd import apply
+from trimaran.train.model.mixture.blocks import fill, in_blocks, take, wants_blocks
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
 from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
 from trimaran.train.model.product import product
@@ -149,7 +150,11 @@ class Experts(DeclaredModule):
 
     def forward(self, x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
         """(rows, h) in the order of the experts and their weights (rows,) -> (rows, h), a part of the sum over ETP."""
+        if not wants_blocks(x):
+            return self._through(x, weights, counts)
+        return take(self._through(fill(x, counts), fill(weights, counts), in_blocks(counts)), counts)
 
+    def _through(self, x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
         def down(activated: Tensor) -> Tensor:
             return apply(_GroupedLinear, activated, self.down, counts)
 

@@ -1,0 +1,69 @@
+"""In 16 bit on a CPU experts compute in whole blocks of rows, which changes no result and lets shapes come again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shapes import MIXTURE
+from test_mixture import one_rank
+from trimaran.layout.layout import Layout
+from trimaran.train.comm.mesh import Mesh
+from trimaran.train.engine.flat_weights import FlatWeights
+from trimaran.train.model.mixture import blocks, experts
+from trimaran.train.model.mixture.experts import Experts
+from trimaran.train.model.weight import drawn
+
+CPU = torch.device("cpu")
+COUNTS = st.lists(st.integers(0, 100), min_size=1, max_size=6)
+
+
+@given(COUNTS)
+def test_filling_and_taking_are_inverse_and_each_is_the_others_gradient(counts: list[int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(sum(counts), 3, generator=generator, requires_grad=True)
+    filled = blocks.fill(rows, counts)
+    assert len(filled) == sum(blocks.in_blocks(counts)) and len(filled) % blocks.ROWS == 0
+    assert torch.equal(blocks.take(filled, counts), rows)
+    # what is between the rows is zero, and takes no gradient: <fill(x), dy> = <x, fill'(dy)>, and fill' is take
+    dy = torch.randn(filled.shape, generator=generator)
+    filled.backward(dy)  # type: ignore[no-untyped-call]
+    assert torch.equal(rows.grad, blocks.take(dy, counts))
+    assert torch.equal((filled * dy).sum(), (blocks.fill(rows.grad, counts) * filled).sum())
+
+
+def results(mesh: Mesh, counts: list[int]) -> list[Tensor]:
+    """What experts give in bf16, and the gradients of rows, their weights and the matrices."""
+    module = Experts(MIXTURE, mesh, recompute_activation=False)
+    flat = FlatWeights(module, Layout(precision="bf16_pure"), mesh, drawn(3), CPU)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(sum(counts), MIXTURE.hidden, generator=generator).bfloat16().requires_grad_()
+    weights = torch.rand(sum(counts), generator=generator).requires_grad_()
+    y = module(x, weights, counts)
+    y.backward(torch.randn(y.shape, generator=generator).bfloat16())
+    assert x.grad is not None and weights.grad is not None
+    return [y.detach(), x.grad, weights.grad, *(place.weight.main_grad for place in flat.places.values())]
+
+
+def test_blocks_change_no_result_and_products_have_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = set[int]()
+
+    def seen(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+        lengths.add(len(x))
+        return torch.matmul(x, y, out=out)
+
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(8):
+        counts = torch.randint(0, 90, (MIXTURE.experts,), generator=generator).tolist()
+        monkeypatch.setattr(experts, "product", seen)
+        in_blocks = results(one_rank(), counts)
+        assert lengths <= {32, 64, 96}
+        monkeypatch.undo()
+        monkeypatch.setattr(experts, "wants_blocks", lambda _: False)
+        for one, other in zip(in_blocks, results(one_rank(), counts), strict=True):
+            torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7)
+        monkeypatch.undo()
+    assert lengths == {32, 64, 96}
