@@ -73,7 +73,7 @@ recipes: $(STAMP)
 	$(BIN)/python recipes/run_all.py
 
 bench: packages $(STAMP)
-	for file in benchmarks/[a-z]*.py benchmarks/traced/run.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	for file in benchmarks/[a-z]*.py benchmarks/traced/run.py benchmarks/traced/collectives.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 # The trainers of others that benchmarks/training.py runs beside this one, kept apart from what the project needs.
 peers: $(STAMP)

@@ -134,7 +134,10 @@ def test_a_stack_learns_from_another_that_runs_the_same_kernels() -> None:
     h100, stack = load_cluster("dgx-h100"), load_stack("torchtitan")
     learned, believed = learned_elsewhere(h100, stack), prior(h100, stack)
     assert "llm-foundry-a100-40gb" in learned.origin
-    assert learned.attention < believed.attention
+    # attention was measured there in Triton's kernel, which torchtitan does not run
+    assert learned.memory < believed.memory and learned.attention == believed.attention
+    there = load_stack("torch-fsdp")
+    assert learned_elsewhere(h100, there).attention < prior(h100, there).attention
     # what a table shows of products beside gathers is what was measured of them elsewhere
     assert learned.gemm == pytest.approx(believed.gemm, rel=0.05)
     alone = prior(h100, stack.model_copy(update={"gathers_beside_products": False}))

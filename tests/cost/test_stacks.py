@@ -71,6 +71,22 @@ def test_what_overlaps_is_worth_its_time(fact: str, without: object, part: str) 
     assert seconds(label)[part] < seconds(label, **{fact: without})[part]
 
 
+def test_recompute_repeats_the_collectives_that_torchtitan_repeats() -> None:
+    """Of two gathers and two scatters a layer `selective` repeats the gathers, `full` all but the last scatter."""
+    case = Case.of(workload_of("llama3.1-8b", 96), H100, load_stack("torchtitan"))
+
+    def sums(words: str) -> float:
+        return estimate(case, parse_layout(f"dp1,tp8,mbs1,sp,{words},bf16")).time.tp
+
+    layers = {word: sums(f"recompute-{word}") - sums("recompute-none") for word in ("selective", "full")}
+    forward = layers["selective"]  # two gathers, half of what the forward's scatters and gathers take
+    assert layers["full"] == pytest.approx(1.5 * forward, rel=0.03)  # a gather alone starts once more
+    # without recompute: as much backward as forward
+    assert forward < 0.26 * sums("recompute-none")
+    plain = [estimate(case, parse_layout(f"dp1,tp8,mbs1,recompute-{word},bf16")).time.tp for word in ("none", "full")]
+    assert plain[1] == pytest.approx(1.25 * plain[0], rel=0.02)  # one of two sums forward, of four in all
+
+
 def test_products_cut_into_pieces_hide_less_the_fewer_rows_a_piece_has() -> None:
     """A piece of a product pays for its own last wave: with few tokens that is all that cutting it saves."""
     shown = []

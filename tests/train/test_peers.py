@@ -1,4 +1,4 @@
-"""The programs that `benchmarks/training.py` sets beside our trainer, those that need PyTorch alone: each of them trains."""
+"""Programs that `benchmarks/training.py` sets beside our trainer, of those that need PyTorch alone: each trains."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from trimaran.cost.likeness import Similar
-from trimaran.files.catalogue import CATALOG, dump_toml, load_cluster, validate
+from trimaran.files.catalogue import CATALOG, dump_toml, load_cluster, load_stack, validate
 from trimaran.files.user_file import read_toml
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun
@@ -126,7 +126,8 @@ def shipped(cluster: str, stack: str) -> Calibration | None:
 def learned_elsewhere(cluster: Cluster, stack: Stack, without: tuple[str, ...] = ()) -> Calibration:
     """The prior, with the kernels as far above or below it as the same stack's were on other clusters.
 
-    Those are the shipped calibrations of devices of the same kind, but for the clusters named in `without`.
+    Those are the shipped calibrations of devices of the same kind, but for the clusters named in `without`. What was
+    learned of attention is its kernel's, and stays with the stacks that run the same one.
     benchmarks/fidelity.py says what this is worth on clusters held out.
     """
     base = prior(cluster, stack)
@@ -152,7 +153,9 @@ def _kernels_elsewhere(stack: Stack, kind: str, without: tuple[str, ...]) -> dic
         if known is None or cluster is None or cluster.device.kind != kind:
             continue
         believed = prior(cluster, stack)
-        kernels = ("gemm", *KERNELS) if stack.gathers_beside_products else KERNELS
+        kernels: tuple[str, ...] = ("gemm", *KERNELS) if stack.gathers_beside_products else KERNELS
+        if load_stack(measured).flash_kernel != stack.flash_kernel:
+            kernels = tuple(kernel for kernel in kernels if kernel != "attention")
         ratios = {kernel: getattr(known, kernel) / getattr(believed, kernel) for kernel in kernels}
         # clusters of one document are fitted together, and say the same
         if ratios not in elsewhere.values():

@@ -24,7 +24,7 @@ Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
 # Schedules of two chunks a rank, folded: rank r of p holds stages r and 2 p - 1 - r, so that the first has both ends.
 FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 RmsNorm = Literal["fused", "eager", "composite", "torch"]
-FlashKernel = Literal["flash", "cudnn"]
+FlashKernel = Literal["flash", "cudnn", "triton"]
 Fp8Scaling = Literal["delayed", "current", "blockwise"]
 GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
@@ -56,7 +56,7 @@ class Stack(Noun):
     )
     flash_attention: bool = False
     flash_kernel: FlashKernel = Field(
-        default="flash", description="whose kernel that is: FlashAttention-2's or cuDNN's"
+        default="flash", description="whose kernel that is: FlashAttention-2's, cuDNN's or one in Triton"
     )
     fused_softmax: bool = Field(default=False, description="Megatron's kernels; eligibility is checked by shape")
     fused_softmax_max_seq: int = Field(default=2048, gt=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ Bools = NDArray[np.bool_]
 # batched: one product a head; flash: scores are never written, and the masked half is skipped.
 Kernel = Literal["linear", "one_by_one", "batched", "flash"]
 CollectiveKind = Literal["all_reduce", "all_gather", "dispatch", "combine", "ring", "all_to_all"]
-Phase = Literal["forward", "backward"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+Phase = Literal["forward", "backward", "recompute"]
+PHASES: tuple[Phase, ...] = ("forward", "backward")
 # A soft cap of what lies in memory divides, takes tanh and multiplies, in PyTorch's eager operators: passes over it
 # forward and backward, and copies kept (of tanh's result).
 SOFTCAP_PASSES = (6.0, 7.0, 1.0)

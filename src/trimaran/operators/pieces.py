@@ -57,7 +57,7 @@ def linear(
     sums_forward = np.where((np.asarray(part.tp) > 1) & (sums == "forward"), 1.0, 0.0)
     collectives: tuple[Collective, ...] = (Collective("all_reduce", "tp", sums, part.layer_message),)
     if sums == "backward":
-        collectives += gathered_again(part, part.layer_message)
+        collectives += gathered_again(part, part.message * part.casts.gathered_share)
     return product(
         part, name, Product(tokens, n, k), operands, kept, made,
         launches=launches + sums_forward, collectives=collectives,
@@ -65,10 +65,17 @@ def linear(
 
 
 def gathered_again(part: Part, size: Number) -> tuple[Collective, ...]:
-    """The gather of a product's input, `size` bytes of all TP ranks, for its weight's gradient alone."""
-    if not part.stack.gathers_again:
-        return ()
-    return (Collective("all_gather", "tp", "backward", np.where(part.sequence_parallel, size, 0.0)),)
+    """Further gathers of a product's input, `size` bytes of all TP ranks.
+
+    Once for its weight's gradient alone, and once where a selective recompute keeps what products leave and not what
+    they read (torchtitan 0.2.2, models/llama3/infra/parallelize.py, lines 36 to 50: of collectives reduce-scatters
+    alone are kept).
+    """
+    gathered = np.where(part.sequence_parallel, size, 0.0)
+    phases: tuple[Phase, ...] = ("backward",) if part.stack.gathers_again else ()
+    if part.stack.selective_keeps:
+        phases += ("recompute",)
+    return tuple(Collective("all_gather", "tp", phase, gathered) for phase in phases)
 
 
 def product(

@@ -10,7 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
-from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates
+from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, recomputed
 from trimaran.cost.layers.accumulation import accumulation_time
 from trimaran.cost.layers.context_traffic import ContextTraffic
 from trimaran.cost.layers.exchange import Exchanges
@@ -99,7 +99,9 @@ def layer_work(
     tp_forward, tp_backward = sums.shown(operators)
     # A device that waits for its host does so while the collectives run, so only what is longer shows.
     shown_forward = np.maximum(tp_forward - time.idle_forward, 0.0)
-    shown_backward = np.maximum(tp_backward - time.idle_backward, 0.0) + again * shown_forward
+    summed_once = sums.seconds_of_last(operators[recomputed(operators) :]) if case.stack.recompute_stops_early else 0.0
+    shown_again = np.maximum(tp_forward - summed_once - time.idle_forward, 0.0)
+    shown_backward = np.maximum(tp_backward - time.idle_backward, 0.0) + again * shown_again
     ep_forward: Floats | float = 0.0
     ep_backward: Floats | float = 0.0
     exchanges = Exchanges(case, grid, shapes.inverse) if kind == "experts" else None
@@ -112,6 +114,8 @@ def layer_work(
         recompute[members] = shapes.again(word, kind)[members]
         summed = shapes.summed_again(word, kind)
         shown_backward[members] += sums.seconds(summed, "forward")[members]
+        if word == "selective":
+            shown_backward[members] += sums.seconds(operators, "recompute")[members]
         if exchanges is not None:
             ep_backward = ep_backward + np.zeros(len(grid))
             ep_backward[members] += exchanges.seconds(summed, "forward")[members]

@@ -44,6 +44,13 @@ class TensorSums:
         collectives = [c for operator in operators for c in operator.collectives if c.phase == phase and c.axis == "tp"]
         return reduce(np.add, map(self._seconds, collectives), np.zeros(len(self._inverse)))
 
+    def seconds_of_last(self, operators: Iterable[Operator]) -> Floats:
+        """What the operators sum forward and nobody else reads: their sums, or under sequence parallelism the scatters.
+
+        The gathers that follow those are what the next layer's first product reads.
+        """
+        return np.where(self._grid.sequence_parallel, 0.5, 1.0) * self.seconds(operators, "forward")
+
     def _seconds(self, collective: Collective) -> Floats:
         stated = collective.size  # kept with its time, so that no later one has its id
         if id(stated) not in self._timed:

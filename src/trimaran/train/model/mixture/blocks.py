@@ -33,7 +33,7 @@ def in_blocks(counts: Sequence[int]) -> list[int]:
 def _filled(rows: Tensor, counts: Sequence[int]) -> Tensor:
     blocks = in_blocks(counts)
     y = rows.new_empty(sum(blocks), *rows.shape[1:])
-    for given, room in zip(rows.split(list(counts)), y.split(blocks), strict=True):
+    for given, room in zip(torch.split(rows, list(counts)), torch.split(y, blocks), strict=True):
         room[: len(given)] = given
         room[len(given) :] = 0
     return y
