@@ -87,9 +87,7 @@ def torchtitan(name: str, mbs: int, seq_len: int, dtype: torch.dtype, *, fused: 
         angles = precompute_freqs_cis(model.head_dim, seq_len)
         x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
         saved = _kept(layer, lambda hidden: layer(hidden, angles, None), x, (angles,))
-    stack = load_stack("torchtitan").model_copy(
-        update={"repeats_kv": False, "rms_norm": "fused" if fused else "composite"}
-    )
+    stack = load_stack("torchtitan-0.2").model_copy(update={"rms_norm": "fused" if fused else "composite"})
     norm = "fused" if fused else "composite"
     return Traced(f"torchtitan 0.2.2, {norm} norms", model, stack, mbs, seq_len, dtype, saved, LLAMA_PARTS)
 
@@ -122,7 +120,7 @@ def torchtitan_over_tp(name: str, mbs: int, seq_len: int, dtype: torch.dtype, tp
                 whole(torch.zeros(mbs, seq_len, dtype=torch.int64))
     finally:
         dist.destroy_process_group()
-    stack = load_stack("torchtitan").model_copy(update={"repeats_kv": False, "rms_norm": "composite"})
+    stack = load_stack("torchtitan-0.2").model_copy(update={"rms_norm": "composite"})
     ends = {"tok_embeddings": "ends", "norm": "ends", "output": "ends"}
     parts = {f"layers.0.{module}".rstrip("."): part for module, part in LLAMA_PARTS.items()} | ends
     return Traced(f"torchtitan 0.2.2, TP {tp}", model, stack, mbs, seq_len, dtype, saved, parts | {"": "ends"}, tp)
@@ -197,7 +195,9 @@ def trimaran(model: Model, mbs: int, seq_len: int, dtype: torch.dtype, *, on_cpu
         for module in layer.modules():
             for weight, declared in module._parameters.items():
                 if declared is not None:
-                    module._parameters[weight] = Weight(torch.empty(declared.shape))
+                    placed = Weight(torch.empty(declared.shape))
+                    placed.eight_bit = False  # under the fake mode it is a fake tensor, without what its class has
+                    module._parameters[weight] = placed
         x = torch.empty(mbs, seq_len, model.hidden, dtype=dtype, requires_grad=True)
         saved = _kept(layer, layer, x)
     where = "CPU" if on_cpu else "GPU"

@@ -27,6 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from tracer import fake_mode
 
+from trimaran.cost.kernels import recomputed
 from trimaran.files.catalogue import load_model, load_stack
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.operator import Part, Phase
@@ -37,8 +38,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "traced_collectives.md"
 MODEL, MBS, SEQ_LEN, TP = "llama3.1-8b", 2, 8192, 8
 COUNTED = {"all_gather_into_tensor": "gathers", "reduce_scatter_tensor": "scatters"}
 # torchtitan's word for each, and what the cost model's collectives of that word are beyond forward and backward
-RECOMPUTES: dict[str, tuple[str, tuple[Phase, ...]]] = {
-    "none": ("", ()), "selective": ("op", ("recompute",)), "full": ("full", ("forward",)),
+RECOMPUTES: dict[str, tuple[str, Phase | None]] = {
+    "none": ("", None), "selective": ("op", "recompute"), "full": ("full", "forward"),
 }  # fmt: skip
 
 
@@ -90,15 +91,20 @@ def traced(layers: int, word: str) -> tuple[Counter[str], Counter[str]]:
     return forward.found, backward.found
 
 
-def counted(phases: tuple[Phase, ...]) -> Counter[str]:
-    """A layer's collectives of the phases by the cost model: a sum is a scatter and a gather."""
-    part = Part(load_model(MODEL), SEQ_LEN, load_stack("torchtitan"), False, float(TP), float(MBS), True, 2.0, 2.0)
+def counted(phase: Phase, *, again: bool = False) -> Counter[str]:
+    """A layer's collectives of a phase by the cost model: a sum is a scatter and a gather.
+
+    Run `again`, they end where the recompute stops: the scatters of what does not run are left out.
+    """
+    part = Part(load_model(MODEL), SEQ_LEN, load_stack("torchtitan-0.2"), False, float(TP), float(MBS), True, 2.0, 2.0)
     found: Counter[str] = Counter()
-    for operator in layer_operators(part, "dense"):
+    operators = layer_operators(part, "dense")
+    stop = recomputed(operators) if again else len(operators)
+    for index, operator in enumerate(operators):
         for collective in operator.collectives:
-            if collective.axis == "tp" and collective.phase in phases:
+            if collective.axis == "tp" and collective.phase == phase:
                 found["gathers"] += 1
-                found["scatters"] += collective.kind == "all_reduce"
+                found["scatters"] += collective.kind == "all_reduce" and index < stop
     return found
 
 
@@ -109,11 +115,13 @@ def main() -> None:
     for recompute, (word, again) in RECOMPUTES.items():
         one, two = traced(1, word), traced(2, word)
         forward, backward = (more - fewer for more, fewer in zip(two, one, strict=True))
-        model = counted(("forward",)), counted(("backward",)) + counted(again)
+        model = counted("forward"), counted("backward") + (counted(again, again=True) if again else Counter())
         for name in COUNTED.values():
             rows.append(
                 f"| {recompute} | {name} | {forward[name]} | {model[0][name]} | {backward[name]} | {model[1][name]} |"
             )
+            if (forward[name], backward[name]) != (model[0][name], model[1][name]):
+                raise SystemExit(f"the cost model counts other {name} under {recompute}: {rows[-1]}")
     title, _, rest = __doc__.partition("\n\n")
     RESULTS.write_text("\n".join([f"# {title}", "", rest.strip(), "", *rows, ""]), encoding="utf-8")
     print("\n".join(rows))

@@ -1,4 +1,4 @@
-"""In 16 bit on a CPU experts compute in whole blocks of rows, which changes no result and lets shapes come again."""
+"""In bf16 on a CPU experts compute in whole blocks of rows, which changes no result and lets shapes come again."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def test_filling_and_taking_are_inverse_and_each_is_the_others_gradient(counts: 
     filled = blocks.fill(rows, counts)
     assert len(filled) == sum(blocks.in_blocks(counts)) and len(filled) % blocks.ROWS == 0
     assert torch.equal(blocks.take(filled, counts), rows)
-    # what is between the rows is zero, and takes no gradient: <fill(x), dy> = <x, fill'(dy)>, and fill' is take
+    assert filled.any(1).sum() == sum(counts)  # all else is zero
     dy = torch.randn(filled.shape, generator=generator)
     filled.backward(dy)  # type: ignore[no-untyped-call]
-    assert torch.equal(rows.grad, blocks.take(dy, counts))
-    assert torch.equal((filled * dy).sum(), (blocks.fill(rows.grad, counts) * filled).sum())
+    assert rows.grad is not None and torch.equal(rows.grad, blocks.take(dy, counts))
+    whole = torch.randn(filled.shape, generator=generator, requires_grad=True)
+    blocks.take(whole, counts).backward(rows.detach())
+    assert whole.grad is not None and torch.equal(whole.grad, filled)
 
 
 def results(mesh: Mesh, counts: list[int]) -> list[Tensor]:
@@ -57,13 +59,13 @@ def test_blocks_change_no_result_and_products_have_few_shapes(monkeypatch: pytes
 
     generator = torch.Generator().manual_seed(4)
     for _ in range(8):
-        counts = torch.randint(0, 90, (MIXTURE.experts,), generator=generator).tolist()
+        counts = [0, 32, *torch.randint(1, 90, (MIXTURE.experts - 2,), generator=generator).tolist()]
         monkeypatch.setattr(experts, "product", seen)
         in_blocks = results(one_rank(), counts)
         assert lengths <= {32, 64, 96}
         monkeypatch.undo()
         monkeypatch.setattr(experts, "wants_blocks", lambda _: False)
         for one, other in zip(in_blocks, results(one_rank(), counts), strict=True):
-            torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7)
+            torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7 * float(other.abs().max()))
         monkeypatch.undo()
     assert lengths == {32, 64, 96}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TRAINER_STACKS = {
     "megatron-lm": "megatron-core",
     "megatron-deepspeed": "megatron-deepspeed",
-    "torchtitan": "torchtitan",
+    "torchtitan": "torchtitan-0.2",
     "deepspeed": "deepspeed",
     **dict.fromkeys(("trainjob", "jobset", "skypilot"), "trimaran"),
 }

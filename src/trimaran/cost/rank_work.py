@@ -51,12 +51,15 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     if is_last:
         ends.append(head_operator(part, padded_vocab_of(case.model, case.stack, grid.tp)))
     runs = [(count, operators, _again(case, layout, operators)) for count, operators in of_layers]
+    keeps_sums = bool(case.stack.selective_keeps) and layout.recompute == "selective"
     runs.append((1.0, tuple(ends), [0.0 for _ in ends]))
     operations = sum(count * _operations(operators, again) for count, operators, again in runs)
     # what goes to experts is stated of one copy of each token, and each of its experts is sent one
     copies = {"tp": 1.0, "ep": float(case.model.top_k), "etp": 1.0}
     sent = {
-        axis: micro_batches * each * sum(count * _sent(axis, operators, again) for count, operators, again in runs)
+        axis: micro_batches
+        * each
+        * sum(count * _sent(axis, operators, again, keeps_sums) for count, operators, again in runs)
         for axis, each in copies.items()
         if layout.size(axis) > 1
     }
@@ -88,14 +91,18 @@ def _operations(operators: Sequence[Operator], again: Sequence[float]) -> float:
     return backward + sum((1.0 + share) * each for each, share in zip(forward, again, strict=True))
 
 
-def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float]) -> float:
-    """Bytes that ranks along an axis sum or exchange, forward and backward, with what of a forward runs again."""
+def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float], keeps_sums: bool) -> float:
+    """Bytes that ranks along an axis sum or exchange, forward and backward, with what of a forward runs again.
+
+    Where a recompute `keeps_sums`, only what it gathers comes again.
+    """
     total = 0.0
     for operator, share in zip(operators, again, strict=True):
         for collective in operator.collectives:
             if collective.axis == axis:
                 size = _number(collective.size) * (0.5 if (collective.kind, axis) == ("all_gather", "tp") else 1.0)
-                total += size * (1.0 + share if collective.phase == "forward" else 1.0)
+                times = {"forward": 1.0 if keeps_sums else 1.0 + share, "backward": 1.0, "recompute": float(keeps_sums)}
+                total += size * times[collective.phase]
     return total
 
 

@@ -47,7 +47,10 @@ class Stack(Noun):
     name: str = ""
     software: str = Field(default="", description="the software and its version or year, as a plan names it")
     framework: Literal["megatron", "torch", "gpipe", "oneflow", "trimaran"] = "torch"
-    kernels_like: str = Field(default="", description="another stack whose measured kernels this one runs")
+    kernels_like: str = Field(
+        default="",
+        description="another stack whose measured kernels this one runs, but for attention where its kernel is another",
+    )
     op_us: float = Field(
         default=26.0, gt=0, description="GPU: host time of one operator by prior, measured by benchmarks/host_time.py"
     )

@@ -20,6 +20,7 @@ Bools = NDArray[np.bool_]
 # batched: one product a head; flash: scores are never written, and the masked half is skipped.
 Kernel = Literal["linear", "one_by_one", "batched", "flash"]
 CollectiveKind = Literal["all_reduce", "all_gather", "dispatch", "combine", "ring", "all_to_all"]
+# recompute: what a selective recompute that keeps results has its ranks do; a full one does the forward's again
 Phase = Literal["forward", "backward", "recompute"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 # A soft cap of what lies in memory divides, takes tanh and multiplies, in PyTorch's eager operators: passes over it

@@ -115,7 +115,9 @@ def layer_work(
         summed = shapes.summed_again(word, kind)
         shown_backward[members] += sums.seconds(summed, "forward")[members]
         if word == "selective":
-            shown_backward[members] += sums.seconds(operators, "recompute")[members]
+            idle_again = time.idle_forward * recompute / time.forward
+            gathers = np.maximum(sums.seconds(operators, "recompute") - idle_again, 0.0)
+            shown_backward[members] += gathers[members]
         if exchanges is not None:
             ep_backward = ep_backward + np.zeros(len(grid))
             ep_backward[members] += exchanges.seconds(summed, "forward")[members]

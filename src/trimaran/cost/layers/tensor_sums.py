@@ -45,9 +45,10 @@ class TensorSums:
         return reduce(np.add, map(self._seconds, collectives), np.zeros(len(self._inverse)))
 
     def seconds_of_last(self, operators: Iterable[Operator]) -> Floats:
-        """What the operators sum forward and nobody else reads: their sums, or under sequence parallelism the scatters.
+        """Seconds, one of each layout, that the last operators of a layer sum forward, of what their own layer leaves.
 
-        The gathers that follow those are what the next layer's first product reads.
+        Under sequence parallelism those are the scatters, half of the sums: what is gathered behind them is read by
+        the next layer. Nothing of it may be hidden by the stack.
         """
         return np.where(self._grid.sequence_parallel, 0.5, 1.0) * self.seconds(operators, "forward")
 

@@ -40,7 +40,7 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     stated.model_name = _MODELS.get((str(named[0]), str(named[1])))
     if any(named) and stated.model_name is None:
         stated.open.append(f"the shape of {' '.join(str(word) for word in named if word)}")
-    stated.stack_name = "torchtitan-compiled" if compiling.get("enable") is True else "torchtitan"
+    stated.stack_name = "torchtitan-0.2-compiled" if compiling.get("enable") is True else "torchtitan-0.2"
     degrees = {name: _count(parallelism, f"{name}_parallel_degree", 1) for name in ("tensor", "pipeline")}
     replicate = _count(parallelism, "data_parallel_replicate_degree", 1)
     shard = _count(parallelism, "data_parallel_shard_degree", -1, least=-1)
