@@ -67,9 +67,9 @@ def linear(
 def gathered_again(part: Part, size: Number) -> tuple[Collective, ...]:
     """Further gathers of a product's input, `size` bytes of all TP ranks.
 
-    One for its weight's gradient alone where the stack gathers for it, and one where a selective recompute keeps what products leave and not what
-    they read (torchtitan 0.2.2, models/llama3/infra/parallelize.py, lines 36 to 50: of collectives reduce-scatters
-    alone are kept).
+    One for its weight's gradient alone where the stack gathers for it, and one where a selective recompute keeps what
+    products leave and not what they read (torchtitan 0.2.2, models/llama3/infra/parallelize.py, lines 36 to 50: of
+    collectives reduce-scatters alone are kept).
     """
     gathered = np.where(part.sequence_parallel, size, 0.0)
     phases: tuple[Phase, ...] = ("backward",) if part.stack.gathers_again else ()
