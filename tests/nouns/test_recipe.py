@@ -61,3 +61,18 @@ def test_a_part_of_the_wrong_kind_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f"{line}\n{RECIPE}")
     with pytest.raises(TrimaranError, match=line.split(maxsplit=1)[0]):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("llama3-405b", "'llama3-405b' is a model and no recipe: .* --model llama3-405b"),
+        ("bloom-17", "recipe 'bloom-17' is not in the catalogue: did you mean 'bloom-176b'"),
+        ("nothing-like-it", "it has .*bloom-176b, .*laptop-moe"),
+        ("missing.toml", "recipe missing.toml cannot be read: No such file"),
+    ],
+)
+def test_a_name_that_is_no_recipe_is_told_what_it_may_be(name: str, says: str) -> None:
+    with pytest.raises(TrimaranError, match=says) as caught:
+        load_recipe(name)
+    assert "\n" not in str(caught.value)

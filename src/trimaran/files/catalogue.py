@@ -234,11 +234,14 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
     if name_or_path in catalogue_names(kind):
         table = read_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
         return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
-    close = difflib.get_close_matches(name_or_path, catalogue_names(kind), n=1, cutoff=0.5)
+    raise TrimaranError(unknown_name(kind, name_or_path))
+
+
+def unknown_name(kind: str, name: str) -> str:
+    """What is wrong with a name of that kind that the catalogue lacks, and what it may have been meant to be."""
+    close = difflib.get_close_matches(name, catalogue_names(kind), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}."
-    raise TrimaranError(
-        f"{singular} {name_or_path!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
-    )
+    return f"{kind.removesuffix('s')} {name!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
 
 
 def read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:

@@ -17,6 +17,7 @@ from trimaran.files.catalogue import (
     named_from,
     read_table,
     stack_from,
+    unknown_name,
     validate,
     whole_path,
 )
@@ -40,6 +41,12 @@ def load_recipe(path: str) -> Recipe:
     file). Every path counts from the recipe's folder. A cluster of the name `this-machine` is left to be probed.
     """
     file = Path(str(CATALOG / "recipes" / f"{path}.toml")) if is_packaged(path) else Path(path)
+    if not (is_packaged(path) or looks_like_path(path) or file.exists()):
+        if path in catalogue_names("models"):
+            raise TrimaranError(
+                f"{path!r} is a model and no recipe: a recipe names it in [model], and plan takes it as --model {path}"
+            )
+        raise TrimaranError(unknown_name("recipes", path))
     table, source = read_table(file, f"recipe {path}")
     folder = file.parent
     known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables", "manifest"}
