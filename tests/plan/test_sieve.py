@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import time
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +17,8 @@ from trimaran.layout.axes import PLACEMENTS
 from trimaran.layout.choices import CHOICE
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.planner import plan
 from trimaran.planner.search.sieve import cross, distinct, join
 
 WORKLOAD = workload_of("gpt2-124m", 48, ramp_up=(16, 16, 1000))
@@ -66,3 +73,29 @@ def test_distinct_names_one_member_of_each_combination() -> None:
     first, inverse = distinct([np.array([1, 1, 2, 1]), np.array([0, 5, 0, 0])])
     assert len(first) == 3
     assert inverse[0] == inverse[3]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "says"),
+    [
+        ({"zero_stage": 3}, "ZeRO stage 3 is not one of megatron-core's 0, 1"),
+        ({"ep": 7}, "experts 256 are not a multiple of EP 7"),
+        ({"precision": "fp8_rowwise"}, "precision fp8_rowwise is not one of megatron-core's"),
+        ({"tp": 3}, "heads 128 is not a multiple of TP 3"),
+        ({"dp_kind": "fully_sharded"}, "data-parallel kind fully_sharded with ZeRO stage 0"),
+    ],
+)
+def test_what_is_fixed_and_never_valid_is_refused_before_the_search(fixed: dict[str, Any], says: str) -> None:
+    """A search of all that is refused in the end goes through millions, and what did not fit meanwhile is no reason."""
+    workload = workload_of("deepseek-v3", 2048).model_copy(update={"seq_len": 4096})
+    begun = time.process_time()
+    with pytest.raises(TrimaranError, match=f"no layout is valid: {re.escape(says)}"):
+        plan(workload, load_cluster("dgx-h100"), load_stack("megatron-core"), fixed=fixed)
+    assert time.process_time() - begun < 10
+
+
+def test_what_is_fixed_and_valid_somewhere_is_searched() -> None:
+    workload = workload_of("llama3-8b", 256)
+    for fixed in ({"tp": 8, "pp": 4}, {"zero_stage": 1}, {"precision": ("fp8", "bf16")}, {"schedule": "interleaved"}):
+        found = plan(workload, load_cluster("dgx-h100"), load_stack("megatron-core"), devices=64, fixed=fixed, top=1)
+        assert found.best.layout

@@ -28,7 +28,7 @@ from trimaran.cli.app import app
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import RunFile
 from trimaran.recipe.train_settings import TrainSettings
-from trimaran.report.life.goodput import LEGEND
+from trimaran.report.life.goodput import LEGEND, measured
 from trimaran.report.life.life_page import life_page
 from trimaran.report.life.record import life_of
 from trimaran.study.training.events import EVENTS, Event, EventKind, EventLog, set_events_aside
@@ -112,6 +112,23 @@ def test_starts_that_were_killed_before_a_step_are_expected_to_take_what_they_to
 
 def test_nothing_is_expected_where_no_first_start_is_known(crashed: Callable[..., dict[str, float]]) -> None:
     assert crashed(first=False) == {}
+
+
+def test_steps_that_no_checkpoint_kept_are_lost_and_no_work() -> None:
+    """Until ranks go on they stand in the log: a training whose one checkpoint found no room has kept nothing."""
+
+    def event(second: int, kind: EventKind, **fields: object) -> Event:
+        at = f"2026-03-02T12:00:{second:02}+00:00"
+        return Event.model_validate({"at": at, "event": kind, "step": 10, "saved_step": 0, "layout": "dp2", **fields})
+
+    begun = [event(0, EventKind.BEGAN), event(5, EventKind.FIRST_STEP, seconds=5.0)]
+    ended = event(20, EventKind.FAIL, lost_steps=10, lost_s=13.0)
+    stopped = measured([*begun, ended, event(21, EventKind.STOPPED)], [1.3] * 10, "")
+    assert (stopped.work, stopped.lost, stopped.total_s) == (pytest.approx(0.0), 13.0, pytest.approx(21.0))
+    # made again, they are work too
+    again = [*begun, ended, event(30, EventKind.WENT_ON, seconds=8.0), event(45, EventKind.FINISHED)]
+    gone_on = measured(again, [1.3] * 10, "")
+    assert (gone_on.work, gone_on.lost, gone_on.total_s) == (pytest.approx(13.0), 13.0, pytest.approx(45.0))
 
 
 def test_the_page_of_a_training_is_read_whole(watched: Watched, tmp_path: Path, picture: Callable[[str], Path]) -> None:

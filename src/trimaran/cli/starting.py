@@ -31,8 +31,8 @@ def require_recipe_as_it_stands(recipe: Path | None, **over: object) -> None:
             )
     if load_recipe(str(recipe)).cluster is None:
         raise TrimaranError(
-            f"recipe {recipe}: cluster is missing, and a manifest asks for nodes and devices: name one, as "
-            f'cluster = "dgx-h100"'
+            f"recipe {recipe}: cluster is missing or this-machine, and a manifest asks for nodes and devices: name "
+            f'one, as cluster = "dgx-h100"'
         )
 
 

@@ -54,7 +54,9 @@ def load_recipe(path: str) -> Recipe:
         raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
     for section in ("model", "workload"):
         if not isinstance(table.get(section), dict):
-            raise TrimaranError(f"{source}: section [{section}] is missing: add it")
+            stated = f"is {table[section]!r} and no section: write it" if section in table else "is missing: add it"
+            example = ', as [model] and under it name = "llama3-8b"' if section == "model" else ""
+            raise TrimaranError(f"{source}: section [{section}] {stated}{example}")
     workload = {**table["workload"], "model": _model_of(table["model"], source, folder)}
     for section in ("data", "sweep", "train", "manifest"):
         if not isinstance(table.get(section, {}), dict):

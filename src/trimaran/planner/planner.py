@@ -85,6 +85,7 @@ def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
     """The plan where all nodes are alike, and all links between them."""
     notes: list[str] = []
     cluster = case.cluster
+    search_of(case, settings, 1).proposer.check_fixed()
     settings, chosen = with_sensible_size(case, settings)
     notes += [note for note in (chosen, case.left_out) if note]
     cap = settings.devices or cluster.devices
@@ -131,6 +132,7 @@ def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:
     Raises TrimaranError where that is nothing.
     """
     settings.objective.check(case.workload, case.cluster)
+    search_of(case, settings, 1).proposer.check_fixed()
     search = search_of(case, settings, max(settings.top, SIMULATED))
     ranking = search.search()
     if not len(ranking.value) and ranking.over_limit and not ranking.unmet:

@@ -48,10 +48,13 @@ def tune(
     write_atomically(workspace.table, render(rows, FIELDS, "markdown") + "\n")
     tell(render(rows, FIELDS, form.value))
     best, verdict = tuned.winning_row, tuned.verdict
-    certainty = "certain" if verdict.certain else f"not certain: another may win with {verdict.rival_chance:.0%} chance"
+    within = f"{stated.sweep.margin:.0%}"
+    certainty = f"certain to {within}"
+    if not verdict.certain:
+        certainty = f"not certain: with {verdict.rival_chance:.0%} chance another is faster by more than {within}"
     say(
         f"winner: {tuned.winner}, {best.sec_per_it:.3f} s/it (predicted {best.predicted_sec_per_it:.3f}), "
-        f"{len(rows)} layouts measured; {certainty} to {stated.sweep.margin:.0%}"
+        f"{len(rows)} layouts measured; {certainty}"
     )
     if beside := disturbed(tuned.rows):
         say(beside)

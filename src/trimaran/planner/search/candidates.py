@@ -7,6 +7,7 @@ are the same run under two names only one is proposed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
@@ -14,9 +15,11 @@ import numpy as np
 
 from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
 from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
-from trimaran.layout.choices import CHOICE, ON_REQUEST, index_of, usual_chunks
+from trimaran.layout.choices import APART, CHOICE, ON_REQUEST, index_of, usual_chunks
+from trimaran.layout.rules import RULES
 from trimaran.layout.stages import even_split, stack_split, weighted_split
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
@@ -27,6 +30,8 @@ from trimaran.planner.search.space import Space
 
 # Degrees of data parallelism up to here are all asked about, above only likely ones.
 ALL_PROPOSED = 4096
+# Combinations that one rule is asked about before a search, where it refuses them all: at most a second.
+MOST_ASKED = 65536
 _NONE, _INTERLEAVED = index_of("schedule", "none"), index_of("schedule", "interleaved")
 # How many chunks a rank may have under each schedule but the interleaved one.
 _CHUNKS = {index: (usual_chunks(word),) for index, word in enumerate(CHOICE["schedule"].words)}
@@ -54,6 +59,23 @@ class Proposer:
         self.workload: Workload = sieve.workload
         self.cluster: Cluster = sieve.cluster
         self.stack: Stack = sieve.stack
+
+    def check_fixed(self) -> None:
+        """Raises TrimaranError where a rule refuses what is fixed, whatever is chosen beside it.
+
+        So that no search has to find it out. Rules on products of degrees are left to the search, as are those that
+        read more than MOST_ASKED combinations.
+        """
+        space, sieve = self.space, Sieve(self.workload, self.cluster, self.stack)
+        for rule in RULES:
+            reads = [term for term in rule.reads if term not in APART]
+            if space.fixed.isdisjoint(reads) or not all(space.values.get(term) for term in reads):
+                continue
+            # of several fields, what no rule refuses of each alone
+            alone = [self._proposed(term) for term in reads]
+            parts = [sieve.keep(part) for part in alone] if len(alone) > 1 else alone
+            if 0 < math.prod(map(count, parts)) <= MOST_ASKED and (sentence := sieve.refusal(rule, cross(*parts))):
+                raise TrimaranError(f"no layout is valid: {sentence}")
 
     def parts(self) -> Parts:
         """The axes, each passed through the rules that read it alone."""

@@ -55,6 +55,17 @@ class Sieve:
                 valid = passes
         return take(columns, valid)
 
+    def refusal(self, rule: Rule, columns: Columns) -> str | None:
+        """What a rule says of one of the candidates, where it refuses them all.
+
+        A few from all over are asked about first, since one that passes is enough.
+        """
+        for step in (max(1, count(columns) // 64), 1):
+            some = take(columns, slice(None, None, step))
+            if self._passes(rule, some, np.ones(count(some), dtype=np.bool_)).any():
+                return None
+        return self.sentence(rule, {name: int(values[0]) for name, values in columns.items()})
+
     def refused(self) -> dict[str, list[dict[str, int]]]:
         """For each rule that refused something, one candidate's fields per refused combination."""
         examples = {name: [fields for fields in asked.values() if fields] for name, asked in self._asked.items()}

@@ -58,10 +58,11 @@ def sessions(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def measured(events: Sequence[Event], step_s: Sequence[float], last_sign: str) -> Parts:
-    """Where the time went, from the rows of events.csv and the seconds of the steps that were kept.
+    """Where the time went, from the rows of events.csv and the seconds of the steps that stand in the log.
 
-    The time between a session and the next counts for nothing. `last_sign` is when the log was last written to, the end
-    of a training that still runs.
+    Those that the last fault undid stand there until ranks make them again, and are lost, not work. The time between a
+    session and the next counts for nothing. `last_sign` is when the log was last written to, the end of a training
+    that still runs.
     """
     total_s = 0.0
     every = sessions(events)
@@ -69,7 +70,7 @@ def measured(events: Sequence[Event], step_s: Sequence[float], last_sign: str) -
         first, last = session[0].at, session[-1].at
         runs = number + 1 == len(every) and session[-1].event not in (EventKind.FINISHED, EventKind.STOPPED)
         total_s += seconds_between(first, max(last, last_sign) if runs else last)
-    work_s = sum(step_s)
+    work_s = max(0.0, sum(step_s) - _undone_s(events))
     went_on = [event for event in events if event.event == EventKind.WENT_ON]
     waited_s = sum(event.waited_s or 0.0 for event in went_on)
     # the first step after a fault is seen when it is made, and counts as work or as lost
@@ -117,6 +118,12 @@ def predicted(events: Sequence[Event], found: Parts, step_s: Sequence[float], sn
         waiting=in_queue_s * (lost + grown) + _waits_s(struck),
         other=(start_s + in_queue_s) * sum(any(map(_made_steps, session)) for session in sessions(events)),
     )
+
+
+def _undone_s(events: Sequence[Event]) -> float:
+    """Seconds of the steps that were lost since ranks last began to make steps."""
+    last = max((index for index, event in enumerate(events) if _made_steps(event)), default=len(events))
+    return sum(event.lost_s or 0.0 for event in events[last + 1 :] if event.event != EventKind.BAD_LOSS)
 
 
 def _made_steps(event: Event) -> bool:

@@ -107,6 +107,11 @@ def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
     return tokenizer
 
 
+def _unwritten(what: str, error: OSError) -> str:
+    """Why it cannot be written: NumPy has no words of the system for a full disk, but says how much it wrote."""
+    return f"{what} cannot be written: {error.strerror or error}; free space or choose another path"
+
+
 def prepare(job: DataJob) -> Path:
     """The folder of token files for `job`, which is written unless it is there."""
     folder = Path(job.cache_dir) / fingerprint(job)
@@ -124,7 +129,7 @@ def prepare(job: DataJob) -> Path:
             # another process has written the same files first
             read_index(folder)
     except OSError as error:
-        raise TrimaranError(f"cache_dir {job.cache_dir} cannot be written: {error.strerror}") from None
+        raise TrimaranError(_unwritten(f"cache_dir {job.cache_dir}", error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -246,7 +251,7 @@ def tokenise(job: DataJob) -> None:
         try:
             write_megatron(Tokens(folder), Path(job.megatron))
         except OSError as error:
-            raise TrimaranError(f"{job.megatron}.bin cannot be written: {error.strerror}") from None
+            raise TrimaranError(_unwritten(f"{job.megatron}.bin", error)) from None
     print(folder)
 
 
