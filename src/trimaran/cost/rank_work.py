@@ -15,7 +15,7 @@ from trimaran.cost.effects.copies import between_copies
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import StageShape, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
-from trimaran.cost.states import OPTIMIZER, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
+from trimaran.cost.states import OPTIMIZER, element_bytes, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import LayerKind
 from trimaran.nouns.stack import FOLDED
@@ -139,8 +139,10 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float
         (times * gradients + weights) / 2,
         times * (gradients / 2 + weights),
     )
+    if layout.dp_kind == "parameter_server":
+        return (gradients + held * _number(element_bytes(grid))) / 2
     # where a part of the replicas share out their states, each shard's copies sum its gradients besides, once a step
-    copies = layout.size("replicate") > 1 and zero > 0 and layout.dp_kind != "parameter_server"
+    copies = layout.size("replicate") > 1 and zero > 0
     return agreed[zero] + (of_copies / (layout.cp * layout.size("shard")) if copies else 0.0)
 
 

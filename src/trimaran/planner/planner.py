@@ -211,8 +211,9 @@ def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
         if not members:
             continue
         nearest = min(members, key=lambda fields: _distance(fields, best))
-        fields = tuple(name for term in rule.reads if term not in APART for name in term.split("*"))
+        reads = (name for term in rule.reads if term not in APART for name in term.split("*"))
         sentence = sieve.sentence(rule, nearest) or ""
+        fields = tuple(dict.fromkeys(reads))
         refusals.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
     return tuple(refusals)
 

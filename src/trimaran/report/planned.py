@@ -87,6 +87,15 @@ def explanation(plan: Plan) -> str:
         f"{best.sec_per_it_high:.3g}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
         f"bottleneck: {best.bottleneck}",
     ]
+    like = [
+        entry for entry in plan.entries[1:] if (entry.devices, entry.global_batch) == (best.devices, best.global_batch)
+    ]
+    faster = min(like, key=lambda entry: entry.sec_per_it, default=best)
+    if faster.sec_per_it < best.sec_per_it:
+        lines.append(
+            f"number {faster.rank} is predicted {1 - faster.sec_per_it / best.sec_per_it:.1%} faster, less than a run "
+            f"that is repeated differs by: of such the layout with the plainest means is named first"
+        )
     lines.append(counted((entry.layout.precision, entry.tflops, entry.mfu) for entry in plan.entries))
     if plan.cannot_tell_apart > 1:
         names = "; ".join(map(str, plan.measure))

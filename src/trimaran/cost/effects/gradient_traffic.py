@@ -10,7 +10,7 @@ from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
 from trimaran.cost.network import Group, crowded, expert_group, group
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, gathered_bytes, sent_gradient_bytes
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, element_bytes, gathered_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
 
@@ -50,7 +50,8 @@ def exposed_time(iteration: IterationCost) -> Floats:
     traffic = np.where(zero == 2, m * scatter + gather + copied, traffic)
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
-        traffic = np.where(served, network.serve(gradient, replicas), traffic)
+        back = element_bytes(grid) * shared  # weights, which are narrower than the gradients in 16 bit
+        traffic = np.where(served, network.serve((gradient + back) / 2.0, replicas), traffic)
     overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
     backward = work.of_layers("backward")
     hidden = _hidden(traffic * overlap, backward, grid)

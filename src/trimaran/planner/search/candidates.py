@@ -71,9 +71,9 @@ class Proposer:
             reads = [term for term in rule.reads if term not in APART]
             if space.fixed.isdisjoint(reads) or not all(space.values.get(term) for term in reads):
                 continue
-            # of several fields, what no rule refuses of each alone
-            alone = [self._proposed(term) for term in reads]
-            parts = [sieve.keep(part) for part in alone] if len(alone) > 1 else alone
+            # of the other fields, what no rule refuses of each alone
+            alone = {term: self._proposed(term) for term in reads}
+            parts = [part if term in space.fixed else sieve.keep(part) for term, part in alone.items()]
             if 0 < math.prod(map(count, parts)) <= MOST_ASKED and (sentence := sieve.refusal(rule, cross(*parts))):
                 raise TrimaranError(f"no layout is valid: {sentence}")
 
