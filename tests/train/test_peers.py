@@ -13,7 +13,10 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"layers": 2, "hidden": 32, "heads": 2, "vocab": 300, "max_positions": 32}
+SMALL = {
+    "layers": 2, "hidden": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "ffn_hidden": 128, "vocab": 300,
+    "max_positions": 32,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
