@@ -15,6 +15,7 @@ from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.planner.why import complete, explain
+from trimaran.report.planned import explanation
 
 WORKLOAD = workload_of("bloom-prequel-181b", 2048)
 CLUSTER = load_cluster("jean-zay-a100-80gb")
@@ -29,6 +30,21 @@ def test_the_best_explains_itself_as_rank_1() -> None:
     assert told.estimate is not None
     assert told.estimate.sec_per_it == pytest.approx(best.sec_per_it, rel=1e-7)
     assert told.estimate.memory == best.estimate.memory
+
+
+@pytest.mark.parametrize(("second", "says"), [(0.995, True), (0.97, False), (1.0, False), (1.01, False)])
+def test_a_plan_says_where_its_first_is_not_the_fastest_of_its_equals(second: float, says: bool) -> None:
+    """The second takes so many times as long as the first: by more than a run differs it is faster for other reasons."""
+    found = plan_with(Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS.model_copy(update={"top": 2}))
+    first, other = found.entries
+    estimate = other.estimate.model_copy(update={"sec_per_it": second * first.sec_per_it})
+    beside = other.model_copy(
+        update={"estimate": estimate, "global_batch": first.global_batch, "devices": first.devices}
+    )
+    changed = found.model_copy(update={"entries": (first, beside)})
+    assert ("number 2 is predicted 0.5% faster" in explanation(changed)) == says
+    apart = beside.model_copy(update={"devices": 2 * first.devices})
+    assert "number 2" not in explanation(found.model_copy(update={"entries": (first, apart)}))
 
 
 def test_what_is_left_open_is_chosen_as_the_search_would() -> None:

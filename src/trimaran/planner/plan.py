@@ -10,7 +10,7 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.frames import FrameLibrary, frame_of, html_table
 from trimaran.nouns.noun import Noun
 from trimaran.planner.explain.advice import Advice
-from trimaran.planner.search.objective import Objective
+from trimaran.planner.search.objective import EQUAL, Objective
 
 
 class Entry(Noun):
@@ -126,6 +126,16 @@ class Plan(Noun):
     def best(self) -> Entry:
         """The first entry; a plan always has one, since a search without any raises."""
         return self.entries[0]
+
+    @property
+    def fastest_equal(self) -> Entry:
+        """The fastest of the entries that are as good as the first: on as many devices, of the same global batch.
+
+        Another than the first where that is the plainest of them.
+        """
+        best = self.best
+        like = (e for e in self.entries if (e.devices, e.global_batch) == (best.devices, best.global_batch))
+        return min((e for e in like if best.sec_per_it <= e.sec_per_it * EQUAL), key=lambda entry: entry.sec_per_it)
 
     def __repr__(self) -> str:
         best = f"{self.best.layout} at {self.best.sec_per_it:.4g} s/it"

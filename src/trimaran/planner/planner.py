@@ -132,7 +132,6 @@ def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:
     Raises TrimaranError where that is nothing.
     """
     settings.objective.check(case.workload, case.cluster)
-    search_of(case, settings, 1).proposer.check_fixed()
     search = search_of(case, settings, max(settings.top, SIMULATED))
     ranking = search.search()
     if not len(ranking.value) and ranking.over_limit and not ranking.unmet:
@@ -211,9 +210,8 @@ def _refusals(sieve: Sieve, best: Layout) -> tuple[Refusal, ...]:
         if not members:
             continue
         nearest = min(members, key=lambda fields: _distance(fields, best))
-        reads = (name for term in rule.reads if term not in APART for name in term.split("*"))
+        fields = tuple(dict.fromkeys(name for term in rule.reads if term not in APART for name in term.split("*")))
         sentence = sieve.sentence(rule, nearest) or ""
-        fields = tuple(dict.fromkeys(reads))
         refusals.append(Refusal(rule=rule.name, fields=fields, combinations=len(members), example=sentence))
     return tuple(refusals)
 

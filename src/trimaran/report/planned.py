@@ -87,11 +87,8 @@ def explanation(plan: Plan) -> str:
         f"{best.sec_per_it_high:.3g}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
         f"bottleneck: {best.bottleneck}",
     ]
-    like = [
-        entry for entry in plan.entries[1:] if (entry.devices, entry.global_batch) == (best.devices, best.global_batch)
-    ]
-    faster = min(like, key=lambda entry: entry.sec_per_it, default=best)
-    if faster.sec_per_it < best.sec_per_it:
+    faster = plan.fastest_equal
+    if faster is not best:
         lines.append(
             f"number {faster.rank} is predicted {1 - faster.sec_per_it / best.sec_per_it:.1%} faster, less than a run "
             f"that is repeated differs by: of such the layout with the plainest means is named first"

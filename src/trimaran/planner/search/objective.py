@@ -13,6 +13,9 @@ from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import Workload
 
 Goal = Literal["time", "cost", "devices"]
+# Layouts within this factor of the fastest are as good: predictions err by ten times as much, and a run that is
+# repeated on the same machine differs by about so much. Of them the plainest is the first.
+EQUAL = 1.01
 
 
 class Objective(Noun):

@@ -19,7 +19,7 @@ from trimaran.layout.axes import PLACEMENTS, devices_of
 from trimaran.layout.choices import CHOICES, ON_REQUEST, index_of
 from trimaran.nouns.stack import Schedule
 from trimaran.planner.search.candidates import Parts, Proposer
-from trimaran.planner.search.objective import Objective
+from trimaran.planner.search.objective import EQUAL, Objective
 from trimaran.planner.search.sieve import Columns, count, take
 
 # (TP, PP, DP, MBS) rows that are expanded at once: few at first, which give a threshold to the others.
@@ -35,9 +35,6 @@ CHOICE_SLACK = 0.98
 # A simulation may rank before a layout another that the closed form puts behind it by less than this factor: on the
 # best thousands of benchmarks/planner.py the closed form is at most 6% below the simulation and 3% above it.
 BEHIND = 1.1
-# Layouts within this factor of the fastest are as good: predictions err by ten times as much, and a run that is
-# repeated on the same machine differs by about so much. Of them the plainest is the first.
-EQUAL = 1.01
 # What replicas wait for each other, as a share of an iteration, from which on sharing out states among parts of them is
 # tried: it can gain no more than that.
 LEAST_GAIN = 0.005
