@@ -34,7 +34,7 @@ def test_the_best_explains_itself_as_rank_1() -> None:
 
 @pytest.mark.parametrize(("second", "says"), [(0.995, True), (0.97, False), (1.0, False), (1.01, False)])
 def test_a_plan_says_where_its_first_is_not_the_fastest_of_its_equals(second: float, says: bool) -> None:
-    """The second takes so many times as long as the first: by more than a run differs it is faster for other reasons."""
+    """The second takes so many times as long: by more than a run differs it is faster for other reasons."""
     found = plan_with(Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS.model_copy(update={"top": 2}))
     first, other = found.entries
     estimate = other.estimate.model_copy(update={"sec_per_it": second * first.sec_per_it})
