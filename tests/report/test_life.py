@@ -28,7 +28,7 @@ from trimaran.cli.app import app
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import RunFile
 from trimaran.recipe.train_settings import TrainSettings
-from trimaran.report.life.goodput import LEGEND, measured
+from trimaran.report.life.goodput import LEGEND, measured, predicted
 from trimaran.report.life.life_page import life_page
 from trimaran.report.life.record import life_of
 from trimaran.study.training.events import EVENTS, Event, EventKind, EventLog, set_events_aside
@@ -125,6 +125,7 @@ def test_steps_that_no_checkpoint_kept_are_lost_and_no_work() -> None:
     ended = event(20, EventKind.FAIL, lost_steps=10, lost_s=13.0)
     stopped = measured([*begun, ended, event(21, EventKind.STOPPED)], [1.3] * 10, "")
     assert (stopped.work, stopped.lost, stopped.total_s) == (pytest.approx(0.0), 13.0, pytest.approx(21.0))
+    assert predicted(begun, stopped.model_copy(update={"work": 4e-4}), [1.3] * 10, 0.0) is None
     # made again, they are work too
     again = [*begun, ended, event(30, EventKind.WENT_ON, seconds=8.0), event(45, EventKind.FINISHED)]
     gone_on = measured(again, [1.3] * 10, "")

@@ -97,7 +97,8 @@ def predicted(events: Sequence[Event], found: Parts, step_s: Sequence[float], sn
     None where no first step is known, or no step was kept.
     """
     first = [event for event in events if event.event == EventKind.FIRST_STEP]
-    if not found.work or not first:
+    # what was lost is known to the millisecond
+    if not first or not step_s or found.work < 0.5 * fmean(step_s):
         return None
     in_queue_s = fmean(event.waited_s or 0.0 for event in first)
     start_s = max(0.0, fmean(event.seconds or 0.0 for event in first) - in_queue_s - fmean(step_s))
