@@ -87,12 +87,6 @@ def explanation(plan: Plan) -> str:
         f"{best.sec_per_it_high:.3g}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
         f"bottleneck: {best.bottleneck}",
     ]
-    faster = plan.fastest_equal
-    if faster is not best:
-        lines.append(
-            f"number {faster.rank} is predicted {1 - faster.sec_per_it / best.sec_per_it:.1%} faster, less than a run "
-            f"that is repeated differs by: of such the layout with the plainest means is named first"
-        )
     lines.append(counted((entry.layout.precision, entry.tflops, entry.mfu) for entry in plan.entries))
     if plan.cannot_tell_apart > 1:
         names = "; ".join(map(str, plan.measure))

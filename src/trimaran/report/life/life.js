@@ -76,7 +76,7 @@ chart("progress", "What interrupted it, and what is saved?", () => {
   return {
     traces, layout: { xaxis: axis(`${UNIT} since it began`), yaxis: axis("newest step", { rangemode: "tozero" }) },
     said: `${faults.length || "No"} fault${faults.length === 1 ? "" : "s"} and ${saved.length} checkpoint${saved.length === 1 ? "" : "s"}` +
-      `${refused.length ? `, ${refused.length} could not be written` : ""}; ${lost || "no"} steps were made again.`,
+      `${refused.length ? `, ${refused.length} could not be written` : ""}; ${lost || "no"} steps were lost.`,
   };
 });
 

@@ -63,6 +63,7 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
         sentences=(
             f"Bottleneck of the best: {entries[0]['bottleneck']}.",
             f"{counted((entry['precision'], entry['tflops'], entry['mfu']) for entry in entries)}.",
+            *(f"Note: {note}." for note in plan["notes"]),
         ),
         cases=cases,
         mem_limit_gib=limit_gib(plan["cluster"]),
