@@ -77,8 +77,8 @@ def _first_of_equals(found: Plan) -> list[str]:
     if faster is best:
         return []
     return [
-        f"number {faster.rank} is predicted {1 - faster.sec_per_it / best.sec_per_it:.1%} faster, less than a run that "
-        f"is repeated differs by: of such the layout with the plainest means is named first"
+        f"{faster.layout} is predicted {1 - faster.sec_per_it / best.sec_per_it:.1%} faster than the best, less than a "
+        f"run that is repeated differs by: of such the layout with the plainest means is named the best"
     ]
 
 
