@@ -18,8 +18,7 @@ from torch import Tensor
 
 from operators import milliseconds
 from trimaran.train.model.mixture.experts import grouped, grouped_weight_gradient, spans
-from trimaran.train.model.product import linear, product
-from trimaran.train.model.tensor_parallel import add_product
+from trimaran.train.model.product import add_product, linear, product
 
 RESULTS = Path(__file__).parent / "results" / "grouped_products.md"
 HIDDEN, WIDTH, ROWS = 384, 768, 4096

@@ -28,8 +28,7 @@ from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.model.block_attention import Scores, causal_attention, is_faster_in_blocks
 from trimaran.train.model.gpt import Layer
 from trimaran.train.model.positions import Positions
-from trimaran.train.model.product import linear, product
-from trimaran.train.model.tensor_parallel import add_product
+from trimaran.train.model.product import add_product, linear, product
 from trimaran.train.model.weight import Weight
 from trimaran.train.programs.tracing import Trace
 

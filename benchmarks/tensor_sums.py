@@ -40,8 +40,8 @@ from trimaran.train.comm.group import Group, GroupFactory
 from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import Trainer
 from trimaran.train.model.autograd import apply
-from trimaran.train.model.product import linear, product
-from trimaran.train.model.tensor_parallel import ColumnLinear, RowLinear, add_product
+from trimaran.train.model.product import add_product, linear, product
+from trimaran.train.model.tensor_parallel import ColumnLinear, RowLinear
 from trimaran.train.model.weight import Weight
 from trimaran.train.programs.tokenise import prepare
 from trimaran.train.run.first_weights import first_weights

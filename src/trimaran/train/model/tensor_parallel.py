@@ -12,17 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
-from trimaran.train.model.product import goes_through_fp32, linear, product
+from trimaran.train.model.product import add_product, linear, product
 from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
-
-# oneDNN's bf16 product of two transposed-in operands on AMX falls from 1000 to 550 GFLOP/s a core when it
-# sums over more tokens than these. Without AMX the whole sum is up to 10% faster.
-BF16_TOKENS = 512
-HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 
 class _SumBackward(torch.autograd.Function):
@@ -152,19 +146,6 @@ class _Linear(torch.autograd.Function):
             else narrow_product(narrow_dy, matrix).reshape(*dy.shape[:-1], width)
         )
         return dx if group is None else summed_slice(dx, group), None, None, None
-
-
-def add_product(main_grad: Tensor, dy: Tensor, x: Tensor) -> None:
-    """main_grad += dy^T x, with dy (tokens, out) and x (tokens, in)."""
-    if goes_through_fp32(x):
-        main_grad.addmm_(dy.t().float(), x.float())
-        return
-    if main_grad.dtype != x.dtype:
-        main_grad.add_(dy.t() @ x)
-        return
-    step = BF16_TOKENS if HAS_AMX and x.dtype == torch.bfloat16 and not on_gpu(x.device) else len(x)
-    for begin in range(0, len(x), step):
-        main_grad.addmm_(dy[begin : begin + step].t(), x[begin : begin + step])
 
 
 def sum_backward(x: Tensor, group: Group) -> Tensor:

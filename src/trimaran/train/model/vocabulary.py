@@ -15,8 +15,8 @@ from trimaran.train.comm.group import Group
 from trimaran.train.comm.sequence_share import SequenceShare
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.positions import positions_in_documents
-from trimaran.train.model.product import linear, product
-from trimaran.train.model.tensor_parallel import add_product, sequence_slice, sum_backward, sum_forward
+from trimaran.train.model.product import add_product, linear, product
+from trimaran.train.model.tensor_parallel import sequence_slice, sum_backward, sum_forward
 from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
 
 # Tokens whose logits exist at a time: enough for the products to run at full rate, few enough that logits do not

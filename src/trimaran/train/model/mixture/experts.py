@@ -16,9 +16,8 @@ from trimaran.train.model.autograd import apply
 from trimaran.train.model.mixture.blocks import fill, in_blocks, take, wants_blocks
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
 from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
-from trimaran.train.model.product import product
+from trimaran.train.model.product import add_product, product
 from trimaran.train.model.recompute import made_again_and_used, made_and_used
-from trimaran.train.model.tensor_parallel import add_product
 from trimaran.train.model.weight import INIT_STD, DeclaredModule, Weight, WeightSpec, residual_std
 from trimaran.train.model.wide_sums import sums_of_rows
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from trimaran.nouns.model import Model
 from trimaran.train.comm.group import Group
 from trimaran.train.model.autograd import apply
-from trimaran.train.model.product import linear, product
-from trimaran.train.model.tensor_parallel import add_product
+from trimaran.train.model.product import add_product, linear, product
 from trimaran.train.model.weight import DeclaredModule, Weight, WeightSpec
 
 # Keeps a token's weights finite where all scores of its experts are 0, as DeepSeek-V3's published code has it.

@@ -1,0 +1,42 @@
+"""Products on a CPU: which library makes them, and that all give the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trimaran.train.model import product as room
+from trimaran.train.model.product import add_product, amd_family, linear, product
+
+INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n"
+AMD = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: {}\nmodel\t\t: 2\n"
+
+
+@pytest.mark.parametrize(("text", "family"), [(INTEL, 0), (AMD.format(25), 25), (AMD.format(26), 26), ("", 0)])
+def test_a_processors_family_is_read_where_it_is_amds(tmp_path: Path, text: str, family: int) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert amd_family(tmp_path / "cpuinfo") == family
+    assert amd_family(tmp_path / "nowhere") == 0
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("tokens", [1, 511, 512, 1300])
+def test_products_by_onednn_are_those_by_pytorch(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x, dy, matrix, total = (
+        torch.randn(size, generator=generator) for size in ((tokens, 24), (tokens, 40), (40, 24), (40, 24))
+    )
+    bias = torch.randn(40, generator=generator)
+    results = []
+    for by_onednn in (False, True):
+        monkeypatch.setattr(room, "PREFERS_ONEDNN", by_onednn)
+        monkeypatch.setattr(room, "GRADIENTS_BY_ONEDNN", by_onednn)
+        gradient = total.clone()
+        add_product(gradient, dy, x)
+        results.append((linear(x, matrix, bias), product(dy, matrix), gradient))
+    for plain, quick in zip(*results, strict=True):
+        torch.testing.assert_close(quick, plain, rtol=1e-5, atol=1e-4)
+    wide = total.double() + dy.double().t() @ x.double()
+    torch.testing.assert_close(results[1][2].double(), wide, rtol=1e-5, atol=1e-4)
