@@ -28,7 +28,7 @@ from trimaran.probe.__main__ import main as probe_main
 from trimaran.probe.parts import LAYERS, PartMaker, part_times
 from trimaran.probe.probe_settings import PartCase, ProbedProduct, ProbeSettings, model_parts, probe_settings
 from trimaran.probe.probed_cluster import measure
-from trimaran.probe.timing import undisturbed_seconds
+from trimaran.probe.timing import timed
 
 MODEL = Model(name="tiny", layers=3, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
 WORKLOAD = Workload(model=MODEL, seq_len=64, global_batch=8)
@@ -189,8 +189,8 @@ def test_a_probe_stops_at_its_limit_and_keeps_what_it_has() -> None:
         return lambda: sum(range(1000))
 
     cpu = torch.device("cpu")
-    assert list(undisturbed_seconds(range(5), prepare, 3, cpu, limit_s=0.0)) == [0]
-    assert list(undisturbed_seconds(range(5), prepare, 3, cpu)) == [0, 1, 2, 3, 4]
+    assert list(timed(range(5), prepare, 3, cpu, limit_s=0.0)) == [0]
+    assert list(timed(range(5), prepare, 3, cpu)) == [0, 1, 2, 3, 4]
     few = part_times(MODEL, settings(precisions=("fp32",), limit_s=1e-9), cpu)
     assert few == (), "a forward alone says nothing of a backward"
 

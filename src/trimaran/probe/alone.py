@@ -13,9 +13,10 @@ from torch.nn import functional
 from trimaran.nouns.hardware.measured import AttentionTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct
-from trimaran.probe.timing import undisturbed_seconds
+from trimaran.probe.timing import timed
 from trimaran.train.comm.device_kind import lacks_eight_bit
 from trimaran.train.model.narrow import Cast, cast, narrow_matrix_product
+from trimaran.train.model.product import add_product, linear, product
 
 DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
 _CHAIN = 32
@@ -37,20 +38,40 @@ class Operands:
         return pool[offset:end].view(rows, columns)
 
     def product(self, case: ProbedProduct, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """One matrix product with its operands laid out as training has them.
+        """One matrix product with its operands laid out as training has them, made as Trimaran's trainer makes it."""
+        left, right = self._operands(case, dtype)
+        if case.orientation == "forward":
+            return lambda: linear(left, right)
+        if case.orientation == "input_gradient":
+            return lambda: product(left, right)
+        total = torch.zeros(case.m, case.n, dtype=dtype, device=self._device)
+
+        def add() -> Tensor:
+            add_product(total, left, right)
+            return total
+
+        return add
+
+    def plain_product(self, case: ProbedProduct, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """The same product as PyTorch makes it.
 
         The result goes where the one before it went: whether a fresh one costs page faults
         hangs on what the process did before, and is no property of the product.
         """
-        m, n, k = case.m, case.n, case.k
-        out = torch.empty(m, n, dtype=dtype, device=self._device)
+        left, right = self._operands(case, dtype)
         if case.orientation == "forward":
-            left, right = self.matrix(m, k, dtype), self.matrix(n, k, dtype, offset=m * k).t()
-        elif case.orientation == "input_gradient":
-            left, right = self.matrix(m, k, dtype), self.matrix(k, n, dtype, offset=m * k)
-        else:
-            left, right = self.matrix(k, m, dtype).t(), self.matrix(k, n, dtype, offset=k * m)
+            right = right.t()
+        elif case.orientation == "weight_gradient":
+            left = left.t()
+        out = torch.empty(case.m, case.n, dtype=dtype, device=self._device)
         return lambda: torch.mm(left, right, out=out)
+
+    def _operands(self, case: ProbedProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Tokens and the matrix (out, in), or the tokens' gradient and they: as they lie in memory."""
+        m, n, k = case.m, case.n, case.k
+        left = (k, m) if case.orientation == "weight_gradient" else (m, k)
+        right = (n, k) if case.orientation == "forward" else (k, n)
+        return self.matrix(*left, dtype), self.matrix(*right, dtype, offset=m * k)
 
 
 def matmul_rates(
@@ -59,17 +80,18 @@ def matmul_rates(
     rounds: int,
     device: torch.device,
     limit_s: float = math.inf,
+    *,
+    plain: bool = False,
 ) -> tuple[MatmulRate, ...]:
-    """TFLOP/s of every product in every precision, as far as `limit_s` reaches.
+    """TFLOP/s of every product in every precision, as far as `limit_s` reaches: the trainer's, or `plain` PyTorch's.
 
     Orientations that share a shape share a row, with the time of their mean. A weight gradient
     is given under its transposed shape too: it is the same product seen from the other side.
     """
     cases = [(precision, case) for case in products for precision in precisions]
     operands = Operands(device)
-    seconds = undisturbed_seconds(
-        cases, lambda case: operands.product(case[1], DTYPES[case[0]]), rounds, device, limit_s
-    )  # fmt: skip
+    made = operands.plain_product if plain else operands.product
+    seconds = timed(cases, lambda case: made(case[1], DTYPES[case[0]]), rounds, device, limit_s)
     by_shape: dict[tuple[ProbedRate, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
@@ -105,7 +127,7 @@ def eight_bit_rate(
         return lambda: narrow_matrix_product(left, right)
 
     forward = [case for case in products if case.orientation == "forward"]
-    seconds = undisturbed_seconds(forward, prepare, rounds, device, limit_s)
+    seconds = timed(forward, prepare, rounds, device, limit_s)
     return max(2.0 * case.m * case.n * case.k / time_s / 1e12 for case, time_s in seconds.items())
 
 
@@ -136,7 +158,7 @@ def attention_times(
         return lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
 
     cases = [(precision, shape, backward) for precision in precisions for shape in shapes for backward in (False, True)]
-    seconds = undisturbed_seconds(cases, prepare, rounds, device, limit_s)
+    seconds = timed(cases, prepare, rounds, device, limit_s)
     return tuple(
         AttentionTime(
             precision=precision,
@@ -160,7 +182,7 @@ def stream(mib: int, device: torch.device) -> tuple[Callable[[], Tensor], int]:
 def memory_bandwidth_gb_s(mib: int, rounds: int, device: torch.device) -> float:
     """1e9 bytes/s of reading two large arrays and writing a third."""
     run, moved = stream(mib, device)
-    return moved / undisturbed_seconds(["stream"], lambda _: run, rounds, device)["stream"] / 1e9
+    return moved / timed(["stream"], lambda _: run, rounds, device)["stream"] / 1e9
 
 
 def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
@@ -180,4 +202,4 @@ def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
 def op_overhead_us(rounds: int, device: torch.device) -> float:
     """Microseconds of one small operator in a training's forward and backward, mean of both."""
     run, operators = small_operators(device)
-    return undisturbed_seconds(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6
+    return timed(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6

@@ -19,7 +19,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.precision import Rate
 from trimaran.nouns.probed_model import PartName, PartTime
 from trimaran.probe.probe_settings import PartCase, ProbeSettings
-from trimaran.probe.timing import undisturbed_seconds
+from trimaran.probe.timing import timed
 from trimaran.train.comm.group import Group
 from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
@@ -60,7 +60,7 @@ def part_times(model: Model, settings: ProbeSettings, device: torch.device) -> t
         for precision, case in product(settings.precisions, tuple(same))
         for phase in PHASES
     ]
-    seconds = undisturbed_seconds(
+    seconds = timed(
         cases, lambda case: maker.run(*case), settings.rounds, device, limit_s=settings.limit_s
     )  # fmt: skip
     times = []

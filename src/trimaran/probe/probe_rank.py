@@ -53,7 +53,7 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
 
     parts = _Progress(rank, SHARES if settings.model is None else SHARES_WITH_MODEL)
     parts.enter(f"contention of {settings.ranks} slots")
-    looks = ContentionLooks(settings, rank, device)
+    looks = ContentionLooks(settings, groups, rank, device)
     looks.spell()
     parts.enter("collectives and sends")
     collectives = collective_times(settings, groups, rank, device) if settings.groups else ()
@@ -64,7 +64,9 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         looks.spell()
         return None
     parts.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
-    matmul = matmul_rates(settings.products, settings.precisions, settings.rounds, device, settings.limit_s)
+    matmul = matmul_rates(
+        settings.products, settings.precisions, settings.rounds, device, settings.limit_s, plain=settings.plain_products
+    )  # fmt: skip
     whole: tuple[PartTime, ...] = ()
     if settings.model is not None:
         parts.enter(f"layers and head of the model, {len(settings.parts)} cases in {', '.join(settings.precisions)}")

@@ -22,9 +22,10 @@ KIB, MIB = 1024, 1024 * 1024
 _SQUARES = (256, 512, 1024, 2048)
 _SQUARES_QUICK = (256, 512, 1024)
 _SQUARES_GPU = (1024, 2048, 4096, 8192)
-# Sequences, of so many heads in all: a causal kernel passes over more of what is masked the longer they are.
-_ATTENTION = ((8, 256), (8, 1024), (2, 4096))
-# m, n, k with one side small, as tensor parallelism and small micro-batches make them
+# Heads in all, sequence, dimensions of a head: a causal kernel passes over more of what is masked the longer sequences
+# are, and what it does a score weighs more the smaller heads are.
+_ATTENTION = ((8, 256, 32), (8, 256, 64), (8, 1024, 64), (4, 1024, 128), (2, 4096, 64))
+# Tokens, outputs and inputs with one side small, as tensor parallelism and small micro-batches make them.
 _SKINNY = ((64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (256, 2048, 512), (4096, 256, 256))
 
 # Beyond these seconds no further sample is taken of the products, of attention, and of a model's parts, each.
@@ -75,6 +76,7 @@ class ProbeSettings(Noun):
     attention: tuple[AttentionShape, ...]
     model: Model | None = None
     stack: str = ""
+    plain_products: bool = Field(default=False, description="products as PyTorch makes them, not Trimaran's trainer")
     parts: tuple[PartCase, ...] = ()
     limit_s: float = Field(default=60.0, gt=0)
     collective_bytes: tuple[int, ...]
@@ -103,9 +105,10 @@ def probe_settings(
     degrees = _powers_of_two(slots)
     on_cpu = device == "cpu"
     squares = (_SQUARES_QUICK if quick else _SQUARES) if on_cpu else _SQUARES_GPU
-    products = [ProbedProduct(m=n, n=n, k=n) for n in squares] + [ProbedProduct(m=m, n=n, k=k) for m, n, k in _SKINNY]
-    asked = () if quick and model else _ATTENTION[:2] if quick else _ATTENTION
-    attention = [AttentionShape(batch_heads=heads, seq_len=s, head_dim=64) for heads, s in asked]
+    shapes = [(n, n, n) for n in squares] + list(_SKINNY)
+    products = [each for tokens, out, into in shapes for each in _products(tokens, out, into)]
+    asked = () if quick and model else _ATTENTION[:3] if quick else _ATTENTION
+    attention = [AttentionShape(batch_heads=heads, seq_len=s, head_dim=dim) for heads, s, dim in asked]
     parts: list[PartCase] = []
     if model is not None:
         stack = stack or load_stack("trimaran")
@@ -136,6 +139,7 @@ def probe_settings(
         attention=tuple(dict.fromkeys(attention)),
         model=model if parts else None,
         stack=stack.name if stack and parts else "",
+        plain_products=stack is not None and stack.framework != "trimaran",
         parts=tuple(parts),
         limit_s=QUICK_LIMIT_S if quick else LIMIT_S,
         collective_bytes=tuple(sorted({*sizes, top})),

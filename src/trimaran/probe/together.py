@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -24,9 +24,11 @@ _SAMPLE_BYTES = 2 * MIB
 _MOST_RUNS_A_SAMPLE = 8
 # Waking ranks takes one time or another for seconds on end, so many short samples beat few long ones.
 _ROUNDS = 3
-# How often a probe stops to look at contention, and the side of the product that it looks at.
+# How often a probe stops to look at contention, the side of the product that it looks at, and about how long a piece of
+# work takes: long beside a meeting, and as long as what ranks compute between two sums or more.
 _SPELLS = 3
 _SIDE = 512
+_PIECE_S = 0.01
 
 
 def make_groups(settings: ProbeSettings, rank: int, device: torch.device) -> dict[int, Group | None]:
@@ -97,14 +99,17 @@ def _there_and_back(tensor: torch.Tensor, group: Group) -> None:
 
 
 class ContentionLooks:
-    """How much slower matmul, memory and small operators get as more slots work at once.
+    """How much slower matmul, memory and small operators get as more slots work at once, as ranks of a training do.
 
-    All ranks of a look work through the same window of time; the mean of their rates counts. Looks are taken in spells
-    that lie far apart, since neighbours on a virtual machine's host take of its memory's bandwidth for minutes.
+    All ranks of a look do the same pieces of work and wait for each other after each, as they do at the sums of a
+    training and at the ends of its steps: so the slowest slot of each piece counts. Looks are taken in spells that lie
+    far apart, since neighbours on a host of virtual machines take of its memory bandwidth for minutes.
     """
 
-    def __init__(self, settings: ProbeSettings, rank: int, device: torch.device) -> None:
-        self._settings, self._rank, self._device = settings, rank, device
+    def __init__(
+        self, settings: ProbeSettings, groups: Mapping[int, Group | None], rank: int, device: torch.device
+    ) -> None:
+        self._settings, self._groups, self._rank, self._device = settings, groups, rank, device
         self._works: dict[str, Callable[[], object]] = {
             "matmul": Operands(device).product(ProbedProduct(m=_SIDE, n=_SIDE, k=_SIDE), torch.float32),
             "memory": stream(settings.stream_mib, device)[0],  # the arrays whose rate alone is the bandwidth
@@ -112,7 +117,8 @@ class ContentionLooks:
         }
         looks = [(name, ranks) for name in self._works for ranks in (1, *settings.groups) if settings.groups]
         self._samples: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
-        self._round(kept=False)  # builds kernels, touches memory
+        self._runs = {name: self._runs_of_a_piece(run) for name, run in self._works.items()}
+        self._round(kept=False)  # opens what the groups meet by
 
     def spell(self) -> None:
         """One of the probe's spells, which all ranks enter together."""
@@ -127,22 +133,36 @@ class ContentionLooks:
             for ranks in self._settings.groups
         )
 
+    def _runs_of_a_piece(self, run: Callable[[], object]) -> int:
+        """How many runs make a piece of work, on all ranks alike."""
+        run()  # builds kernels, touches memory
+        runs = torch.tensor([_PIECE_S / seconds_of(run, 1, self._device)], device=self._device)
+        dist.broadcast(runs, 0)
+        return max(1, round(runs.item()))
+
     def _round(self, *, kept: bool) -> None:
+        pieces = max(1, round(self._settings.window_s / _PIECE_S))
         for (name, ranks), taken in self._samples.items():
             dist.barrier()
-            works = self._rank < ranks
-            own = _rate(self._works[name], self._settings.window_s, self._device) if works else 0.0
-            rate = torch.tensor(own, device=self._device)
-            dist.all_reduce(rate)
+            if self._rank >= ranks:
+                continue
+            group = None if ranks == 1 else self._groups[ranks]
+            seconds = seconds_between_meetings(self._works[name], self._runs[name], pieces, group, self._device)
             if kept:
-                taken.append(ranks / rate.item())
+                taken.append(seconds)
 
 
-def _rate(run: Callable[[], object], window_s: float, device: torch.device) -> float:
-    """Runs a second over a window of time."""
-    count, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < window_s:
-        run()
-        synchronize(device)
-        count += 1
-    return count / elapsed
+def seconds_between_meetings(
+    run: Callable[[], object], runs: int, pieces: int, group: Group | None, device: torch.device
+) -> float:
+    """Mean seconds of a piece of `runs` runs, after each of which this rank meets the others of its group."""
+    met = torch.zeros(1, device=device)
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(pieces):
+        for _ in range(runs):
+            run()
+        if group is not None:
+            group.all_reduce(met)
+    synchronize(device)
+    return (time.perf_counter() - begin) / pieces

@@ -47,7 +47,8 @@ class Contention(Noun):
     """How much longer a slot takes when `ranks` slots of its node work at once than when it works alone.
 
     1 means that the slots do not feel each other. Slots that outnumber the cores are in it too:
-    two cores that four ranks share show about 2. `matmul` is for matrix products, `memory` for
+    two cores that four ranks share show about 2. So is that slots which meet again and again, as ranks
+    do, wait for the slowest of them each time. `matmul` is for matrix products, `memory` for
     passes over large tensors, `overhead` for small operators.
     """
 

@@ -1,0 +1,92 @@
+"""What a probe makes of its samples: means, the slowest of those that meet, products as they are trained with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimaran.files.catalogue import load_stack
+from trimaran.probe.alone import Operands
+from trimaran.probe.probe_settings import ProbedProduct, probe_settings
+from trimaran.probe.timing import mean_seconds, undisturbed
+
+# What samples of a quiet machine scatter by, the same for every case.
+SCATTER = (0.97, 0.99, 1.0, 1.01, 1.02, 1.06, 1.11)
+SLEEP_S = 0.02
+
+
+@given(st.lists(st.floats(1e-6, 10.0), min_size=3, max_size=12), st.floats(1.0, 50.0))
+def test_a_mean_is_of_all_samples_and_a_disturbed_case_moves_no_other(seconds: list[float], slower: float) -> None:
+    samples = {number: [each * share for share in SCATTER] for number, each in enumerate(seconds)}
+    means = mean_seconds(samples)
+    for number, each in enumerate(seconds):
+        assert means[number] == pytest.approx(each * sum(SCATTER) / len(SCATTER))
+    samples[0][-1] *= slower
+    assert mean_seconds(samples) == pytest.approx(means)
+
+
+def test_of_one_case_alone_the_lower_quartile_stands() -> None:
+    assert mean_seconds({"one": [1.0, 1.0, 1.0, 9.0], "none": []}) == {"one": undisturbed([1.0, 1.0, 1.0, 9.0])}
+
+
+def meet(rank: int, folder: Path, pipe: Connection) -> None:
+    import torch.distributed as dist
+
+    from trimaran.probe.together import seconds_between_meetings
+    from trimaran.train.comm.group import GroupFactory
+
+    dist.init_process_group("gloo", init_method=(folder / "rendezvous").as_uri(), rank=rank, world_size=2)
+    cpu = torch.device("cpu")
+    group = GroupFactory(cpu).get((0, 1), rank)
+    # in turns either rank takes twice as long, as slots do that are slow for a moment each
+    turn = iter(range(100))
+
+    def run() -> None:
+        time.sleep(SLEEP_S * (1 + (next(turn) % 2 == rank)))
+
+    pipe.send((seconds_between_meetings(run, 1, 10, group, cpu), seconds_between_meetings(run, 1, 10, None, cpu)))
+    dist.destroy_process_group()
+
+
+def test_ranks_that_meet_take_as_long_as_the_slowest_of_each_piece(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ends = [context.Pipe() for _ in range(2)]
+    ranks = [context.Process(target=meet, args=(rank, tmp_path, ends[rank][1])) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for ours, theirs in ends:
+        theirs.close()
+        together, alone = ours.recv()
+        assert 2 * SLEEP_S <= together < 4 * SLEEP_S
+        assert 1.5 * SLEEP_S <= alone < together
+    for rank in ranks:
+        rank.join(60)
+        assert rank.exitcode == 0
+
+
+@pytest.mark.parametrize("orientation", ["forward", "input_gradient", "weight_gradient"])
+def test_a_product_is_the_same_by_the_trainer_and_by_pytorch(orientation: str) -> None:
+    operands = Operands(torch.device("cpu"))
+    operands.matrix(40, 64, torch.float32)  # a buffer of all that both products want
+    case = ProbedProduct.model_validate({"m": 24, "n": 40, "k": 16, "orientation": orientation})
+    plain = operands.plain_product(case, torch.float32)()
+    own = operands.product(case, torch.float32)()
+    assert plain.shape == own.shape == (24, 40)
+    torch.testing.assert_close(own, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_others_software_is_probed_with_pytorchs_products() -> None:
+    def plain(stack: str | None) -> bool:
+        known = None if stack is None else load_stack(stack)
+        return probe_settings(
+            device="cpu", slots=1, threads_per_rank=1, model=None, seq_len=None, mbs=(1,), quick=True, stack=known
+        ).plain_products
+
+    assert (plain(None), plain("trimaran"), plain("torch-fsdp")) == (False, False, True)
