@@ -24,6 +24,7 @@ from torch.utils import checkpoint
 
 from peers.matmul import gflops
 from trimaran.nouns.model import Model
+from trimaran.protocol.host import processor_name
 from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.model.block_attention import Scores, causal_attention, is_faster_in_blocks
 from trimaran.train.model.gpt import Layer
@@ -141,7 +142,7 @@ def made_again(dtype: torch.dtype, word: str) -> tuple[float, float]:
 
 def column(dtype: torch.dtype) -> list[str]:
     """One precision's figures, in the order of the table's rows."""
-    own = in_blocks if is_faster_in_blocks(*[torch.empty(1, 1, 1, 1, dtype=dtype)] * 2) else flash
+    own = in_blocks if is_faster_in_blocks(*[torch.empty(1, 1, 1, 1, dtype=dtype)] * 3, None) else flash
     ceiling = gflops(dtype, 1)
     in_products, in_attention = products(dtype, linear, product), attention(dtype, own)
     ideal = (PRODUCT_FLOPS + ATTENTION_FLOPS) / ceiling / 1e6
@@ -178,7 +179,11 @@ def main() -> None:
         figures = [made_again(dtype, word) for dtype in (torch.float32, torch.bfloat16)]
         lines.append(f"| {word} | " + " | ".join(f"{ms:.1f} ms, {mib:.1f} MiB" for ms, mib in figures) + " |")
     text = (
-        "# A layer by its parts\n\n" + "\n\n".join(__doc__.strip().split("\n\n")[2:]) + "\n\n" + "\n".join(lines) + "\n"
+        f"# A layer by its parts\n\nOn {processor_name()}.\n\n"
+        + "\n\n".join(__doc__.strip().split("\n\n")[2:])
+        + "\n\n"
+        + "\n".join(lines)
+        + "\n"
     )
     RESULTS.write_text(text)
     print(text)

@@ -26,7 +26,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -41,6 +40,7 @@ from trimaran.layout.stages import weighted_split
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import head_in_layers
+from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.train_settings import TrainSettings
@@ -213,11 +213,9 @@ def matmul_gflops(precision: str) -> float:
 
 def processor() -> str:
     """What the results were measured on."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            extensions = [name for name in ("amx_bf16", "avx512_bf16") if name in Path("/proc/cpuinfo").read_text()]
-            return f"{line.split(':')[1].strip()} ({', '.join(extensions) or 'no bf16 instructions'})"
-    return platform.machine()
+    flags = Path("/proc/cpuinfo").read_text()
+    extensions = [name for name in ("amx_bf16", "avx512_bf16") if name in flags]
+    return f"{processor_name()} ({', '.join(extensions) or 'no bf16 instructions'})"
 
 
 def table(workload: Workload, seconds: dict[Contender, list[float]], ceilings: list[float]) -> str:

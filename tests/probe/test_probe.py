@@ -23,7 +23,7 @@ from trimaran.operators.operator import Part
 from trimaran.probe.__main__ import main as probe_main
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct, ProbeSettings, model_products, probe_settings
 from trimaran.probe.probed_cluster import measure
-from trimaran.protocol.host import Work, memory_gib, usable_cores
+from trimaran.protocol.host import Work, memory_gib, processor_name, usable_cores
 
 MODEL = Model(layers=2, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
 
@@ -127,6 +127,24 @@ def test_a_mistake_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit, match="2"):
         probe_main(["--slots", "0"])
     assert not (tmp_path / "x.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("model name\t: AMD EPYC 9654\ncpu family\t: 25\n", "AMD EPYC 9654"),
+        (
+            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\nmodel name\t: other\n",
+            "AMD EPYC, family 26, model 2",
+        ),
+    ],
+)
+def test_a_processor_whose_name_lacks_a_number_is_told_from_its_makers_others(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert processor_name(tmp_path / "cpuinfo") == name
+    assert processor_name(tmp_path / "nowhere")
 
 
 def test_what_other_programs_take_of_the_cores_is_seen_and_what_the_probe_takes_is_not() -> None:

@@ -17,14 +17,23 @@ _GROUPS = Path("/proc/self/cgroup")
 _V1, _V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"), ("memory.max", "memory.current", "")
 
 
-def processor_name() -> str:
-    """The processor's name, or its architecture where it has none."""
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, or its architecture where it has none.
+
+    Hypervisors may cut it to what it shares with others of its maker, without a number: the family and the model are
+    added then.
+    """
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    first = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = first.get("model name", "")
+    if name and not any(map(str.isdigit, name)):
+        name += "".join(
+            f", {word} {first[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in first
+        )
+    return name or platform.processor() or platform.machine()
 
 
 def name_until_reboot() -> str:
