@@ -64,7 +64,7 @@ def test_blocks_change_no_result_and_products_have_few_shapes(monkeypatch: pytes
         in_blocks = results(one_rank(), counts)
         assert lengths <= {32, 64, 96}
         monkeypatch.undo()
-        monkeypatch.setattr(experts, "wants_blocks", lambda _: False)
+        monkeypatch.setattr(experts, "generates_code", lambda _: False)
         for one, other in zip(in_blocks, results(one_rank(), counts), strict=True):
             torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7 * float(other.abs().max()))
         monkeypatch.undo()

@@ -36,7 +36,7 @@ def amd_family(cpuinfo: Path = CPUINFO) -> int:
 _FAMILY = amd_family() if torch.backends.mkldnn.is_available() else 0  # type: ignore[no-untyped-call]
 PREFERS_ONEDNN = _FAMILY > 0
 # From Zen 5 on cores compute 512 bits at once, of which MKL uses half on AMD's processors.
-GRADIENTS_BY_ONEDNN = _FAMILY >= 26
+WIDE_CORES = _FAMILY >= 26
 # Of more tokens at a time oneDNN's weight gradients take up to 1.3 times as long in fp32, and in bf16 on AMX 1.8 times;
 # in bf16 without AMX the whole sum is up to 10% faster.
 _TOKENS = 512
@@ -46,6 +46,12 @@ _HAS_AMX = torch.cpu._is_amx_tile_supported()
 def goes_by_onednn(x: Tensor) -> bool:
     """Whether a product of `x` is faster by oneDNN than as PyTorch makes it."""
     return PREFERS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def generates_code(x: Tensor) -> bool:
+    """Whether products of `x` into given places, and weight gradients, run code that is generated for each shape."""
+    on_cpu = x.device.type == "cpu"
+    return on_cpu and (x.dtype == torch.bfloat16 or (WIDE_CORES and goes_by_onednn(x)))
 
 
 def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,8 +78,9 @@ def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
     """(.., n) and (n, m) -> (.., m), written to `out` where that is given."""
-    if out is None and goes_by_onednn(x):
-        return _by_onednn(x, y.t())
+    if goes_by_onednn(x) and (out is None or WIDE_CORES):
+        made = _by_onednn(x, y.t())
+        return made if out is None else out.copy_(made)
     if not goes_through_fp32(x):
         return torch.matmul(x, y, out=out)
     in_fp32 = x.float() @ y.float()
@@ -86,7 +93,7 @@ def add_product(total: Tensor, dy: Tensor, x: Tensor) -> None:
         total.addmm_(dy.t().float(), x.float())
     elif total.dtype != x.dtype:
         total.add_(dy.t() @ x)
-    elif GRADIENTS_BY_ONEDNN and goes_by_onednn(x):
+    elif WIDE_CORES and goes_by_onednn(x):
         for begin in range(0, len(x), _TOKENS):
             total.add_(_by_onednn(dy[begin : begin + _TOKENS].t(), x[begin : begin + _TOKENS].t()))
     else:

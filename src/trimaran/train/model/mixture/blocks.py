@@ -1,9 +1,8 @@
 """Experts' rows in whole blocks, where products of a new shape cost more than the rows that fill a block.
 
-oneDNN makes bf16 products on CPUs by code that it generates for each shape and keeps: an expert is given another
-number of rows in every micro-batch, so that a step of 4 layers with 8 experts generated 270 pieces of code. In blocks
-shapes come again, which `docs/training-speed.md` says the worth of. fp16 goes through fp32 (`product.py`), and experts'
-products in fp32 are MKL's, which generates nothing.
+oneDNN makes products on CPUs by code that it generates for each shape and keeps: an expert is given another number of
+rows in every micro-batch, so that a step of 4 layers with 8 experts generated 270 pieces of code. In blocks shapes come
+again, which `docs/training-speed.md` says the worth of. Which products are oneDNN's, `product.py` says.
 """
 
 from __future__ import annotations
@@ -14,15 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trimaran.train.comm.device_kind import on_gpu
-
 # Of an expert's 512 rows 3% more are computed with 32; 16 are as fast and generate twice as many pieces of code.
 ROWS = 32
-
-
-def wants_blocks(x: Tensor) -> bool:
-    """Whether products of `x` are bf16 ones on a CPU."""
-    return x.dtype == torch.bfloat16 and not on_gpu(x.device)
 
 
 def in_blocks(counts: Sequence[int]) -> list[int]:

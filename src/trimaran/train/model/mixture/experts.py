@@ -13,10 +13,10 @@ from torch.nn import functional
 from trimaran.nouns.model import Model
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.autograd import apply
-from trimaran.train.model.mixture.blocks import fill, in_blocks, take, wants_blocks
+from trimaran.train.model.mixture.blocks import fill, in_blocks, take
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
 from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
-from trimaran.train.model.product import add_product, product
+from trimaran.train.model.product import add_product, generates_code, product
 from trimaran.train.model.recompute import made_again_and_used, made_and_used
 from trimaran.train.model.weight import INIT_STD, DeclaredModule, Weight, WeightSpec, residual_std
 from trimaran.train.model.wide_sums import sums_of_rows
@@ -149,7 +149,7 @@ class Experts(DeclaredModule):
 
     def forward(self, x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
         """(rows, h) in the order of the experts and their weights (rows,) -> (rows, h), a part of the sum over ETP."""
-        if not wants_blocks(x):
+        if not generates_code(x):
             return self._through(x, weights, counts)
         return take(self._through(fill(x, counts), fill(weights, counts), in_blocks(counts)), counts)
 
