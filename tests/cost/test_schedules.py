@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import lockstep
 from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
@@ -26,6 +27,11 @@ from trimaran.layout.choices import index_of, usual_chunks
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.schedule import actions
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.measured import Contention
+from trimaran.nouns.model import Model
 from trimaran.nouns.stack import FOLDED, Schedule
 from trimaran.nouns.workload import Workload
 
@@ -278,3 +284,25 @@ def test_stages_that_share_cores_take_their_work_or_their_waiting_sweep_by_sweep
     slow_link = np.array([10.0 * times.backward[0] * 12])
     waiting = replace(crowded, send_held=slow_link, send_arrives=slow_link)
     assert pipeline_time(grid, waiting).total[0] > 2 * (micro_batches - 1) * slow_link[0]
+
+
+@pytest.mark.parametrize(("split", "even"), [("2-2-2-2", True), ("5-1-1-1", False), ("3-3-1-1", False)])
+def test_stages_that_wait_for_a_fuller_one_leave_it_their_cores(split: str, even: bool) -> None:
+    """Four ranks take turns on two cores: no stage is slowed by others that have nothing to do."""
+    device = Device(kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=64, mem_bandwidth_gb_s=1e6, cores=1)
+    link = Link(bandwidth_gbps=1e6, latency_us=0.001)
+    turns = tuple(Contention(ranks=n, matmul=n / 2, memory=n / 2, overhead=n / 2) for n in (2, 4))
+    machine = Cluster(
+        device=device, nodes=1, devices_per_node=4, intra=link, inter=link, cores_per_node=2, contention=turns
+    )
+    model = Model(layers=8, hidden=1024, heads=16, vocab=16, max_positions=128)
+    micro_batches = 32
+    workload = Workload(model=model, seq_len=128, global_batch=micro_batches)
+    case = Case.of(workload, machine, load_stack("trimaran"))
+    one, four = (estimate(case, parse_layout(text)) for text in ("mbs1", f"pp4,mbs1,split{split}"))
+    layer = (one.time.forward + one.time.backward) / micro_batches / model.layers
+    fullest = max(map(int, split.split("-"))) * layer
+    shared, alone, crowded = (micro_batches * each for each in (model.layers * layer / 2, fullest, 2 * fullest))
+    computed = four.time.forward + four.time.backward + four.time.bubble
+    assert 0.999 * max(shared, alone) < computed < 1.2 * max(shared, alone)
+    assert (computed > 0.98 * crowded) == even

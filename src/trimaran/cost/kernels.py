@@ -83,7 +83,7 @@ class Rates:
     overhead_slowdown: Floats
 
 
-def rates(case: Case, precision: Ints, devices: Ints) -> Rates:
+def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
     """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count."""
     device, calibration = case.cluster.device, case.calibration
     peaks = [(device.peak(known.wide) or 0.0) * 1e12 for known in PRECISIONS.values()]
@@ -131,7 +131,7 @@ def _narrow(case: Case, products: ProductRates, precision: Ints) -> ProductRates
     return replace(products, peak=products.peak * times, operand=operand, fill_k=products.fill_k * times)
 
 
-def slowdowns(cluster: Cluster, devices: Ints) -> tuple[Floats, Floats, Floats]:
+def slowdowns(cluster: Cluster, devices: Ints | Floats) -> tuple[Floats, Floats, Floats]:
     """How much longer matmuls, memory passes and small operators take with that many devices at work.
 
     As the probe measured it, of up to so many slots; more of them take turns, as those do that want more cores than a

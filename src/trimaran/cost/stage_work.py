@@ -19,6 +19,7 @@ from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.states import GRADIENTS, gradient_bytes, shards
 from trimaran.nouns.hardware.link import Link
+from trimaran.operators.counts import head_in_layers
 
 Phase = Literal["forward", "backward", "recompute", "once"]
 
@@ -111,14 +112,15 @@ def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
     chosen = [getattr(grid, field.name) for field in fields(grid) if field.name not in _ELSEWHERE]
     sit = [np.where(grid.size(axis) > 1, grid.stride(axis), 0) for axis in ("tp", "cp")]
     sit += [grid.stage_places(np.minimum(grid.devices, cluster.devices_per_node))] if case.model.experts else []
-    working = np.minimum(grid.devices, max(cluster.devices_per_node, cluster.devices_per_machine))
+    most = max(cluster.devices_per_node, cluster.devices_per_machine)
+    working = (np.minimum(grid.devices, most), _slots(case, grid).view(np.int64))
     gradients = (grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS))
-    return distinct([np.asarray(key).astype(np.int64, copy=False) for key in (*chosen, *sit, working, *gradients)])
+    return distinct([np.asarray(key).astype(np.int64, copy=False) for key in (*chosen, *sit, *working, *gradients)])
 
 
 def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
-    rate = rates(case, grid.precision, grid.devices)
-    shapes = Shapes(case, grid, _slots(case, grid), _slots)
+    rate = rates(case, grid.precision, _slots(case, grid))
+    shapes = Shapes(case, grid, _slots)
     network = Network(case.cluster, case.calibration)
     sums = TensorSums(
         case.stack, grid, shapes.inverse, network, _tensor_group(case, grid), np.asarray(shapes.part.tp), shapes.product
@@ -152,7 +154,7 @@ def _tensor_group(case: Case, grid: LayoutGrid) -> Group:
 
 def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     """What the stages do in one micro-batch."""
-    rate, each = rates(case, grid.precision, grid.devices), micro_batch(case, grid)
+    rate, each = rates(case, grid.precision, _slots(case, grid)), micro_batch(case, grid)
     layer, dense = behind_other_batch(case, grid, each.layer), each.dense
     held, arrives = _sends(case, grid, each.message)
     further = case.model.mtp_depth  # layers of the last stage beside those of the model
@@ -196,10 +198,24 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     return work if np.all(filled >= 1.0) else work.scaled(filled)
 
 
-def _slots(case: Case, grid: LayoutGrid) -> Ints:
-    """Ranks that work side by side on a machine's cores, or 1 where each has a device of its own."""
+def _slots(case: Case, grid: LayoutGrid) -> Floats:
+    """Ranks that work at once on a machine's cores, on average, or 1 where each has a device of its own.
+
+    Stages that have less to do than the fullest wait for it, and leave their cores to others meanwhile.
+    """
     cluster = case.cluster
-    return np.minimum(grid.devices, cluster.devices_per_machine) if cluster.device.cores else np.ones_like(grid.tp)
+    if not cluster.device.cores:
+        return np.ones(len(grid))
+    return np.minimum(grid.devices, cluster.devices_per_machine) * _evenness(case, grid)
+
+
+def _evenness(case: Case, grid: LayoutGrid) -> Floats:
+    """What the mean stage computes over what the fullest does, by layers and the head."""
+    layers = grid.splits.layers(grid.split_row).sum(axis=1).astype(np.float64)
+    layers[np.arange(len(grid)), np.where(grid.folded, 0, grid.pp - 1)] += head_in_layers(
+        case.model, case.workload.seq_len
+    )
+    return np.asarray(layers.sum(axis=1) / (grid.pp * layers.max(axis=1)))
 
 
 def _crowding(case: Case, grid: LayoutGrid, rate: Rates) -> Floats:

@@ -169,11 +169,11 @@ def _on_shared_cores(case: Case, part: Part, rate: Rates) -> Part:
 class Shapes:
     """The operators of each distinct shape of a grid, and their times on every layout.
 
-    `slots` are the ranks that share a machine's cores under each layout, as `slots_of` says.
+    `slots_of` says how many ranks share a machine's cores under each layout.
     """
 
-    def __init__(self, case: Case, grid: LayoutGrid, slots: Ints, slots_of: Callable[[Case, LayoutGrid], Ints]) -> None:
-        distinct_grid, self.inverse = distinct_shapes(case, grid, slots)
+    def __init__(self, case: Case, grid: LayoutGrid, slots_of: Callable[[Case, LayoutGrid], Floats]) -> None:
+        distinct_grid, self.inverse = distinct_shapes(case, grid, slots_of(case, grid).view(np.int64))
         rate = rates(case, distinct_grid.precision, slots_of(case, distinct_grid))
         self.part = part_of(case, distinct_grid)
         self._at_work = _on_shared_cores(case, self.part, rate)

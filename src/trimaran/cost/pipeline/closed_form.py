@@ -199,6 +199,15 @@ def _gpipe(pipe: _Pipes) -> Floats:
 
     Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
     """
+    t = pipe.times
+    forward, backward = _slowest(pipe)
+    held = 0.0 if pipe.blocks else t.send_held
+    pace = np.maximum(forward * t.crowding, held) + np.maximum(backward * t.crowding, held)
+    return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
+
+
+def _slowest(pipe: _Pipes) -> tuple[Floats, Floats]:
+    """Seconds of the slowest rank's forward of one micro-batch, and of the slowest one's backward."""
     t, splits, split_row = pipe.times, pipe.splits, pipe.split_row
     waits = t.send_arrives if pipe.blocks else 0.0
     layers = [ranks[split_row] for ranks in (splits.first, splits.middle, splits.last)]
@@ -207,9 +216,7 @@ def _gpipe(pipe: _Pipes) -> Floats:
     between = pipe.p > 2
     forward = np.where(between, np.maximum(forward, layers[1] * t.forward + waits), forward)
     backward = np.where(between, np.maximum(backward, layers[1] * t.backward + waits), backward)
-    held = 0.0 if pipe.blocks else t.send_held
-    pace = np.maximum(forward * t.crowding, held) + np.maximum(backward * t.crowding, held)
-    return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
+    return forward, backward
 
 
 def _once(pipe: _Pipes) -> Floats:
@@ -221,9 +228,18 @@ def _once(pipe: _Pipes) -> Floats:
 
 
 def _paced(pipe: _Pipes) -> Floats:
-    """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241): the longest of the paths by each pivot."""
+    """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241): the longest of the paths by each pivot.
+
+    Stages that share cores are all at work in 1F1B's middle, and one after the other as it begins and ends.
+    """
     paths = _PacedPaths(pipe)
-    return np.asarray(np.maximum.reduce([paths.by(pivot) for pivot in range(pipe.pivots)]))
+    longest = np.maximum.reduce([paths.by(pivot) for pivot in range(pipe.pivots)])
+    crowded = (pipe.times.crowding > 1.0) & pipe.pipelines.runs("1f1b")
+    if not crowded.any():
+        return np.asarray(longest)
+    forward, backward = _slowest(pipe)
+    middle = (pipe.m - 1.0) * (forward + backward) * pipe.times.crowding
+    return np.where(crowded, np.maximum(longest, _once(pipe) + middle), longest)
 
 
 class _Pivot(NamedTuple):
