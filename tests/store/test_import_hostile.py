@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import sqlite3
 import subprocess
 import sys
@@ -148,3 +149,14 @@ def test_a_store_with_triggers_or_views_is_refused_by_name(tmp_path: Path, state
         Store(path)
     done = run("store", str(tmp_path / "own.sqlite"), "merge", str(path))
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and kind in done.stderr
+
+
+@pytest.mark.parametrize(
+    "form", ["tensorboard", "megatron", "deepspeed", "torchtitan", "nanotron", "nemo", "olmo-core", "hugging-face"]
+)
+def test_a_file_with_nothing_of_a_run_gives_no_row_whatever_is_stated_of_it(tmp_path: Path, form: str) -> None:
+    (tmp_path / "events.out.tfevents.1").write_bytes(random.Random(1).randbytes(4096))
+    found = import_file(tmp_path / "events.out.tfevents.1", Asked(given=typed_cells(SHAPE)), form)
+    assert found.rows == ()
+    (said,) = found.refused
+    assert "--as" in said and "\n" not in said

@@ -113,6 +113,8 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         _figures(draft, steps, reading)
         drafts.append(draft)
     if not drafts:
+        if not (reading.refusal or reading.cells or reading.mem_gib_by_rank or status != "ok"):
+            reading.refusal = "it holds no iteration, no setting and no end of a run: state what the file is with --as"
         draft = _draft(reading, 1)
         draft.notes.append("no iteration is logged")
         _close(draft, reading, given)
