@@ -32,5 +32,5 @@ def refuse_first(trainer: str, layout: Layout, asked: Iterable[tuple[bool, str]]
         if wanted:
             raise TrimaranError(
                 f"layout {layout} cannot be written for {trainer}: it has no setting for {what}; "
-                f"plan with the matching --stack, or hold that choice with --fix"
+                f"state a choice that it has with --layout or --fix, or another trainer with --to"
             )
