@@ -25,8 +25,8 @@ _MOST_RUNS_A_SAMPLE = 8
 # Waking ranks takes one time or another for seconds on end, so many short samples beat few long ones.
 _ROUNDS = 3
 # How often a probe stops to look at contention, the side of the product that it looks at, and about how long a piece of
-# work takes: ranks of TP meet every few milliseconds, those of DP once a step. Of two ranks on two cores pieces of 50 ms
-# and more tell 3% within 1%, those of 10 ms 4 to 11%.
+# work takes: ranks of TP meet every few milliseconds, those of DP once a step. For two ranks on two cores pieces of 50
+# ms and more tell 3% within 1%, those of 10 ms 4 to 11%.
 _SPELLS = 3
 _SIDE = 512
 _PIECE_S = 0.05
