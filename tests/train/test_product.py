@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trimaran.protocol.host import first_processor
 from trimaran.train.model import product as room
 from trimaran.train.model.product import add_product, amd_family, linear, product
 
@@ -17,8 +18,8 @@ AMD = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: {}\nmodel\t\t: 2
 @pytest.mark.parametrize(("text", "family"), [(INTEL, 0), (AMD.format(25), 25), (AMD.format(26), 26), ("", 0)])
 def test_a_processors_family_is_read_where_it_is_amds(tmp_path: Path, text: str, family: int) -> None:
     (tmp_path / "cpuinfo").write_text(text)
-    assert amd_family(tmp_path / "cpuinfo") == family
-    assert amd_family(tmp_path / "nowhere") == 0
+    assert amd_family(first_processor(tmp_path / "cpuinfo")) == family
+    assert amd_family(first_processor(tmp_path / "nowhere")) == 0
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")

@@ -206,7 +206,7 @@ def _slots(case: Case, grid: LayoutGrid) -> Floats:
     cluster = case.cluster
     if not cluster.device.cores:
         return np.ones(len(grid))
-    return np.minimum(grid.devices, cluster.devices_per_machine) * _evenness(case, grid)
+    return np.maximum(1.0, np.minimum(grid.devices, cluster.devices_per_machine) * _evenness(case, grid))
 
 
 def _evenness(case: Case, grid: LayoutGrid) -> Floats:

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 GIB = float(1 << 30)
@@ -17,17 +18,23 @@ _GROUPS = Path("/proc/self/cgroup")
 _V1, _V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"), ("memory.max", "memory.current", "")
 
 
+def first_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """What Linux says of the first processor, by its own words for it; nothing on another system."""
+    try:
+        with cpuinfo.open() as lines:
+            pairs = [line.partition(":") for line in takewhile(str.strip, lines)]
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name, or its architecture where it has none.
 
     Hypervisors may cut it to what it shares with others of its maker, without a number: the family and the model are
     added then.
     """
-    try:
-        lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    first = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    first = first_processor(cpuinfo)
     name = first.get("model name", "")
     if name and not any(map(str.isdigit, name)):
         name += "".join(
