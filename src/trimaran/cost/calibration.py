@@ -20,10 +20,10 @@ SLOW_LINK_GBPS = 50.0
 # Efficiencies that come with the software. Matrix products are the device's, but where a stack gathers weights beside
 # them; links and hosts are the machine's, and `attention_pow2` is a quirk of one version of cuBLAS.
 KERNELS = ("attention", "memory")
-# How much longer products take while gathers of weights and sums of gradients run beside them and share the device's
+# How much longer products take while collectives run beside them, of weights and gradients there, and share the device's
 # processors, memory and power: the mean over GPT and Llama models under FSDP on A100, H100, MI210 and MI250 (Lee et
 # al., arXiv 2507.03114, abstract).
-SLOWED_BY_GATHERS = 1.189
+SLOWED_BY_TRAFFIC = 1.189
 
 
 class Calibration(Noun):
@@ -90,7 +90,7 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
             kept_up = cluster.device.attention_sustained(stack.flash_kernel)
             stated["attention"] = flash_share * kept_up / stated["gemm"]
     if stack.gathers_beside_products and cluster.device.kind == "gpu":
-        stated["gemm"] = stated.get("gemm", Calibration().gemm) / SLOWED_BY_GATHERS
+        stated["gemm"] = stated.get("gemm", Calibration().gemm) / SLOWED_BY_TRAFFIC
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
     if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:

@@ -11,7 +11,8 @@ from typing import cast, get_args
 
 from pydantic import ValidationError
 
-from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
+from trimaran.files.catalogue import catalogue_names, load_model
+from trimaran.files.row_as_run import cluster_as_named, cluster_as_run, stack_as_run
 from trimaran.layout.axes import devices_of, in_words
 from trimaran.layout.choices import CHOICE, IN_TABLES, usual_chunks, usual_schedule
 from trimaran.layout.flops import FlopsFormula, iteration_flops
@@ -23,7 +24,6 @@ from trimaran.nouns.columns import ASSUMED, Cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error
-from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import stated_by
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
@@ -34,8 +34,6 @@ _EXPERTS = ("experts", "top_k", "shared_experts", "moe_ffn_hidden", "dense_layer
 _OVERRIDES = (*_SHAPE, "head_dim", "mlp", *_EXPERTS)
 # What comes with a gated MLP in all published decoders that have one, where a row says no more of its model.
 _GATED = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False, "tied_embedding": False}
-# Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
-KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,13 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
                 "expert_imbalance": measurement.expert_imbalance or 1.0,
             }
         )
-        known_stack = _preloaded(_stack_as_run(stack_name, measurement), measurement)
+        known_stack, how = stack_as_run(measurement, stack_name)
         layout = _layout_of(measurement, known_stack)
-        stated = _load_cluster(cluster_name)
+        stated, where = cluster_as_named(measurement, cluster_name)
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
-    notes = _notes(measurement, stated, layout)
-    return Nouns(workload, _shaped(stated, measurement), known_stack, layout, measurement.variants, notes)
+    notes = (*how, *where, *_notes(measurement, stated, layout))
+    return Nouns(workload, cluster_as_run(measurement, stated), known_stack, layout, measurement.variants, notes)
 
 
 def seconds_of(row: Measurement, nouns: Nouns) -> float | None:
@@ -109,10 +107,6 @@ def formula_of(row: Measurement, nouns: Nouns) -> FlopsFormula | None:
     """The calculator behind a row's TFLOPs: the one that it names, or else that of its stack's own logs."""
     name = row.flops_formula or nouns.stack.flops_formula
     return cast(FlopsFormula, name) if name in get_args(FlopsFormula) else None
-
-
-_load_cluster = cache(load_cluster)
-_load_stack = cache(load_stack)
 
 
 @cache
@@ -309,50 +303,6 @@ def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...
         ),
     )
     return tuple(sentence for is_odd, sentence in odd if is_odd)
-
-
-def _shaped(cluster: Cluster, row: Measurement) -> Cluster:
-    """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled."""
-    inter = cluster.inter
-    # A table may count a rack's hosts, whose devices the rack's fast link joins all the same.
-    is_host = row.devices_per_node is not None and row.devices_per_node == cluster.devices_per_host
-    per_node = (None if is_host else row.devices_per_node) or cluster.devices_per_node
-    if not cluster.device.cores:
-        # Processes may share a node's cores, but not its GPUs.
-        per_node = min(per_node, cluster.devices_per_node)
-    if row.network_gbps is not None:
-        inter = inter.model_copy(update={"bandwidth_gbps": row.network_gbps})
-    elif cluster.cards_per_node >= cluster.devices_per_node:
-        # devices that were not used left the cards beside them idle
-        used = inter.bandwidth_gbps * min(1.0, per_node / cluster.devices_per_node)
-        inter = inter.model_copy(update={"bandwidth_gbps": used})
-    if row.network_delay_ms is not None:
-        inter = inter.model_copy(update={"latency_us": row.network_delay_ms * 1000.0})
-    device = cluster.device
-    clock = row.variants.get("clock")
-    if clock and device.clock_ghz:
-        try:
-            factor = float(clock.removesuffix("GHz")) / device.clock_ghz
-        except ValueError:
-            raise TrimaranError(f"variant clock={clock} is not a frequency: write it as clock=2.2GHz") from None
-        peaks = {precision: peak * factor for precision, peak in device.peak_tflops.items()}
-        device = device.model_copy(update={"clock_ghz": device.clock_ghz * factor, "peak_tflops": peaks})
-    return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
-
-
-def _stack_as_run(name: str, row: Measurement) -> Stack:
-    """The stack of a row; some software runs narrow precisions another way than its others."""
-    stack = _load_stack(name)
-    is_narrow = row.precision in {precision.name for precision in PRECISIONS.values() if precision.narrow}
-    return _load_stack(stack.narrow_as) if stack.narrow_as and is_narrow else stack
-
-
-def _preloaded(stack: Stack, row: Measurement) -> Stack:
-    """The stack as the row ran it: an allocator of LD_PRELOAD keeps what is freed."""
-    preload = row.variants.get("LD_PRELOAD", "")
-    if any(name in preload for name in KEEPING_ALLOCATORS):
-        return stack.model_copy(update={"keeps_freed_memory": True})
-    return stack
 
 
 def run_cells(workload: Workload, layout: Layout) -> dict[str, Cell]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from trimaran.nouns.model import Model
+from trimaran.nouns.noted import Noted
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute, modules_of
@@ -24,6 +25,7 @@ Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
 # Schedules of two chunks a rank, folded: rank r of p holds stages r and 2 p - 1 - r, so that the first has both ends.
 FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 RmsNorm = Literal["fused", "eager", "composite", "torch"]
+Concatenation = Literal["never", "batches", "scatters", "always"]
 FlashKernel = Literal["flash", "cudnn", "triton"]
 Fp8Scaling = Literal["delayed", "current", "blockwise"]
 GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
@@ -138,6 +140,11 @@ class Stack(Noun):
         description="sequence parallelism gathers what a product kept of its input once more for the weight's "
         "gradient, and waits for it",
     )
+    concatenates_slices: Concatenation = Field(
+        default="never",
+        description="sequence parallelism, whose slices are gathered and scattered along the first dimension, copies "
+        "what is whole to lay them along the sequence: of several sequences, for scatters of one too, or always",
+    )
     loss_copies: int = Field(default=3, ge=1, le=8, description="fp32 copies of the logits that an fp32 loss makes")
     loss_copies_over_tp: int | None = Field(
         default=None, ge=1, le=8, description="the same where TP ranks share the vocabulary; None: as loss_copies"
@@ -187,6 +194,9 @@ class Stack(Noun):
     )
     narrow_as: str = Field(
         default="", description="the stack as which measured rows of narrow precisions run, where those need another"
+    )
+    noted: tuple[Noted, ...] = Field(
+        default=(), description="stacks as which measured rows are read whose columns system or notes have these words"
     )
     fp8_scaling: Fp8Scaling = Field(
         default="current",

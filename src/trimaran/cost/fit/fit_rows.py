@@ -12,6 +12,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.fit.learn import Lesson, learn
 from trimaran.cost.fit.solve import MEAN_TO_SIGMA, Observation, batches, predict_memory, predict_times
 from trimaran.cost.grid import Floats
+from trimaran.files.row_as_run import subject
 from trimaran.files.row_nouns import nouns_of, seconds_of
 from trimaran.nouns.columns import FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
@@ -60,6 +61,7 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
     groups: list[str] = []
     skipped: list[str] = []
     notes: list[tuple[int, tuple[str, ...]]] = []
+    subjects: set[tuple[str, str]] = set()
     for number, row in enumerate(measurements, start=1):
         if row.status != "ok" or row.quality not in FIT_QUALITIES or not _says(row):
             continue
@@ -72,11 +74,12 @@ def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None,
             skipped.append(f"row {number}: {reason}")
             continue
         notes.append((number, odd))
+        subjects.add(subject(row.cluster or cluster or "", row.stack or stack or ""))
         observations.append(observed)
         groups.append(row.comparable_group or f"{row.table}")
     if skipped and not observations:
         raise TrimaranError(f"fit: none of {len(skipped)} rows that ran can be fitted to; {skipped[0]}")
-    _same_subject(observations)
+    _same_subject(subjects)
     if len(set(groups)) == 1:
         groups = [observed.layout.label() for observed in observations]
     return replace(fit_observations(observations, groups, skipped), notes=tuple(notes))
@@ -154,12 +157,12 @@ def _absurd(observed: Observation) -> str | None:
     return None
 
 
-def _same_subject(observations: Sequence[Observation]) -> None:
-    if not observations:
+def _same_subject(subjects: set[tuple[str, str]]) -> None:
+    """Raises TrimaranError where rows name no cluster and stack, or several: how each of them ran does not count."""
+    if not subjects:
         raise TrimaranError(
             "fit: no row that ran has sec_per_it or mem_gib and quality ok or corrected: nothing to fit"
         )
-    subjects = sorted({(observed.case.cluster.name, observed.case.stack.name) for observed in observations})
     if len(subjects) > 1:
-        names = ", ".join("/".join(subject) for subject in subjects[:4])
+        names = ", ".join("/".join(subject) for subject in sorted(subjects)[:4])
         raise TrimaranError(f"fit: rows are of {len(subjects)} clusters and stacks ({names}): fit one at a time")

@@ -8,6 +8,7 @@ from functools import reduce
 
 import numpy as np
 
+from trimaran.cost.calibration import SLOWED_BY_TRAFFIC
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.network import Group, Network
 from trimaran.nouns.stack import Stack
@@ -22,7 +23,7 @@ class TensorSums:
     """Seconds of the collectives of operators under each layout of a grid, those of one size timed once.
 
     `inverse` is each layout's shape, `tp` that of each shape, `product_seconds` how long a product takes on every
-    layout.
+    layout, `copied` the seconds that a gathered byte is copied for, and a scattered one, shape (n,).
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class TensorSums:
         ranks: Group,
         tp: Floats,
         product_seconds: Callable[[Product], Floats],
+        copied: tuple[Floats, Floats],
     ) -> None:
         self._stack, self._grid, self._inverse = stack, grid, inverse
         self._network, self._ranks, self._tp, self._product_seconds = network, ranks, tp, product_seconds
+        self._copied_gathered, self._copied_scattered = copied
         self._timed: dict[int, tuple[Number, Floats]] = {}
 
     def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
@@ -58,8 +61,10 @@ class TensorSums:
             size = np.asarray(stated)[self._inverse]
             if collective.kind == "all_gather":  # there is none where nothing is to be gathered
                 seconds = np.where(size > 0, self._network.all_gather(size, self._ranks), 0.0)
-            else:
-                seconds = self._network.all_reduce(size, self._ranks)
+                seconds = seconds + size * self._copied_gathered
+            else:  # a scatter and a gather where anything is copied
+                copied = self._copied_gathered + self._copied_scattered
+                seconds = self._network.all_reduce(size, self._ranks) + size * copied
             self._timed[id(stated)] = stated, seconds
         return self._timed[id(stated)][1]
 
@@ -101,23 +106,32 @@ class TensorSums:
         if not overlapped.any():
             return ahead, back
         for operator in _summing(layer, "backward"):  # gathers its input
-            half = 0.5 * self.seconds([operator], "backward")
-            ahead = ahead + self._hidden(half, operator.forward[0], self._tp)
+            gather, _ = self._halves(operator, "backward")
+            ahead = ahead + self._hidden(gather, operator.forward[0], self._tp)
         for operator in _summing(layer, "forward"):  # scatters its output, and gathers that output's gradient
-            half = 0.5 * self.seconds([operator], "forward")
-            ahead = ahead + self._hidden(half, operator.forward[0], np.minimum(self._tp, SCATTERED_PIECES))
-            back = back + self._hidden(half, operator.backward[0], self._tp)
+            gather, scatter = self._halves(operator, "forward")
+            ahead = ahead + self._hidden(scatter, operator.forward[0], np.minimum(self._tp, SCATTERED_PIECES))
+            back = back + self._hidden(gather, operator.backward[0], self._tp)
         return np.where(overlapped, ahead, 0.0), np.where(overlapped, back, 0.0)
 
-    def _hidden(self, moving: Floats, product: Product, pieces: Floats) -> Floats:
+    def _halves(self, operator: Operator, phase: Phase) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """What a product's sum moves as a gather and as a scatter, and what of either is copied: seconds."""
+        summed = [c for c in operator.collectives if c.phase == phase and c.axis == "tp" and c.kind == "all_reduce"]
+        sizes = reduce(np.add, (np.asarray(c.size)[self._inverse] for c in summed))
+        copies = sizes * self._copied_gathered, sizes * self._copied_scattered
+        moving = 0.5 * (reduce(np.add, map(self._seconds, summed)) - copies[0] - copies[1])
+        return (moving, copies[0]), (moving, copies[1])
+
+    def _hidden(self, half: tuple[Floats, Floats], product: Product, pieces: Floats) -> Floats:
         """Seconds that cutting a product's rows into pieces saves of what moves beside it; never less than none.
 
-        `pieces` is an array over shapes.
+        Pieces lie where the product reads and leaves them, so nothing is copied. `pieces` is an array over shapes.
         """
+        moving, copied = half
         whole, piece = self._product_seconds(product), self._product_seconds(replace(product, m=product.m / pieces))
         several = pieces[self._inverse]
-        saved = np.minimum(moving, whole) * (1.0 - 1.0 / several) - (several * piece - whole)
-        return np.asarray(np.maximum(saved, 0.0))
+        beside = np.minimum(moving, whole) * (1.0 - 1.0 / several) * (2.0 - SLOWED_BY_TRAFFIC)
+        return np.asarray(np.maximum(beside + copied - (several * piece - whole), 0.0))
 
 
 def _summing(layer: Sequence[Operator], phase: Phase) -> list[Operator]:

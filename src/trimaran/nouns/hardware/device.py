@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimaran.nouns.noted import Noted
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PRECISIONS, PrecisionName, Rate
 
@@ -55,6 +56,9 @@ class Device(Noun):
     )
     # sky/utils/gpu_names.py of skypilot-org/skypilot, commit 7e595970a806
     skypilot_name: str = Field(default="", description="SkyPilot's name of it, as H100; empty: not stated")
+    noted: tuple[Noted, ...] = Field(
+        default=(), description="devices as which measured rows are read whose column hardware has these words"
+    )
     clock_ghz: float = Field(default=0.0, ge=0)
     op_overhead_us: float = Field(default=0.0, ge=0, description="measured cost of one small operator; 0: prior")
 

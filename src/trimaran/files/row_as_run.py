@@ -1,0 +1,86 @@
+"""What ran a row, of the names that it states: its cluster as filled and shaped, its software as told to run.
+
+A table names a cluster and a stack by their kind, and says in words what was special: `H100-96GB HBM2e`, `+ torch.compile`.
+Entries of the catalogue (`noted`) say which of its other entries such words speak of.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from trimaran.files.catalogue import load_cluster, load_device, load_stack
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noted import first_said
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.stack import Stack
+
+# Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
+KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+
+_load_cluster = cache(load_cluster)
+_load_device = cache(load_device)
+_load_stack = cache(load_stack)
+
+
+def subject(cluster: str, stack: str) -> tuple[str, str]:
+    """What the named cluster and stack call themselves: those of one fit are the same, however each row ran."""
+    return _load_cluster(cluster).name, _load_stack(stack).name
+
+
+def cluster_as_named(row: Measurement, name: str) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster of that name, of the devices that the row's column `hardware` speaks of; and a note on these."""
+    cluster = _load_cluster(name)
+    said = first_said(cluster.device.noted, row.hardware or "")
+    if said is None or cluster.groups:
+        return cluster, ()
+    note = f"hardware says {said.words}: devices read as {said.read_as}"
+    return cluster.model_copy(update={"device": _load_device(said.read_as)}), (note,)
+
+
+def cluster_as_run(row: Measurement, cluster: Cluster) -> Cluster:
+    """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled."""
+    inter = cluster.inter
+    # A table may count a rack's hosts, whose devices the rack's fast link joins all the same.
+    is_host = row.devices_per_node is not None and row.devices_per_node == cluster.devices_per_host
+    per_node = (None if is_host else row.devices_per_node) or cluster.devices_per_node
+    if not cluster.device.cores:
+        # Processes may share a node's cores, but not its GPUs.
+        per_node = min(per_node, cluster.devices_per_node)
+    if row.network_gbps is not None:
+        inter = inter.model_copy(update={"bandwidth_gbps": row.network_gbps})
+    elif cluster.cards_per_node >= cluster.devices_per_node:
+        # devices that were not used left the cards beside them idle
+        used = inter.bandwidth_gbps * min(1.0, per_node / cluster.devices_per_node)
+        inter = inter.model_copy(update={"bandwidth_gbps": used})
+    if row.network_delay_ms is not None:
+        inter = inter.model_copy(update={"latency_us": row.network_delay_ms * 1000.0})
+    device = cluster.device
+    clock = row.variants.get("clock")
+    if clock and device.clock_ghz:
+        try:
+            factor = float(clock.removesuffix("GHz")) / device.clock_ghz
+        except ValueError:
+            raise TrimaranError(f"variant clock={clock} is not a frequency: write it as clock=2.2GHz") from None
+        peaks = {precision: peak * factor for precision, peak in device.peak_tflops.items()}
+        device = device.model_copy(update={"clock_ghz": device.clock_ghz * factor, "peak_tflops": peaks})
+    return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
+
+
+def stack_as_run(row: Measurement, name: str) -> tuple[Stack, tuple[str, ...]]:
+    """The stack of that name as the row ran it, and notes on what its words say of it.
+
+    Some software runs narrow precisions another way than its others; an allocator of LD_PRELOAD keeps what is freed.
+    """
+    stack, notes = _load_stack(name), list[str]()
+    is_narrow = row.precision in {precision.name for precision in PRECISIONS.values() if precision.narrow}
+    if stack.narrow_as and is_narrow:
+        stack = _load_stack(stack.narrow_as)
+    for column in ("system", "notes"):
+        while (said := first_said(stack.noted, getattr(row, column) or "")) is not None:
+            stack = _load_stack(said.read_as)
+            notes.append(f"{column} says {said.words}: read as {stack.name}")
+    if any(allocator in row.variants.get("LD_PRELOAD", "") for allocator in KEEPING_ALLOCATORS):
+        stack = stack.model_copy(update={"keeps_freed_memory": True})
+    return stack, tuple(notes)
