@@ -2,15 +2,18 @@
 
     python benchmarks/traced/collectives.py
 
-Needs `make peers`. Llama-3.1-8B over 8 TP ranks with sequence parallelism, under torchtitan 0.2.2's own apply_tp and
-apply_ac on a fake process group; a layer's are those of a model of two layers less those of one. Writes
-benchmarks/results/traced_collectives.md.
+Needs `make peers`. Llama-3.1-8B over 8 TP ranks with sequence parallelism, two sequences and one, under torchtitan
+0.2.2's own apply_tp and apply_ac on a fake process group; a layer's are those of a model of two layers less those of
+one. Copies are of what is whole, to lay slices along the sequence: DTensor's gathers and scatters have them along the
+first dimension. A selective recompute in eager mode copies once more, for a scatter whose result it has kept: not
+counted. Writes benchmarks/results/traced_collectives.md.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ from unittest.mock import MagicMock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 import torch
 import torch._inductor.compile_fx
 import torch.distributed as dist
@@ -28,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tracer import fake_mode
 
 from trimaran.cost.kernels import recomputed
+from trimaran.cost.layers.tensor_sums import copied
 from trimaran.files.catalogue import load_model, load_stack
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.operator import Part, Phase
@@ -35,8 +40,10 @@ from trimaran.train.programs.tracing import as_on_cuda
 
 assert PEERS.is_dir(), "run `make peers` first"
 RESULTS = Path(__file__).parents[1] / "results" / "traced_collectives.md"
-MODEL, MBS, SEQ_LEN, TP = "llama3.1-8b", 2, 8192, 8
+MODEL, SEQ_LEN, TP, STACK = "llama3.1-8b", 8192, 8, "torchtitan-0.2"
 COUNTED = {"all_gather_into_tensor": "gathers", "reduce_scatter_tensor": "scatters"}
+COPIES = {"gathers": "copies behind gathers", "scatters": "copies before scatters"}
+COPIED_AGAIN = ("selective", COPIES["scatters"])  # one more than is counted
 # torchtitan's word for each, and what the cost model's collectives of that word are beyond forward and backward
 RECOMPUTES: dict[str, tuple[str, Phase | None]] = {
     "none": ("", None), "selective": ("op", "recompute"), "full": ("full", "forward"),
@@ -44,18 +51,22 @@ RECOMPUTES: dict[str, tuple[str, Phase | None]] = {
 
 
 class Calls(TorchDispatchMode):
-    """Counts the collectives that run while it is entered."""
+    """Counts the collectives that run while it is entered, and the copies of what they gather and scatter."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found[COUNTED.get(func.overloadpacket.__name__, "")] += 1
+        name = func.overloadpacket.__name__
+        self.found[COUNTED.get(name, "")] += 1
+        if name == "cat":
+            along = args[1] if len(args) > 1 else 0
+            self.found[COPIES["gathers" if along else "scatters"]] += 1
         return func(*args, **(kwargs or {}))
 
 
-def traced(layers: int, word: str) -> tuple[Counter[str], Counter[str]]:
+def traced(layers: int, mbs: int, word: str) -> tuple[Counter[str], Counter[str]]:
     """The collectives of a forward and of a backward."""
     torch._utils._get_available_device_type = lambda: "cpu"
     sys.modules.setdefault("torchtitan.models.moe.kernels", MagicMock())
@@ -83,7 +94,7 @@ def traced(layers: int, word: str) -> tuple[Counter[str], Counter[str]]:
                 )  # fmt: skip
                 apply_ac(whole, config, model_compile_enabled=False, op_sac_save_list=_op_sac_save_list)
             with Calls() as forward:
-                logits = whole(torch.zeros(MBS, SEQ_LEN, dtype=torch.int64))
+                logits = whole(torch.zeros(mbs, SEQ_LEN, dtype=torch.int64))
             with Calls() as backward:
                 logits.to_local().sum().backward()
     finally:
@@ -91,12 +102,13 @@ def traced(layers: int, word: str) -> tuple[Counter[str], Counter[str]]:
     return forward.found, backward.found
 
 
-def counted(phase: Phase, *, again: bool = False) -> Counter[str]:
-    """A layer's collectives of a phase by the cost model: a sum is a scatter and a gather.
+def counted(mbs: int, phase: Phase, *, again: bool = False) -> Counter[str]:
+    """A layer's collectives and copies of a phase by the cost model: a sum is a scatter and a gather.
 
     Run `again`, they end where the recompute stops: the scatters of what does not run are left out.
     """
-    part = Part(load_model(MODEL), SEQ_LEN, load_stack("torchtitan-0.2"), False, float(TP), float(MBS), True, 2.0, 2.0)
+    stack = load_stack(STACK)
+    part = Part(load_model(MODEL), SEQ_LEN, stack, False, float(TP), float(mbs), True, 2.0, 2.0)
     found: Counter[str] = Counter()
     operators = layer_operators(part, "dense")
     stop = recomputed(operators) if again else len(operators)
@@ -105,22 +117,28 @@ def counted(phase: Phase, *, again: bool = False) -> Counter[str]:
             if collective.axis == "tp" and collective.phase == phase:
                 found["gathers"] += 1
                 found["scatters"] += collective.kind == "all_reduce" and index < stop
-    return found
+    copies = copied(stack, np.array([mbs]))
+    return found + Counter(
+        {COPIES[name]: found[name] for name, each in zip(COUNTED.values(), copies, strict=True) if each}
+    )
 
 
 def main() -> None:
     """Trace, count, write."""
-    rows = ["| recompute | of a layer | traced forward | cost model | traced backward | cost model |",
-            "| --- | --- | --: | --: | --: | --: |"]  # fmt: skip
-    for recompute, (word, again) in RECOMPUTES.items():
-        one, two = traced(1, word), traced(2, word)
+    rows = ["| sequences | recompute | of a layer | traced forward | cost model | traced backward | cost model |",
+            "| --: | --- | --- | --: | --: | --: | --: |"]  # fmt: skip
+    for mbs, (recompute, (word, again)) in product((2, 1), RECOMPUTES.items()):
+        one, two = traced(1, mbs, word), traced(2, mbs, word)
         forward, backward = (more - fewer for more, fewer in zip(two, one, strict=True))
-        model = counted("forward"), counted("backward") + (counted(again, again=True) if again else Counter())
-        for name in COUNTED.values():
+        repeated = counted(mbs, again, again=True) if again else Counter[str]()
+        model = counted(mbs, "forward"), counted(mbs, "backward") + repeated
+        for name in (*COUNTED.values(), *COPIES.values()):
             rows.append(
-                f"| {recompute} | {name} | {forward[name]} | {model[0][name]} | {backward[name]} | {model[1][name]} |"
+                f"| {mbs} | {recompute} | {name} | {forward[name]} | {model[0][name]} | {backward[name]} | "
+                f"{model[1][name]} |"
             )
-            if (forward[name], backward[name]) != (model[0][name], model[1][name]):
+            more = (recompute, name) == COPIED_AGAIN
+            if (forward[name], backward[name]) != (model[0][name], model[1][name] + more):
                 raise SystemExit(f"the cost model counts other {name} under {recompute}: {rows[-1]}")
     title, _, rest = __doc__.partition("\n\n")
     RESULTS.write_text("\n".join([f"# {title}", "", rest.strip(), "", *rows, ""]), encoding="utf-8")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trimaran.cli.app import app
 from trimaran.cost.calibration import (
     KERNELS,
-    SLOWED_BY_GATHERS,
+    SLOWED_BY_TRAFFIC,
     Calibration,
     learned_elsewhere,
     load_calibration,
@@ -141,14 +141,14 @@ def test_a_stack_learns_from_another_that_runs_the_same_kernels() -> None:
     # what a table shows of products beside gathers is what was measured of them elsewhere
     assert learned.gemm == pytest.approx(believed.gemm, rel=0.05)
     alone = prior(h100, stack.model_copy(update={"gathers_beside_products": False}))
-    assert alone.gemm / believed.gemm == pytest.approx(SLOWED_BY_GATHERS)
+    assert alone.gemm / believed.gemm == pytest.approx(SLOWED_BY_TRAFFIC)
 
 
 def test_flash_attention_begins_at_what_is_sustained_of_its_published_rate_where_the_device_states_one() -> None:
     h100 = load_cluster("dgx-h100")
     flash = prior(h100, load_stack("torch-fsdp"))
     sustained = h100.device.sustained_share * h100.device.flash_share
-    assert flash.gemm * flash.attention * SLOWED_BY_GATHERS == pytest.approx(sustained)
+    assert flash.gemm * flash.attention * SLOWED_BY_TRAFFIC == pytest.approx(sustained)
     assert prior(h100, STACK).attention == prior(CLUSTER, STACK).attention
 
 

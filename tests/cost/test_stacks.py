@@ -87,6 +87,39 @@ def test_recompute_repeats_the_collectives_that_torchtitan_repeats() -> None:
     assert plain[1] == pytest.approx(1.25 * plain[0], rel=0.02)  # one of two sums forward, of four in all
 
 
+def test_slices_of_a_sequence_are_copied_where_the_software_lays_them_together() -> None:
+    """Each of a layer's sums is a scatter, whose copy is read and written before, and a gather, whose copy is after."""
+    workload = workload_of("llama3.1-8b", 96)
+
+    def sums(kind: str, label: str) -> float:
+        stack = load_stack("torchtitan").model_copy(update={"concatenates_slices": kind})
+        return estimate(Case.of(workload, H100, stack), parse_layout(label)).time.tp
+
+    several, one, whole = "dp1,tp8,mbs12,sp,bf16", "dp1,tp8,mbs1,sp,bf16", "dp1,tp8,mbs12,bf16"
+    model, case = workload.model, Case.of(workload, H100, load_stack("torchtitan"))
+    bandwidth = H100.device.mem_bandwidth_gb_s * 1e9 * case.calibration.memory
+    passes = 96 * workload.seq_len * model.hidden * 2 * 2 / bandwidth  # all sequences' 16 bit, read and written
+    copies = (4 * model.layers + 2) * passes  # two sums forward and two backward a layer, and those of both ends
+    assert sums("always", several) - sums("never", several) == pytest.approx(2 * copies)
+    assert sums("always", one) - sums("never", one) == pytest.approx(2 * copies)
+    assert sums("scatters", one) - sums("never", one) == pytest.approx(copies)
+    assert sums("batches", one) == sums("never", one) and sums("batches", several) == sums("always", several)
+    assert sums("always", whole) == sums("never", whole)  # no slices: a sum is laid where it belongs
+
+
+def test_a_gather_hides_beside_the_product_that_reads_it_and_not_behind_a_cast() -> None:
+    """Scales of rows are found after the gather, which then has to be through before its product starts."""
+    workload = workload_of("llama3.1-70b", 512)
+
+    def saved(precision: str) -> float:
+        label = f"dp1,tp8,mbs16,sp,recompute-full,{precision}"
+        stacks = load_stack("torchtitan-compiled"), load_stack("torchtitan-async-tp")
+        shown, hidden = (estimate(Case.of(workload, H100, stack), parse_layout(label)).time.tp for stack in stacks)
+        return (shown - hidden) / shown
+
+    assert 0.0 < saved("fp8_rowwise") < 0.5 * saved("fp8")
+
+
 def test_products_cut_into_pieces_hide_less_the_fewer_rows_a_piece_has() -> None:
     """A piece of a product pays for its own last wave: with few tokens that is all that cutting it saves."""
     shown = []
@@ -173,7 +206,7 @@ def test_what_a_stack_extends_is_said_once() -> None:
     differ = {name for name, value in base.items() if compiled[name] != value}
     assert differ == {
         "name", "software", "op_us", "rms_norm", "lean_activation", "selective_keeps", "precisions", "schedules",
-        "overlaps_sends", "expert_overlaps",
+        "overlaps_sends", "expert_overlaps", "noted",
     }  # fmt: skip
 
 

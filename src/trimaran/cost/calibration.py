@@ -20,9 +20,9 @@ SLOW_LINK_GBPS = 50.0
 # Efficiencies that come with the software. Matrix products are the device's, but where a stack gathers weights beside
 # them; links and hosts are the machine's, and `attention_pow2` is a quirk of one version of cuBLAS.
 KERNELS = ("attention", "memory")
-# How much longer products take while collectives run beside them, of weights and gradients there, and share the device's
-# processors, memory and power: the mean over GPT and Llama models under FSDP on A100, H100, MI210 and MI250 (Lee et
-# al., arXiv 2507.03114, abstract).
+# How much longer products take while collectives run beside them and share the device's processors, memory and power:
+# the mean over GPT and Llama models under FSDP, whose gathers and sums those are, on A100, H100, MI210 and MI250 (Lee
+# et al., arXiv 2507.03114, abstract).
 SLOWED_BY_TRAFFIC = 1.189
 
 

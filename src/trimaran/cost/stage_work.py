@@ -123,9 +123,16 @@ def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
     shapes = Shapes(case, grid, _slots)
     network = Network(case.cluster, case.calibration)
     sums = TensorSums(
-        case.stack, grid, shapes.inverse, network, _tensor_group(case, grid), np.asarray(shapes.part.tp), shapes.product,
-        _copied(case, grid, rate),
-    )  # fmt: skip
+        case.stack,
+        grid,
+        shapes.inverse,
+        network,
+        _tensor_group(case, grid),
+        np.asarray(shapes.part.tp),
+        shapes.product,
+        2.0 / rate.bandwidth * rate.memory_slowdown,
+        shapes.part.casts.gathered_as_read,
+    )
     head_forward, head_backward = shapes.head_time()
     embedding_forward, embedding_backward = shapes.time(shapes.embedding)
     embedding_sum, head_sum = sums.seconds([shapes.embedding], "forward"), sums.seconds([shapes.head], "backward")
@@ -147,17 +154,6 @@ def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
         head_sum=head_sum,
         message=np.asarray(shapes.part.message)[shapes.inverse],
     )
-
-
-def _copied(case: Case, grid: LayoutGrid, rate: Rates) -> tuple[Floats, Floats]:
-    """Seconds for which sequence parallelism reads and writes a byte that it gathered, and one that it will scatter.
-
-    Slices of one sequence lie behind each other as they are gathered: a view is enough, where the software takes it.
-    """
-    kind, several = case.stack.concatenates_slices, grid.mbs > 1
-    slices = grid.sequence_parallel & (grid.tp > 1) & (kind != "never")
-    copy = np.where(slices, 2.0 / rate.bandwidth * rate.memory_slowdown, 0.0)
-    return copy * (several | (kind == "always")), copy * (several | (kind in ("scatters", "always")))
 
 
 def _tensor_group(case: Case, grid: LayoutGrid) -> Group:

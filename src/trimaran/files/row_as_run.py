@@ -1,7 +1,7 @@
 """What ran a row, of the names that it states: its cluster as filled and shaped, its software as told to run.
 
-A table names a cluster and a stack by their kind, and says in words what was special: `H100-96GB HBM2e`, `+ torch.compile`.
-Entries of the catalogue (`noted`) say which of its other entries such words speak of.
+A table names a cluster and a stack by their kind, and says in words what was special: `H100-96GB HBM2e`,
+`+ torch.compile`. Entries of the catalogue (`noted`) say which of its other entries such words speak of.
 """
 
 from __future__ import annotations

@@ -52,6 +52,11 @@ class Casts:
         return np.where(np.asarray(self.sliced) > 0, self.share, 1.0)
 
     @property
+    def gathered_as_read(self) -> NDArray[np.bool_]:
+        """Whether a product reads what sequence parallelism gathered for it as it is."""
+        return (np.asarray(self.element) <= 0) | (np.asarray(self.sliced) > 0)
+
+    @property
     def share(self) -> Number:
         """Bytes of an element as cast over those of its 16 bit; 1 where it is not cast."""
         return np.where(np.asarray(self.element) > 0, np.asarray(self.element) / WIDE_BYTES, 1.0)

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.calibration import SLOWED_BY_TRAFFIC
-from trimaran.cost.grid import Floats, Ints, LayoutGrid
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
 from trimaran.cost.network import Group, Network
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import Number
@@ -19,11 +19,21 @@ from trimaran.operators.operator import Collective, Operator, Phase, Product
 SCATTERED_PIECES = 4.0
 
 
+def copied(stack: Stack, mbs: Ints) -> tuple[Bools, Bools]:
+    """Whether sequence parallelism copies what it has gathered, and what it will scatter, of so many sequences.
+
+    Slices of one sequence lie behind each other as they are gathered: a view is enough, where the software takes it.
+    """
+    kind, several = stack.concatenates_slices, (mbs > 1) & (stack.concatenates_slices != "never")
+    return several | (kind == "always"), several | (kind in ("scatters", "always"))
+
+
 class TensorSums:
     """Seconds of the collectives of operators under each layout of a grid, those of one size timed once.
 
     `inverse` is each layout's shape, `tp` that of each shape, `product_seconds` how long a product takes on every
-    layout, `copied` the seconds that a gathered byte is copied for, and a scattered one, shape (n,).
+    layout, `copy_seconds` how long a byte is read and written, shape (n,), `as_read` whether products read what is
+    gathered for them as it is, of each shape or of all.
     """
 
     def __init__(
@@ -35,11 +45,15 @@ class TensorSums:
         ranks: Group,
         tp: Floats,
         product_seconds: Callable[[Product], Floats],
-        copied: tuple[Floats, Floats],
+        copy_seconds: Floats,
+        as_read: Bools,
     ) -> None:
         self._stack, self._grid, self._inverse = stack, grid, inverse
         self._network, self._ranks, self._tp, self._product_seconds = network, ranks, tp, product_seconds
-        self._copied_gathered, self._copied_scattered = copied
+        self._as_read = np.broadcast_to(as_read, np.shape(tp))[inverse]
+        sliced = copy_seconds * (grid.sequence_parallel & (grid.tp > 1))
+        gathered, scattered = copied(stack, grid.mbs)
+        self._copied_gathered, self._copied_scattered = sliced * gathered, sliced * scattered
         self._timed: dict[int, tuple[Number, Floats]] = {}
 
     def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
@@ -99,6 +113,8 @@ class TensorSums:
         the one that makes them, SCATTERED_PIECES of them: all but one piece of the shorter of the two is hidden, and a
         product of so many pieces takes longer than one. Inside a node alone (Transformer Engine 2.9, module/base.py,
         initialize_ub: ring_exchange and pipeline; layernorm_linear.py and linear.py: ub_overlap_ag, ub_overlap_rs).
+        What is cast between gather and product hides nothing of the gather (torch 2.6.0, _inductor/fx_passes/
+        micro_pipeline_tp.py, find_all_gather_patterns).
         """
         grid = self._grid
         overlapped = grid.sequence_parallel & ~self._ranks.crosses & (grid.tp > 1)
@@ -107,11 +123,11 @@ class TensorSums:
             return ahead, back
         for operator in _summing(layer, "backward"):  # gathers its input
             gather, _ = self._halves(operator, "backward")
-            ahead = ahead + self._hidden(gather, operator.forward[0], self._tp)
+            ahead = ahead + self._as_read * self._hidden(gather, operator.forward[0], self._tp)
         for operator in _summing(layer, "forward"):  # scatters its output, and gathers that output's gradient
             gather, scatter = self._halves(operator, "forward")
             ahead = ahead + self._hidden(scatter, operator.forward[0], np.minimum(self._tp, SCATTERED_PIECES))
-            back = back + self._hidden(gather, operator.backward[0], self._tp)
+            back = back + self._as_read * self._hidden(gather, operator.backward[0], self._tp)
         return np.where(overlapped, ahead, 0.0), np.where(overlapped, back, 0.0)
 
     def _halves(self, operator: Operator, phase: Phase) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:

@@ -1,0 +1,49 @@
+"""Words of a row's text, however they are set apart, and whether a text denies them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimaran.files.catalogue import catalogue_names, load_device, load_stack
+from trimaran.nouns.noted import Noted, first_said
+
+ASYNC = Noted(words="async TP", read_as="torchtitan-async-tp")
+COMPILE = Noted(words="compile", read_as="torchtitan-compiled")
+
+
+@pytest.mark.parametrize(
+    "text", ["async TP", "AsyncTP+compile", "2D + async-TP", "with async_tp.", "Float8 + Async  TP;"]
+)
+def test_words_are_found_however_they_are_written(text: str) -> None:
+    assert ASYNC.said_in(text)
+
+
+@pytest.mark.parametrize("text", ["FSDP + torch.compile", "compiled", "compile+Float8", "no AC, torch.compile"])
+def test_a_word_may_go_on(text: str) -> None:
+    assert COMPILE.said_in(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "eager", "without torch.compile", "no compile", "not compiled", "torch.compile: off", "compile=False",
+             "vanilla TP", "non-compiled", "recompiles"],
+)  # fmt: skip
+def test_what_is_denied_or_not_said_is_not_found(text: str) -> None:
+    assert not COMPILE.said_in(text)
+
+
+@given(before=st.text(alphabet="xyz +,;", max_size=9), apart=st.sampled_from(["", " ", "-", "_", "  ", "."]))
+def test_only_what_stands_between_the_words_differs(before: str, apart: str) -> None:
+    said = f"{before} Async{apart}TP"
+    assert first_said((COMPILE, ASYNC), said) is ASYNC
+
+
+def test_every_entry_of_the_catalogue_names_another_and_none_goes_in_a_circle() -> None:
+    for kind, load in (("stacks", load_stack), ("devices", load_device)):
+        for name in catalogue_names(kind):
+            seen = [name]
+            while noted := load(seen[-1]).noted:
+                assert all(each.read_as in catalogue_names(kind) for each in noted)
+                seen.append(noted[0].read_as)
+                assert len(seen) == len(set(seen)), seen
