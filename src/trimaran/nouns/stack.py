@@ -183,6 +183,16 @@ class Stack(Noun):
     shards_master: bool = Field(
         default=False, description="ZeRO-3 shards fp32 weights alone, and casts what it gathers"
     )
+    copies_gathered: bool = Field(
+        default=False, description="ZeRO-3 copies what it gathered of a unit into its parameters"
+    )
+    gradient_passes: int = Field(
+        default=0,
+        ge=0,
+        le=8,
+        description="passes over a unit's gradients as the backward leaves them until what ZeRO-3 scatters is laid "
+        "together, which is written besides; 0: it lies so from the start",
+    )
     gathers_ends: bool = Field(
         default=False, description="ZeRO-3 keeps embedding and head gathered over forward and backward"
     )

@@ -114,7 +114,22 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     slowed = crowded(case.cluster) * (behind_forward + behind_backward)
     first_and_last = gather_ends + gather + scatter + scatter_ends + copied + copied_ends
     of_layers = np.maximum(work.layers - 1.0, 0.0) * (shown + slowed)
-    return np.asarray(iteration.micro_batches * (of_layers + first_and_last))
+    laid = laid_bytes(iteration, element, sent) * iteration.parameters / work.rate.bandwidth * work.rate.memory_slowdown
+    return np.asarray(iteration.micro_batches * (of_layers + first_and_last + laid))
+
+
+def laid_bytes(iteration: IterationCost, element: Floats, sent: Floats) -> Floats:
+    """Bytes a parameter that pass through memory, a micro-batch, between what units compute with and what travels.
+
+    FSDP2 gathers into a buffer and copies from there into the parameters, and lays a unit's gradients together in the
+    precision in which it scatters them (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, lines 485 to
+    489 and 784). FSDP1 computes with views of what it gathered, whose gradients autograd joins before they are cast.
+    """
+    stack, grid = iteration.case.stack, iteration.grid
+    gathers = np.where(grid.zero_stage == 2, 1.0, 2.0)
+    passes = stack.gradient_passes
+    joined = passes * element_bytes(grid) + sent if passes else 0.0
+    return 2.0 * element * gathers * stack.copies_gathered + joined
 
 
 def _hidden(traffic: Floats, one: Floats, grid: LayoutGrid) -> Floats:
