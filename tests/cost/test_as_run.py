@@ -53,6 +53,7 @@ def test_the_words_of_a_rows_hardware_name_its_devices() -> None:
         ({"precision": "fp8", "notes": "Float8 + Async TP"}, "torchtitan-async-tp"),
         ({"notes": "async TP, torch.compile"}, "torchtitan-async-tp"),
         ({"stack": "torchtitan-0.2", "notes": "AsyncTP+compile"}, "torchtitan-0.2-async-tp"),
+        ({"stack": "torchtitan-0.2-compiled", "precision": "fp8"}, "torchtitan-0.2-compiled"),
         ({"stack": "torch-fsdp", "notes": "torch.compile"}, "torch-fsdp"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trimaran.api import plan, usual_stack, workload_of
+from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.grid import LayoutGrid
@@ -105,6 +106,39 @@ def test_slices_of_a_sequence_are_copied_where_the_software_lays_them_together()
     assert sums("scatters", one) - sums("never", one) == pytest.approx(copies)
     assert sums("batches", one) == sums("never", one) and sums("batches", several) == sums("always", several)
     assert sums("always", whole) == sums("never", whole)  # no slices: a sum is laid where it belongs
+
+
+def test_what_fsdp_lays_together_passes_through_memory_once_a_micro_batch() -> None:
+    """FSDP2 copies 2 bytes out of what it gathers, twice, and reads 2 bytes of a gradient to write 4."""
+    workload = workload_of("llama3.1-8b", 16)
+    titan = load_stack("torchtitan")
+    plain = titan.model_copy(update={"copies_gathered": False, "gradient_passes": 0})
+    case = Case.of(workload, H100, titan)
+    bandwidth = H100.device.mem_bandwidth_gb_s * 1e9 * case.calibration.memory
+    for label, micro_batches in (("dp8,mbs2,fsdp,bf16", 1), ("dp8,mbs1,fsdp,bf16", 2)):
+        layout = parse_layout(label)
+        copied, views = (estimate(Case.of(workload, H100, each), layout).time.dp for each in (titan, plain))
+        assert copied - views == pytest.approx(micro_batches * 14 * workload.model.parameters / bandwidth, rel=1e-3)
+    whole = parse_layout("dp8,mbs2,zero0,bf16")
+    assert (
+        estimate(Case.of(workload, H100, titan), whole).time.dp
+        == estimate(Case.of(workload, H100, plain), whole).time.dp
+    )
+
+
+def test_attention_made_again_takes_less_than_a_third_of_it_where_its_forward_is_the_faster_pass() -> None:
+    """Both passes together take as long as they did: the calibrated rate is theirs."""
+    workload = workload_of("llama3.1-8b", 8).model_copy(update={"seq_len": 131072})
+
+    def took(kernel: str) -> dict[str, float]:
+        stack = load_stack("torch-fsdp").model_copy(update={"flash_kernel": kernel})
+        case = Case.of(workload, H100, stack, prior(H100, load_stack("torch-fsdp")))
+        time = estimate(case, parse_layout("dp8,mbs1,fsdp,recompute-full,bf16")).time
+        return {part: getattr(time, part) for part in ("forward", "backward", "recompute")}
+
+    alike, triton = took("cudnn"), took("triton")
+    assert triton["forward"] + triton["backward"] == pytest.approx(alike["forward"] + alike["backward"])
+    assert 0.68 < triton["recompute"] / alike["recompute"] < 0.85
 
 
 def test_a_gather_hides_beside_the_product_that_reads_it_and_not_behind_a_cast() -> None:

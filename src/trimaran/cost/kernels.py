@@ -17,6 +17,7 @@ from trimaran.cost.grid import Bools, Floats, Ints, any_narrow, by_precision
 from trimaran.cost.measured import AttentionTable, MatmulTable
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.precision import PRECISIONS, Precision
+from trimaran.nouns.stack import FlashKernel
 from trimaran.operators.casts import casts_of
 from trimaran.operators.modules import shares_again
 from trimaran.operators.operator import Operator, Product
@@ -30,6 +31,12 @@ TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
 BACKWARD_LAUNCHES = 1.4
 # Clock of a CPU whose cluster file states none.
 USUAL_CLOCK_GHZ = 2.5
+# Rate of flash attention's forward over that of its backward, by whose kernel it is, on GPUs. FlashAttention-2 reaches
+# 73 and 63% of an A100's peak; Triton's takes 1.3 to 1.5 times as long forward and twice as long backward (Dao, arXiv
+# 2307.08691, sections 1 and 4.1). Of cuDNN's nothing is published, so both are alike.
+FORWARD_RATE: dict[FlashKernel, float] = {"flash": 73 / 63, "triton": 73 / 63 * 2.0 / 1.4, "cudnn": 1.0}
+# Operations of flash attention's backward over those of its forward, which it makes again (the same, section 3.1).
+FLASH_BACKWARD = 2.5
 # Tensor cores want sizes in multiples of 16 bytes.
 ALIGNMENT = 8
 
@@ -279,9 +286,12 @@ class Kernels:
             slower = rate.matmul_slowdown * (scores.n / scores.m)
             return forward * slower, backward * slower
         slower = 0.5 * rate.matmul_slowdown / (rate.products.peak * self.calibration.attention)
+        faster = FORWARD_RATE[self.stack.flash_kernel] if self.cluster.device.kind == "gpu" else 1.0
+        # the calibrated rate is that of both passes together
+        apart = (1.0 + FLASH_BACKWARD) / (1.0 + FLASH_BACKWARD * faster)
         forward, backward = (
-            np.asarray(reduce(np.add, (product.operations for product in products)) * slower)
-            for products in (operator.forward, operator.backward)
+            np.asarray(reduce(np.add, (product.operations for product in products)) * slower * apart * longer)
+            for products, longer in ((operator.forward, 1.0), (operator.backward, faster))
         )
         return forward, backward
 

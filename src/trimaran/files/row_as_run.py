@@ -75,7 +75,7 @@ def stack_as_run(row: Measurement, name: str) -> tuple[Stack, tuple[str, ...]]:
     """
     stack, notes = _load_stack(name), list[str]()
     is_narrow = row.precision in {precision.name for precision in PRECISIONS.values() if precision.narrow}
-    if stack.narrow_as and is_narrow:
+    if stack.narrow_as and is_narrow and row.precision not in stack.precisions:
         stack = _load_stack(stack.narrow_as)
     for column in ("system", "notes"):
         while (said := first_said(stack.noted, getattr(row, column) or "")) is not None:
