@@ -17,8 +17,8 @@ import pytest
 import trimaran
 from trimaran.api import plan, predict
 from trimaran.cost.predict_table import PredictedRow, Predictions
+from trimaran.files.frames import FrameLibrary
 from trimaran.files.row_table import Row
-from trimaran.nouns.frames import FrameLibrary
 
 
 def test_trimaran_plan_is_the_planner_before_and_after_its_room_is_imported() -> None:

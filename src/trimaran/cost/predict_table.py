@@ -11,12 +11,12 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
+from trimaran.files.frames import FrameLibrary, frame_of, html_table
 from trimaran.files.row_nouns import formula_of, nouns_of, seconds_of
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import tflops_per_device
 from trimaran.nouns.columns import BY_NAME, FIT_QUALITIES
-from trimaran.nouns.frames import FrameLibrary, frame_of, html_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 

@@ -76,8 +76,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("row", "text", says="row in the table"),
     Column("cluster", "text", says="catalogue name or file"),
     Column("stack", "text", says="catalogue name or file"),
-    Column("system", "text", says="the software in words"),
-    Column("hardware", "text", says="the hardware in words"),
+    Column("system", "text", says="the software in words, by which its stack may be told apart"),
+    Column("hardware", "text", says="the hardware in words, by which its devices may be told apart"),
     Column("nodes", "int", "nodes", minimum=1, maximum=1e7, says="nodes used"),
     Column("devices_per_node", "int", "devices", minimum=1, maximum=1e5, says="devices used on each node"),
     Column("devices", "int", "devices", minimum=1, maximum=1e8, says="devices used; default DP x TP x CP x PP"),
@@ -165,7 +165,7 @@ COLUMNS: tuple[Column, ...] = (
         like="a word such as ok or suspect",
         says="ok and corrected are fit for fitting",
     ),
-    Column("notes", "text", says="anything else"),
+    Column("notes", "text", says="anything else; how the software was run is read from it"),
 )
 
 # Behind the columns above where a table has them: what the first tables' models had no need to say, and in tables of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trimaran.cost.estimates import Estimate
+from trimaran.files.frames import FrameLibrary, frame_of, html_table
 from trimaran.layout.choices import IN_GRID
 from trimaran.layout.layout import Layout
-from trimaran.nouns.frames import FrameLibrary, frame_of, html_table
 from trimaran.nouns.noun import Noun
 from trimaran.planner.explain.advice import Advice
 from trimaran.planner.search.objective import EQUAL, Objective
