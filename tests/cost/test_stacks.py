@@ -63,7 +63,7 @@ def test_a_plan_of_today_assumes_the_software_of_today() -> None:
         ("overlaps_sends", (), "pp"),
         ("sums_behind_weights", False, "tp"),
         ("sums_behind_products", False, "tp"),
-        ("fused_accumulation", False, "backward"),
+        ("fused_accumulation", "never", "backward"),
         ("flash_kernel", "flash", "forward"),
     ],
 )

@@ -75,18 +75,21 @@ class ProductRates:
 class Rates:
     """What one rank computes and moves: arrays over layouts.
 
-    `products` are those of attention and head, `narrow` those of the layers' linear products; `bandwidth` bytes/s,
-    `element` bytes of an activation. The slowdowns are how much longer a rank takes because of the others of its
-    node: 1 on a GPU, more where slots share cores.
+    `products` are those of attention and head, `narrow` those of the layers' linear products; `bandwidth` bytes/s of
+    passes over activations, `stream` of those over weights and states, `element` bytes of an activation. The slowdowns
+    are how much longer a rank takes because of the others of its node: 1 on a GPU, more where slots share cores;
+    `memory` is of weights and states, `pass` of activations.
     """
 
     products: ProductRates
     narrow: ProductRates
     bandwidth: float
+    stream: float
     element: Floats
     half: Bools
     matmul_slowdown: Floats
     memory_slowdown: Floats
+    pass_slowdown: Floats
     overhead_slowdown: Floats
 
 
@@ -97,7 +100,7 @@ def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
     on_cpu = device.kind == "cpu"
     element = by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes)
-    matmul, memory, overhead = slowdowns(case.cluster, devices)
+    matmul, memory, passes, overhead = slowdowns(case.cluster, devices)
     tensor_cores = (element < 4) & (device.kind == "gpu")
     plain = (element == 4) & (device.kind == "gpu")
     fill = np.where(tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
@@ -107,10 +110,13 @@ def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
         products=products,
         narrow=_narrow(case, products, precision),
         bandwidth=device.mem_bandwidth_gb_s * 1e9 * calibration.memory,
+        # a probe's is that of one kernel over large arrays, as an optimizer's is; layers' passes reach a part of it
+        stream=device.mem_bandwidth_gb_s * 1e9 * (1.0 if on_cpu and case.cluster.matmul else calibration.memory),
         element=element,
         half=by_precision(precision, lambda p: p.name == "fp16") > 0,
         matmul_slowdown=matmul,
         memory_slowdown=memory,
+        pass_slowdown=passes,
         overhead_slowdown=overhead,
     )
 
@@ -138,8 +144,8 @@ def _narrow(case: Case, products: ProductRates, precision: Ints) -> ProductRates
     return replace(products, peak=products.peak * times, operand=operand, fill_k=products.fill_k * times)
 
 
-def slowdowns(cluster: Cluster, devices: Ints | Floats) -> tuple[Floats, Floats, Floats]:
-    """How much longer matmuls, memory passes and small operators take with that many devices at work.
+def slowdowns(cluster: Cluster, devices: Ints | Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """How much longer matmuls, passes over weights, over activations, and small operators take with so many devices.
 
     As the probe measured it, of up to so many slots; more of them take turns, as those do that want more cores than a
     node has where nothing was measured.
@@ -150,11 +156,13 @@ def slowdowns(cluster: Cluster, devices: Ints | Floats) -> tuple[Floats, Floats,
     if cluster.contention:
         known = sorted(cluster.contention, key=lambda c: c.ranks)
         ranks = np.log([1.0, *(c.ranks for c in known)])
-        measured = [[1.0, *(getattr(c, name) for c in known)] for name in ("matmul", "memory", "overhead")]
+        measured = [
+            [1.0, *each] for each in zip(*((c.matmul, c.memory, c.of_passes, c.overhead) for c in known), strict=True)
+        ]
         beyond = turns / np.maximum(1.0, np.minimum(slots, known[-1].ranks) * share)
-        a, b, c = (beyond * np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
-        return a, b, c
-    return turns, turns, turns
+        a, b, c, d = (beyond * np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
+        return a, b, c, d
+    return turns, turns, turns, turns
 
 
 def gemm_time(
@@ -325,7 +333,7 @@ class Kernels:
         seconds = 1.0 / self.rate.bandwidth
         if self.cluster.device.kind == "cpu" and not self.stack.keeps_freed_memory:
             seconds += 0.5e-9 / self.calibration.fresh_gb_s
-        return np.asarray(seconds * self.rate.memory_slowdown)
+        return np.asarray(seconds * self.rate.pass_slowdown)
 
     def _drawing(self, drawn: Floats | float) -> Floats | float:
         """Random numbers of dropouts on a CPU, where PyTorch draws them in one thread."""

@@ -25,6 +25,7 @@ Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
 # Schedules of two chunks a rank, folded: rank r of p holds stages r and 2 p - 1 - r, so that the first has both ends.
 FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 RmsNorm = Literal["fused", "eager", "composite", "torch"]
+FusedAccumulation = Literal["never", "alike", "always"]
 Concatenation = Literal["never", "batches", "scatters", "always"]
 FlashKernel = Literal["flash", "cudnn", "triton"]
 Fp8Scaling = Literal["delayed", "current", "blockwise"]
@@ -86,8 +87,10 @@ class Stack(Noun):
         default=False,
         description="inside a node, sequence parallelism's gathers and sums run in pieces beside the next product",
     )
-    fused_accumulation: bool = Field(
-        default=False, description="the product that makes a weight's gradient adds it to the sum of those before"
+    fused_accumulation: FusedAccumulation = Field(
+        default="never",
+        description="the product that makes a weight's gradient adds it to those of earlier micro-batches: always, or "
+        "where these are kept in its own precision",
     )
     overlap_pp: bool = False
     overlaps_sends: tuple[Schedule, ...] = Field(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trimaran.nouns.hardware.measured import CollectiveTime, Contention
-from trimaran.probe.alone import Operands, small_operators, stream
+from trimaran.probe.alone import Operands, activation_passes, small_operators, stream
 from trimaran.probe.probe_settings import MIB, ProbedProduct, ProbeSettings
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
 from trimaran.train.comm.group import Group, GroupFactory
@@ -100,7 +100,7 @@ def _there_and_back(tensor: torch.Tensor, group: Group) -> None:
 
 
 class ContentionLooks:
-    """How much slower matmul, memory and small operators get as more slots work at once, as ranks of a training do.
+    """How much slower each kind of work gets as more slots do it at once, as ranks of a training do.
 
     All ranks of a look do the same pieces of work and wait for each other after each, as they do at the sums of a
     training and at the ends of its steps: so the slowest slot of each piece counts. Looks are taken in spells that lie
@@ -114,6 +114,7 @@ class ContentionLooks:
         self._works: dict[str, Callable[[], object]] = {
             "matmul": Operands(device).product(ProbedProduct(m=_SIDE, n=_SIDE, k=_SIDE), torch.float32),
             "memory": stream(settings.stream_mib, device)[0],  # the arrays whose rate alone is the bandwidth
+            "passes": activation_passes(device)[0],
             "overhead": small_operators(device)[0],
         }
         looks = [(name, ranks) for name in self._works for ranks in (1, *settings.groups) if settings.groups]

@@ -18,9 +18,10 @@ def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, 
     product that makes them adds them too, only the sum passes, and beside that product: it shows where it is longer
     than the seconds for which they are `made`.
     """
-    fused = case.stack.fused_accumulation
-    kept = 2.0 * gradient_bytes(grid, case.stack)
-    moved = parameters / shards(grid, GRADIENTS) * (kept + (0.0 if fused else element_bytes(grid)))
-    seconds = moved / rate.bandwidth * rate.memory_slowdown
-    shown = np.maximum(seconds - made, 0.0) if fused else seconds
+    kept, element = gradient_bytes(grid, case.stack), element_bytes(grid)
+    fused = (kept == element) | (case.stack.fused_accumulation == "always")
+    fused &= case.stack.fused_accumulation != "never"
+    moved = parameters / shards(grid, GRADIENTS) * (2.0 * kept + np.where(fused, 0.0, element))
+    seconds = moved / rate.stream * rate.memory_slowdown
+    shown = np.where(fused, np.maximum(seconds - made, 0.0), seconds)
     return np.asarray(np.where(grid.micro_batches > 1, shown, 0.0))

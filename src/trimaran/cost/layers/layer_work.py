@@ -143,7 +143,7 @@ def _context_traffic(
 def _accumulation(case: Case, grid: LayoutGrid, shapes: Shapes, rate: Rates, kind: LayerKind) -> Floats:
     """Seconds of adding a layer's gradients to those of earlier micro-batches; experts' beside their own products."""
     none = np.zeros(len(grid))
-    fused = case.stack.fused_accumulation
+    fused = case.stack.fused_accumulation != "never"
     made = shapes.weight_gradients(kind, experts=False) if fused else none
     seconds = accumulation_time(case, grid, rank_layer_parameters(case.model, grid, kind), rate, made)
     if kind == "experts":

@@ -49,10 +49,17 @@ class Contention(Noun):
     1 means that the slots do not feel each other. Slots that outnumber the cores are in it too:
     two cores that four ranks share show about 2. So is that slots which meet again and again, as ranks
     do, wait for the slowest of them each time. `matmul` is for matrix products, `memory` for
-    passes over large tensors, `overhead` for small operators.
+    passes over large tensors, `passes` for those over activations, which a cache may hold, `overhead` for small
+    operators.
     """
 
     ranks: int = Field(gt=1)
     matmul: float = Field(gt=0)
     memory: float = Field(gt=0)
+    passes: float | None = Field(default=None, gt=0, description="None, not measured: as `memory`")
     overhead: float = Field(gt=0)
+
+    @property
+    def of_passes(self) -> float:
+        """That of passes over activations."""
+        return self.memory if self.passes is None else self.passes
