@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
+from trimaran.cost.estimates import TimeParts
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.pipeline import lockstep
 from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
@@ -30,7 +31,7 @@ from trimaran.layout.schedule import actions
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
-from trimaran.nouns.hardware.measured import Contention
+from trimaran.nouns.hardware.measured import Contention, MatmulRate
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import FOLDED, Schedule
 from trimaran.nouns.workload import Workload
@@ -284,6 +285,37 @@ def test_stages_that_share_cores_take_their_work_or_their_waiting_sweep_by_sweep
     slow_link = np.array([10.0 * times.backward[0] * 12])
     waiting = replace(crowded, send_held=slow_link, send_arrives=slow_link)
     assert pipeline_time(grid, waiting).total[0] > 2 * (micro_batches - 1) * slow_link[0]
+
+
+def test_ranks_that_meet_often_wait_for_each_other_and_activations_feel_less_of_others_than_states() -> None:
+    """Sums over TP come every few milliseconds, passes through a stage more seldom, those of replicas once a step."""
+    device = Device(kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=64, mem_bandwidth_gb_s=20, cores=1)
+    link = Link(bandwidth_gbps=1e6, latency_us=0.001)
+    felt = {"ranks": 2, "matmul": 1.1, "memory": 1.8, "overhead": 1.0}
+    model = Model(layers=8, hidden=256, heads=8, vocab=64, max_positions=512)
+    workload = Workload(model=model, seq_len=512, global_batch=8)
+    rate = MatmulRate(precision="fp32", m=512, n=256, k=256, tflops=0.1)
+
+    def took(label: str, **others: float) -> TimeParts:
+        machine = Cluster(
+            device=device, nodes=1, devices_per_node=2, intra=link, inter=link, cores_per_node=2, matmul=(rate,),
+            contention=(Contention(**(felt | others)),),
+        )  # fmt: skip
+        return estimate(Case.of(workload, machine, load_stack("trimaran")), parse_layout(label)).time
+
+    def longer(label: str) -> float:
+        seldom, often = took(label), took(label, often=1.1 * 1.2)
+        return (often.forward + often.backward) / (seldom.forward + seldom.backward) - 1.0
+
+    assert longer("dp2,mbs1") == 0.0 and longer("mbs1") == 0.0
+    assert longer("tp2,mbs1") > longer("tp2,mbs8") > longer("pp2,mbs8") >= 0.0
+    assert longer("tp2,mbs1") <= 0.2 + 1e-9
+    alike, apart = took("dp2,mbs1"), took("dp2,mbs1", passes=1.05)
+    assert apart.forward < alike.forward and apart.optimizer == alike.optimizer
+    alone = took("dp1,mbs1")
+    assert alike.optimizer == pytest.approx(1.8 * alone.optimizer)
+    # Adam's 24 bytes of states and weights, a gradient, and three passes over it for the norm, at the probed rate
+    assert alone.optimizer == pytest.approx(40 * model.parameters / 20e9, rel=0.05)
 
 
 @pytest.mark.parametrize(("split", "even"), [("2-2-2-2", True), ("5-1-1-1", False), ("3-3-1-1", False)])

@@ -14,6 +14,7 @@ from trimaran.cost.kernels import Rates, rates, slowdowns
 from trimaran.cost.layers.hidden_exchange import behind_other_batch, behind_shared
 from trimaran.cost.layers.layer_work import LayerWork, Shapes, layer_work
 from trimaran.cost.layers.tensor_sums import TensorSums
+from trimaran.cost.meetings import waiting_factor
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
@@ -86,6 +87,16 @@ class MicroBatch:
         names = [field.name for field in fields(self)[2:]]
         layers = self.layer.take(rows), self.dense and self.dense.take(rows)
         return MicroBatch(*layers, **{name: getattr(self, name)[rows] for name in names})
+
+    def paced(self, factor: Floats) -> MicroBatch:
+        """The same where what ranks compute takes `factor` as long, shape (n,)."""
+        computed = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
+        return replace(
+            self,
+            layer=self.layer.paced(factor),
+            dense=self.dense and self.dense.paced(factor),
+            **{name: getattr(self, name) * factor for name in computed},
+        )
 
 
 # What a micro-batch takes depends on these as far as _layouts_alike says: pipelines, what ZeRO shards, and ranks other
@@ -163,6 +174,7 @@ def _tensor_group(case: Case, grid: LayoutGrid) -> Group:
 def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     """What the stages do in one micro-batch."""
     rate, each = rates(case, grid.precision, _slots(case, grid)), micro_batch(case, grid)
+    each = each.paced(waiting_factor(case, grid, each.layer))
     layer, dense = behind_other_batch(case, grid, each.layer), each.dense
     held, arrives = _sends(case, grid, each.message)
     further = case.model.mtp_depth  # layers of the last stage beside those of the model

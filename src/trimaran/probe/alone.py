@@ -20,9 +20,10 @@ from trimaran.train.model.product import add_product, linear, product
 
 DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
 _CHAIN = 32
-# Size and number of the tensors that passes over activations are timed with. Two ranks on two cores of an EPYC 9005,
-# with 32 MiB of cache for both, take 1.1 to 1.3 times as long for these, and 1.2 to 1.8 for arrays that no cache holds.
-_ACTIVATION_BYTES, _ACTIVATIONS = 2 * MIB, 32
+# Size and number of the tensors that passes over activations are timed with: what a layer of a small model passes over
+# within a few operators. On two cores with 32 MiB of cache for both, two ranks take 1.0 to 1.2 times as long for these
+# and for a step of the laptop's recipe, and up to 1.8 times for arrays that no cache holds.
+_ACTIVATION_BYTES, _ACTIVATIONS = MIB, 8
 
 
 class Operands:
@@ -185,7 +186,7 @@ def stream(mib: int, device: torch.device) -> tuple[Callable[[], Tensor], int]:
 def activation_passes(device: torch.device) -> tuple[Callable[[], object], int]:
     """Sums of activations, one after the other, each of two that were made before it; and the bytes of all.
 
-    They are of the size that layers pass over in a micro-batch on a CPU, and as many as caches hold at best.
+    A layer reads most of what it made a few operators before, from a cache where one holds so much.
     """
     count = _ACTIVATION_BYTES // 4
     tensors = [torch.ones(count, device=device) for _ in range(_ACTIVATIONS)]

@@ -91,7 +91,9 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
             for a in result.attention
         ),
         contention=tuple(
-            c.model_copy(update={k: _digits(getattr(c, k)) for k in ("matmul", "memory", "passes", "overhead")})
+            c.model_copy(
+                update={k: _digits(getattr(c, k)) for k in ("matmul", "memory", "passes", "overhead", "often")}
+            )
             for c in result.contention
         ),
         models=_models(settings, result),

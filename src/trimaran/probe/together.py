@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from trimaran.nouns.hardware.measured import CollectiveTime, Contention
+from trimaran.nouns.hardware.measured import OFTEN_S, SELDOM_S, CollectiveTime, Contention
 from trimaran.probe.alone import Operands, activation_passes, small_operators, stream
 from trimaran.probe.probe_settings import MIB, ProbedProduct, ProbeSettings
 from trimaran.probe.timing import seconds_of, synchronize, undisturbed
@@ -24,12 +24,9 @@ _SAMPLE_BYTES = 2 * MIB
 _MOST_RUNS_A_SAMPLE = 8
 # Waking ranks takes one time or another for seconds on end, so many short samples beat few long ones.
 _ROUNDS = 3
-# How often a probe stops to look at contention, the side of the product that it looks at, and about how long a piece of
-# work takes: ranks of TP meet every few milliseconds, those of DP once a step. For two ranks on two cores pieces of 50
-# ms and more tell 3% within 1%, those of 10 ms 4 to 11%.
+# How often a probe stops to look at contention, and the side of the product that it looks at.
 _SPELLS = 3
 _SIDE = 512
-_PIECE_S = 0.05
 
 
 def make_groups(settings: ProbeSettings, rank: int, device: torch.device) -> dict[int, Group | None]:
@@ -117,9 +114,10 @@ class ContentionLooks:
             "passes": activation_passes(device)[0],
             "overhead": small_operators(device)[0],
         }
+        self._works["often"] = self._works["matmul"]
         looks = [(name, ranks) for name in self._works for ranks in (1, *settings.groups) if settings.groups]
         self._samples: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
-        self._runs = {name: self._runs_of_a_piece(run) for name, run in self._works.items()}
+        self._runs = {name: self._runs_of_a_piece(name) for name in self._works}
         self._round(kept=False)  # opens what the groups meet by
 
     def spell(self) -> None:
@@ -135,23 +133,30 @@ class ContentionLooks:
             for ranks in self._settings.groups
         )
 
-    def _runs_of_a_piece(self, run: Callable[[], object]) -> int:
+    def _runs_of_a_piece(self, name: str) -> int:
         """How many runs make a piece of work, on all ranks alike."""
+        run = self._works[name]
         run()  # builds kernels, touches memory
-        runs = torch.tensor([_PIECE_S / seconds_of(run, 1, self._device)], device=self._device)
+        runs = torch.tensor([_piece_s(name) / seconds_of(run, 1, self._device)], device=self._device)
         dist.broadcast(runs, 0)
         return max(1, round(runs.item()))
 
     def _round(self, *, kept: bool) -> None:
-        pieces = max(1, round(self._settings.window_s / _PIECE_S))
         for (name, ranks), taken in self._samples.items():
+            pieces = max(1, round(self._settings.window_s / _piece_s(name)))
             dist.barrier()
             if self._rank >= ranks:
                 continue
             group = None if ranks == 1 else self._groups[ranks]
             seconds = seconds_between_meetings(self._works[name], self._runs[name], pieces, group, self._device)
+            if name == "often":
+                seconds -= seconds_between_meetings(self._works[name], 0, pieces, group, self._device)
             if kept:
                 taken.append(seconds)
+
+
+def _piece_s(name: str) -> float:
+    return OFTEN_S if name == "often" else SELDOM_S
 
 
 def seconds_between_meetings(

@@ -80,6 +80,11 @@ class LayerWork:
         seconds = {field.name: getattr(self, field.name) for field in fields(self)}
         return LayerWork(**{name: np.asarray(each)[rows] if np.ndim(each) else each for name, each in seconds.items()})
 
+    def paced(self, factor: Floats) -> LayerWork:
+        """The same where what ranks compute takes `factor` as long, shape (n,)."""
+        computed = {name: getattr(self, name) * factor for name in ("forward", "backward", "recompute")}
+        return replace(self, **computed)
+
     def scaled(self, share: Floats) -> LayerWork:
         """All of it times a share, shape (n,)."""
         return LayerWork(**{field.name: getattr(self, field.name) * share for field in fields(self)})

@@ -43,6 +43,10 @@ class AttentionTime(Noun):
     backward_us: float = Field(gt=0)
 
 
+# Seconds between meetings: about those of ranks of TP on a CPU, and those from which on more make no difference.
+OFTEN_S, SELDOM_S = 0.002, 0.05
+
+
 class Contention(Noun):
     """How much longer a slot takes when `ranks` slots of its node work at once than when it works alone.
 
@@ -50,7 +54,8 @@ class Contention(Noun):
     two cores that four ranks share show about 2. So is that slots which meet again and again, as ranks
     do, wait for the slowest of them each time. `matmul` is for matrix products, `memory` for
     passes over large tensors, `passes` for those over activations, which a cache may hold, `overhead` for small
-    operators.
+    operators; all between meetings of SELDOM_S. `often` is for matrix products between meetings of OFTEN_S, whose own
+    time is not in it.
     """
 
     ranks: int = Field(gt=1)
@@ -58,6 +63,12 @@ class Contention(Noun):
     memory: float = Field(gt=0)
     passes: float | None = Field(default=None, gt=0, description="None, not measured: as `memory`")
     overhead: float = Field(gt=0)
+    often: float | None = Field(default=None, gt=0, description="None, not measured: as `matmul`")
+
+    @property
+    def of_meetings(self) -> float:
+        """How much longer anything takes between meetings of OFTEN_S than between those of SELDOM_S."""
+        return 1.0 if self.often is None else max(1.0, self.often / self.matmul)
 
     @property
     def of_passes(self) -> float:
