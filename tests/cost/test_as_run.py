@@ -61,6 +61,19 @@ def test_the_words_of_a_rows_notes_name_its_software(cells: dict[str, object], s
     assert nouns(**cells).stack == load_stack(stack)
 
 
+@pytest.mark.parametrize(
+    ("cell", "schedule"),
+    [
+        ("1F1B", "1f1b"), ("1F1B-interleaved", "interleaved"), ("Interleaved1F1B", "interleaved"), ("GPipe", "gpipe"),
+        ("zero-bubble", "zero_bubble"), ("ZBVZeroBubble", "zbv"), ("DualPipeV", "dualpipev"),
+    ],
+)  # fmt: skip
+def test_a_schedule_may_be_called_as_others_call_it(cell: str, schedule: str) -> None:
+    text = format_table([row(pp=2, dp=4, vpp=2)]).replace(",none,", f",{cell},", 1)
+    (read,) = parse_table(text, "edited").measurements
+    assert read.schedule == schedule
+
+
 def test_slower_memory_costs_and_compiling_saves_and_the_answer_says_what_was_read() -> None:
     plain, slow, both = answer(), answer(hardware="HBM2e"), answer(hardware="HBM2e", notes="torch.compile")
     assert plain.estimate and slow.estimate and both.estimate

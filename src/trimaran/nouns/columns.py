@@ -69,6 +69,21 @@ def dispatcher_cell(text: str) -> str:
     return word
 
 
+# Schedules as PyTorch and papers call them, in letters and digits alone.
+_SCHEDULES = {
+    "interleaved1f1b": "interleaved", "1f1binterleaved": "interleaved", "zbh1": "zero_bubble", "zbvzerobubble": "zbv",
+}  # fmt: skip
+
+
+def schedule_cell(text: str) -> str:
+    """A cell of the column `schedule`: a word, or what others call it, `Interleaved1F1B`; else ValueError."""
+    letters = re.sub(r"[^a-z0-9]", "", text.lower())
+    known: dict[str, str] = {word.replace("_", ""): word for word in get_args(Schedule)} | _SCHEDULES
+    if letters not in known:
+        raise ValueError(f"schedule is {quoted(text)}, expected one of {', '.join(get_args(Schedule))}")
+    return known[letters]
+
+
 COLUMNS: tuple[Column, ...] = (
     Column("source", "text", says="document or run that the row comes from"),
     Column("section", "text", says="heading above the table"),
@@ -125,6 +140,7 @@ COLUMNS: tuple[Column, ...] = (
         "text",
         default="none",
         choices=get_args(Schedule),
+        word=schedule_cell,
         says="pipeline schedule; none with PP > 1 means 1F1B",
     ),
     Column("network_delay_ms", "float", "ms", minimum=0, maximum=1e6, says="delay of the shaped network, one way"),
