@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import FOLDED
 from trimaran.nouns.workload import Workload
+from trimaran.planner.configs.cost import cost_of
+from trimaran.planner.configs.resolve import Given
 from trimaran.planner.export.exporters import export
 from trimaran.planner.export.torchtitan_registry import SHAPES
 
@@ -90,6 +93,28 @@ def test_torchtitan_02_reads_every_setting() -> None:
         "selective", "2",
     )  # fmt: skip
     assert mxfp8["model"]["converters"] == ["quantize.linear.mx"] and mxfp8["compile"]["enable"]
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
+def test_torchtitan_compiles_what_was_planned_compiled_and_cuts_tps_collectives_where_the_plan_does(
+    version: str, tmp_path: Path
+) -> None:
+    wanted = [
+        ("torchtitan-0.2", "dp8,tp8,mbs4,fsdp,sp,bf16"),
+        ("torchtitan-0.2-compiled", "dp8,tp8,mbs4,fsdp,sp,bf16"),
+        ("torchtitan-0.2-async-tp", "dp8,tp8,mbs4,fsdp,sp,bf16"),
+        ("torchtitan-0.2-async-tp", "dp8,mbs4,fsdp,bf16"),
+    ]
+    texts = [export(parse_layout(text), LLAMA, load_stack(stack), "torchtitan", version) for stack, text in wanted]
+    section = "parallelism" if version == "0.2" else "compile"
+    read = read_by_torchtitan(version, [(32, text) for text in texts])
+    found = [(each["compile"]["enable"], each[section]["enable_async_tensor_parallel"]) for each in read]
+    assert found == [(False, False), (True, False), (True, True), (True, False)]
+    file = tmp_path / ("job.toml" if version == "0.2" else "planned.py")
+    for (stack, _), text in list(zip(wanted, texts, strict=True))[:3]:
+        file.write_text(text)
+        cost = cost_of(file, "auto", Given("dgx-h100", model="llama3-8b", devices=64))
+        assert cost.case.stack.software == load_stack(stack).software
 
 
 def test_deepspeed_reads_batches_stage_and_overlap() -> None:

@@ -114,6 +114,7 @@ class Stack(Noun):
     wide_gradient_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
         default=(0, 1, 2, 3), description="ZeRO stages under which they do; under the others 16 bit"
     )
+    compiled: bool = Field(default=False, description="layers run under torch.compile, which exports ask for")
     rms_norm: RmsNorm = Field(
         default="eager",
         description="RMS norms (and rotary angles): one kernel that keeps its input; Python's operators, which keep it "

@@ -40,7 +40,12 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     stated.model_name = _MODELS.get((str(named[0]), str(named[1])))
     if any(named) and stated.model_name is None:
         stated.open.append(f"the shape of {' '.join(str(word) for word in named if word)}")
-    stated.stack_name = "torchtitan-0.2-compiled" if compiling.get("enable") is True else "torchtitan-0.2"
+    if compiling.get("enable") is True:
+        # of 0.2.2 in parallelism, of 0.3.0 in compile
+        by_pieces = any(section.get("enable_async_tensor_parallel") is True for section in (parallelism, compiling))
+        stated.stack_name = "torchtitan-0.2-async-tp" if by_pieces else "torchtitan-0.2-compiled"
+    else:
+        stated.stack_name = "torchtitan-0.2"
     degrees = {name: _count(parallelism, f"{name}_parallel_degree", 1) for name in ("tensor", "pipeline")}
     replicate = _count(parallelism, "data_parallel_replicate_degree", 1)
     shard = _count(parallelism, "data_parallel_shard_degree", -1, least=-1)
@@ -81,9 +86,6 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     _pipeline(parallelism, stated)
     if training.get("enable_cpu_offload") is True:
         layout["offload"] = "weights"
-    stated.uncounted += (
-        ["enable_async_tensor_parallel"] if parallelism.get("enable_async_tensor_parallel") is True else []
-    )
     return stated
 
 

@@ -25,6 +25,10 @@ VERSIONS = ("0.3", "0.2")
 ROTATE_METHODS: Mapping[ContextParallelKind, str] = {"ring": "alltoall", "all_gather": "allgather"}
 
 
+# In 0.2.2 a setting of parallelism, in 0.3.0 one of compile; either way of compiled layers alone.
+ASYNC_TP = "enable_async_tensor_parallel"
+
+
 def torchtitan(asked: Asked) -> str:
     """What states a layout; with 0.2 the model's name, flavor and data are the user's to add."""
     layout, workload, stack, version = asked.layout, asked.workload, asked.stack, asked.version
@@ -79,12 +83,16 @@ def torchtitan(asked: Asked) -> str:
         ),
     )
     training, parallelism = _training(layout, workload), _parallelism(layout, workload.model, split, version)
+    compiled = _compiled(layout, stack)
     if version == "0.3":
-        return registry_module(layout, workload.model, training, parallelism)
+        return registry_module(layout, workload.model, training, parallelism, compiled)
+    if compiled.pop(ASYNC_TP, False):
+        parallelism[ASYNC_TP] = True
     config = {
         "training": training,
         "parallelism": parallelism,
         "activation_checkpoint": _recompute(layout),
+        **({"compile": compiled} if compiled else {}),
         **_narrow(layout, stack),
     }
     head = f"# torchtitan {version}: {layout} on {layout.devices} devices"
@@ -129,10 +137,17 @@ def _recompute(layout: Layout) -> dict[str, Any]:
     return {"mode": layout.recompute}
 
 
+def _compiled(layout: Layout, stack: Stack) -> dict[str, bool]:
+    """What is compiled: all of a stack that is, and narrow products wherever; with TP piece by piece where it is so."""
+    if not (stack.compiled or PRECISIONS[layout.precision].narrow is not None):
+        return {}
+    return {"enable": True, **({ASYNC_TP: True} if stack.sums_behind_products and layout.tp > 1 else {})}
+
+
 def _narrow(layout: Layout, stack: Stack) -> dict[str, Any]:
-    """The converter that makes linear layers compute in fp8 or mxfp8, and what is gathered in it; both are compiled."""
+    """The converter that makes linear layers compute in fp8 or mxfp8, and what is gathered in it."""
     if layout.precision == "mxfp8":
-        return {"compile": {"enable": True}, "model": {"converters": ["quantize.linear.mx"]}}
+        return {"model": {"converters": ["quantize.linear.mx"]}}
     float8: dict[str, Any] = {"filter_fqns": ["output"]}
     if layout.precision == "fp8":
         gathers = stack.gathers_casts and layout.zero_stage == 3
@@ -143,7 +158,6 @@ def _narrow(layout: Layout, stack: Stack) -> dict[str, Any]:
     else:
         return {}
     return {
-        "compile": {"enable": True},
         "model": {"converters": ["quantize.linear.float8"]},
         "quantize": {"linear": {"float8": float8}},
     }

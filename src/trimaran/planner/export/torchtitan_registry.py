@@ -31,8 +31,10 @@ _RECOMPUTE = {"none": "None", "selective": "SelectiveAC.Config()", "full": "Full
 _CONVERTERS = {"fp8_rowwise": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
 
 
-def registry_module(layout: Layout, model: Model, training: dict[str, Any], parallelism: dict[str, Any]) -> str:
-    """The module's source; `training` and `parallelism` are fields of torchtitan's classes of these names."""
+def registry_module(
+    layout: Layout, model: Model, training: dict[str, Any], parallelism: dict[str, Any], compiled: dict[str, bool]
+) -> str:
+    """The module's source; the others are fields of torchtitan's classes of these names, `compiled` of compile's."""
     sizes = model.layers, model.hidden, model.heads, model.kv_heads, model.ffn_hidden, model.vocab
     known = SHAPES.get((*sizes, model.experts, model.top_k, model.moe_ffn_hidden))
     options = _model_options(layout, model)
@@ -40,6 +42,7 @@ def registry_module(layout: Layout, model: Model, training: dict[str, Any], para
         *([] if known else _own_model(model)),
         "def planned():",
         *_start(known, options),
+        *([f"    config.compile = CompileConfig({_fields(compiled)})"] if compiled else []),
         *(f"    config.training.{name} = {value!r}" for name, value in training.items()),
         "    config.parallelism = ParallelismConfig(",
         *(f"        {name}={value!r}," for name, value in parallelism.items()),
@@ -48,11 +51,17 @@ def registry_module(layout: Layout, model: Model, training: dict[str, Any], para
         "    return config",
     ]
     head = f'"""torchtitan 0.3: {layout} on {layout.devices} devices.\n\n{_USE}"""'
-    return "\n".join([head, "", *_imports(layout, known, options), "", "", *lines])
+    return "\n".join([head, "", *_imports(layout, known, options, bool(compiled)), "", "", *lines])
 
 
-def _imports(layout: Layout, known: tuple[str, str, str] | None, options: Mapping[str, str]) -> list[str]:
-    compiles = "CompileConfig, " if "converters" in options else ""
+def _fields(values: Mapping[str, bool]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _imports(
+    layout: Layout, known: tuple[str, str, str] | None, options: Mapping[str, str], is_compiled: bool
+) -> list[str]:
+    compiles = "CompileConfig, " if is_compiled else ""
     imports = [f"from torchtitan.config import {compiles}ParallelismConfig"]
     if layout.recompute != "none":
         policy = _RECOMPUTE[layout.recompute].partition(".")[0]
@@ -95,12 +104,10 @@ def _own_model(model: Model) -> list[str]:
 
 def _start(known: tuple[str, str, str] | None, options: Mapping[str, str]) -> list[str]:
     """The lines that make the configuration to start from, of a model that is made with `options`."""
-    compiled = ["    config.compile = CompileConfig(enable=True)"] if "converters" in options else []
     given = [f"        {name}={source}," for name, source in options.items()]
     if known is None:
-        made = ["    config = own_model(", *given, "    )"] if given else ["    config = own_model()"]
-        return [*made, *compiled]
+        return ["    config = own_model(", *given, "    )"] if given else ["    config = own_model()"]
     start = f"    config = {known[1]}()"
     if not given:
         return [start]
-    return [start, *compiled, "    config.model_spec = model_registry(", f'        "{known[2]}",', *given, "    )"]
+    return [start, "    config.model_spec = model_registry(", f'        "{known[2]}",', *given, "    )"]
