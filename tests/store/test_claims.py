@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from store_rows import row_of
+from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store, claims
 from trimaran.store.shared_rows import is_shared
 
@@ -109,6 +110,40 @@ def _winners_of_four(work: Callable[..., None], path: Path) -> list[tuple[int, i
         worker.join(60)
         assert worker.exitcode == 0
     return winners
+
+
+def _take_and_give_back(folder: Path, ready: multiprocessing.Barrier, wrong: multiprocessing.Queue) -> None:
+    held = claims.Claims(folder)
+    ready.wait()
+    for _ in range(1000):
+        try:
+            if held.take("k"):
+                held.release("k")
+        except TrimaranError as error:
+            wrong.put(str(error))
+    wrong.put(None)
+
+
+def test_who_gives_back_the_last_claim_and_its_folder_stands_in_nobodys_way(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, wrong = context.Barrier(4), context.Queue()
+    workers = [context.Process(target=_take_and_give_back, args=(tmp_path / "claims", ready, wrong)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    assert [wrong.get(timeout=60) for _ in workers] == [None] * 4
+    for worker in workers:
+        worker.join(60)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_folder_under_the_name_of_the_claims_folder_is_told(tmp_path: Path, kind: str) -> None:
+    there = tmp_path / "claims"
+    if kind == "file":
+        there.touch()
+    else:
+        there.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(TrimaranError, match="is something else than a folder: remove it"):
+        claims.Claims(there).take("k")
 
 
 def test_two_sweeps_at_once_run_each_trial_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import threading
 import time
 from pathlib import Path
@@ -142,11 +143,13 @@ class Claims:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with claim.open("x") as file:
                     file.write(content)
-            except FileExistsError:
-                if not self._folder.is_dir():
+            except FileExistsError as error:
+                if _is_no_folder(self._folder):
                     raise TrimaranError(
                         f"claims folder {self._folder} is something else than a folder: remove it"
                     ) from None
+                if Path(error.filename) == self._folder:
+                    continue  # it was removed between being made and being looked at
                 return False
             except FileNotFoundError:
                 continue  # who gave back the last claim removed the folder meanwhile
@@ -166,6 +169,15 @@ class Claims:
                 if _is_ours(claim, token):
                     with contextlib.suppress(OSError):
                         os.utime(claim)
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Whether there is something that is no folder; where there is nothing any more it is none either."""
+    try:
+        is_folder = stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    return not is_folder and not path.is_dir()
 
 
 def _generation(claim: Path) -> int:
