@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_names, load_device, load_stack
 from trimaran.nouns.noted import Noted, first_said
@@ -31,6 +34,26 @@ def test_a_word_may_go_on(text: str) -> None:
 )  # fmt: skip
 def test_what_is_denied_or_not_said_is_not_found(text: str) -> None:
     assert not COMPILE.said_in(text)
+
+
+@pytest.mark.parametrize("wrong", [{"words": "++"}, {"read_as": "mine.toml"}, {"read_as": "../mine"}])
+def test_words_without_letters_and_files_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=f"{next(iter(wrong))} is "):
+        Noted.model_validate({"words": "async TP", "read_as": "torchtitan-async-tp"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("no compile " * 6000, False), ("no" + " " * 60_000 + "compile", True), ("compile " + "x" * 60_000, True)],
+)
+def test_a_cell_may_be_as_long_as_a_line(text: str, said: bool) -> None:
+    assert COMPILE.said_in(text) is said and not ASYNC.said_in(text)
+
+
+def test_what_rows_of_a_stack_are_read_as_is_not_what_those_of_one_that_extends_it_are(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "torchtitan"\nop_us = 30\n')
+    assert load_stack("torchtitan").noted and not load_stack(str(mine)).noted
 
 
 @given(before=st.text(alphabet="xyz +,;", max_size=9), apart=st.sampled_from(["", " ", "-", "_", "  ", "."]))

@@ -100,7 +100,8 @@ def stack_from(table: Mapping[str, Any], source: str, folder: Path | None = None
             raise TrimaranError(f"{source}: {' extends '.join([*chain, like])}, which is a circle: leave one out")
         chain.append(like)
         folder = Path(like).parent if looks_like_path(like) else None
-        facts = {**_table("stacks", like)[0], **facts}
+        # what rows of the other one are read as speaks of that one alone
+        facts = {name: fact for name, fact in _table("stacks", like)[0].items() if name != "noted"} | facts
     return validate(Stack, facts, source)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.text import quoted
 
 _NEGATED = re.compile(r"\b(?:no|not|without|non|w/o)[\s-]+(?:\w+[\s.-]+)?$")
-_OFF = re.compile(r"^\w*[\s:=(]*(?:off|false|disabled|none)\b")
+_OFF = re.compile(r"\w*[\s:=(]*(?:off|false|disabled|none)\b")
+# Characters beside the words among which a denial is looked for: a cell may be as long as a line of its file.
+_NEAR = 40
 
 
 class Noted(Noun):
@@ -19,15 +23,27 @@ class Noted(Noun):
     words: str = Field(min_length=2, description="words that stand together, however they are set apart")
     read_as: str = Field(min_length=1, description="the catalogue name of what ran")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not _letters(self.words):
+            raise ValueError(f"words is {quoted(self.words)}, which has no letter: state words that a row may have")
+        if "/" in self.read_as or self.read_as.endswith(".toml"):
+            raise ValueError(f"read_as is {quoted(self.read_as)}, a file: name an entry of the catalogue")
+        return self
+
     def said_in(self, text: str) -> bool:
         """Whether a text has the words, and does not deny them: `AsyncTP` and `async-TP` are `async TP`."""
-        letters = re.findall(r"[a-z0-9]+", self.words.lower())
-        wanted = re.compile(r"(?<![a-z0-9])" + r"[\s._-]*".join(map(re.escape, letters)))
+        wanted = re.compile(r"(?<![a-z0-9])" + r"[\s._-]{0,3}".join(_letters(self.words)))
         text = text.lower()
         return any(
-            not _NEGATED.search(text[: found.start()]) and not _OFF.match(text[found.end() :])
+            not _NEGATED.search(text, max(0, found.start() - _NEAR), found.start())
+            and not _OFF.match(text, found.end(), found.end() + _NEAR)
             for found in wanted.finditer(text)
         )
+
+
+def _letters(words: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", words.lower())
 
 
 def first_said(noted: Iterable[Noted], text: str) -> Noted | None:
