@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,6 @@ USUAL_CLOCK_GHZ = 2.5
 # 73 and 63% of an A100's peak; Triton's takes 1.3 to 1.5 times as long forward and twice as long backward (Dao, arXiv
 # 2307.08691, sections 1 and 4.1). Of cuDNN's nothing is published, so both are alike.
 FORWARD_RATE: dict[FlashKernel, float] = {"flash": 73 / 63, "triton": 73 / 63 * 2.0 / 1.4, "cudnn": 1.0}
-# Operations of flash attention's backward over those of its forward, which it makes again (the same, section 3.1).
-FLASH_BACKWARD = 2.5
 # Tensor cores want sizes in multiples of 16 bytes.
 ALIGNMENT = 8
 
@@ -92,6 +91,23 @@ class Rates:
     pass_slowdown: Floats
     overhead_slowdown: Floats
 
+    def streamed(self, moved: Floats) -> Floats:
+        """Seconds in which so many bytes of weights and states pass through memory."""
+        return moved / self.stream * self.memory_slowdown
+
+    def passed(self, moved: Floats | float) -> Floats:
+        """Seconds in which so many bytes of activations do."""
+        return moved / self.bandwidth * self.pass_slowdown
+
+
+class Slowdowns(NamedTuple):
+    """How much longer a rank takes because of the others of its node, by what it does; see Rates."""
+
+    matmul: Floats
+    memory: Floats
+    passes: Floats
+    overhead: Floats
+
 
 def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
     """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count."""
@@ -100,7 +116,7 @@ def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
     on_cpu = device.kind == "cpu"
     element = by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes)
-    matmul, memory, passes, overhead = slowdowns(case.cluster, devices)
+    slower = slowdowns(case.cluster, devices)
     tensor_cores = (element < 4) & (device.kind == "gpu")
     plain = (element == 4) & (device.kind == "gpu")
     fill = np.where(tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
@@ -114,10 +130,10 @@ def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
         stream=device.mem_bandwidth_gb_s * 1e9 * (1.0 if on_cpu and case.cluster.matmul else calibration.memory),
         element=element,
         half=by_precision(precision, lambda p: p.name == "fp16") > 0,
-        matmul_slowdown=matmul,
-        memory_slowdown=memory,
-        pass_slowdown=passes,
-        overhead_slowdown=overhead,
+        matmul_slowdown=slower.matmul,
+        memory_slowdown=slower.memory,
+        pass_slowdown=slower.passes,
+        overhead_slowdown=slower.overhead,
     )
 
 
@@ -144,8 +160,8 @@ def _narrow(case: Case, products: ProductRates, precision: Ints) -> ProductRates
     return replace(products, peak=products.peak * times, operand=operand, fill_k=products.fill_k * times)
 
 
-def slowdowns(cluster: Cluster, devices: Ints | Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """How much longer matmuls, passes over weights, over activations, and small operators take with so many devices.
+def slowdowns(cluster: Cluster, devices: Ints | Floats) -> Slowdowns:
+    """How much longer ranks take with so many devices at work.
 
     As the probe measured it, of up to so many slots; more of them take turns, as those do that want more cores than a
     node has where nothing was measured.
@@ -156,13 +172,12 @@ def slowdowns(cluster: Cluster, devices: Ints | Floats) -> tuple[Floats, Floats,
     if cluster.contention:
         known = sorted(cluster.contention, key=lambda c: c.ranks)
         ranks = np.log([1.0, *(c.ranks for c in known)])
-        measured = [
-            [1.0, *each] for each in zip(*((c.matmul, c.memory, c.of_passes, c.overhead) for c in known), strict=True)
-        ]
+        measured = zip(*((c.matmul, c.memory, c.of_passes, c.overhead) for c in known), strict=True)
         beyond = turns / np.maximum(1.0, np.minimum(slots, known[-1].ranks) * share)
-        a, b, c, d = (beyond * np.exp(np.interp(np.log(slots), ranks, np.log(values))) for values in measured)
-        return a, b, c, d
-    return turns, turns, turns, turns
+        return Slowdowns(
+            *(beyond * np.exp(np.interp(np.log(slots), ranks, np.log([1.0, *values]))) for values in measured)
+        )
+    return Slowdowns(turns, turns, turns, turns)
 
 
 def gemm_time(
@@ -295,13 +310,13 @@ class Kernels:
             return forward * slower, backward * slower
         slower = 0.5 * rate.matmul_slowdown / (rate.products.peak * self.calibration.attention)
         faster = FORWARD_RATE[self.stack.flash_kernel] if self.cluster.device.kind == "gpu" else 1.0
-        # the calibrated rate is that of both passes together
-        apart = (1.0 + FLASH_BACKWARD) / (1.0 + FLASH_BACKWARD * faster)
         forward, backward = (
-            np.asarray(reduce(np.add, (product.operations for product in products)) * slower * apart * longer)
-            for products, longer in ((operator.forward, 1.0), (operator.backward, faster))
+            np.asarray(reduce(np.add, (product.operations for product in products)) * slower)
+            for products in (operator.forward, operator.backward)
         )
-        return forward, backward
+        # the calibrated rate is that of both passes together
+        apart = (forward + backward) / (forward + backward * faster)
+        return forward * apart, backward * faster * apart
 
     def _sum(self, products: Sequence[Product], rate: ProductRates) -> Floats:
         """Seconds of products one after the other; those of one shape are timed once."""

@@ -141,7 +141,7 @@ def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
         _tensor_group(case, grid),
         np.asarray(shapes.part.tp),
         shapes.product,
-        2.0 / rate.bandwidth * rate.pass_slowdown,
+        rate.passed(2.0),
         shapes.part.casts.gathered_as_read,
     )
     head_forward, head_backward = shapes.head_time()
@@ -242,7 +242,7 @@ def _crowding(case: Case, grid: LayoutGrid, rate: Rates) -> Floats:
     """How many times slower products are when all stages work at once than when one stage has the cores."""
     if not case.cluster.device.cores:
         return np.ones(len(grid))
-    one_stage, *_ = slowdowns(case.cluster, grid.devices // grid.pp)
+    one_stage = slowdowns(case.cluster, grid.devices // grid.pp).matmul
     return np.maximum(1.0, rate.matmul_slowdown / one_stage)
 
 

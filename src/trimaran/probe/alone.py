@@ -183,8 +183,8 @@ def stream(mib: int, device: torch.device) -> tuple[Callable[[], Tensor], int]:
     return lambda: torch.add(a, b, out=c), 3 * 4 * count
 
 
-def activation_passes(device: torch.device) -> tuple[Callable[[], object], int]:
-    """Sums of activations, one after the other, each of two that were made before it; and the bytes of all.
+def activation_passes(device: torch.device) -> Callable[[], object]:
+    """Sums of activations, one after the other, each of two that were made before it.
 
     A layer reads most of what it made a few operators before, from a cache where one holds so much.
     """
@@ -196,7 +196,7 @@ def activation_passes(device: torch.device) -> tuple[Callable[[], object], int]:
             torch.add(tensors[place - 1], tensors[place - 2], out=out)
         return tensors
 
-    return run, _ACTIVATIONS * 3 * _ACTIVATION_BYTES
+    return run
 
 
 def memory_bandwidth_gb_s(mib: int, rounds: int, device: torch.device) -> float:

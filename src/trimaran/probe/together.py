@@ -111,7 +111,7 @@ class ContentionLooks:
         self._works: dict[str, Callable[[], object]] = {
             "matmul": Operands(device).product(ProbedProduct(m=_SIDE, n=_SIDE, k=_SIDE), torch.float32),
             "memory": stream(settings.stream_mib, device)[0],  # the arrays whose rate alone is the bandwidth
-            "passes": activation_passes(device)[0],
+            "passes": activation_passes(device),
             "overhead": small_operators(device)[0],
         }
         self._works["often"] = self._works["matmul"]
@@ -141,7 +141,9 @@ class ContentionLooks:
             )
             for name in self._works
         }
-        return Contention(ranks=ranks, **felt | {"matmul": min(felt["matmul"], felt["often"])})
+        # what is left of a short piece without its meeting may be nothing, where the machine stood still meanwhile
+        often = max(1.0, felt["often"])
+        return Contention(ranks=ranks, **felt | {"often": often, "matmul": min(felt["matmul"], often)})
 
     def _runs_of_a_piece(self, name: str) -> int:
         """How many runs make a piece of work, on all ranks alike."""

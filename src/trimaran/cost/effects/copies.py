@@ -45,7 +45,7 @@ def coding_time(iteration: IterationCost) -> Floats | float:
     owned = iteration.parameters / shards(grid, OPTIMIZER)
     moved = owned * (_CODED + _CODED_OF_PART / grid.size("replicate"))
     moved = np.where(grid.chose("compression", "powersgd"), owned * FACTORED, moved)
-    return np.where(grid.compression > 0, moved / rate.stream * rate.memory_slowdown / _each(grid), 0.0)
+    return np.where(grid.compression > 0, rate.streamed(moved) / _each(grid), 0.0)
 
 
 def outer_time(iteration: IterationCost) -> Floats | float:
@@ -58,8 +58,7 @@ def outer_time(iteration: IterationCost) -> Floats | float:
     if not grid.local_steps.any():
         return 0.0
     number = between_copies(iteration.case, grid, np.full(len(grid), 4.0))
-    stepped = iteration.parameters / shards(grid, OPTIMIZER) * _OUTER_STEP
-    step = stepped / rate.stream * rate.memory_slowdown
+    step = rate.streamed(iteration.parameters / shards(grid, OPTIMIZER) * _OUTER_STEP)
     fragment = _all_reduce(iteration, number * iteration.parameters / grid.fragments)
     shown = fragment - _beside_steps(iteration, fragment)
     return np.where(grid.local_steps > 0, (shown * grid.fragments + step) / _each(grid), 0.0)

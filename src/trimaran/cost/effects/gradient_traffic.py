@@ -114,7 +114,7 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     slowed = crowded(case.cluster) * (behind_forward + behind_backward)
     first_and_last = gather_ends + gather + scatter + scatter_ends + copied + copied_ends
     of_layers = np.maximum(work.layers - 1.0, 0.0) * (shown + slowed)
-    laid = laid_bytes(iteration, element, sent) * iteration.parameters / work.rate.stream * work.rate.memory_slowdown
+    laid = work.rate.streamed(laid_bytes(iteration, element, sent) * iteration.parameters)
     return np.asarray(iteration.micro_batches * (of_layers + first_and_last + laid))
 
 

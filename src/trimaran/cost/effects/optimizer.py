@@ -45,7 +45,7 @@ def step_time(
     # what lies on the host is stepped there
     on_host = grid.chose("offload", "optimizer", "weights")
     moved: Floats = np.where(on_host, 0.0, stepped * state_bytes) + norm_bytes + cast_bytes
-    return moved / rate.stream * rate.memory_slowdown
+    return rate.streamed(moved)
 
 
 def _cause(layout: Layout, case: Case, micro_batches: int) -> str:

@@ -22,6 +22,6 @@ def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, 
     fused = (kept == element) | (case.stack.fused_accumulation == "always")
     fused &= case.stack.fused_accumulation != "never"
     moved = parameters / shards(grid, GRADIENTS) * (2.0 * kept + np.where(fused, 0.0, element))
-    seconds = moved / rate.stream * rate.memory_slowdown
+    seconds = rate.streamed(moved)
     shown = np.where(fused, np.maximum(seconds - made, 0.0), seconds)
     return np.asarray(np.where(grid.micro_batches > 1, shown, 0.0))
