@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trimaran.api import plan, workload_of
 from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.layout.choices import CHOICE, CHOICES, IN_GRID, IN_TABLES, Choice
+from trimaran.layout.choice import Choice
+from trimaran.layout.choices import CHOICE, CHOICES, IN_GRID, IN_TABLES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.columns import BY_NAME, parse_cell

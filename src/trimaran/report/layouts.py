@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from trimaran.layout.choices import CHOICES, Choice, Heading
+from trimaran.layout.choice import Choice, Heading
+from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.report.tables import Field
