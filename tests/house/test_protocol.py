@@ -16,6 +16,7 @@ from trimaran.nouns.variant import Variant
 from trimaran.protocol import exits, rank_process
 from trimaran.protocol.environment import GLOO_INTERFACE, PLACE, RENDEZVOUS_FD, computing
 from trimaran.study.training.stopping import TrainingStoppedError
+from trimaran.train.model.mixture.blocks import ROWS
 from trimaran.train.model.vocabulary import CHUNK_TOKENS, GPU_CHUNK_TOKENS
 
 BY_FILE_NAME = [Path(str(program.__file__)) for program in (rank_process, node, enter, switch)]
@@ -80,4 +81,5 @@ def test_a_note_of_memory_that_ran_out_is_read_whatever_lies_there(tmp_path: Pat
 
 def test_the_cost_model_counts_logits_by_the_chunks_that_the_trainer_makes() -> None:
     stack = load_stack("trimaran")
+    assert stack.experts_block_rows == ROWS
     assert (stack.loss_chunk_cpu_tokens, stack.loss_chunk_gpu_tokens) == (CHUNK_TOKENS, GPU_CHUNK_TOKENS)

@@ -24,6 +24,7 @@ from trimaran.probe.__main__ import main as probe_main
 from trimaran.probe.probe_settings import AttentionShape, ProbedProduct, ProbeSettings, model_products, probe_settings
 from trimaran.probe.probed_cluster import measure
 from trimaran.protocol.host import Work, memory_gib, processor_name, usable_cores
+from trimaran.train.model.product import WIDE_CORES
 
 MODEL = Model(layers=2, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
 
@@ -54,6 +55,8 @@ def test_a_probe_measures_every_kind_of_figure(cluster: Cluster) -> None:
     assert 0.1 < device.op_overhead_us < 1000
     assert device.mem_gib == cluster.host_mem_gib == pytest.approx(memory_gib(), rel=0.01)
     assert 0.05 < device.context_gib < 4  # a process with PyTorch and no model
+    # 0.5 MiB for each of 48 products where oneDNN makes those of fp32, next to nothing elsewhere
+    assert device.experts_code_mib.get("fp32", 0.0) == pytest.approx(26.0 if WIDE_CORES else 0.0, abs=8.0)
     assert cluster.intra.bandwidth_gbps > 0.01
     assert {op.op for op in cluster.collectives} == {
         "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send",

@@ -11,10 +11,11 @@ from torch import Tensor
 from shapes import MIXTURE
 from test_mixture import one_rank
 from trimaran.layout.layout import Layout
+from trimaran.nouns.precision import PrecisionName
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.flat_weights import FlatWeights
 from trimaran.train.model.mixture import blocks, experts
-from trimaran.train.model.mixture.experts import Experts
+from trimaran.train.model.mixture.experts import Experts, grouped, grouped_weight_gradient, spans
 from trimaran.train.model.weight import drawn
 
 CPU = torch.device("cpu")
@@ -69,3 +70,59 @@ def test_blocks_change_no_result_and_products_have_few_shapes(monkeypatch: pytes
             torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7 * float(other.abs().max()))
         monkeypatch.undo()
     assert lengths == {32, 64, 96}
+
+
+@given(st.lists(st.integers(0, 1500), min_size=1, max_size=6), st.sampled_from([None, 1, 512]))
+def test_spans_cover_every_expert_s_rows_once_in_pieces(counts: list[int], most: int | None) -> None:
+    found = spans(counts, most)
+    rows = [(expert, row) for expert, span in found for row in range(span.start, span.stop)]
+    assert [expert for expert, _ in rows] == [expert for expert, count in enumerate(counts) for _ in range(count)]
+    assert [row for _, row in rows] == list(range(sum(counts)))
+    if most is None:
+        assert len(found) == sum(count > 0 for count in counts)
+    else:
+        assert all(0 < span.stop - span.start <= most for _, span in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_in_pieces_are_those_of_whole_experts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    counts = [1024, 32, 544]
+    x, dy = (torch.randn(sum(counts), size, generator=generator).to(dtype) for size in (24, 40))
+    matrices = torch.randn(len(counts), 40, 24, generator=generator).to(dtype)
+    made = []
+    for most in (None, blocks.MOST_ROWS):
+        monkeypatch.setattr(experts, "pieces_of", lambda _, most=most: most)
+        gradients = torch.ones(matrices.shape)
+        grouped_weight_gradient(gradients, dy, x, counts)
+        made.append((grouped(x, matrices, counts).float(), gradients))
+    for whole, piece in zip(*made, strict=True):
+        torch.testing.assert_close(piece, whole, rtol=2**-7, atol=2**-7 * float(whole.abs().max()))
+
+
+@pytest.mark.parametrize(("precision", "of_gradients"), [("bf16_pure", "bfloat16"), ("bf16", "float32")])
+def test_code_is_made_once_for_all_rows_that_training_multiplies(
+    monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, of_gradients: str
+) -> None:
+    made = list[tuple[str, torch.dtype, int]]()
+
+    def multiplied(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+        made.append(("product", x.dtype, len(x)))
+        return torch.matmul(x, y, out=out)
+
+    def added(total: Tensor, dy: Tensor, x: Tensor) -> None:
+        made.append(("add", total.dtype, len(x)))
+
+    monkeypatch.setattr(blocks, "product", multiplied)
+    monkeypatch.setattr(blocks, "add_product", added)
+    module = Experts(MIXTURE, one_rank(), recompute_activation=False)
+    FlatWeights(module, Layout(precision=precision), one_rank(), drawn(3), CPU)
+    blocks.make_code.cache_clear()
+    module.make_code()
+    every = set(range(blocks.ROWS, blocks.MOST_ROWS + 1, blocks.ROWS))
+    assert {rows for kind, dtype, rows in made if (kind, dtype) == ("product", torch.bfloat16)} == every
+    assert {rows for kind, dtype, rows in made if (kind, dtype) == ("add", getattr(torch, of_gradients))} == every
+    assert len(made) == 2 * 3 * len(every)  # two matrices, in three directions
+    module.make_code()
+    assert len(made) == 2 * 3 * len(every)
+    blocks.make_code.cache_clear()

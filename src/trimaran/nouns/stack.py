@@ -240,6 +240,11 @@ class Stack(Noun):
         default=False,
         description="experts' tokens are copied with padding for narrow products, unless the dispatcher permutes them",
     )
+    experts_block_rows: int = Field(
+        default=0,
+        ge=0,
+        description="CPU: experts' rows lie in whole blocks of so many where code is generated for every number of them",
+    )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
     recomputes_by_stage: bool = Field(

@@ -45,14 +45,14 @@ def mixture_block(part: Part) -> tuple[Operator, ...]:
     model = part.model
     shared = model.shared_experts * model.moe_ffn_hidden
     width = model.moe_ffn_hidden / part.etp
-    received = part.received
+    rows = part.in_blocks
     return (
         *norm_before(part, "experts norm"),
         _router(part),
         *(mlp_products(part, shared, (), "shared ") if shared else ()),
         _dispatch(part),
         _grouped(part, "experts up", width * (model.mlp_matrices - 1), float(model.hidden), "dispatched"),
-        activation_operator(part, "experts activation", received * width, received),
+        activation_operator(part, "experts activation", rows * width, rows),
         _grouped(part, "experts down", float(model.hidden), width, "activated"),
         _combine(part),
         *norm_after(part, "MLP output norm"),
@@ -151,11 +151,15 @@ def _padded(part: Part) -> Number:
 
 def _grouped(part: Part, name: str, n: Number, k: Number, kept: str) -> Operator:
     """Products of each expert that the rank holds with the tokens that it is sent."""
-    experts, received = part.local_experts, part.received
-    each = received / experts
-    operands = Operands(n * k * experts, received * k, received * n, received * k, received * n)
+    experts, hidden = part.local_experts, float(part.model.hidden)
+    blocks = np.asarray(part.block_rows) > 0
+    rows = part.in_blocks
+    each = rows / experts
+    operands = Operands(n * k * experts, rows * k, rows * n, rows * k, rows * n)
     cast_forward, cast_backward = cast_bytes(part.casts, part.stack, operands, eager=is_eager(part))
-    padding = 2.0 * _padded(part) * received * float(part.model.hidden) * part.moved_element
+    padding = 2.0 * (_padded(part) + blocks) * rows * hidden * part.moved_element
+    # in fp32 generated code has results of its own, which are copied to their place
+    copied = 2.0 * rows * part.moved_element * (blocks & (np.asarray(part.moved_element) == FP32))
     launched = 1.0 if part.stack.grouped_products == "one_kernel" else INNER_LAUNCH * experts
     return Operator(
         name,
@@ -163,9 +167,9 @@ def _grouped(part: Part, name: str, n: Number, k: Number, kept: str) -> Operator
         backward=(Product(each, k, n, experts), Product(k, n, each, experts, ragged=True)),
         kernel="one_by_one" if part.stack.grouped_products == "one_by_one" else "linear",
         narrow=True,
-        moved_forward=cast_forward + padding,
-        moved_backward=cast_backward + padding,
-        inputs=(as_cast(part, Tensor(kept, received * k * part.element)),),
+        moved_forward=cast_forward + padding + copied * n,
+        moved_backward=cast_backward + padding + copied * k,
+        inputs=(as_cast(part, Tensor(kept, rows * k * part.element)),),
         launches=1.0 + launched,
     )
 

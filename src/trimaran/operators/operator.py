@@ -136,6 +136,7 @@ class Part:
     `element` is the bytes of an element that is kept, `moved_element` of one that passes through memory: a CPU makes
     fp16 products in fp32. Experts are spread over `ep` ranks and each cut over `etp`; `load` is what the busiest of
     these ranks is sent, over the mean. `context` says how sequences are shared out; None: each lies on one rank.
+    Experts' rows lie in whole blocks of `block_rows`; 0: as they come.
     """
 
     model: Model
@@ -153,6 +154,7 @@ class Part:
     load: Number = 1.0
     permuting: Permuting = Permuting()
     context: Context | None = None
+    block_rows: Number = 0.0
 
     @property
     def tokens(self) -> Number:
@@ -203,6 +205,11 @@ class Part:
         """
         slices = np.where(self.sequence_parallel, self.etp, np.maximum(np.asarray(self.etp) / self.tp, 1.0))
         return self.own_tokens * self.model.top_k * self.load * slices
+
+    @property
+    def in_blocks(self) -> Number:
+        """Rows that the busiest rank's experts compute with: each expert's last block is half full on average."""
+        return self.received + 0.5 * self.block_rows * self.local_experts
 
     @property
     def hidden_elements(self) -> Number:

@@ -15,8 +15,10 @@ from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
 from trimaran.probe.probe_settings import MIB, AttentionShape, ProbedProduct
 from trimaran.probe.timing import timed
 from trimaran.train.comm.device_kind import lacks_eight_bit
+from trimaran.train.model.mixture.blocks import make_code
 from trimaran.train.model.narrow import Cast, cast, narrow_matrix_product
 from trimaran.train.model.product import add_product, linear, product
+from trimaran.train.process.allocator import bytes_in_use
 
 DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
 _CHAIN = 32
@@ -24,6 +26,8 @@ _CHAIN = 32
 # within a few operators. On two cores with 32 MiB of cache for both, two ranks take 1.0 to 1.2 times as long for these
 # and for a step of the laptop's recipe, and up to 1.8 times for arrays that no cache holds.
 _ACTIVATION_BYTES, _ACTIVATIONS = MIB, 8
+# Widths of experts for which code is generated one after the other, each of which makes shapes of its own.
+_CODE_WIDTHS = (512, 480, 448, 416, 384)
 
 
 class Operands:
@@ -223,3 +227,21 @@ def op_overhead_us(rounds: int, device: torch.device) -> float:
     """Microseconds of one small operator in a training's forward and backward, mean of both."""
     run, operators = small_operators(device)
     return timed(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6
+
+
+def experts_code_mib(precisions: Sequence[ProbedRate], device: torch.device) -> dict[ProbedRate, float]:
+    """MiB that stay with the code that is generated for one shape of experts' matrices; empty where none is.
+
+    A mean over shapes behind a first one, whose own first product takes what is taken once.
+    """
+    taken = {}
+    for precision in precisions:
+        dtype = DTYPES[precision]
+        in_use = []
+        for width in _CODE_WIDTHS:
+            make_code(_CODE_WIDTHS[0], width, dtype, dtype, device)
+            in_use.append(bytes_in_use() or 0)
+        grown = (in_use[-1] - in_use[0]) / (len(in_use) - 1) / MIB
+        if grown > 1.0:
+            taken[precision] = grown
+    return taken

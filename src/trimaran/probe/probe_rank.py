@@ -13,7 +13,14 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from trimaran.nouns.probed_model import PartTime
-from trimaran.probe.alone import attention_times, eight_bit_tflops, matmul_rates, memory_bandwidth_gb_s, op_overhead_us
+from trimaran.probe.alone import (
+    attention_times,
+    eight_bit_tflops,
+    experts_code_mib,
+    matmul_rates,
+    memory_bandwidth_gb_s,
+    op_overhead_us,
+)
 from trimaran.probe.parts import part_times
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
@@ -79,6 +86,7 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         context_gib=torch.cat(contexts).median().item(),
         mem_bandwidth_gb_s=memory_bandwidth_gb_s(settings.stream_mib, settings.rounds, device),
         op_overhead_us=op_overhead_us(settings.rounds, device),
+        experts_code_mib=experts_code_mib(settings.precisions, device),
         matmul=matmul,
         eight_bit_tflops=eight_bit_tflops(settings.products, settings.rounds, device, settings.limit_s),
         attention=attention_times(settings.attention, settings.precisions, settings.rounds, device, settings.limit_s),

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from trimaran.nouns.hardware.measured import AttentionTime, CollectiveTime, Contention, MatmulRate
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.precision import ProbedRate
 from trimaran.nouns.probed_model import PartTime
 
 
@@ -18,6 +19,7 @@ class ProbeResult(Noun):
     context_gib: float = Field(ge=0)
     mem_bandwidth_gb_s: float = Field(gt=0)
     op_overhead_us: float = Field(gt=0)
+    experts_code_mib: dict[ProbedRate, float] = Field(default_factory=dict)
     matmul: tuple[MatmulRate, ...]
     eight_bit_tflops: float = Field(default=0.0, ge=0, description="best rate of 8-bit products; 0: it has none")
     attention: tuple[AttentionTime, ...]

@@ -71,6 +71,7 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
         multiprocessors=result.multiprocessors,
         cores=threads if on_cpu else 0,
         op_overhead_us=_digits(result.op_overhead_us),
+        experts_code_mib={precision: _digits(mib) for precision, mib in result.experts_code_mib.items()},
     )
     link = _link(result.collectives, result.mem_bandwidth_gb_s)
     return Cluster(

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import StageShape
 from trimaran.cost.states import (
@@ -22,6 +22,8 @@ from trimaran.cost.states import (
     shards,
 )
 from trimaran.operators.casts import kept_weight_bytes
+
+MIB = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,14 @@ def _shared_bias(rank: RankMemory) -> Floats | float:
 
 def _buffers(rank: RankMemory) -> Floats:
     buckets = np.minimum(rank.count, float(rank.case.stack.bucket_elements)) * 2.0 * rank.gradient
-    return rank.case.calibration.buffer_gib * GIB + buckets + rank.kept_of(OPTIMIZER) * rank.payload_bytes
+    made = buckets + rank.kept_of(OPTIMIZER) * rank.payload_bytes + _experts_code(rank)
+    return rank.case.calibration.buffer_gib * GIB + made
+
+
+def _experts_code(rank: RankMemory) -> Floats:
+    """Code that a CPU's library generates for products of experts' two matrices, for every number of rows."""
+    taken = rank.case.cluster.device.experts_code_mib if rank.case.model.experts else {}
+    return 2.0 * MIB * by_precision(rank.grid.precision, lambda precision: taken.get(precision.rate, 0.0))
 
 
 def _context(rank: RankMemory) -> Floats:

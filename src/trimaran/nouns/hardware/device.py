@@ -62,11 +62,19 @@ class Device(Noun):
     clock_ghz: float = Field(default=0.0, ge=0)
     op_overhead_us: float = Field(default=0.0, ge=0, description="measured cost of one small operator; 0: prior")
 
+    experts_code_mib: dict[Rate, float] = Field(
+        default_factory=dict,
+        description="CPU: what the code stays with that is generated for products of one shape of experts' matrices",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for precision, tflops in self.peak_tflops.items():
             if not 0 < tflops < 1e6:
                 raise ValueError(f"peak_tflops.{precision} {tflops} is not between 0 and 1e6 TFLOP/s")
+        for precision, mib in self.experts_code_mib.items():
+            if not 0 <= mib < 1e6:
+                raise ValueError(f"experts_code_mib.{precision} {mib} is not between 0 and 1e6 MiB")
         if not self.peak_tflops:
             raise ValueError("peak_tflops is empty: state at least one precision")
         return self

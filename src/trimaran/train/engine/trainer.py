@@ -26,6 +26,7 @@ from trimaran.train.engine.outer_optimizer import OuterOptimizer
 from trimaran.train.engine.pipeline_engine import PipelineEngine
 from trimaran.train.engine.recorder import Recorder
 from trimaran.train.model.gpt import Stage
+from trimaran.train.model.mixture.experts import Experts
 from trimaran.train.model.positions import documents_of
 from trimaran.train.model.weight import Initial
 from trimaran.train.text.sampler import Sampler
@@ -81,6 +82,9 @@ class Trainer:
         self.stage = Stage(workload.model, layout, job.stage_split, mesh)
         self._counts = ExpertCounts(job, self.stage, mesh, device) if workload.model.experts else None
         self.flat = FlatWeights(self.stage, layout, mesh, initial, device)
+        for module in self.stage.modules():
+            if isinstance(module, Experts):
+                module.make_code()
         self.sums = chosen_sums(layout, self.flat)
         tied = workload.model.tied_embedding
         self.data_parallel = DataParallel(self.stage, self.flat, layout, mesh, self.sums, tied=tied)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 
@@ -28,3 +29,24 @@ def restart_with_kept_memory() -> None:
         return
     settings = {"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ, "GLIBC_TUNABLES": TUNABLES}
     os.execve(sys.executable, sys.orig_argv, settings)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc 2.33 and later says of its heap, in bytes (malloc.h, struct mallinfo2)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+def bytes_in_use() -> int | None:
+    """Bytes that malloc has handed out and not had back in this thread's arena; None where the system cannot say."""
+    try:
+        tell = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return None
+    tell.restype = _Mallinfo2
+    return int(tell().uordblks)

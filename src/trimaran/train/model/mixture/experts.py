@@ -13,7 +13,7 @@ from torch.nn import functional
 from trimaran.nouns.model import Model
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.model.autograd import apply
-from trimaran.train.model.mixture.blocks import fill, in_blocks, take
+from trimaran.train.model.mixture.blocks import fill, in_blocks, make_code, pieces_of, take
 from trimaran.train.model.mlp import Activation, approximation, gate_activation
 from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
 from trimaran.train.model.product import add_product, generates_code, product
@@ -22,16 +22,23 @@ from trimaran.train.model.weight import INIT_STD, DeclaredModule, Weight, Weight
 from trimaran.train.model.wide_sums import sums_of_rows
 
 
-def spans(counts: Sequence[int]) -> list[tuple[int, slice]]:
-    """Each expert that has rows, and where they are among all rows, which lie in the order of the experts."""
+def spans(counts: Sequence[int], most: int | None = None) -> list[tuple[int, slice]]:
+    """Each expert that has rows, and where they are among all rows, which lie in the order of the experts.
+
+    In pieces of `most` rows where that is given.
+    """
     bounds = pairwise(accumulate(counts, initial=0))
-    return [(expert, slice(begin, end)) for expert, (begin, end) in enumerate(bounds) if end > begin]
+    return [
+        (expert, slice(piece, min(piece + (most or end), end)))
+        for expert, (begin, end) in enumerate(bounds)
+        for piece in range(begin, end, most or max(1, end - begin))
+    ]
 
 
 def grouped(x: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor:
     """(rows, in) in the order of the experts and (experts, out, in) -> (rows, out)."""
     y = x.new_empty(len(x), matrices.shape[1])
-    for expert, rows in spans(counts):
+    for expert, rows in spans(counts, pieces_of(x)):
         product(x[rows], matrices[expert].t(), out=y[rows])
     return y
 
@@ -46,7 +53,7 @@ def narrow_grouped(x: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor
 
 def grouped_weight_gradient(grads: Tensor, dy: Tensor, x: Tensor, counts: Sequence[int]) -> None:
     """grads[e] += dy_e^T x_e for each expert e: (experts, out, in), (rows, out) and (rows, in)."""
-    for expert, rows in spans(counts):
+    for expert, rows in spans(counts, pieces_of(x)):
         add_product(grads[expert], dy[rows], x[rows])
 
 
@@ -146,6 +153,15 @@ class Experts(DeclaredModule):
         self.declare("up", WeightSpec(up, shard_dim=2, std=INIT_STD, kind="experts"), *degrees)
         down = WeightSpec((e, h, f), shard_dim=2, std=residual_std(model), kind="experts")
         self.declare("down", down, *degrees)
+
+    def make_code(self) -> None:
+        """Have the code of its products generated, once its weights have their places, and memory or not."""
+        _, hidden, inner = self.down.shape
+        for weight, out_features, in_features in (
+            (self.up, self.up.shape[1:-1].numel(), hidden),
+            (self.down, hidden, inner),
+        ):
+            make_code(out_features, in_features, weight.dtype, weight.main_grad.dtype, weight.device)
 
     def forward(self, x: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
         """(rows, h) in the order of the experts and their weights (rows,) -> (rows, h), a part of the sum over ETP."""
