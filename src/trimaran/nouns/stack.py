@@ -243,7 +243,7 @@ class Stack(Noun):
     experts_block_rows: int = Field(
         default=0,
         ge=0,
-        description="CPU: experts' rows lie in whole blocks of so many where code is generated for every number of them",
+        description="CPU: experts' rows lie in whole blocks of so many where code is generated; 0: as they come",
     )
     bucket_elements: int = Field(default=0, ge=0, description="elements of each of two gradient buckets")
     uneven_stages: bool = Field(default=False, description="layers may differ between stages")
