@@ -305,6 +305,29 @@ def test_padding_costs_copies_of_narrow_operands_alone() -> None:
         assert (padded.mem_gib > plain.mem_gib) == more
 
 
+def test_generated_code_of_experts_products_takes_memory_and_fills_blocks_on_a_cpu() -> None:
+    """Where a probe found code: two matrices' of it, and half a block a local expert more to compute."""
+    model = Model(layers=4, hidden=384, heads=6, vocab=4096, experts=8, top_k=2, moe_ffn_hidden=512, mlp="swiglu")
+    cpu = Device(kind="cpu", cores=1, peak_tflops={"fp32": 0.2, "bf16": 0.4}, mem_gib=12, mem_bandwidth_gb_s=20)
+    fast, stack = Link(bandwidth_gbps=80, latency_us=5), load_stack("trimaran")
+    plain = Cluster(device=cpu, nodes=1, devices_per_node=2, intra=fast, inter=fast)
+    probed = plain.model_copy(update={"device": cpu.model_copy(update={"experts_code_mib": {"fp32": 26.0}})})
+    asked = Workload(model=model, seq_len=256, global_batch=8)
+    for text, generates in (("dp1,mbs4", True), ("dp2,mbs4,ep2", True), ("dp1,mbs4,bf16", False)):
+        before, after = (predicted(Case.of(asked, cluster, stack), text) for cluster in (plain, probed))
+        if not generates:
+            assert after == before
+            continue
+        assert after.memory[0].buffers - before.memory[0].buffers == pytest.approx(2 * 26.0 / 1024)
+        # 256 rows an expert, or 512 of two ranks' tokens, and half a block of 32
+        more = 16 / (512 if "ep2" in text else 256)
+        assert 1.0 < after.memory[0].activations / before.memory[0].activations < 1.0 + more
+        assert 1.0 < after.time.forward / before.time.forward < 1.2
+    idle = Case.of(asked.model_copy(update={"model": model.model_copy(update={"experts": 0, "top_k": 0})}), probed, stack)
+    dense = predicted(idle, "dp1,mbs4")
+    assert dense == predicted(Case.of(idle.workload, plain, stack), "dp1,mbs4")
+
+
 def test_a_device_waits_longest_for_a_host_that_learns_of_tokens_after_they_came() -> None:
     case = case_of(QWEN)
     slow = case.calibrated(case.calibration.model_copy(update={"op_us": 2 * case.calibration.op_us}))
