@@ -23,13 +23,13 @@ def test_a_processors_family_is_read_where_it_is_amds(tmp_path: Path, text: str,
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
-@pytest.mark.parametrize(("tokens", "out"), [(1, 40), (511, 40), (512, 40), (1300, 40), (600, 1024), (600, 1300)])
-def test_products_by_onednn_are_those_by_pytorch(monkeypatch: pytest.MonkeyPatch, tokens: int, out: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 511, 512, 1300])
+def test_products_by_onednn_are_those_by_pytorch(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
     x, dy, matrix, total = (
-        torch.randn(size, generator=generator) for size in ((tokens, 24), (tokens, out), (out, 24), (out, 24))
+        torch.randn(size, generator=generator) for size in ((tokens, 24), (tokens, 40), (40, 24), (40, 24))
     )
-    bias = torch.randn(out, generator=generator)
+    bias = torch.randn(40, generator=generator)
     results = []
     for by_onednn in (False, True):
         monkeypatch.setattr(room, "PREFERS_ONEDNN", by_onednn)
@@ -40,6 +40,6 @@ def test_products_by_onednn_are_those_by_pytorch(monkeypatch: pytest.MonkeyPatch
         product(dy, matrix, out=given)
         results.append((linear(x, matrix, bias), product(dy, matrix), given, gradient))
     for plain, quick in zip(*results, strict=True):
-        torch.testing.assert_close(quick, plain, rtol=1e-5, atol=2e-4)
+        torch.testing.assert_close(quick, plain, rtol=1e-5, atol=1e-4)
     wide = total.double() + dy.double().t() @ x.double()
     torch.testing.assert_close(results[1][3].double(), wide, rtol=1e-5, atol=1e-4)

@@ -14,7 +14,6 @@ from trimaran.cost.states import casts_on, gradient_bytes
 from trimaran.layout.choices import CHOICE, index_of
 from trimaran.nouns.dispatcher import DISPATCHERS
 from trimaran.nouns.model import LayerKind
-from trimaran.nouns.precision import Precision
 from trimaran.operators.casts import Number
 from trimaran.operators.context import working_bytes
 from trimaran.operators.ends import head_operator
@@ -74,14 +73,16 @@ def part_at(case: Case, seq_len: int, tp: Ints, mbs: Ints, precision: Ints, sequ
         element=by_precision(precision, lambda p: p.activation_bytes),
         moved_element=by_precision(precision, lambda p: p.cpu_product_bytes if on_cpu else p.activation_bytes),
         casts=casts_on(case, precision),
-        block_rows=by_precision(precision, lambda p: _block_rows(case, p)) if case.model.experts else 0.0,
+        block_rows=float(case.stack.experts_block_rows) * (experts_code_mib(case, precision) > 0.0),
     )
 
 
-def _block_rows(case: Case, precision: Precision) -> float:
-    """Rows of a block in which experts' rows lie; 0 where no code is generated for their products."""
-    generated = case.cluster.device.experts_code_mib.get(precision.rate, 0.0)
-    return float(case.stack.experts_block_rows) if generated else 0.0
+def experts_code_mib(case: Case, precision: Ints) -> Floats | float:
+    """MiB of code that is generated for products of one shape of experts' matrices in each precision; 0: none is."""
+    if not (case.model.experts and case.stack.experts_block_rows):
+        return 0.0
+    probed = case.cluster.device.experts_code_mib
+    return by_precision(precision, lambda p: probed.get(p.rate, 0.0))
 
 
 def distinct_shapes(case: Case, grid: LayoutGrid, *more: Ints) -> tuple[LayoutGrid, Ints]:

@@ -9,9 +9,10 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import StageShape
+from trimaran.cost.shapes import experts_code_mib
 from trimaran.cost.states import (
     GRADIENTS,
     OPTIMIZER,
@@ -95,10 +96,9 @@ def _buffers(rank: RankMemory) -> Floats:
     return rank.case.calibration.buffer_gib * GIB + made
 
 
-def _experts_code(rank: RankMemory) -> Floats:
+def _experts_code(rank: RankMemory) -> Floats | float:
     """Code that a CPU's library generates for products of experts' two matrices, for every number of rows."""
-    taken = rank.case.cluster.device.experts_code_mib if rank.case.model.experts else {}
-    return 2.0 * MIB * by_precision(rank.grid.precision, lambda precision: taken.get(precision.rate, 0.0))
+    return 2.0 * MIB * experts_code_mib(rank.case, rank.grid.precision)
 
 
 def _context(rank: RankMemory) -> Floats:
@@ -111,7 +111,7 @@ PARTS: tuple[MemoryPart, ...] = (
     MemoryPart("optimizer", "moments, master weights, and what replicas agree by", _optimizer),
     MemoryPart("activations", "what layers keep for the backward", _activations),
     MemoryPart("logits", "logits and loss", lambda rank: rank.logits),
-    MemoryPart("buffers", "communicators, workspaces, buckets", _buffers, allocated=False),
+    MemoryPart("buffers", "communicators, workspaces, buckets, generated code", _buffers, allocated=False),
     MemoryPart("context", "the runtime's own", _context, allocated=False),
 )
 MEMORY_PARTS: tuple[str, ...] = tuple(part.name for part in PARTS)

@@ -61,10 +61,9 @@ class Device(Noun):
     )
     clock_ghz: float = Field(default=0.0, ge=0)
     op_overhead_us: float = Field(default=0.0, ge=0, description="measured cost of one small operator; 0: prior")
-
     experts_code_mib: dict[Rate, float] = Field(
         default_factory=dict,
-        description="CPU: what the code stays with that is generated for products of one shape of experts' matrices",
+        description="CPU: memory that code takes which is generated for products of one shape of experts' matrices",
     )
 
     @model_validator(mode="after")

@@ -27,11 +27,11 @@ def spans(counts: Sequence[int], most: int | None = None) -> list[tuple[int, sli
 
     In pieces of `most` rows where that is given.
     """
-    bounds = pairwise(accumulate(counts, initial=0))
+    bounds, length = pairwise(accumulate(counts, initial=0)), most or max(counts) or 1
     return [
-        (expert, slice(piece, min(piece + (most or end), end)))
+        (expert, slice(piece, min(piece + length, end)))
         for expert, (begin, end) in enumerate(bounds)
-        for piece in range(begin, end, most or max(1, end - begin))
+        for piece in range(begin, end, length)
     ]
 
 
