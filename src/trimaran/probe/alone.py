@@ -27,7 +27,7 @@ _CHAIN = 32
 # and for a step of the laptop's recipe, and up to 1.8 times for arrays that no cache holds.
 _ACTIVATION_BYTES, _ACTIVATIONS = MIB, 8
 # Widths of experts for which code is generated one after the other, each of which makes shapes of its own.
-_CODE_WIDTHS = (512, 480, 448, 416, 384)
+_CODE_WIDTHS = (512, 480, 448)
 
 
 class Operands:

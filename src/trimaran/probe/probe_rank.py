@@ -70,6 +70,8 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         dist.barrier()  # the others sleep here while rank 0 measures alone
         looks.spell()
         return None
+    # before products of many shapes, for which the library would give up older code meanwhile
+    code = experts_code_mib(settings.precisions, device)
     parts.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
     matmul = matmul_rates(
         settings.products, settings.precisions, settings.rounds, device, settings.limit_s, plain=settings.plain_products
@@ -86,7 +88,7 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         context_gib=torch.cat(contexts).median().item(),
         mem_bandwidth_gb_s=memory_bandwidth_gb_s(settings.stream_mib, settings.rounds, device),
         op_overhead_us=op_overhead_us(settings.rounds, device),
-        experts_code_mib=experts_code_mib(settings.precisions, device),
+        experts_code_mib=code,
         matmul=matmul,
         eight_bit_tflops=eight_bit_tflops(settings.products, settings.rounds, device, settings.limit_s),
         attention=attention_times(settings.attention, settings.precisions, settings.rounds, device, settings.limit_s),
