@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Literal
+
+from tests.ports import free_port
 
 from trimaran.protocol.job import TrainJob
 
@@ -175,9 +176,7 @@ class Pool:
     """Eight ranks; a layout of fewer takes the first ones."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         # forked from a process that has imported what all of them need, which takes seconds
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["trimaran.train.state.saver", "trimaran.train.run.loop"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.ports import free_port
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shapes import MIXTURE
@@ -43,10 +43,7 @@ on_an_eight_bit_device = pytest.mark.skipif(
 def losses(job: TrainJob) -> list[float]:
     path = Path(job.out_dir) / "job.json"
     path.write_text(job.model_dump_json())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": str(job.layout.devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = {"WORLD_SIZE": str(job.layout.devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "trimaran.train.process.worker", str(path)]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)})

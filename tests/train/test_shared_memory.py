@@ -5,13 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from trimaran.train.comm.shared_memory import SharedMemory
@@ -95,14 +94,8 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     pipe.recv()
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_collectives_are_exact_and_the_same_everywhere_and_a_dead_rank_is_noticed(port: int) -> None:
+def test_collectives_are_exact_and_the_same_everywhere_and_a_dead_rank_is_noticed() -> None:
+    port = free_port()
     before = set(Path("/dev/shm").glob("trimaran-*"))
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []

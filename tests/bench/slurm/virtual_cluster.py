@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 CORES_PER_NODE = 8
 NODES = ("n1", "n2", "n3")
@@ -76,7 +78,8 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
         (folder / name).mkdir(parents=True)
     conf = folder / "slurm.conf"
     host = socket.gethostname().split(".")[0]
-    conf.write_text(_CONF.format(host=host, folder=folder, ports=_free_ports(1 + len(NODES)), cores=CORES_PER_NODE))
+    ports = [free_port() for _ in range(1 + len(NODES))]
+    conf.write_text(_CONF.format(host=host, folder=folder, ports=ports, cores=CORES_PER_NODE))
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
@@ -95,7 +98,7 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
             if number == 0:
                 _wait_for(Path(munge["socket"]).exists, "munged's socket", folder)
         daemons += [start_node(conf, name) for name in NODES]
-        _wait_for(lambda: _idle_nodes(environment) == set(NODES), "idle nodes", folder)
+        _wait_for(lambda: _nodes(environment, "idle") == set(NODES), "idle nodes", folder)
         yield conf
     finally:
         daemons += _RESTARTED
@@ -153,7 +156,8 @@ def _power_off(conf: Path, name: str) -> None:
 def _start_again(conf: Path, name: str, *, own_memory: bool = False) -> None:
     daemon = start_node(conf, name, own_memory=own_memory)
     environment = {**os.environ, "SLURM_CONF": str(conf)}
-    _wait_for(lambda: name in _idle_nodes(environment), "idle nodes", conf.parent)
+    # what waits in the queue may have it at once
+    _wait_for(lambda: name in _nodes(environment, "idle,mixed,allocated"), f"node {name}", conf.parent)
     _RESTARTED.append(daemon)
 
 
@@ -161,8 +165,9 @@ def _start_again(conf: Path, name: str, *, own_memory: bool = False) -> None:
 _RESTARTED: list[subprocess.Popen[bytes]] = []
 
 
-def _idle_nodes(environment: dict[str, str]) -> set[str]:
-    command = ["sinfo", "--noheader", "--Node", "--partition=wide", "--states=idle", "--format=%N"]
+def _nodes(environment: dict[str, str], states: str) -> set[str]:
+    """Names of the nodes that are in one of the states, which commas part."""
+    command = ["sinfo", "--noheader", "--Node", "--partition=wide", f"--states={states}", "--format=%N"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return set(done.stdout.split())
 
@@ -174,11 +179,3 @@ def _wait_for(ready: Callable[[], bool], what: str, folder: Path) -> None:
             logs = "\n".join(f"== {log.name}\n{log.read_text()[-1500:]}" for log in sorted(folder.glob("*.log")))
             raise RuntimeError(f"no {what} within {_READY_WITHIN_S:.0f} s\n{logs}")
         time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
