@@ -9,7 +9,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.offload import LINK_SHARE
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
-from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.nouns.noun import TrimaranError
@@ -79,6 +79,27 @@ def test_activations_on_the_host_hide_behind_layers_as_far_as_the_link_lets_them
     # two of 32 layers' are here
     assert fast.memory[0].activations == pytest.approx(here.memory[0].activations * 2 / 32, rel=0.01)
     assert fast.time.offload == 0.0 and slow.time.offload > 0.0
+
+
+def test_only_what_recompute_leaves_passes_the_link() -> None:
+    """Trimaran's layers wait for it, so that all of it shows: of a layer made again, its input in bf16, down and up."""
+    case = Case.of(LLAMA, H100, load_stack("trimaran"))
+    found = predicted(case, "dp8,mbs1,zero1,bf16,recompute-full,offload-activations")
+    layer_input = 2 * LLAMA.seq_len * LLAMA.model.hidden
+    assert found.time.offload == pytest.approx(8 * 32 * 2 * layer_input / (63e9 * LINK_SHARE), rel=0.01)
+
+
+@pytest.mark.parametrize("stack", ["trimaran", "megatron-core"])
+@pytest.mark.parametrize("name", [name for name in catalogue_names("models") if load_model(name).dense_layers])
+def test_of_offloaded_layers_dense_ones_are_no_more_than_their_share(name: str, stack: str) -> None:
+    """Dense layers keep less than layers of experts, and nothing keeps less than nothing."""
+    model = load_model(name)
+    workload = Workload(model=model, seq_len=4096, global_batch=64)
+    text = "dp8,ep8,zero1,mbs1,offload-activations,bf16"
+    mixed = predicted(Case.of(workload, H100, load_stack(stack)), text)
+    alike = workload.model_copy(update={"model": model.model_copy(update={"dense_layers": 0})})
+    of_experts = predicted(Case.of(alike, H100, load_stack(stack)), text)
+    assert 0.0 <= mixed.memory[0].activations <= of_experts.memory[0].activations
 
 
 def test_each_stack_offloads_what_it_has() -> None:

@@ -24,7 +24,7 @@ from trimaran.layout.axes import (
 )
 from trimaran.layout.layout import Layout
 
-NAMES = (*DEGREES, *chain.from_iterable(PARTS.values()))
+NAMES = (*DEGREES, *PARTS["dp"])
 layouts = st.builds(
     Layout, dp=st.integers(1, 5), tp=st.integers(1, 4), cp=st.integers(1, 3), pp=st.integers(1, 4),
     zero_stage=st.integers(0, 3),
@@ -77,13 +77,18 @@ def test_shards_lie_inside_their_copies(layout: Layout) -> None:
 
 
 @st.composite
-def expert_layouts(draw: st.DrawFn) -> Layout:
+def expert_layouts_of(draw: st.DrawFn, plain: st.SearchStrategy[Layout]) -> Layout:
     """Layouts whose experts are laid over the ranks of a stage without a rest."""
-    layout = draw(layouts)
+    layout = draw(plain)
     ranks = layout.fold("dp", "cp", "tp")
     etp = draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
     ep = draw(st.sampled_from([n for n in range(1, ranks // etp + 1) if ranks // etp % n == 0]))
     return layout.model_copy(update={"ep": ep, "etp": etp})
+
+
+def expert_layouts() -> st.SearchStrategy[Layout]:
+    """Such layouts whose replicas are of no parts."""
+    return expert_layouts_of(layouts)
 
 
 @given(expert_layouts())
@@ -97,6 +102,17 @@ def test_experts_are_laid_over_the_ranks_of_each_stage(layout: Layout) -> None:
             assert [layout.coordinate(axis, rank) for rank in ranks] == list(range(layout.size(axis)))
         if layout.size(axis) > 1 and layout.pp == 1:
             assert {after - before for ranks in found for before, after in pairwise(ranks)} == {layout.stride(axis)}
+
+
+@given(st.one_of(expert_layouts(), expert_layouts_of(hybrid_layouts())))
+def test_ranks_of_the_same_experts_are_those_that_share_out_times_those_that_hold_the_same(layout: Layout) -> None:
+    assert layout.fold("eshard", "ereplicate") == layout.size("edp")
+    assert groups(layout, "eshard", "ereplicate") == groups(layout, "edp")
+    assert len(groups(layout, "eshard")[0]) == layout.size("eshard")
+    if not layout.zero_stage:
+        assert layout.size("eshard") == 1
+    elif not layout.shard:
+        assert layout.size("ereplicate") == 1
 
 
 def test_experts_are_folded_as_megatron_core_folds_them() -> None:

@@ -124,26 +124,26 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float
     ends = np.array([stage == 0]), np.array([stage == (0 if layout.schedule in FOLDED else layout.pp - 1)])
     shape = StageShape(layers, np.ones(1), *ends, dense)
     held = _number(parameters(case.model, case.stack, grid, shape))
-    if case.model.experts and layout.size("edp") == 1:  # no other rank holds the same experts
-        held -= _number(expert_parameters(case.model, grid, shape))
-    gradients = held * _number(sent_gradient_bytes(grid, case.stack))
-    weights = held * _number(gathered_bytes(case, grid))
-    times = _number(grid.micro_batches)
-    zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
-    # what copies of the same weights or shards send each other
-    number = np.where(grid.local_steps > 0, 4.0, sent_gradient_bytes(grid, case.stack))
-    of_copies = held * _number(between_copies(case, grid, number))
-    agreed = (
-        of_copies,
-        (gradients + weights) / 2,
-        (times * gradients + weights) / 2,
-        times * (gradients / 2 + weights),
-    )
+    gradient = _number(sent_gradient_bytes(grid, case.stack))
     if layout.dp_kind == "parameter_server":
-        return (gradients + held * _number(element_bytes(grid))) / 2
-    # where a part of the replicas share out their states, each shard's copies sum its gradients besides, once a step
-    copies = layout.size("replicate") > 1 and zero > 0
-    return agreed[zero] + (of_copies / (layout.cp * layout.size("shard")) if copies else 0.0)
+        return held * (gradient + _number(element_bytes(grid))) / 2
+    zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
+    experts = _number(expert_parameters(case.model, grid, shape)) if case.model.experts else 0.0
+    parts = ((held - experts, "shard", "replicate"), (experts, "eshard", "ereplicate"))
+    weight, times = _number(gathered_bytes(case, grid)), _number(grid.micro_batches)
+    # of a number that ranks share out, in all-reduces
+    shared_out = (0.0, (gradient + weight) / 2, (times * gradient + weight) / 2, times * (gradient / 2 + weight))[zero]
+    # what copies of the same weights or shards send each other of one, once a step
+    number = np.where(grid.local_steps > 0, 4.0, sent_gradient_bytes(grid, case.stack))
+    summed = _number(between_copies(case, grid, number))
+    total = 0.0
+    for numbers, sharing, holding in parts:
+        # ranks that share sequences hold the same weights but for experts, over which these are laid as well
+        along = layout.cp if sharing == "shard" else 1
+        sharers = layout.size(sharing) * (along if zero else 1)
+        copies = layout.size(holding) * (1 if zero else along)
+        total += numbers * shared_out * (sharers > 1) + numbers / sharers * summed * (copies > 1)
+    return total
 
 
 def _number(value: Number | Ints) -> float:

@@ -14,6 +14,7 @@ from trimaran.cost.states import casts_on, gradient_bytes
 from trimaran.layout.choices import CHOICE, index_of
 from trimaran.nouns.dispatcher import DISPATCHERS
 from trimaran.nouns.model import LayerKind
+from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import Number
 from trimaran.operators.context import working_bytes
 from trimaran.operators.ends import head_operator
@@ -142,6 +143,15 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
         again = zero + factors_again(word, operators, case.stack)
         of_layouts["factors"][members] = again[inverse[members]]
     return KeptBytes(**of_layouts)
+
+
+def stored_bytes(stack: Stack, grid: LayoutGrid, kept: KeptBytes, layers: Floats) -> Floats:
+    """Of what a layer keeps, the bytes that the layout's recompute leaves; its stage has so many `layers`."""
+    every = grid.recompute_every.astype(np.float64)
+    of_full = kept.layer_input / every + kept.layer * (1.0 - 1.0 / every)
+    if stack.recomputes_stage:
+        of_full = kept.layer_input / np.maximum(layers, 1.0)
+    return np.where(grid.chose("recompute", "full"), of_full, kept.partly)
 
 
 def _wider(case: Case, shapes: LayoutGrid, part: Part) -> Floats:

@@ -28,8 +28,7 @@ def shards(grid: LayoutGrid, stage: int) -> Floats:
 
 def expert_shards(grid: LayoutGrid, stage: int) -> Floats:
     """The same of routed experts, whose replicas are fewer where a replica's ranks share them out."""
-    ranks = np.maximum(grid.size("edp") * grid.size("shard") // grid.dp, 1)
-    return np.where(_is_sharded(grid, stage), ranks, 1).astype(np.float64)
+    return np.where(_is_sharded(grid, stage), grid.size("eshard"), 1).astype(np.float64)
 
 
 def _is_sharded(grid: LayoutGrid, stage: int) -> Bools:

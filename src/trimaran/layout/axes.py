@@ -103,7 +103,7 @@ PLACEMENTS: tuple[tuple[AxisName, ...], ...] = tuple(
 # A search orders the usual axes alone: all software has ranks that share a sequence next to those that share weights.
 PROPOSED_PLACEMENTS = tuple(order for order in PLACEMENTS if len(stated_placement(order)) == len(_USUAL))
 # Axes that are made of parts, the innermost first: replicas that hold the same, and those that share it out.
-PARTS: Mapping[str, tuple[str, ...]] = {"dp": ("shard", "replicate")}
+PARTS: Mapping[str, tuple[str, ...]] = {"dp": ("shard", "replicate"), "edp": ("eshard", "ereplicate")}
 _WHOLE = {part: whole for whole, parts in PARTS.items() for part in parts}
 # Axes of the experts over the ranks of one stage, the innermost first; `edp` is what the others leave.
 EXPERT_AXES: tuple[str, ...] = ("etp", "ep", "edp")
@@ -158,9 +158,9 @@ class Laid(ABC, Generic[Size]):
 
     def stride(self, axis: str) -> Size:
         """Distance in ranks between two neighbours of a group along the axis: the product of what lies inside it."""
-        if axis in EXPERT_AXES:
+        whole: str = _WHOLE.get(axis, axis)
+        if whole in EXPERT_AXES:
             return self._expert_stride(axis)
-        whole = _WHOLE.get(axis, axis)
         fields: Any = self
         inside: list[Any] = [
             1 + (getattr(fields, name) - 1) * self.lies_inside(name, whole) for name in DEGREES if name != whole
@@ -171,7 +171,7 @@ class Laid(ABC, Generic[Size]):
 
     def coordinate(self, axis: str, rank: int) -> Size:
         """Place of a rank among its group along the axis."""
-        if axis in EXPERT_AXES:
+        if _WHOLE.get(axis, axis) in EXPERT_AXES:
             among: Size = self._place_in_stage(rank) // self.places_apart(axis) % self.size(axis)
             return among
         place: Size = rank // self.stride(axis) % self.fold(axis)
@@ -186,7 +186,10 @@ class Laid(ABC, Generic[Size]):
 
     def places_apart(self, axis: str) -> Size:
         """Distance between neighbours along an axis of the experts, counted in ranks of their stage alone."""
-        steps: Size = product([1, *(self.size(other) for other in EXPERT_AXES[: EXPERT_AXES.index(axis)])])
+        whole: str = _WHOLE.get(axis, axis)
+        finer: tuple[str, ...] = PARTS[whole][: PARTS[whole].index(axis)] if axis in _WHOLE else ()
+        others: tuple[str, ...] = (*EXPERT_AXES[: EXPERT_AXES.index(whole)], *finer)
+        steps: Size = product([1, *(self.size(other) for other in others)])
         return steps
 
     def stage_places(self, per_node: Any) -> Any:
@@ -213,12 +216,26 @@ def _etp(laid: Any) -> Any:
     return laid.etp + (laid.etp == 0) * laid.tp
 
 
+def _edp(laid: Any) -> Any:
+    """Ranks of a stage that hold the same experts."""
+    return laid.dp * laid.cp * laid.tp // (laid.ep * _etp(laid))
+
+
+def _eshard(laid: Any) -> Any:
+    """Those of them that share out what ZeRO shards: as large a part as of the replicas, or one that divides them."""
+    ranks = _edp(laid)
+    among = np.gcd(ranks, np.maximum(ranks * _shard(laid) // laid.dp, 1))
+    return 1 + (among - 1) * (laid.zero_stage > 0)
+
+
 # Sizes that are no field of a layout: what a degree that is not stated (0) is, and what other degrees leave.
 _SIZES: Mapping[str, Callable[[Any], Any]] = {
     "shard": _shard,
     "replicate": lambda laid: laid.dp // _shard(laid),
     "etp": _etp,
-    "edp": lambda laid: laid.dp * laid.cp * laid.tp // (laid.ep * _etp(laid)),
+    "edp": _edp,
+    "eshard": _eshard,
+    "ereplicate": lambda laid: _edp(laid) // _eshard(laid),
 }
 
 
@@ -228,8 +245,8 @@ def groups(layout: Laid[int], *axes: str) -> list[tuple[int, ...]]:
     Axes of the experts stand with `pp` and with each other alone: they are laid over the others.
     """
     finest = [part for name in DEGREES for part in PARTS.get(name, (name,))]
-    if set(axes) & set(EXPERT_AXES):
-        finest = [*EXPERT_AXES, "pp"]
+    if {_WHOLE.get(name, name) for name in axes} & set(EXPERT_AXES):
+        finest = [part for name in (*EXPERT_AXES, "pp") for part in PARTS.get(name, (name,))]
     along = {part for name in axes for part in PARTS.get(name, (name,))}
     others = [part for part in finest if part not in along]
     together: dict[tuple[int, ...], list[int]] = {}

@@ -22,7 +22,7 @@ from trimaran.planner.placement.blocks import Blocks
 from trimaran.planner.placement.deal import may_be_dealt
 from trimaran.planner.placement.place import Placing
 from trimaran.planner.placement.room import Room
-from trimaran.planner.plan import Entry, Plan
+from trimaran.planner.plan import RIVAL_CHANCE, Entry, Plan
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.settings import PlanSettings
@@ -35,8 +35,6 @@ OF_EACH_VIEW, WEIGHED, IMPROVED = 6, 100, 2
 ENOUGH = 8
 # A layout, and the global batch that it was found for.
 Asked = tuple[Layout, int]
-# An entry that beats the first with at least this chance cannot be told apart from it.
-_ALIKE = 0.25
 
 
 def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Case, PlanSettings], Plan]) -> Plan:
@@ -58,7 +56,7 @@ def plan_on_groups(case: Case, settings: PlanSettings, plan_alike: Callable[[Cas
             placing.deal()
     placings = _ranked(case, settings, [*placings, *finer])
     entries = _entries(case, settings, placings)
-    alike = [entry for entry in entries if entry.rival_chance >= _ALIKE or entry.rank == 1]
+    alike = [entry for entry in entries if entry.rival_chance >= RIVAL_CHANCE or entry.rank == 1]
     first = plans[0]
     return first.model_copy(
         update={

@@ -12,6 +12,9 @@ from trimaran.nouns.noun import Noun
 from trimaran.planner.explain.advice import Advice
 from trimaran.planner.search.objective import EQUAL, Objective
 
+# An entry that beats the first with at least this chance cannot be told apart from it.
+RIVAL_CHANCE = 0.25
+
 
 class Entry(Noun):
     """One ranked layout: what it costs in time, memory and money.

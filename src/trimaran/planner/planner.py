@@ -25,7 +25,7 @@ from trimaran.planner.explain.advice import advise
 from trimaran.planner.explain.bottleneck import memory_sentence
 from trimaran.planner.explain.ways_out import ways_out
 from trimaran.planner.on_groups import plan_on_groups
-from trimaran.planner.plan import Entry, Plan, Refusal, Unfit
+from trimaran.planner.plan import RIVAL_CHANCE, Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.search import Ranking, Search
@@ -33,10 +33,6 @@ from trimaran.planner.search.settings import PlanSettings, settings_from
 from trimaran.planner.search.sieve import Sieve, take
 from trimaran.planner.sizes import enough_devices, fastest_on, on_devices, search_of, with_sensible_size
 
-# An entry that beats the first with at least this chance cannot be told apart from it.
-RIVAL_CHANCE = 0.25
-# Errors of two layouts of one model on one cluster are half in common, so that their difference
-# errs as much as each of them: sqrt(2 x (1 - 1/2)) = 1.
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
 # The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
@@ -187,7 +183,11 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
 
 
 def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int], index: int, error: float) -> float:
-    """Chance that an entry is better than the first, both being wrong by `error` (1 sigma of the log)."""
+    """Chance that an entry is better than the first, both being wrong by `error` (1 sigma of the log).
+
+    Errors of two layouts of one model on one cluster are half in common, so that their difference errs as much as
+    each of them: sqrt(2 x (1 - 1/2)) = 1.
+    """
     if index == 0:
         return 1.0
     if objective.goal == "devices":

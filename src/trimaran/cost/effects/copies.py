@@ -8,8 +8,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import IterationCost
 from trimaran.cost.effects.low_rank import FACTORED, sent_share
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.cost.network import crowded
-from trimaran.cost.states import OPTIMIZER, shards
+from trimaran.cost.network import crowded, expert_group
+from trimaran.cost.states import OPTIMIZER, expert_shards, shards
 from trimaran.layout.compression import FORMATS
 
 # Bytes that the operators of `begin_compressed_sum` (train/engine/copy_sums.py) read and write of each number: adding
@@ -29,12 +29,20 @@ def between_copies(case: Case, grid: LayoutGrid, gradient: Floats) -> Floats:
     return np.where(factored, 4.0 * sent_share(case, grid), gradient) if factored.any() else gradient
 
 
-def sharded_copies(iteration: IterationCost, gradient: Floats) -> Floats | float:
-    """Seconds in which replicas that hold the same shards sum theirs of `gradient` bytes: hybrid sharding's."""
+def sharded_copies(iteration: IterationCost, gradient: Floats, of_experts: Floats | None = None) -> Floats | float:
+    """Seconds in which ranks that hold the same shards sum theirs of `gradient` bytes: hybrid sharding's.
+
+    `of_experts` are those of routed experts besides, which ranks of their own share out.
+    """
     grid = iteration.grid
     if not grid.shard.any():
         return 0.0
-    return np.where(grid.zero_stage > 0, _all_reduce(iteration, gradient), 0.0)
+    summed = _all_reduce(iteration, gradient)
+    if of_experts is not None:
+        between = expert_group(grid, iteration.network.cluster, "ereplicate")
+        shard = of_experts / expert_shards(grid, OPTIMIZER)
+        summed = summed + iteration.network.all_reduce(shard, between)
+    return np.where(grid.zero_stage > 0, summed, 0.0)
 
 
 def coding_time(iteration: IterationCost) -> Floats | float:

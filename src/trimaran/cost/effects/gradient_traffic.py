@@ -9,7 +9,7 @@ from trimaran.cost.effects.copies import between_copies, coding_time, outer_time
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
-from trimaran.cost.network import Group, crowded, expert_group, group
+from trimaran.cost.network import Group, crowded, expert_group
 from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, element_bytes, gathered_bytes, sent_gradient_bytes
 from trimaran.layout.layout import Layout
 
@@ -38,16 +38,15 @@ def exposed_time(iteration: IterationCost) -> Floats:
     agreed = between_copies(case, grid, sent) * shared
     reduced = network.all_reduce(agreed, replicas)
     if of_experts is not None:
-        own = expert_replicas(iteration)
+        own = _expert_sharers(iteration)
         scatter = scatter + network.all_gather(sent * of_experts, own)
         gather = gather + network.all_gather(gathered * of_experts, own)
-        reduced = reduced + network.all_reduce(sent * of_experts, own)
-    copied = sharded_copies(iteration, agreed)
+        reduced = reduced + network.all_reduce(sent * of_experts, expert_group(grid, network.cluster, "edp"))
+    copied = sharded_copies(iteration, agreed, None if of_experts is None else sent * of_experts)
     if grid.local_steps.any():
         each = grid.local_steps == 0
         reduced, copied = reduced * each, copied * each
     traffic = np.where(zero == 0, reduced, scatter + gather + copied)
-    traffic = np.where(zero == 2, m * scatter + gather + copied, traffic)
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
         back = element_bytes(grid) * shared  # weights, which are narrower than the gradients in 16 bit
@@ -55,20 +54,23 @@ def exposed_time(iteration: IterationCost) -> Floats:
     overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
     backward = work.of_layers("backward")
     hidden = _hidden(traffic * overlap, backward, grid)
+    # ZeRO 2 scatters behind the backward of each micro-batch, the last one's with what follows
+    earlier = np.where(zero == GRADIENTS, m - 1.0, 0.0)
+    behind_earlier = earlier * np.minimum(scatter * overlap, backward)
     if case.stack.gathers_behind_forward:
         apart = _hidden((traffic - gather) * overlap, backward, grid)
         apart = apart + _hidden(gather * overlap, work.of_layers("forward"), grid)
         hidden = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), apart, hidden)
-    exposed = traffic - hidden * (1.0 - crowded(case.cluster))
+    exposed = traffic + earlier * scatter - (hidden + behind_earlier) * (1.0 - crowded(case.cluster))
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
         exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
     return np.asarray(exposed + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
 
 
-def expert_replicas(iteration: IterationCost) -> Group:
-    """The ranks that hold the same routed experts."""
-    return expert_group(iteration.grid, iteration.network.cluster, "edp")
+def _expert_sharers(iteration: IterationCost) -> Group:
+    """The ranks that share out the states of the same routed experts."""
+    return expert_group(iteration.grid, iteration.network.cluster, "eshard")
 
 
 def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
@@ -92,16 +94,18 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     times = 1.0 / iteration.micro_batches if case.stack.sums_copies_once else 1.0
     times = np.where(grid.local_steps > 0, 0.0, times)
     agreed = between_copies(case, grid, sent)
-    copied, copied_ends = (sharded_copies(iteration, agreed * each) * times for each in (layer, ends))
+    own_copies = sent * experts if case.model.experts else None
+    copied = sharded_copies(iteration, agreed * layer, own_copies) * times
+    copied_ends = sharded_copies(iteration, agreed * ends) * times
     if case.model.experts:
-        own = expert_replicas(iteration)
+        own = _expert_sharers(iteration)
         gather = gather + network.all_gather(element * experts, own)
         scatter = scatter + network.all_gather(sent * experts, own)
     again = np.where(grid.zero_stage == 2, 0.0, gather)
     forward, backward = work.layer.busy_forward, work.layer.busy_backward
     if case.model.experts:
         # tokens on their way between nodes take the same cards
-        across = group(grid.ep, grid.stride("ep"), grid.devices, network.cluster).crosses
+        across = expert_group(grid, network.cluster, "ep").crosses
         forward = forward - np.where(across, work.layer.ep_forward, 0.0)
         backward = backward - np.where(across, work.layer.ep_backward, 0.0)
     overlap = case.calibration.dp_overlap

@@ -8,7 +8,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.effects.optimizer import UNFUSED
 from trimaran.cost.grid import Floats, by_precision
-from trimaran.cost.shapes import kept_bytes
+from trimaran.cost.layers.layer_work import LayerWork
+from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
 from trimaran.cost.states import OPTIMIZER, expert_shards, gradient_bytes, shards
 from trimaran.layout.layout import Layout
 
@@ -75,12 +76,21 @@ def _activations(iteration: IterationCost) -> Floats:
 
     Nothing hides it where the layer waits for it.
     """
-    case, work = iteration.case, iteration.work
-    passing = kept_bytes(case, iteration.grid).partly / _link(case)
+    work = iteration.work
+    shown = work.layers * _of_layer(iteration, work.layer, kept_bytes(iteration.case, iteration.grid))
+    if work.dense is not None:
+        of_dense = _of_layer(iteration, work.dense, kept_bytes(iteration.case, iteration.grid, "dense"))
+        shown = shown * (1.0 - work.dense_layers / work.layers) + work.dense_layers * of_dense
+    return np.asarray(iteration.micro_batches * shown)
+
+
+def _of_layer(iteration: IterationCost, layer: LayerWork, kept: KeptBytes) -> Floats:
+    """Seconds that a layer's activations of one micro-batch show, down and up."""
+    case = iteration.case
+    passing = stored_bytes(case.stack, iteration.grid, kept, iteration.work.layers) / _link(case)
     if case.stack.offload_waits:
-        return np.asarray(iteration.micro_batches * work.layers * 2.0 * passing)
-    shown = _beyond(passing, work.layer.busy_forward) + _beyond(passing, work.layer.busy_backward)
-    return np.asarray(iteration.micro_batches * work.layers * shown)
+        return 2.0 * passing
+    return _beyond(passing, layer.busy_forward) + _beyond(passing, layer.busy_backward)
 
 
 def _link(case: Case) -> float:

@@ -17,7 +17,7 @@ from trimaran.cost.memory.stage import (
     parameters,
     stage_layer_parameters,
 )  # fmt: skip
-from trimaran.cost.shapes import KeptBytes, kept_bytes
+from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
 from trimaran.cost.states import OPTIMIZER, WEIGHTS, element_bytes, expert_shards, gradient_bytes, shards
 from trimaran.layout.compression import FORMATS
 
@@ -161,7 +161,6 @@ class RankMemory:
         stored = self._stored(kept)
         at_work = np.where(full, kept.layer, kept.layer - kept.partly)
         if stack.recomputes_stage:
-            stored = np.where(full, kept.layer_input / np.maximum(self.shape.layers, 1.0), stored)
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
         at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.context)
         reused = 0.0 if stack.heap_keeps_logits and self.case.on_cpu else self.logits
@@ -175,7 +174,8 @@ class RankMemory:
         all_layers = here * stored + self._factors(full)
         if self.case.model.dense_layers:
             dense = self._stored(self.every.kept_dense)
-            all_layers = all_layers + self.shape.in_flight * self.shape.dense * (dense - stored)
+            share = self.shape.dense / np.maximum(self.shape.layers, 1.0)
+            all_layers = all_layers + here * share * (dense - stored)
         return all_layers + np.maximum(at_work - reused, 0.0)
 
     def _factors(self, full: Bools) -> Floats | float:
@@ -213,9 +213,7 @@ class RankMemory:
 
     def _stored(self, kept: KeptBytes) -> Floats:
         """Bytes that a layer keeps of a micro-batch under the layout's recompute."""
-        every = self.grid.recompute_every.astype(np.float64)
-        full = self.grid.chose("recompute", "full")
-        return np.where(full, kept.layer_input / every + kept.layer * (1.0 - 1.0 / every), kept.partly)
+        return stored_bytes(self.case.stack, self.grid, kept, self.shape.layers)
 
     @cached_property
     def step_copies(self) -> Floats:

@@ -133,7 +133,7 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
 def stage_layer_parameters(model: Model, grid: LayoutGrid, shape: StageShape) -> Floats:
     """Parameters of all layers on a rank of the stage."""
     if not model.experts and model.latent_attention is None:
-        return shape.layers * model.layer_parameters / grid.tp
+        return shape.layers * rank_layer_parameters(model, grid, "dense")
     of_main = layer_parameters(model, grid)
     return shape.layers * of_main + shape.dense * (rank_layer_parameters(model, grid, "dense") - of_main)
 
@@ -152,7 +152,15 @@ def rank_layer_parameters(model: Model, grid: LayoutGrid, kind: LayerKind) -> Fl
     else:
         uncut, whole = model.uncut_parameters, model.mixture_layer_parameters - model.expert_parameters
     cut: Floats = (whole - uncut) / grid.tp
-    return uncut + cut
+    return uncut + cut + _repeated_keys(model, grid)
+
+
+def _repeated_keys(model: Model, grid: LayoutGrid) -> Floats | float:
+    """Parameters of one layer's keys and values that a rank has beyond its share: ranks have whole heads of them."""
+    if model.latent_attention is not None or not (model.kv_heads % grid.tp).any():
+        return 0.0
+    beyond = np.ceil(model.kv_heads / grid.tp) - model.kv_heads / grid.tp
+    return np.asarray(2.0 * model.hidden * model.head_dim * beyond)
 
 
 def rank_expert_parameters(model: Model, grid: LayoutGrid) -> Floats:

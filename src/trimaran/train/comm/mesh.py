@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Literal
 
 from trimaran.layout.axes import DEGREES, groups
@@ -113,7 +112,8 @@ def build_mesh(layout: Layout, me: int, ranks: Sequence[int], factory: GroupFact
     # a sum that has steps to arrive holds up no other
     beside = layout.outer_delay > 0
     copies = mine(groups(layout, *(("replicate",) if shares else ("cp", "dp"))), beside=beside)
-    expert_sharers, expert_copies = (mine(parts) for parts in _expert_replicas(layout, shares=shares))
+    expert_sharers = mine(groups(layout, *(("eshard",) if shares else ())))
+    expert_copies = mine(groups(layout, *(("ereplicate",) if shares else ("edp",))))
     pipelines = groups(layout, "pp")
     pp_returning = mine(pipelines, returning=True)
     tied = mine([(group[0], group[-1]) if layout.pp > 1 else group for group in pipelines])
@@ -147,16 +147,3 @@ def lone_mesh() -> Mesh:
         pp_returning=one,
         tied=one,
     )
-
-
-def _expert_replicas(layout: Layout, *, shares: bool) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """All groups of ranks that share out the same experts' states, and all that hold the same part of them.
-
-    Where ZeRO `shares` out other weights among a part of the replicas, experts' are among as large a part of theirs.
-    """
-    replicas = groups(layout, "edp")
-    size = layout.size("edp")
-    among = gcd(size, max(1, size * layout.size("shard") // layout.dp)) if shares else 1
-    sharers = [ranks[first : first + among] for ranks in replicas for first in range(0, size, among)]
-    copies = [ranks[place::among] for ranks in replicas for place in range(among)]
-    return sharers, copies

@@ -1,0 +1,66 @@
+"""Gradients among replicas: what hides behind which pass, and what experts' ranks send each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimaran.api import workload_of
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.memory.stage import rank_layer_parameters
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.workload import Workload
+
+H100 = load_cluster("dgx-h100")
+QWEN = load_model("qwen3-30b-a3b")
+
+
+def seconds_shown(model: str, stack: str, text: str, global_batch: int) -> float:
+    """What replicas take to agree, of sequences of 4,096 tokens on H100, beside what hides."""
+    workload = Workload(model=load_model(model), seq_len=4096, global_batch=global_batch)
+    return estimate(Case.of(workload, H100, load_stack(stack)), parse_layout(text + ",bf16")).time.dp
+
+
+@pytest.mark.parametrize("mbs", [1, 2, 4])
+def test_zero_2_waits_no_longer_than_zero_3_which_moves_more(mbs: int) -> None:
+    """Each micro-batch's scatter hides behind its own backward."""
+    workload, cluster = workload_of("llama3-8b", 512, seq=2048), load_cluster("aws-p4d-24xlarge")
+    case = Case.of(workload, cluster, load_stack("torch-fsdp"))
+    two, three = (
+        estimate(case, parse_layout(f"dp64,mbs{mbs},{sharded},bf16")).time.dp for sharded in ("zero2", "zero3,fsdp")
+    )
+    assert 0.0 < two < three
+
+
+def test_parts_that_are_all_replicas_are_no_parts() -> None:
+    for stack, text in (("torchtitan", "mbs1,fsdp,ep8"), ("trimaran", "mbs1,zero2,ep8"), ("megatron-core", "mbs1,ep8")):
+        plain, parts = (seconds_shown("qwen3-30b-a3b", stack, f"dp64{part},{text}", 256) for part in ("", ",shard64"))
+        assert plain == parts
+
+
+def test_experts_that_no_other_rank_of_the_part_holds_are_summed_by_their_copies_and_not_gathered() -> None:
+    """Of 64 ranks in parts of 8 that deal 128 experts out, each holds 16 of a layer whole, as 7 others elsewhere do."""
+    experts = QWEN.expert_parameters / 8 * QWEN.layers
+    link = H100.inter.bytes_per_s * 1.0
+    stack = load_stack("trimaran").model_copy(update={"overlap_dp": 0.0})
+    workload = Workload(model=QWEN, seq_len=4096, global_batch=256)
+    for sharded in ("zero1", "fsdp"):
+        text = f"dp64,shard8,ep8,mbs1,{sharded},bf16"
+        found = estimate(Case.of(workload, H100, stack), parse_layout(text)).time.dp
+        # 4 bytes of each gradient twice over the node's link, which its 8 ranks share
+        of_copies = 2 * 7 / 8 * 4 * experts / (link / 8)
+        rest = 3.0 if sharded == "fsdp" else 2.0
+        assert of_copies < found < rest * of_copies, sharded
+
+
+def test_ranks_beyond_the_number_of_key_heads_hold_whole_ones() -> None:
+    """Of 8 heads of 128, 16 ranks hold one each, and 4 two each, for keys and for values."""
+    model = load_model("llama3-8b")
+    layouts = [parse_layout(f"dp1,tp{tp},mbs1,bf16") for tp in (4, 16)]
+    grid = LayoutGrid.from_layouts(layouts, workload_of("llama3-8b", 8), load_stack("megatron-core"))
+    few, many = rank_layer_parameters(model, grid, "dense")
+    rest = model.layer_parameters - 2 * model.hidden * 8 * 128
+    assert few == rest / 4 + 2 * model.hidden * 2 * 128
+    assert many == rest / 16 + 2 * model.hidden * 128
