@@ -139,7 +139,7 @@ def test_copies_sum_an_eighth_of_the_gradients_between_nodes() -> None:
     assert between.crosses.tolist() == [True, False, False]
     inside = group_along(grid, CLUSTER, "cp", "shard")
     assert inside.crosses.tolist() == [False, True, True]
-    hybrid, stated, usual = (estimate(case, grid.layout(i, case.workload, case.stack)) for i in range(3))
+    hybrid, stated, usual = (estimate(case, grid.layout(i)) for i in range(3))
     assert stated.time == usual.time
     assert hybrid.time != usual.time
 

@@ -134,9 +134,9 @@ def test_a_grid_gives_back_the_layouts_it_was_built_from() -> None:
     grid = LayoutGrid.build(
         workload, stack, dp=[1, 2], tp=[2, 1], pp=[2, 4], mbs=[1, 4], recompute=["none", "full"], precision="bf16"
     )
-    first = grid.layout(0, workload, stack)
+    first = grid.layout(0)
     assert first == Layout(dp=1, tp=2, pp=2, mbs=1, precision="bf16")
-    assert str(grid.layout(1, workload, stack)) == "dp2,tp1,pp4,mbs4,recompute-full,bf16"
+    assert str(grid.layout(1)) == "dp2,tp1,pp4,mbs4,recompute-full,bf16"
     assert np.array_equal(grid.micro_batches, [64, 8])
 
 

@@ -86,15 +86,15 @@ def test_a_grid_holds_every_choice_and_gives_it_back(choice: Choice) -> None:
     assert choice.name in {field.name for field in fields(LayoutGrid)} or choice.name == "stage_split"
     members = [Layout.model_validate({choice.name: value}) for value in others(choice)]
     grid = LayoutGrid.from_layouts(members, WORKLOAD, STACK)
-    assert [grid.layout(index, WORKLOAD, STACK) for index in range(len(grid))] == members
-    assert [grid.take([index]).layout(0, WORKLOAD, STACK) for index in range(len(grid))] == members
+    assert [grid.layout(index) for index in range(len(grid))] == members
+    assert [grid.take([index]).layout(0) for index in range(len(grid))] == members
 
 
 @pytest.mark.parametrize("choice", IN_GRID, ids=[choice.name for choice in IN_GRID])
 def test_a_grid_is_built_from_words_and_from_their_indexes_alike(choice: Choice) -> None:
     for value in others(choice):
         built = LayoutGrid.build(WORKLOAD, STACK, **{choice.name: choice.index(value)})
-        assert getattr(built.layout(0, WORKLOAD, STACK), choice.name) == value
+        assert getattr(built.layout(0), choice.name) == value
         assert built.chose(choice.name, value).all() if choice.words else True
         if isinstance(value, str):
             again = LayoutGrid.build(WORKLOAD, STACK, **{choice.name: [value]})

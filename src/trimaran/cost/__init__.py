@@ -8,7 +8,7 @@
     found = estimate(case, layout)                           # Estimate: sec_per_it, time, memory, fits
     grid = LayoutGrid.build(workload, stack, dp=[8, 4], tp=[4, 8], pp=12, mbs=2, precision="fp16")
     many = estimate_many(case, grid)                        # Estimates: arrays over the grid
-    best = grid.layout(int(many.sec_per_it.argmin()), workload, stack)
+    best = grid.layout(int(many.sec_per_it.argmin()))
 
     from trimaran.cost.simulate import pipeline_run, simulate
     timeline = simulate(pipeline_run(case, layout))          # who does what when

@@ -167,7 +167,7 @@ class LayoutGrid(Laid[Ints]):
         """The same layouts under other global batches, which broadcast to shape (n,)."""
         return replace(self, global_batch=np.broadcast_to(np.asarray(batches, dtype=np.int64), self.dp.shape))
 
-    def layout(self, index: int, workload: Workload, stack: Stack) -> Layout:
+    def layout(self, index: int) -> Layout:
         """One member as a Layout, with its stage split stated where it is not the stack's own choice."""
         stated = () if self.split[index] == STACK_SPLIT else self.splits.splits[self.split_row[index]].layers
         chosen = {choice.name: choice.value(getattr(self, choice.name)[index]) for choice in IN_GRID}

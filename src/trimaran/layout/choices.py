@@ -46,6 +46,7 @@ from trimaran.layout.words import (
 )
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.columns import BY_NAME
+from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.recompute import RECOMPUTES, modules_of
@@ -54,7 +55,6 @@ from trimaran.nouns.stack import (
     Compression,
     ContextParallelKind,
     DataParallelKind,
-    Dispatcher,
     ExpertOverlap,
     Offload,
     Schedule,
@@ -178,8 +178,8 @@ _WITH_AXIS: Mapping[str, tuple[Choice, ...]] = {
         Choice(
             name="dispatcher",
             default="alltoall",
-            words=get_args(Dispatcher),
-            word=prefixed("dispatcher", "dispatch", get_args(Dispatcher), "alltoall"),
+            words=get_args(DispatcherName),
+            word=prefixed("dispatcher", "dispatch", get_args(DispatcherName), "alltoall"),
             column=BY_NAME["dispatcher"],
             heading=Heading("Dispatcher", blank="row"),
             proposes=lambda workload, cluster, stack, devices: (

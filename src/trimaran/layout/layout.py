@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from trimaran.layout.axes import DEGREES_IN_WORDS, USUAL_PLACEMENT, AxisName, Laid, full_placement
 from trimaran.layout.choices import CHOICES, field, usual_chunks, usual_schedule
 from trimaran.layout.stages import stack_split
+from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute
@@ -16,7 +17,6 @@ from trimaran.nouns.stack import (
     Compression,
     ContextParallelKind,
     DataParallelKind,
-    Dispatcher,
     ExpertOverlap,
     Offload,
     Schedule,
@@ -45,7 +45,7 @@ class Layout(Noun, Laid[int]):
     pp: int = field("pp")
     ep: int = field("ep")
     etp: int = field("etp")
-    dispatcher: Dispatcher = field("dispatcher")
+    dispatcher: DispatcherName = field("dispatcher")
     ep_overlap: ExpertOverlap = field("ep_overlap")
     vpp: int = field("vpp")
     mbs: int = field("mbs")

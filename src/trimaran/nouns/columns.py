@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
+from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import recompute_cell
@@ -17,7 +18,6 @@ from trimaran.nouns.stack import (
     Compression,
     ContextParallelKind,
     DataParallelKind,
-    Dispatcher,
     ExpertOverlap,
     Offload,
     Schedule,
@@ -64,8 +64,8 @@ class Column:
 def dispatcher_cell(text: str) -> str:
     """A cell of the column `dispatcher`: a word, or `a2a` for alltoall; else ValueError."""
     word = "alltoall" if text.lower() == "a2a" else text.lower()
-    if word not in get_args(Dispatcher):
-        raise ValueError(f"dispatcher is {quoted(text)}, expected one of {', '.join(get_args(Dispatcher))}")
+    if word not in get_args(DispatcherName):
+        raise ValueError(f"dispatcher is {quoted(text)}, expected one of {', '.join(get_args(DispatcherName))}")
     return word
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field
 
@@ -61,7 +61,6 @@ DISPATCHERS: Mapping[DispatcherName, Dispatcher] = {
         Dispatcher("hybridep", merges=True, waited=8.0, passes=0.0, inside=_NVLINK, across=_RDMA),
     )
 }
-DISPATCHER_NAMES: tuple[DispatcherName, ...] = get_args(DispatcherName)
 
 RouterScores = Literal["softmax", "sigmoid"]
 

@@ -402,17 +402,17 @@ class Model(Noun):
         """Parameters of one normalisation."""
         return 2 * self.hidden if self.norm == "layernorm" else self.hidden
 
-    def embedding_parameters(self, tp: int = 1) -> int:
-        """Token embedding (vocabulary padded for `tp`), positions and embedding norm."""
+    def embedding_parameters(self) -> int:
+        """Token embedding (vocabulary padded for one rank), positions and embedding norm."""
         positions = self.max_positions * self.hidden if self.positions == "learned" else 0
         norm = self.norm_parameters if self.embedding_norm else 0
-        return padded_vocab(self.vocab, tp) * self.hidden + positions + norm
+        return padded_vocab(self.vocab, 1) * self.hidden + positions + norm
 
-    def head_parameters(self, tp: int = 1) -> int:
+    def head_parameters(self) -> int:
         """Parameters of an untied output matrix; 0 when it is tied or there is none."""
         if self.head == "classifier" or self.tied_embedding:
             return 0
-        return padded_vocab(self.vocab, tp) * self.hidden
+        return padded_vocab(self.vocab, 1) * self.hidden
 
     @property
     def unpadded_parameters(self) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.model import Model
 from trimaran.nouns.noted import Noted
 from trimaran.nouns.noun import Noun
@@ -14,7 +15,6 @@ from trimaran.nouns.recompute import Recompute, modules_of
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
 ContextParallelKind = Literal["ring", "all_gather", "ulysses"]
-Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 # How the exchange of tokens hides: not, behind shared experts, or behind another micro-batch's layer.
 ExpertOverlap = Literal["none", "shared", "batch"]
 # What lies in the host's memory: moments and master weights; those, weights and gradients; or what layers keep.
@@ -313,7 +313,7 @@ class Stack(Noun):
     experts_want_slices: bool = Field(
         default=False, description="experts with tensor parallelism run with sequence parallelism alone"
     )
-    dispatchers: tuple[Dispatcher, ...] = Field(
+    dispatchers: tuple[DispatcherName, ...] = Field(
         default=(), description="how tokens come to the ranks of their experts, and back"
     )
     expert_overlaps: tuple[ExpertOverlap, ...] = Field(

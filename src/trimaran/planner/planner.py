@@ -175,7 +175,7 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     assert ranking.simulated is not None
     simulated = ranking.simulated.take(slice(top))
     for index, predicted in enumerate(each_of(case, grid, simulated)):
-        layout = grid.layout(index, workload, case.stack)
+        layout = grid.layout(index)
         at_batch = case.with_workload(with_batch(workload, int(grid.global_batch[index])))
         chance = _rival_chance(search.objective, ranking, devices, index, error)
         entries.append(entry_of(index + 1, layout, at_batch, predicted, chance, variants[index]))
@@ -238,7 +238,7 @@ def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
     if row is None:
         return None
     grid = search.proposer.grid(row)
-    layout = grid.layout(0, search.case.workload, search.case.stack)
+    layout = grid.layout(0)
     workload = with_batch(search.case.workload, int(grid.global_batch[0]))
     predicted = estimate_each(search.case.with_workload(workload), grid, simulate=True)[0]
     limit = float(memory_limit_gib(search.case.cluster, np.array([layout.devices]), search.mem_margin)[0])

@@ -101,10 +101,6 @@ class SpeedGroup(ControlGroup):
         self._version = version
         super().__init__(folder, self._quota(cores))
 
-    def set_cores(self, cores: float) -> None:
-        """Change the limit."""
-        self.limit(self._quota(cores))
-
     def go_first(self) -> None:
         """Have its processes go before all others, as far as the quota goes."""
         self.limit([("cpu.weight", 10_000) if self._version == 2 else ("cpu.shares", 262_144)])

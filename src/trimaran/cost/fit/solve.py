@@ -195,11 +195,6 @@ class Problem:
         scales = x[len(self.widths) :]
         return scales[self.days] * DAY_WIDTH if len(scales) else np.zeros(len(self.rows))
 
-    def day_scales(self, x: Floats) -> dict[str, float]:
-        """By how much longer each day's rows take than the machine's usual, by the day's name."""
-        scales = np.exp(x[len(self.widths) :] * DAY_WIDTH).tolist()
-        return {day: scale for day, scale in zip(self.day_names, scales, strict=True) if day}
-
     def linearise(self, x: Floats) -> Solution:
         """Residuals and their derivatives at x."""
         here = self.residuals(x)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
-from trimaran.nouns.model import LayerKind, Model
+from trimaran.nouns.model import LayerKind, Model, padded_vocab
 from trimaran.nouns.stack import Stack
 
 
@@ -116,7 +116,7 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
     """Parameters on a rank of the stage, before ZeRO shards them."""
     t = grid.tp
     vocabulary = padded_vocab_of(model, stack, t) * model.hidden / t
-    fixed = model.embedding_parameters() - (-(-model.vocab // 128) * 128) * model.hidden
+    fixed = model.embedding_parameters() - padded_vocab(model.vocab, 1) * model.hidden
     head_here = shape.head & (model.head == "vocabulary")
     if model.tied_embedding:
         # A tied head is the embedding itself where both sit on one stage, and a copy of it elsewhere.

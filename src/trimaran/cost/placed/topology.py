@@ -73,10 +73,6 @@ class Topology:
         """All devices."""
         return len(self.node_of)
 
-    def device_group(self, device: int) -> int:
-        """The group that a device is of."""
-        return int(self.group_of[self.node_of[device]])
-
 
 def _of_groups(cluster: Cluster) -> Topology:
     kinds = [_kind(cluster, group) for group in cluster.groups]

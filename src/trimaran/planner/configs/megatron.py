@@ -53,9 +53,9 @@ _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
 
-def megatron(given: Mapping[str, Sequence[str]], trainer: str = "megatron-lm") -> Stated:
+def megatron(given: Mapping[str, Sequence[str]]) -> Stated:
     """What arguments state; what they leave out is as Megatron-LM has it. Raises TrimaranError naming a flag."""
-    stated = Stated(trainer)
+    stated = Stated("megatron-lm")
     flags = Flags(given, stated)
     for flag in _UNSAID:
         if flags.has(flag):

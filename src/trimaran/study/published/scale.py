@@ -92,13 +92,13 @@ def small_rows(rows: Sequence[Measurement]) -> list[SmallRow]:
     return out
 
 
-def best_divisors(degrees: Sequence[Degrees], most_ranks: int = MOST_RANKS) -> Degrees:
-    """One divisor an axis: every row fits into `most_ranks`, most rows stay different, degrees stay large."""
+def best_divisors(degrees: Sequence[Degrees]) -> Degrees:
+    """One divisor an axis: every row fits into MOST_RANKS, most rows stay different, degrees stay large."""
     dps, tps, pps = (range(1, max(row[axis] for row in degrees) + 1) for axis in range(3))
     best: tuple[tuple[int, int, int, int], Degrees] | None = None
     for divisors in product(dps, tps, pps):
         small = [divided(row, divisors) for row in degrees]
-        if max(map(math.prod, small)) > most_ranks:
+        if max(map(math.prod, small)) > MOST_RANKS:
             continue
         parallel = sum(degree > 1 for row in small for degree in row)
         worth = (len(set(small)), parallel, sum(map(math.prod, small)), -sum(divisors))
