@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from command import run, tiny_recipe
 
@@ -36,6 +37,35 @@ def test_it_is_refused_before_the_first_trial(tmp_path: Path, train: str, says: 
     assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
     assert "trial 1" not in done.stderr
     assert not (tmp_path / "elsewhere" / "runs" / "tiny" / "trials").exists()
+
+
+def test_text_that_is_less_than_a_sample_is_refused_before_any_rank(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    whole = recipe.read_text()
+    (tmp_path / "short.txt").write_text("too little to learn from")
+    tries = {
+        whole.replace("text.txt", "short.txt"): "25 tokens are fewer than the 33 of one sample",
+        whole.replace("vocab = 257", "vocab = 100"): "model.vocab is 100: raise model.vocab",
+    }
+    done = run("data", str(recipe), cwd=tmp_path)  # a text that is there already counts by the model as well
+    assert done.returncode == 0
+    for text, says in tries.items():
+        recipe.write_text(text)
+        for verb in (("tune", str(recipe)), ("train", str(recipe), "--layout", "dp1,mbs4")):
+            done = run(*verb, cwd=tmp_path)
+            assert done.returncode == 2 and says in done.stderr.splitlines()[-1], done.stderr
+            assert "rank 0" not in done.stderr and not (tmp_path / "runs" / "tiny" / "trials").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is at hand")
+def test_a_cluster_of_gpus_is_refused_where_there_are_none(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace('"machine.toml"', '"dgx-h100"'))
+    for verb in (("tune",), ("bench",), ("train", "--layout", "dp1,mbs4")):
+        done = run(verb[0], str(recipe), *verb[1:], cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "cluster dgx-h100 is of GPUs, and PyTorch finds none on this machine" in done.stderr.splitlines()[-1]
+        assert "trial 1" not in done.stderr and not (tmp_path / "runs" / "tiny" / "trials").exists()
 
 
 STRETCHED = {

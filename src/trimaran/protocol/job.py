@@ -15,10 +15,14 @@ from trimaran.recipe.train_settings import TrainSettings
 
 
 class Training(Noun):
-    """A training whose text, trackers and first weights are to be there before the trials that lead to it are run."""
+    """What follows on a text: a sample of it is to be there, and before a training trackers and first weights too.
+
+    `trials` by themselves are neither tracked nor validated, and begin with weights of their own.
+    """
 
     workload: Workload
     train: TrainSettings
+    trials: bool = False
 
 
 class DataJob(Noun):
@@ -32,7 +36,7 @@ class DataJob(Noun):
     vocab: int = Field(gt=1)
     cache_dir: str
     megatron: str | None = Field(default=None, description="prefix of Megatron-LM files to write besides")
-    training: Training | None = Field(default=None, description="a training that is to follow, refused here if at all")
+    training: Training | None = Field(default=None, description="what is to follow, refused here if at all")
 
 
 class SampleJob(Noun):

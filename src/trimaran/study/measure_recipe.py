@@ -20,6 +20,7 @@ from trimaran.nouns.variant import PLAIN
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 from trimaran.study.stated import check_stated_layouts, require_trimaran_stack, stated_layouts
+from trimaran.study.torch_programs import require_devices
 from trimaran.study.workspace import Workspace
 
 # Shows so many trials while its block runs, and takes what happens in them.
@@ -50,6 +51,7 @@ def measure_recipe(
     clusters = [machine.on(network) for network in recipe.sweep.networks] or [machine]
     for cluster in clusters:
         check_stated_layouts(recipe, cluster)
+    require_devices(recipe, machine)
     data = workspace.data(recipe)
     variants = recipe.sweep.variants or (PLAIN,)
     rows: list[Measurement] = []
@@ -90,5 +92,7 @@ def measure_timeline(recipe: Recipe, workspace: Workspace, layout: Layout, *, sa
     """Who did what when in the last step of a trial of this layout. Raises TrimaranError where it does not run."""
     require_trimaran_stack(recipe)
     say(f"running {recipe.sweep.steps} steps with {layout}")
-    cluster, data = workspace.cluster(recipe), workspace.data(recipe)
+    cluster = workspace.cluster(recipe)
+    require_devices(recipe, cluster)
+    data = workspace.data(recipe)
     return record_timeline(recipe, cluster, layout, data_dir=data, work_dir=workspace.folder / "timelines")

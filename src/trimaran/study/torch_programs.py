@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from trimaran.bench.watch.verdict import signal_name
 from trimaran.files.catalogue import write_atomically
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
 from trimaran.protocol import progress
@@ -26,6 +27,22 @@ def require_torch(what: str) -> None:
     """Raise TrimaranError unless PyTorch is installed (planning alone does not need it)."""
     if importlib.util.find_spec("torch") is None:
         raise TrimaranError(f"{what} needs PyTorch, which is not installed: pip install 'trimaran[train]'")
+
+
+def require_devices(recipe: Recipe, cluster: Cluster) -> None:
+    """Raise TrimaranError where ranks that are started on this machine would find no device of the cluster's kind."""
+    sweep = recipe.sweep
+    if cluster.device.kind != "gpu" or sweep.slurm is not None or sweep.ray is not None:
+        return
+    if any(variant.python is not None for variant in sweep.variants):
+        return  # another interpreter may find what this one does not
+    require_torch("a cluster of GPUs")
+    look = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if subprocess.run([sys.executable, "-P", "-c", look], capture_output=True, check=False).returncode:
+        raise TrimaranError(
+            f"cluster {cluster.name} is of GPUs, and PyTorch finds none on this machine: run it there, leave cluster "
+            f"out to run on this machine's processors, or look ahead with train --dry-run"
+        )
 
 
 def run_program(

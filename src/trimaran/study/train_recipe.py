@@ -23,6 +23,7 @@ from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.torch_programs import require_devices
 from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
 
@@ -61,13 +62,16 @@ def train_recipe(
     stated = cluster or recipe.cluster
     cluster = stated or workspace.cluster(recipe, [layout])
     check_layout(layout, recipe.workload, cluster, recipe.stack)
+    if not joined:
+        require_devices(recipe, cluster)
     # on how many machines ranks stand that others have started, no probe of this one says
     lack = _shortage(recipe, workspace, cluster, layout, joined) if stated or not joined else None
     if lack is not None and lack.certain:
         raise TrimaranError(lack.sentence)
     if lack is not None:
         say(lack.sentence)
-    data = workspace.data(recipe)
+    # a training that goes on has its first weights
+    data = workspace.data(recipe, follows="trials" if resume else "training")
     say(f"training {recipe.train.steps} steps with {layout}; log in {workspace.training}")
     with show(recipe.train.steps) as on_step:
         row = run_training(

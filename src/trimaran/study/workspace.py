@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trimaran.files.catalogue import load_cluster, write_atomically
 from trimaran.layout.layout import Layout
@@ -15,6 +16,9 @@ from trimaran.protocol.job import DataJob, Training
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import stated_layouts, unprobed_machine
 from trimaran.study.torch_programs import probe_machine, run_program
+
+# What is done with a text once it is tokenised.
+Follows = Literal["nothing", "trials", "training"]
 
 
 @dataclass(frozen=True)
@@ -74,18 +78,18 @@ class Workspace:
             probe_machine(recipe, self.cluster_file)
         return load_cluster(str(self.cluster_file))
 
-    def data(self, recipe: Recipe, megatron: Path | None = None, *, training: bool = False) -> Path:
+    def data(self, recipe: Recipe, megatron: Path | None = None, *, follows: Follows = "trials") -> Path:
         """Folder of the recipe's token files, made on the first call; `megatron` is a prefix to write them to as well.
 
-        Raises TrimaranError when a text cannot be read or the disk is full, and, where a `training` is to follow, for
-        what it would be refused for.
+        Raises TrimaranError when a text cannot be read or the disk is full, and for what that which `follows` would be
+        refused for.
         """
         job = DataJob(data=recipe.data, vocab=recipe.workload.model.vocab, cache_dir=str(self.folder / "data"))
         if megatron is not None:
             job = job.model_copy(update={"megatron": str(megatron)})
-        if training:
-            follows = Training(workload=recipe.workload, train=recipe.train)
-            job = job.model_copy(update={"training": follows})
+        if follows != "nothing":
+            training = Training(workload=recipe.workload, train=recipe.train, trials=follows == "trials")
+            job = job.model_copy(update={"training": training})
         path = self.folder / "data.json"
         write_atomically(path, job.model_dump_json(indent=1))
         return Path(

@@ -26,4 +26,4 @@ def data(
     from trimaran.study.workspace import Workspace
 
     stated = load_recipe(str(recipe))
-    tell(str(Workspace(runs / stated.name).data(stated, megatron=megatron)))
+    tell(str(Workspace(runs / stated.name).data(stated, megatron=megatron, follows="nothing")))

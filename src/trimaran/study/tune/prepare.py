@@ -17,7 +17,7 @@ from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import PlanSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import check_stated_layouts, stated_layouts, unprobed_machine
-from trimaran.study.torch_programs import require_torch
+from trimaran.study.torch_programs import require_devices, require_torch
 from trimaran.study.tune.choose import Candidate
 from trimaran.study.workspace import Workspace
 
@@ -51,8 +51,9 @@ def prepare(recipe: Recipe, workspace: Workspace, say: Callable[[str], None], *,
     case = Case.of(recipe.workload, _on(workspace.cluster(recipe), network), recipe.stack)
     candidates = candidates_of(recipe, case)
     require_torch("tune")
+    require_devices(recipe, case.cluster)
     say("preparing the text (done once)")
-    data = workspace.data(recipe, training=training)
+    data = workspace.data(recipe, follows="training" if training else "trials")
     stated = sum(candidate.stated for candidate in candidates)
     say(f"{len(candidates)} candidate layouts, {stated} of them stated by the recipe")
     return Prepared(case, candidates, data)

@@ -27,6 +27,7 @@ from trimaran.train.programs.run_job import run_job
 from trimaran.train.run.samples import held_out_samples
 from trimaran.train.run.trackers import require_trackers
 from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
+from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.text_files import MIB, documents, plain_text_size, text_files, text_size
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
@@ -100,11 +101,16 @@ def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
         tokenizer = train_bpe([documents(text, data) for text in data.texts], vocab)
     else:
         tokenizer = load_tokenizer(Path(data.tokenizer).expanduser())
-    if tokenizer.vocab > vocab:
-        raise TrimaranError(
-            f"data.tokenizer {data.tokenizer} has {tokenizer.vocab} tokens, model.vocab is {vocab}: raise model.vocab"
-        )
+    _check_vocab(data, tokenizer.vocab, vocab)
     return tokenizer
+
+
+def _check_vocab(data: DataSettings, tokens: int, vocab: int) -> None:
+    """Raise TrimaranError where a tokenizer has more tokens than the model."""
+    if tokens > vocab:
+        raise TrimaranError(
+            f"data.tokenizer {data.tokenizer} has {tokens} tokens, model.vocab is {vocab}: raise model.vocab"
+        )
 
 
 def _unwritten(what: str, error: OSError) -> str:
@@ -116,7 +122,7 @@ def prepare(job: DataJob) -> Path:
     """The folder of token files for `job`, which is written unless it is there."""
     folder = Path(job.cache_dir) / fingerprint(job)
     if (folder / INDEX_NAME).exists():
-        read_index(folder)
+        _check_vocab(job.data, read_index(folder).vocab, job.vocab)
         return folder
     _remove_left_overs(folder.parent)
     partial = folder.with_name(f"{folder.name}.partial.{os.getpid()}")
@@ -226,9 +232,13 @@ class _Writer:
 
 
 def _check_training(training: Training, folder: Path) -> None:
-    """Raise TrimaranError where the held-out text is too little for a validation, or the first weights do not fit."""
+    """Raise TrimaranError where the text, or what is held out of it, is too little, or the first weights do not fit."""
+    tokens, settings = Tokens(folder), training.train
+    Sampler(tokens, training.workload.seq_len, settings.seed, validation=settings.validation)
+    if training.trials:
+        return
     if training.train.eval_every is not None:
-        held_out_samples(Tokens(folder), training.workload, training.train)
+        held_out_samples(tokens, training.workload, settings)
     if training.train.init_from is not None:
         # the libraries that read weights, which most texts are tokenised without
         from trimaran.train.state.weight_source import check_same_model, open_source
@@ -242,7 +252,7 @@ def tokenise(job: DataJob) -> None:
 
     Raises TrimaranError for what the training that is to follow would be refused for, trackers before the text is read.
     """
-    if job.training is not None:
+    if job.training is not None and not job.training.trials:
         require_trackers(job.training.train.track)
     folder = prepare(job)
     if job.training is not None:
