@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trimaran.api import workload_of
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
 from trimaran.cost.effects.optimizer import step_time
@@ -21,6 +22,7 @@ from trimaran.cost.network import Network, group
 from trimaran.cost.shapes import kept_bytes
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
@@ -212,3 +214,24 @@ def test_an_all_reduce_of_many_nodes_takes_a_tree_and_a_gather_a_ring() -> None:
     nothing = np.zeros(1)
     assert network.all_gather(nothing, ranks)[0] == pytest.approx(start + 1023 * 5e-6)
     assert network.all_reduce(nothing, ranks)[0] == pytest.approx(start + 2 * (7 + 7) * 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "stack", "text"),
+    [
+        ("mixtral-8x7b", "dgx-h100", "megatron-core", "dp1,tp1,cp8,cp-ulysses,pp9,etp1,mbs1,zero1,bf16"),
+        ("bloom-176b", "gb200-nvl72", "deepspeed", "dp21,tp1,pp19,mbs1,zero1,bf16"),
+        ("bloom-176b", "jean-zay-a100-80gb", "megatron-deepspeed", "dp8,tp4,pp12,mbs2,zero1,bf16,split7-6x10-3"),
+        ("deepseek-v3", "dgx-h100", "torchtitan", "dp37,tp2,pp13,vpp2,mbs3,fsdp,bf16,zbv,split3x10-2x15-1"),
+    ],
+)
+def test_memory_is_that_of_the_fullest_rank_whichever_has_most_layers(
+    model: str, cluster: str, stack: str, text: str
+) -> None:
+    """A rank that has a layer more than those before it has fewer micro-batches in flight."""
+    case = Case.of(workload_of(model, 777, seq=2048), load_cluster(cluster), load_stack(stack))
+    layout = parse_layout(text)
+    found = estimate(case, layout)
+    assert found.mem_gib == max(rank.total for rank in found.memory)
+    searched = estimate_many(case, LayoutGrid.from_layouts([layout], case.workload, case.stack)).mem_gib[0]
+    assert searched == pytest.approx(found.mem_gib, rel=1e-9 if layout.schedule != "zbv" else 0.02)

@@ -20,7 +20,7 @@ from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.memory.parts import MEMORY_PARTS, stage_memory
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage
-from trimaran.cost.memory.stage import StageShape, end_shapes, in_flight, put_off
+from trimaran.cost.memory.stage import StageShape, end_shapes, in_flight, put_off, second_shape
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
 from trimaran.cost.placed.placed_estimate import placed_estimate
@@ -54,7 +54,10 @@ def each_of(case: Case, grid: LayoutGrid, many: Estimates) -> list[Estimate]:
     """What was predicted for the grid as an Estimate of every layout."""
     memory, origin = memory_per_stage(case, grid), case.origin
     time = [many.parts[name].tolist() for name in TIME_PARTS]
-    totals = [getattr(many, name).tolist() for name in ("sec_per_it", "mem_gib", "reported_mem_gib", "fits")]
+    # of the ranks themselves, where the search looks at the ends and the fullest between
+    fullest = np.array([max(stage.total for stage in stages) for stages in memory])
+    fits = fullest <= memory_limit_gib(case.cluster, grid.devices)
+    totals = [each.tolist() for each in (many.sec_per_it, fullest, many.reported_mem_gib, fits)]
     return [
         Estimate(
             sec_per_it=seconds,
@@ -146,6 +149,11 @@ def memory_many(case: Case, grid: LayoutGrid) -> tuple[Floats, Floats]:
     stages = [stage_memory(case, grid, shape, every) for shape in end_shapes(case.model, grid)]
     totals = [stage.total / GIB for stage in stages]
     fullest = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
+    fuller_behind = np.flatnonzero((grid.pp > 2) & (grid.splits.middle_place[grid.split_row] > 1))
+    if len(fuller_behind):
+        some = grid.take(fuller_behind)
+        second = stage_memory(case, some, second_shape(case.model, some)).total / GIB
+        fullest[fuller_behind] = np.maximum(fullest[fuller_behind], second)
     report = case.stack.memory_report
     if report == "resident":
         return fullest, fullest

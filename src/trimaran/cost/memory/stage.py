@@ -30,14 +30,14 @@ class StageShape:
 
 
 def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
-    """The first, the fullest middle and the last rank of a pipeline, of every layout.
+    """The first rank of a pipeline, the first of those between with most layers, and the last, of every layout.
 
     Folded, the first one has both ends. Layers that predict further tokens are on the rank of the head.
     """
     both_ends, single = (grid.pp == 1) | grid.folded, grid.pp == 1
     yes, no = np.ones(len(grid), dtype=bool), np.zeros(len(grid), dtype=bool)
     last = np.maximum(grid.pp - 1, 0).astype(np.float64)
-    first, second = np.zeros(len(grid)), np.minimum(last, 1.0)
+    first, middle = np.zeros(len(grid)), np.minimum(last, grid.splits.middle_place[grid.split_row])
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
     counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
     counts[0] = counts[0] + model.mtp_depth * both_ends
@@ -47,9 +47,19 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
         dense = [ranks[grid.split_row].astype(np.float64) for ranks in grid.splits.first_layers(model.dense_layers)]
     return (
         StageShape(counts[0], in_flight(grid, first), yes, both_ends, dense[0], put_off(grid, first)),
-        StageShape(counts[1], in_flight(grid, second), no, no, dense[1], put_off(grid, second)),
+        StageShape(counts[1], in_flight(grid, middle), no, no, dense[1], put_off(grid, middle)),
         StageShape(counts[2], in_flight(grid, last), single, ~grid.folded | single, dense[2], put_off(grid, last)),
     )
+
+
+def second_shape(model: Model, grid: LayoutGrid) -> StageShape:
+    """The second of three ranks or more, of every layout: those behind it that have more layers have less in flight."""
+    second, no = np.ones(len(grid)), np.zeros(len(grid), dtype=bool)
+    layers = grid.splits.of_rank(grid.split_row, second)
+    dense: Floats | float = 0.0
+    if model.dense_layers:
+        dense = grid.splits.first_in_stages(grid.split_row, model.dense_layers).sum(axis=1)[:, 1] * 1.0
+    return StageShape(layers, in_flight(grid, second), no, no, dense, put_off(grid, second))
 
 
 def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:

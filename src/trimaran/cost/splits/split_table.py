@@ -73,6 +73,12 @@ class SplitTable:
         """Most layers of a rank between the first and the last; 0 where there is none."""
         return self._ranks[:, 1]
 
+    @cached_property
+    def middle_place(self) -> NDArray[np.int64]:
+        """The first rank that has so many; 1 where there is none."""
+        between = [_rank_layers(split)[1:-1] for split in self.splits]
+        return np.array([1 + list(ranks).index(max(ranks)) if len(ranks) else 1 for ranks in between], dtype=np.int64)
+
     @property
     def last(self) -> NDArray[np.int64]:
         """Layers of the last rank of each split."""
