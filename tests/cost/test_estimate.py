@@ -223,6 +223,7 @@ def test_an_all_reduce_of_many_nodes_takes_a_tree_and_a_gather_a_ring() -> None:
         ("bloom-176b", "gb200-nvl72", "deepspeed", "dp21,tp1,pp19,mbs1,zero1,bf16"),
         ("bloom-176b", "jean-zay-a100-80gb", "megatron-deepspeed", "dp8,tp4,pp12,mbs2,zero1,bf16,split7-6x10-3"),
         ("deepseek-v3", "dgx-h100", "torchtitan", "dp37,tp2,pp13,vpp2,mbs3,fsdp,bf16,zbv,split3x10-2x15-1"),
+        ("llama3-70b", "dgx-h100", "torchtitan", "dp1,pp8,vpp2,mbs1,bf16,dualpipev"),
     ],
 )
 def test_memory_is_that_of_the_fullest_rank_whichever_has_most_layers(
@@ -234,4 +235,4 @@ def test_memory_is_that_of_the_fullest_rank_whichever_has_most_layers(
     found = estimate(case, layout)
     assert found.mem_gib == max(rank.total for rank in found.memory)
     searched = estimate_many(case, LayoutGrid.from_layouts([layout], case.workload, case.stack)).mem_gib[0]
-    assert searched == pytest.approx(found.mem_gib, rel=1e-9 if layout.schedule != "zbv" else 0.02)
+    assert searched == pytest.approx(found.mem_gib, rel=1e-9)

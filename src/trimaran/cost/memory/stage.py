@@ -37,7 +37,7 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
     both_ends, single = (grid.pp == 1) | grid.folded, grid.pp == 1
     yes, no = np.ones(len(grid), dtype=bool), np.zeros(len(grid), dtype=bool)
     last = np.maximum(grid.pp - 1, 0).astype(np.float64)
-    first, middle = np.zeros(len(grid)), np.minimum(last, grid.splits.middle_place[grid.split_row])
+    first, middle = np.zeros(len(grid)), np.minimum(last, grid.splits.middle_places[0][grid.split_row])
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
     counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
     counts[0] = counts[0] + model.mtp_depth * both_ends
@@ -52,14 +52,25 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
     )
 
 
-def second_shape(model: Model, grid: LayoutGrid) -> StageShape:
-    """The second of three ranks or more, of every layout: those behind it that have more layers have less in flight."""
-    second, no = np.ones(len(grid)), np.zeros(len(grid), dtype=bool)
-    layers = grid.splits.of_rank(grid.split_row, second)
+def may_be_fuller(grid: LayoutGrid) -> Bools:
+    """Where `fuller_shape` may hold more than the `end_shapes`."""
+    return np.asarray((grid.pp > 2) & (grid.folded | (grid.splits.middle_places[0][grid.split_row] > 1)))
+
+
+def fuller_shape(model: Model, grid: LayoutGrid) -> StageShape:
+    """Of three ranks or more another between, of every layout.
+
+    It is the second: those behind it that have more layers have less in flight. Folded, of a few micro-batches ranks
+    far down have all in flight on both ways: one of those with most layers.
+    """
+    last = grid.splits.middle_places[1][grid.split_row]
+    rank = np.where(grid.folded, np.clip(grid.micro_batches, 1, last), 1)
+    no, at = np.zeros(len(grid), dtype=bool), rank * 1.0
     dense: Floats | float = 0.0
     if model.dense_layers:
-        dense = grid.splits.first_in_stages(grid.split_row, model.dense_layers).sum(axis=1)[:, 1] * 1.0
-    return StageShape(layers, in_flight(grid, second), no, no, dense, put_off(grid, second))
+        held = grid.splits.first_in_stages(grid.split_row, model.dense_layers).sum(axis=1)
+        dense = held[np.arange(len(grid)), rank] * 1.0
+    return StageShape(grid.splits.of_rank(grid.split_row, rank), in_flight(grid, at), no, no, dense, put_off(grid, at))
 
 
 def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:

@@ -74,10 +74,12 @@ class SplitTable:
         return self._ranks[:, 1]
 
     @cached_property
-    def middle_place(self) -> NDArray[np.int64]:
-        """The first rank that has so many; 1 where there is none."""
-        between = [_rank_layers(split)[1:-1] for split in self.splits]
-        return np.array([1 + list(ranks).index(max(ranks)) if len(ranks) else 1 for ranks in between], dtype=np.int64)
+    def middle_places(self) -> NDArray[np.int64]:
+        """The first and the last rank that has so many, shape (2, k); 1 where there is none."""
+        between = [list(_rank_layers(split)[1:-1]) or [0] for split in self.splits]
+        first = [1 + ranks.index(max(ranks)) for ranks in between]
+        last = [len(ranks) - ranks[::-1].index(max(ranks)) for ranks in between]
+        return np.array([first, last], dtype=np.int64)
 
     @property
     def last(self) -> NDArray[np.int64]:
