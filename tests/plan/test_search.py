@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -22,6 +23,7 @@ from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.axes import PLACEMENTS, places_so
 from trimaran.layout.choices import CHOICE, usual_precision
 from trimaran.layout.layout import Layout, resolve_split
+from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.layout.stages import even_split, weighted_split
 from trimaran.nouns.cluster import Cluster
@@ -262,6 +264,28 @@ def test_every_ranked_layout_is_valid_fits_and_stands_in_order(question: tuple[W
     assert found.measure[0] == found.best.layout
     if found.nearest_unfit:
         assert found.nearest_unfit.estimate.mem_gib > cluster.device.mem_gib * 0.95
+        assert found.nearest_unfit.estimate.sec_per_it < found.best.sec_per_it
+        assert not list(violations(found.nearest_unfit.layout, workload, cluster, stack))
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "stack", "devices", "gbs"),
+    [
+        ("qwen3-235b-a22b", "jean-zay-a100-80gb", "torchtitan-0.2-compiled", 17, 777),
+        ("mixtral-8x7b", "dgx-h100", "megatron", 8, 512),
+        ("deepseek-v3", "h20-8x-node", "megatron", 17, 777),
+    ],
+)
+def test_the_nearest_where_nothing_fits_is_one_that_every_rule_allows(
+    model: str, cluster: str, stack: str, devices: int, gbs: int
+) -> None:
+    workload, on = workload_of(model, gbs, seq=4096), load_cluster(cluster)
+    with pytest.raises(TrimaranError) as refused:
+        planner.plan_with(Case.of(workload, on, load_stack(stack)), settings_from(devices=devices))
+    found = re.search(r"fits; the nearest is (\S+): .* needs ([\d.]+) GiB, .* may use ([\d.]+) GiB", str(refused.value))
+    assert found, refused.value
+    assert float(found[2]) > float(found[3])
+    assert not list(violations(parse_layout(found[1]), workload, on, load_stack(stack)))
 
 
 def every_mixture_layout(

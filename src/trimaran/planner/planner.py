@@ -15,7 +15,7 @@ from trimaran.cost.placed.topology import differs
 from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
 from trimaran.layout.choices import APART, COUNTS
 from trimaran.layout.layout import Layout
-from trimaran.layout.rules import RULES, violations
+from trimaran.layout.rules import RULES, Violation, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
@@ -30,9 +30,11 @@ from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.search import Ranking, Search
 from trimaran.planner.search.settings import PlanSettings, settings_from
-from trimaran.planner.search.sieve import Sieve, take
+from trimaran.planner.search.sieve import Columns, Sieve, take
 from trimaran.planner.sizes import enough_devices, fastest_on, on_devices, search_of, with_sensible_size
 
+# Of what comes nearest to fitting so many are looked at for one that every rule allows.
+UNFIT_TRIED = 8
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
 # The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
@@ -234,15 +236,46 @@ def _distance(fields: dict[str, int], best: Layout) -> float:
 
 
 def _nearest_unfit(ranking: Ranking, search: Search) -> Unfit | None:
-    row = ranking.nearest_unfit()
-    if row is None:
-        return None
+    """The layout that every rule allows, that would beat the best and comes nearest to fitting, if one is found.
+
+    Some of those that a search notes are the leanest that their degrees could be, which no rule was asked about: what
+    these become holds more. What the degrees of the best can become besides, no search looks at that has what fits.
+    """
+    best = float(ranking.value[0]) if len(ranking.value) else np.inf
+    noted = [each.row for each in ranking.nearest_unfit()[:UNFIT_TRIED]]
+    rows = [search.valid_unfit(row, best) if _broken(row, search) else row for row in noted]
+    rows += [search.valid_unfit(take(ranking.rows, slice(1)), best)] if len(ranking.value) else []
+    over: list[tuple[float, Unfit]] = []
+    for row in rows:
+        if row is not None:
+            asked = _unfit(row, search)
+            seconds, devices = np.array([asked.estimate.sec_per_it]), np.array([asked.layout.devices])
+            beats = search.objective.value(seconds, devices, row["global_batch"])[0] < best
+            if beats:
+                over.append((asked.estimate.mem_gib / _limit_gib(search, asked.layout), asked))
+    over = sorted((each for each in over if each[0] > 1.0), key=lambda each: each[0])
+    return over[0][1] if over else None
+
+
+def _limit_gib(search: Search, layout: Layout) -> float:
+    return float(memory_limit_gib(search.case.cluster, np.array([layout.devices]), search.mem_margin)[0])
+
+
+def _broken(row: Columns, search: Search) -> list[Violation]:
+    """The rules that a row's layout breaks."""
+    case, layout = search.case, search.proposer.grid(row).layout(0)
+    workload = with_batch(case.workload, int(row["global_batch"][0]))
+    return list(violations(layout, workload, case.cluster, case.stack))
+
+
+def _unfit(row: Columns, search: Search) -> Unfit:
+    """What is predicted of a row's layout, and on which stage it holds too much."""
     grid = search.proposer.grid(row)
     layout = grid.layout(0)
     workload = with_batch(search.case.workload, int(grid.global_batch[0]))
     predicted = estimate_each(search.case.with_workload(workload), grid, simulate=True)[0]
-    limit = float(memory_limit_gib(search.case.cluster, np.array([layout.devices]), search.mem_margin)[0])
-    return Unfit(layout=layout, estimate=predicted, sentence=memory_sentence(predicted, limit, search.mem_margin))
+    sentence = memory_sentence(predicted, _limit_gib(search, layout), search.mem_margin)
+    return Unfit(layout=layout, estimate=predicted, sentence=sentence)
 
 
 def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
@@ -254,15 +287,15 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
         )
     unfit = _nearest_unfit(ranking, search)
     if unfit is not None:
-        # What is fixed may be nothing that stack or device has, of which memory knows nothing.
-        case = search.case
-        for violation in violations(unfit.layout, case.workload, case.cluster, case.stack):
-            if violation.rule in ("stack", "precision", "placement"):
-                return f"no layout is valid; for example, {unfit.layout}: {violation.sentence}"
-        limit = float(memory_limit_gib(case.cluster, np.array([unfit.layout.devices]), search.mem_margin)[0])
-        settings = search.proposer.settings
-        helps = ways_out(unfit.layout, case, limit, settings.fixed, enough_devices(case, settings, devices))
+        settings, limit = search.proposer.settings, _limit_gib(search, unfit.layout)
+        helps = ways_out(
+            unfit.layout, search.case, limit, settings.fixed, enough_devices(search.case, settings, devices)
+        )
         return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}{helps}"
+    # What is fixed may be nothing that stack or device has, of which memory knows nothing.
+    for noted in ranking.nearest_unfit()[:1]:
+        for violation in _broken(noted.row, search):
+            return f"no layout is valid; for example, {search.proposer.grid(noted.row).layout(0)}: {violation.sentence}"
     sieve, counts = search.proposer.sieve, search.proposer.settings.device_counts
     if sieve.emptied is None and counts:
         return (

@@ -71,19 +71,10 @@ class Ranking:
     unmet: int = 0
     over_limit: list[OverLimit] = field(default_factory=list)
 
-    def nearest_unfit(self) -> Columns | None:
-        """The layout that comes nearest to fitting, of those that would beat the best.
-
-        Where none would, the one that comes nearest to both.
-        """
+    def nearest_unfit(self) -> list[OverLimit]:
+        """What does not fit, nearest to it first: where there is a best, what would beat it."""
         best = float(self.value[0]) if len(self.value) else np.inf
-
-        def distance(layout: OverLimit) -> tuple[bool, float]:
-            slower = layout.value >= best
-            return slower, layout.excess * (layout.value / best if slower and np.isfinite(best) else 1.0)
-
-        nearest = min(self.over_limit, key=distance, default=None)
-        return None if nearest is None else nearest.row
+        return sorted((noted for noted in self.over_limit if noted.value < best), key=lambda noted: noted.excess)
 
 
 @dataclass(frozen=True)
@@ -116,6 +107,23 @@ class Search:
         for block in best_first(rows, bound, parts, ranking):
             self._expand(block, parts, ranking)
         return ranking
+
+    def valid_unfit(self, row: Columns, best: float) -> Columns | None:
+        """Of the layouts that the degrees of a row can become, that over the limit and of a value below `best` which
+        holds least; None where there is none.
+        """
+        proposer, parts = self.proposer, self.proposer.parts()
+        named = {*proposer.degrees(parts), *parts.batch}
+        rows = {name: values for name, values in row.items() if name in named}
+        for chosen in (proposer.spread, lambda rows: proposer.piped(rows, parts), proposer.recomputed):
+            rows = chosen(rows) if count(rows) else rows
+        usual = proposer.sharded(rows, parts) if count(rows) else rows
+        if not count(usual):
+            return None
+        excess = self._memory(usual) / self._limit(usual)
+        value = self.objective.value(self._seconds(usual), devices_of(usual), usual["global_batch"])
+        over = np.flatnonzero((excess > 1.0) & (value < best))
+        return take(usual, over[[np.argmin(excess[over])]]) if len(over) else None
 
     def _blocks(self, rows: Columns, bound: Floats, parts: Parts, ranking: Ranking) -> Iterator[Columns]:
         """Rows in the order of their bounds, few at first, as long as they can enter the ranking."""
