@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -345,3 +346,21 @@ def test_a_fit_says_what_the_rows_taught_and_what_they_could_not_tell(tmp_path: 
         for row, n in zip(rows, nouns, strict=True)
     ]
     assert "not shown by these rows: " in told_of_a_fit(tmp_path, uneven)
+
+
+def test_a_fit_names_the_rows_that_it_leaves_out_by_their_numbers_in_the_table(tmp_path: Path) -> None:
+    rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.sec_per_it][:6]
+    failed = rows[3].model_copy(update={"status": "oom"})
+    absurd = rows[4].model_copy(update={"sec_per_it": 1e6})
+    write_table(tmp_path / "t.csv", [*rows[:3], failed, absurd, rows[5]])
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    at = lines[0].split(",").index("sec_per_it")
+    cells = next(csv.reader([lines[2]]))
+    lines[2] = ",".join('"{}"'.format("inf" if place == at else cell) for place, cell in enumerate(cells))
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    done = CliRunner().invoke(app, ["fit", str(tmp_path / "t.csv"), "-o", str(tmp_path / "c.toml")])
+    told = done.stderr.splitlines()
+    assert done.exit_code == 0 and "fitted to 3 rows" in done.stdout
+    assert told[0].startswith("refused row 2: ") and "inf" in told[0]
+    assert told[1].startswith("skipped row 5: sec_per_it 1e+06")
+    assert "note: row 4: status is oom, so it is not fitted to" in told

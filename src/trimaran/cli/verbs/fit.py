@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trimaran.cli.options import ClusterOption, StackOption, written_file
-from trimaran.cli.terminal import tell
+from trimaran.cli.terminal import tell, tell_each
 
 if TYPE_CHECKING:
     from trimaran.cost.fit.learn import Lesson
     from trimaran.nouns.measurement import Measurement
+
+    _Numbered = tuple[int, Measurement]
 
 
 # What runs that resemble measured ones are moved by is told from here on (log).
@@ -32,13 +34,17 @@ def fit(
     """
     from trimaran.cost.calibration import save_calibration
     from trimaran.cost.fit.fit_rows import fit_rows
+    from trimaran.files.catalogue import load_cluster
     from trimaran.report.predicted import told_once
 
-    rows = _measured_rows(table, cluster, stack)
-    fitted = fit_rows(rows, cluster=cluster, stack=stack)
+    if cluster is not None:
+        load_cluster(cluster)  # a name that does not exist is told before any row is read
+    rows, refused = _measured_rows(table)
+    tell_each([f"refused {reason}" for reason in refused])
+    rows = _of(rows, cluster, stack)
+    fitted = fit_rows([row for _, row in rows], cluster=cluster, stack=stack, numbers=[number for number, _ in rows])
     save_calibration(fitted.calibration, output)
-    for reason in fitted.skipped:
-        tell(f"skipped {reason}", err=True)
+    tell_each([f"skipped {reason}" for reason in fitted.skipped])
     for note in told_once(fitted.notes):
         tell(f"note: {note}", err=True)
     shown = [f"{fitted.rows} rows in {fitted.groups} groups"]
@@ -73,25 +79,25 @@ def _told(lesson: Lesson) -> list[str]:
     return lines
 
 
-def _measured_rows(table: str, cluster: str | None, stack: str | None) -> list[Measurement]:
-    """The rows of a packaged table, a store or a CSV that are of this cluster and stack, or name none."""
-    from trimaran.files.catalogue import load_cluster
+def _measured_rows(table: str) -> tuple[list[_Numbered], list[str]]:
+    """The rows of a packaged table, a store or a CSV with their numbers there, and why others could not be read."""
     from trimaran.files.row_table import packaged_table, packaged_tables, read_table
     from trimaran.store import Store
 
-    if cluster is not None:
-        load_cluster(cluster)  # a name that does not exist is told before any row is read
-    if table in packaged_tables():
-        rows = packaged_table(table).measurements
-    elif table.endswith(".sqlite"):
+    if table.endswith(".sqlite") and table not in packaged_tables():
         with Store(table, create=False) as store:
-            rows = store.measurements()
-    else:
-        rows = read_table(table).measurements
+            return list(enumerate(store.measurements(), start=1)), []
+    stated = packaged_table(table) if table in packaged_tables() else read_table(table)
+    rows = [(row.number, row.measurement) for row in stated.rows if row.measurement is not None]
+    return rows, [row.error for row in stated.rows if row.measurement is None and row.error]
+
+
+def _of(rows: list[_Numbered], cluster: str | None, stack: str | None) -> list[_Numbered]:
+    """The rows that are of this cluster and stack, or name none."""
     if cluster is not None:
         names = (None, cluster, _stem(cluster))
-        rows = [row.model_copy(update={"cluster": cluster}) for row in rows if row.cluster in names]
-    return [row for row in rows if stack is None or row.stack in (None, stack)]
+        rows = [(at, row.model_copy(update={"cluster": cluster})) for at, row in rows if row.cluster in names]
+    return [(at, row) for at, row in rows if stack is None or row.stack in (None, stack)]
 
 
 def _stem(cluster: str) -> str:

@@ -44,26 +44,39 @@ class Fitted:
     notes: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
-def _says(row: Measurement) -> bool:
-    """Whether a row has a time, what a time follows from, or memory."""
-    return any((row.sec_per_it, row.tokens_per_s_per_gpu, row.tflops, row.mem_gib))
+def _unfit(row: Measurement) -> str | None:
+    """Why a row is none to fit to, if it is none: it did not end well, is doubtful, or has no time and no memory."""
+    if row.status != "ok":
+        return f"status is {row.status}"
+    if row.quality not in FIT_QUALITIES:
+        return f"quality is {row.quality}"
+    stated = any((row.sec_per_it, row.tokens_per_s_per_gpu, row.tflops, row.mem_gib))
+    return None if stated else "it states no time and no memory"
 
 
-def fit_rows(measurements: Iterable[Measurement], *, cluster: str | None = None, stack: str | None = None) -> Fitted:
+def fit_rows(
+    measurements: Iterable[Measurement],
+    *,
+    cluster: str | None = None,
+    stack: str | None = None,
+    numbers: Sequence[int] | None = None,
+) -> Fitted:
     """Fit to the rows that ran and whose quality is fit for it; leave one comparable group out for the error.
 
     A row that names a cluster or stack other than the given one is skipped, as is one that cannot be or is a hundred
-    times off the prior; `skipped` says why, and `notes` what is odd about rows that are fitted to, by
-    number. Raises TrimaranError when no row is
-    left, or rows are of several clusters or stacks.
+    times off the prior; `skipped` says why, and `notes` what is odd about others, or why they are none to fit to.
+    `numbers` are those of the rows in their table: 1, 2, 3 and so on where there are none. Raises TrimaranError when no
+    row is left, or rows are of several clusters or stacks.
     """
     observations: list[Observation] = []
     groups: list[str] = []
     skipped: list[str] = []
     notes: list[tuple[int, tuple[str, ...]]] = []
     subjects: set[tuple[str, str]] = set()
-    for number, row in enumerate(measurements, start=1):
-        if row.status != "ok" or row.quality not in FIT_QUALITIES or not _says(row):
+    numbered = enumerate(measurements, start=1) if numbers is None else zip(numbers, measurements, strict=True)
+    for number, row in numbered:
+        if unfit := _unfit(row):
+            notes.append((number, (f"{unfit}, so it is not fitted to",)))
             continue
         try:
             observed, odd = _observed_with_notes(row, cluster, stack)
