@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from command import run, tiny_recipe
+from trimaran.cli import main
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_table import packaged_table
 
@@ -176,3 +179,34 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
 
 def test_fitting_to_a_cluster_that_does_not_exist_names_it(tmp_path: Path) -> None:
     assert_one_line(run("fit", "seeds", "--cluster", "nowhere", "-o", str(tmp_path / "c.toml")), "cluster 'nowhere'")
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["plan", "tune.toml"], ""),
+        (["fit", "bench.csv"], ""),
+        (["train", "x.toml", "--dry-run"], ""),
+        (["train", "x.toml"], "; the same command with --resume goes on from the last checkpoint, where there is one"),
+        (["tune", "x.toml"], "; what was finished is kept, the same command goes on with the rest"),
+        (["bench", "x.toml"], "; what was finished is kept, the same command goes on with the rest"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "how", "status"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+def test_a_verb_that_is_stopped_promises_only_what_it_has_kept(
+    number: signal.Signals,
+    how: str,
+    status: int,
+    words: list[str],
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("trimaran.cli.app.app", lambda standalone_mode: signal.raise_signal(number))
+    monkeypatch.setattr(sys, "argv", ["trimaran", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == status
+    assert capsys.readouterr().err == f"trimaran: {how}{kept}\n"

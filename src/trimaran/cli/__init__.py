@@ -9,7 +9,13 @@ from types import FrameType
 
 INTERRUPTED = 130
 TERMINATED = 143
-_GO_ON = "what was finished is kept, the same command goes on with the rest"
+# What an interrupted verb has kept; the others keep nothing before they end.
+_REST = "what was finished is kept, the same command goes on with the rest"
+_KEPT = {
+    "bench": _REST,
+    "tune": _REST,
+    "train": "the same command with --resume goes on from the last checkpoint, where there is one",
+}
 
 
 class _Terminated(BaseException):
@@ -30,7 +36,7 @@ def main() -> None:
     except KeyboardInterrupt:
         status = INTERRUPTED
     except _Terminated:
-        _fail(f"terminated; {_GO_ON}", TERMINATED)
+        _fail(_stopped("terminated"), TERMINATED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
@@ -51,12 +57,19 @@ def main() -> None:
             sys.exit(2)
         _fail(_usage(error))
     if status == INTERRUPTED:
-        _fail(f"interrupted; {_GO_ON}", INTERRUPTED)
+        _fail(_stopped("interrupted"), INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise _Terminated
+
+
+def _stopped(how: str) -> str:
+    """How this verb was stopped, and what goes on from what it has kept."""
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    kept = None if "--dry-run" in sys.argv else _KEPT.get(verb)
+    return f"{how}; {kept}" if kept else how
 
 
 def _usage(error: Exception) -> str:

@@ -15,11 +15,12 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.places import nodes_of
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.files import CHECKPOINT
 from trimaran.protocol.notices import Notice
 from trimaran.study.training.devices import Devices
 from trimaran.study.training.events import Event, EventKind, EventLog, now
 from trimaran.study.training.folders import KeptStarts, own_log, set_aside
-from trimaran.study.training.stopping import GO_ON, StoppableLauncher, TrainingStoppedError
+from trimaran.study.training.stopping import BEGIN_ANEW, GO_ON, StoppableLauncher, TrainingStoppedError
 from trimaran.study.training.telling import Teller
 
 # What ends starts before their first step may last for a moment, as of a file system: the waits after the first such
@@ -104,14 +105,22 @@ class LastingTraining:
                 self._note(EventKind.GROWN, why=f"{self._usable()} devices are there")
             elif stopped_at is not None:
                 self._note(EventKind.STOPPED)
-                saved = "and saved" if self._saved_at == stopped_at else "and could not save"
-                raise TrainingStoppedError(f"stopped at step {stopped_at} {saved}; {GO_ON}")
+                saved = f"and saved; {GO_ON}" if self._saved_at == stopped_at else f"and could not save; {self.way_on}"
+                raise TrainingStoppedError(f"stopped at step {stopped_at} {saved}")
             elif run.row.status == "ok":
                 self._note(EventKind.FINISHED)
                 return run.row
             else:
                 self._take_fault(run)
             self._make_ready(grown=grown)
+
+    @property
+    def way_on(self) -> str:
+        """How a training that is stopped now is gone on with: from what was saved, by it or one that it resumes."""
+        job = self._first.job
+        earlier = job.resume and job.checkpoint_dir is not None and any(Path(job.checkpoint_dir).glob(CHECKPOINT))
+        saved = self._saved_at or self._teller.saved_at or earlier
+        return f"{GO_ON} from what was saved" if saved else BEGIN_ANEW
 
     def _start(self) -> Run:
         """One start of the ranks, to whatever end."""
@@ -190,7 +199,7 @@ class LastingTraining:
         # whoever starts ranks stops all of them when one has failed, which is then the reason to give
         if self._launcher.stopping and is_consequence(first):
             self._note(EventKind.STOPPED)
-            raise TrainingStoppedError(f"stopped before it could save; {GO_ON} from what was saved")
+            raise TrainingStoppedError(f"stopped before it could save; {self.way_on}")
         rank = run.verdict.rank
         lost, lost_s = self._lost()
         self._note(
@@ -230,7 +239,7 @@ class LastingTraining:
         never_began = not (self._restarted or self._teller.made_steps) and run.row.status in _OF_THE_RECIPE
         no_start = run.loss is not None and not run.loss.again
         if no_start:
-            raise TrainingStoppedError(f"{run.verdict.sentence}; {GO_ON} from what was saved")
+            raise TrainingStoppedError(f"{run.verdict.sentence}; {self.way_on}")
         if run.verdict.refused or never_began:
             return ""
         if self._lasting.joined and self._kept_at > self._teller.began_at:

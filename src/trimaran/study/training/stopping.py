@@ -16,6 +16,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import STOP_SIGNALS, STOPPED
 
 GO_ON = "the same command with --resume goes on"
+BEGIN_ANEW = "nothing was saved yet, so the same command begins at the first step"
 
 
 class TrainingStoppedError(TrimaranError):
