@@ -33,6 +33,7 @@ global_batch = 4
         ("[train]\nlearning_rate = 1e-4\nmin_learning_rate = 1e-3", "min_learning_rate 0.001 exceeds learning_rate"),
         ("[train]\nbalance_loss = 0.01", "train.balance_loss is 0.01, but model.experts is 0"),
         ("[train]\nrouter_bias_rate = 0.01", "train.router_bias_rate is 0.01, but the routers have no biases"),
+        ("[data]\npaths = []", "data: paths is empty: name at least one file"),
         ("[train]\nseed = -1", "train.seed"),
         ("[train]\nseed = 99999999999999999999", "train.seed"),
         ("[train]\nlearning_rte = 1", "learning_rte"),

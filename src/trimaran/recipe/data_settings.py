@@ -39,6 +39,8 @@ class DataSettings(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.paths:
+            raise ValueError("paths is empty: name at least one file, or leave it out")
         if self.blend and self.paths != STDLIB_WORDS:
             raise ValueError("paths and blend are both stated: name every text in blend, or none")
         return self
