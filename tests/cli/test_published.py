@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from command import run
+from command import run, tiny_recipe
 from trimaran.files.recipe_file import load_recipe
 from trimaran.study.stated import check_stated_layouts, stated_layouts
 
@@ -65,3 +65,11 @@ def test_a_wrong_table_is_told() -> None:
     done = run("bench", "recipes/bloom-176b.toml", "--scale", "laptop", "--table", "tq", cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "'tq'" in done.stderr and "heads-14336" in done.stderr
+
+
+@pytest.mark.parametrize(("verb", "way_out"), [("predict", "plan the recipe"), ("bench", "leave --scale out")])
+def test_a_recipe_without_tables_is_refused_in_the_words_of_the_verb(verb: str, way_out: str, tmp_path: Path) -> None:
+    done = run(verb, str(tiny_recipe(tmp_path)), *(["--scale", "laptop"] if verb == "bench" else []), cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "tiny names no published tables" in done.stderr and done.stderr.strip().endswith(way_out)
+    assert ("--scale" in done.stderr) == (verb == "bench")

@@ -29,6 +29,10 @@ def predict_published(recipe: Recipe, calibration: str | None = None) -> list[Pr
     `calibration` is a file, or `none` for the priors; without it the shipped one of each row's cluster and stack
     applies. Raises TrimaranError where the recipe has no tables.
     """
+    if not recipe.tables:
+        raise TrimaranError(
+            f"recipe {recipe.name} names no published tables for predict to answer: add [[tables]], or plan the recipe"
+        )
     tables = []
     for published in chosen_tables(recipe):
         table = published_table(published)
