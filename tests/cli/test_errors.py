@@ -13,7 +13,8 @@ import pytest
 from command import run, tiny_recipe
 from trimaran.cli import main
 from trimaran.files.catalogue import write_atomically
-from trimaran.files.row_table import packaged_table
+from trimaran.files.row_table import packaged_table, write_table
+from trimaran.store import Store
 
 PLAN = ["plan", "--model", "gpt2-124m", "--cluster", "dgx-h100", "--gbs", "64", "--devices", "8"]
 
@@ -210,3 +211,23 @@ def test_a_verb_that_is_stopped_promises_only_what_it_has_kept(
         main()
     assert left.value.code == status
     assert capsys.readouterr().err == f"trimaran: {how}{kept}\n"
+
+
+@pytest.mark.parametrize("output", [(), ("-o", "page.html"), ("-o", "rows.csv")], ids=["table", "page", "csv"])
+def test_a_report_of_no_rows_says_why_there_are_none(output: tuple[str, ...], tmp_path: Path) -> None:
+    write_table(tmp_path / "empty.csv", [])
+    row = packaged_table("llm_foundry_a100_40gb").measurements[0]
+    with Store(tmp_path / "named.sqlite") as store:
+        store.add(row.model_copy(update={"recipe": "b"}))
+        store.add(row.model_copy(update={"recipe": "a"}))
+    write_table(tmp_path / "unnamed.csv", [row])
+    for words, says in (
+        (["empty.csv"], "empty.csv: there are no rows to report"),
+        (["empty.csv", "--recipe", "nope"], "empty.csv: there are no rows to report"),
+        (["named.sqlite", "empty.csv", "--recipe", "nope"], "is of it: the recipes there are a, b"),
+        (["unnamed.csv", "--recipe", "nope"], "they name no recipe, so leave it out"),
+    ):
+        assert_one_line(run("report", *words, *output, cwd=tmp_path), says)
+    assert not (tmp_path / "page.html").exists() and not (tmp_path / "rows.csv").exists()
+    both = run("report", "named.sqlite", "empty.csv", "--recipe", "a", *output, cwd=tmp_path)
+    assert both.returncode == 0, both.stderr

@@ -37,18 +37,30 @@ def measured_rows(path: Path, recipe: str | None = None) -> list[Measurement]:
         return store.measurements(recipe=recipe)
 
 
+def rows_of_each(paths: Sequence[Path], recipe: str | None = None) -> list[list[Measurement]]:
+    """The rows of each file. Raises TrimaranError where one cannot be read, and where none has a row to show."""
+    rows = [measured_rows(path, recipe) for path in paths]
+    if any(rows):
+        return rows
+    files = ", ".join(map(str, paths))
+    known = {row.recipe for path in paths for row in measured_rows(path)} if recipe is not None else set()
+    if not known:
+        raise TrimaranError(f"{files}: there are no rows to report: measure, import or add some")
+    named = ", ".join(sorted(name for name in known if name))
+    there = f"the recipes there are {named}" if named else "they name no recipe, so leave it out"
+    raise TrimaranError(f"--recipe {recipe}: no row of {files} is of it: {there}")
+
+
 def content_of(paths: Sequence[Path], recipe: str | None = None) -> Content:
     """What a page or a figure shows of these files: one plan, or measured rows side by side.
 
-    Raises TrimaranError for a plan beside other files, or a file that cannot be read.
+    Raises TrimaranError for a plan beside other files, a file that cannot be read, or no rows.
     """
     if any(path.suffix == PLAN_ENDING for path in paths):
         if len(paths) > 1:
             raise TrimaranError(f"{len(paths)} files are given and one is a plan: report a plan by itself")
         return plan_content(_read_plan(paths[0]))
-    return measured_content(
-        {name: measured_rows(path, recipe) for name, path in zip(_names(paths), paths, strict=True)}
-    )
+    return measured_content(dict(zip(_names(paths), rows_of_each(paths, recipe), strict=True)))
 
 
 def _read_plan(path: Path) -> dict[str, object]:

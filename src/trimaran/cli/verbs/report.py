@@ -42,7 +42,7 @@ def report(
     from trimaran.report.life.record import life_lines, life_of, training_folder
     from trimaran.report.measured_rows import FIELDS, records
     from trimaran.report.page.html import page
-    from trimaran.report.sources import content_of, measured_rows
+    from trimaran.report.sources import content_of, rows_of_each
     from trimaran.report.tables import render
     from trimaran.store import export_table
 
@@ -60,7 +60,7 @@ def report(
     if figure is not None and (output is None or output.suffix not in ENDINGS):
         raise TrimaranError(f"--figure {figure} is drawn into a file: give -o {figure}.svg (or .png, .pdf)")
     if output is None:
-        rows = [row for path in sources for row in measured_rows(path, recipe)]
+        rows = [row for rows in rows_of_each(sources, recipe) for row in rows]
         tell(render(records(rows), FIELDS, form.value))
         return
     if output.suffix == ".html":
@@ -70,5 +70,5 @@ def report(
         write_figure(figure or "front", content_of(sources, recipe), output)
         tell(f"figure {figure or 'front'} written to {output}", err=True)
     else:
-        rows = [row for path in sources for row in measured_rows(path, recipe)]
+        rows = [row for rows in rows_of_each(sources, recipe) for row in rows]
         tell(f"{export_table(rows, output)} rows written to {output}", err=True)
