@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from trimaran.cost.calibration import load_calibration
 from trimaran.files.catalogue import (
     catalogue_names,
     dump_toml,
     load_cluster,
     load_device,
+    load_faults,
     load_model,
     load_stack,
 )
@@ -257,3 +260,15 @@ def test_a_cluster_file_with_a_shaped_network_is_refused(tmp_path: Path) -> None
     file.write_text(f'{text}\n[shaped]\nname = "far"\nlatency_ms = 1\nbandwidth_gbps = 10\npairs = [{pair}]\n')
     with pytest.raises(TrimaranError, match=r"shaped is no section of a cluster.*\[\[sweep.networks\]\]"):
         load_cluster(str(file))
+
+
+@pytest.mark.parametrize(
+    "load", [load_model, load_device, load_cluster, load_stack, load_faults, load_recipe, load_calibration]
+)
+@pytest.mark.parametrize("text", ["", "# to be filled in\n"])
+def test_a_file_that_states_nothing_is_refused_as_empty(
+    text: str, load: Callable[[str], object], tmp_path: Path
+) -> None:
+    (tmp_path / "nothing.toml").write_text(text)
+    with pytest.raises(TrimaranError, match=r"nothing\.toml is empty: give a TOML file"):
+        load(str(tmp_path / "nothing.toml"))

@@ -83,8 +83,14 @@ def read_text(path: str | Path, what: str, limit_bytes: int, expected: str) -> s
 
 
 def read_toml(path: str | Path | Traversable, what: str, expected: str = "give a TOML file") -> dict[str, Any]:
-    """The table of a TOML file, a user's or a packaged one. Raises TrimaranError where it cannot be read or is none."""
-    return toml_table(file_text(path, what, NOUN_BYTES, expected), what)
+    """The table of a TOML file, a user's or a packaged one.
+
+    Raises TrimaranError where it cannot be read, is none, or states nothing.
+    """
+    table = toml_table(file_text(path, what, NOUN_BYTES, expected), what)
+    if not table:
+        raise TrimaranError(f"{what} is empty: {expected}")
+    return table
 
 
 def toml_table(text: str, what: str) -> dict[str, Any]:
