@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from trimaran.cli.app import app
 from trimaran.planner.goodput.expected import (
     Faulty,
     best_interval_s,
@@ -191,3 +193,14 @@ def test_stated_faults_are_answered_with_spares_spot_and_fewer_nodes(trimaran: R
         assert refused.returncode == 2 and "of one device in a day: state between" in refused.stderr
     faults.write_text("faults = 1\ndays = 1\n")
     assert "devices" in trimaran(*question).stderr
+
+
+@pytest.mark.parametrize("ending", ["toml", "json"])
+def test_faults_of_a_file_are_not_said_to_be_the_clusters(ending: str, tmp_path: Path) -> None:
+    stated = {"faults": 419, "days": 54, "devices": 16384, "restart_s": 300}
+    text = json.dumps(stated) if ending == "json" else "\n".join(f"{name} = {value}" for name, value in stated.items())
+    (tmp_path / f"counted.{ending}").write_text(text)
+    asked = ["--model", "gpt2-124m", "--cluster", "dgx-h100", "--gbs", "64", "--devices", "8", "--tokens", "1e10"]
+    done = CliRunner().invoke(app, ["plan", *asked, "--faults", str(tmp_path / f"counted.{ending}")])
+    assert done.exit_code == 0, done.output
+    assert "With the faults of counted (no source is named), one" in done.output

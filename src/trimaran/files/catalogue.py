@@ -72,7 +72,7 @@ def cluster_text(name_or_path: str) -> str:
 def load_faults(name_or_path: str) -> Faults:
     """Faults by catalogue name or TOML file."""
     table, source = _table("faults", name_or_path)
-    return validate(Faults, table, source)
+    return validate(Faults, {"name": Path(name_or_path).stem, **table}, source)
 
 
 def load_stack(name_or_path: str) -> Stack:

@@ -150,7 +150,7 @@ def _forecast(
     spares = _spares(case, entry, training, price) if training.repair_s else ()
     return Forecast(
         faults_of=faults.name or "this cluster",
-        source=faults.source or "stated by the cluster",
+        source=faults.source or ("no source is named" if faults.name else "stated by the cluster"),
         assumptions=(*assumptions, *stated),
         layout=str(entry.layout),
         devices=entry.devices,
