@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 
 import pytest
 
 from trimaran.cost.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
-from trimaran.files.row_table import Table, format_table, misspelt_columns, packaged_table, packaged_tables, parse_table
+from trimaran.files.row_table import (
+    Table,
+    format_table,
+    misspelt_columns,
+    packaged_table,
+    packaged_tables,
+    parse_table,
+    read_table,
+)
 from trimaran.nouns.columns import BY_NAME, COLUMNS, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.store.importers.formats import Asked, import_file
 
 SEEDS = packaged_table()
 
@@ -214,3 +224,25 @@ def test_heads_wider_than_the_hidden_state_cost_their_width() -> None:
 
 def as_text(cells: dict[str, object]) -> str:
     return ",".join(cells) + "\n" + ",".join(map(str, cells.values())) + "\n"
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("before", ["", "{end}", " {end},,{end}"], ids=["nothing", "a blank line", "lines of blanks"])
+def test_a_table_is_read_whatever_ends_its_lines_and_with_blank_ones_first(
+    before: str, ends: str, tmp_path: Path
+) -> None:
+    rows = [row for row in SEEDS.measurements if row.sec_per_it][:3]
+    text = before.format(end=ends) + format_table(rows).replace("\n", ends)
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    table = read_table(tmp_path / "t.csv")
+    assert [row.number for row in table.rows] == [1, 2, 3]
+    assert [row.sec_per_it for row in table.measurements] == [row.sec_per_it for row in rows]
+    assert len(import_file(tmp_path / "t.csv", Asked()).rows) == 3
+
+
+def test_a_table_of_another_encoding_is_refused_by_an_import_as_by_a_prediction(tmp_path: Path) -> None:
+    row = SEEDS.measurements[0].model_copy(update={"notes": "mesur\u00e9"})
+    (tmp_path / "t.csv").write_bytes(format_table([row]).encode("latin-1"))
+    for read in (read_table, lambda path: import_file(path, Asked())):
+        with pytest.raises(TrimaranError, match=r"t\.csv is not UTF-8 text"):
+            read(tmp_path / "t.csv")

@@ -116,7 +116,7 @@ def header_and_lines(text: str, source: str) -> tuple[tuple[str, ...], Iterator[
     Raises TrimaranError where the text is no CSV or lacks a required column.
     """
     lines = _csv_lines(text, source)
-    first = next(lines, None)
+    first = next((cells for cells in lines if any(cell.strip() for cell in cells)), None)
     if first is None:
         raise TrimaranError(f"table {source} is empty: its first line must name the columns")
     header = tuple(name.strip() for name in first)
@@ -130,7 +130,8 @@ def header_and_lines(text: str, source: str) -> tuple[tuple[str, ...], Iterator[
 
 def _csv_lines(text: str, source: str) -> Iterator[list[str]]:
     try:
-        yield from csv.reader(io.StringIO(text), strict=True)
+        # what old programs of Macs write ends its lines by carriage returns alone
+        yield from csv.reader(io.StringIO(text.replace("\r\n", "\n").replace("\r", "\n")), strict=True)
     except csv.Error as error:
         raise TrimaranError(f"table {source} is not valid CSV: {error}") from None
 

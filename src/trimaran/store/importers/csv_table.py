@@ -14,8 +14,8 @@ from trimaran.store.importers.draft import Draft
 
 
 def recognises(text: str) -> bool:
-    """Whether the first line names columns of the contract."""
-    names = {name.strip() for name in text.split("\n", 1)[0].split(",")}
+    """Whether the first line that is not blank names columns of the contract."""
+    names = {name.strip() for name in text.lstrip(" \t\n,").split("\n", 1)[0].split(",")}
     return {"layers", "hidden", "mbs"} <= names
 
 

@@ -28,7 +28,7 @@ from trimaran.store.importers.logs import (
     wandb_summary,
 )
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
-from trimaran.store.importers.text import read_text
+from trimaran.store.importers.text import REPLACED, read_text
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     """
     text = read_text(path, strict=form in ("csv", "markdown"))
     chosen = _format(path, text, form)
+    if chosen.name == "csv" and REPLACED in text:
+        read_text(path, strict=True)  # a table in another encoding is refused, as where it is predicted
     reading = chosen.read(text, asked, path)
     examine([draft for draft in reading.drafts if draft.cells.get("quality") is None], asked.accept)
     proposals = tuple(proposal for draft in reading.drafts for proposal in draft.proposals)

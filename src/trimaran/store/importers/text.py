@@ -12,6 +12,8 @@ from trimaran.nouns.noun import TrimaranError
 MAX_BYTES = 256 * 1024 * 1024
 MAX_LINE = 64 * 1024
 
+# What stands for bytes that are not UTF-8.
+REPLACED = "\ufffd"
 # Colours of a terminal, then every other control character: a log must not steer the reader's terminal.
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
