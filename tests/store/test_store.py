@@ -168,6 +168,30 @@ def test_a_store_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
+READ_BY_ANOTHER = """
+import os
+from trimaran.nouns.noun import TrimaranError
+from trimaran.store import Store
+os.setuid(65534)
+try:
+    Store("s.sqlite", create=False)
+except TrimaranError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_store_that_may_not_be_read_is_not_said_to_be_one_that_cannot_be_written(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(row_of("a", sec_per_it=1.5))
+    (tmp_path / "s.sqlite").chmod(0o600)
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_BY_ANOTHER], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "store s.sqlite cannot be read: check its permissions\n"
+
+
 def test_a_new_store_does_not_take_the_name_of_a_table(tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match=r"name it x\.sqlite"):
         Store(tmp_path / "x.csv")

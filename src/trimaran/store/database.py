@@ -71,6 +71,9 @@ class Store:
             )
         if self.path.exists():
             regular_file(self.path, f"store {self.path}", None)
+            # not by opening it: closing it again would end the locks that another connection of this process holds
+            if not os.access(self.path, os.R_OK):
+                raise TrimaranError(f"store {self.path} cannot be read: check its permissions")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
