@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -124,8 +126,24 @@ def test_fewest_devices_meet_the_deadline_and_none_fewer_would() -> None:
     found = plan("gpt3-13b", priced(), 512, objective="devices", deadline_days=20, **asked)
     assert (found.best.days or 99) <= 20
     assert [e.devices for e in found.entries] == sorted(e.devices for e in found.entries)
-    with pytest.raises(TrimaranError, match="meets the deadline"):
+    with pytest.raises(TrimaranError, match=r"meets the deadline of 20 days: the fastest, dp.*, takes") as fewer:
         plan("gpt3-13b", priced(), 512, devices=found.best.devices - 1, deadline_days=20, **asked)
+    said = re.search(r"takes ([\d.]+) days and costs ([\d,]+); allow more devices or time$", str(fewer.value))
+    fastest = plan("gpt3-13b", priced(), 512, devices=found.best.devices - 1, **asked).best
+    assert said and float(said[1]) == pytest.approx(fastest.days, rel=1e-3) and float(said[1]) > 20
+    assert float(said[2].replace(",", "")) == pytest.approx(fastest.cost, rel=1e-3)
+
+
+def test_a_deadline_and_a_budget_that_nothing_meets_are_told_beside_what_comes_nearest() -> None:
+    asked = {"tokens": 1e11, "stack": "megatron", "devices": 64}
+    cheap = plan("gpt3-13b", priced(), 512, objective="cost", **asked).best
+    with pytest.raises(
+        TrimaranError, match=r"no layout on 64 devices meets the deadline of 0\.5 days and the bu"
+    ) as unmet:
+        plan("gpt3-13b", priced(), 512, deadline_days=0.5, budget=100, **asked)
+    assert "the budget of 100: the fastest, dp" in str(unmet.value)
+    assert f", costs {cheap.cost:,.0f} and takes " in str(unmet.value)
+    assert str(unmet.value).endswith("allow more devices or time, or more money")
 
 
 def test_budget_bounds_the_fastest() -> None:

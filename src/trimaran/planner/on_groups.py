@@ -12,6 +12,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.grid import Floats
 from trimaran.cost.placed.topology import Topology
+from trimaran.layout.flops import days_to_train
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import mean_of_devices
 from trimaran.nouns.cluster import Cluster
@@ -26,6 +27,7 @@ from trimaran.planner.plan import RIVAL_CHANCE, Entry, Plan
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.settings import PlanSettings
+from trimaran.planner.unmet import WholeTraining, unmet_sentence
 from trimaran.planner.views import views
 
 # Layouts taken from the plan of each view, the best that have room of so many that are weighed, and how many of all are
@@ -209,12 +211,22 @@ def _ranked(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> 
     objective = settings.objective
     met = [placing for placing in placings if not objective.limited or _meets(objective, placing)]
     if not met:
-        raise TrimaranError(
-            f"no placed layout on {settings.devices or case.cluster.devices} devices meets the deadline or budget, "
-            f"though some fit: allow more devices, time or money"
-        )
+        trainings = [_whole(placing) for placing in placings]
+        fastest = min(trainings, key=lambda training: training.days)
+        cheapest = min(trainings, key=lambda training: training.cost or 0.0)
+        what = f"no placed layout on {settings.devices or case.cluster.devices} devices"
+        raise TrimaranError(unmet_sentence(objective, what, fastest, cheapest))
     unlike = {placing.best: placing for placing in met}
     return sorted(unlike.values(), key=lambda placing: _value(objective, placing))
+
+
+def _whole(placing: Placing) -> WholeTraining:
+    """A placed layout's training to its end."""
+    layout, iterations = placing.best, placing.case.workload.iterations
+    assert iterations is not None, "limits ask for tokens"
+    price = mean_of_devices(layout, placing.case.cluster, lambda nodes: nodes.price_per_device_hour)
+    days = days_to_train(placing.seconds, iterations)
+    return WholeTraining(layout, days, None if price is None else days * 24.0 * layout.devices * price)
 
 
 def _meets(objective: Objective, placing: Placing) -> bool:

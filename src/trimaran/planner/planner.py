@@ -27,11 +27,12 @@ from trimaran.planner.explain.ways_out import ways_out
 from trimaran.planner.on_groups import plan_on_groups
 from trimaran.planner.plan import RIVAL_CHANCE, Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
-from trimaran.planner.search.objective import Objective
+from trimaran.planner.search.objective import Goal, Objective
 from trimaran.planner.search.search import Ranking, Search
 from trimaran.planner.search.settings import PlanSettings, settings_from
 from trimaran.planner.search.sieve import Columns, Sieve, take
 from trimaran.planner.sizes import enough_devices, fastest_on, on_devices, search_of, with_sensible_size
+from trimaran.planner.unmet import WholeTraining, unmet_sentence
 
 # Of what comes nearest to fitting so many are looked at for one that every rule allows.
 UNFIT_TRIED = 8
@@ -278,13 +279,24 @@ def _unfit(row: Columns, search: Search) -> Unfit:
     return Unfit(layout=layout, estimate=predicted, sentence=sentence)
 
 
+def _without_limits(search: Search, goal: Goal) -> WholeTraining:
+    """The best training by that goal, were there no deadline and no budget.
+
+    Raises TrimaranError where no layout fits: what was unmet was a bound.
+    """
+    settings = search.proposer.settings.model_copy(update={"objective": Objective(goal=goal), "top": 1})
+    unlimited, ranking = searched(search.case, settings)
+    best = _entries(ranking, unlimited, 1)[0]
+    assert best.days is not None, "limits ask for tokens"
+    return WholeTraining(best.layout, best.days, best.cost)
+
+
 def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
     """Why no layout is left: limits, memory or rules, whichever came nearest."""
     if ranking.unmet:
-        return (
-            f"no layout on {devices} devices meets the deadline or budget, though some fit: "
-            f"allow more devices, time or money"
-        )
+        fastest = _without_limits(search, "time")
+        cheapest = fastest if search.objective.budget is None else _without_limits(search, "cost")
+        return unmet_sentence(search.objective, f"no layout on {devices} devices", fastest, cheapest)
     unfit = _nearest_unfit(ranking, search)
     if unfit is not None:
         settings, limit = search.proposer.settings, _limit_gib(search, unfit.layout)
