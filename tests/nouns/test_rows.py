@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from trimaran.cost.predict_table import predict_table
+from trimaran.cost.predict_table import predict_table, score_groups
+from trimaran.cost.score import kendall_tau
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import (
@@ -246,3 +250,45 @@ def test_a_table_of_another_encoding_is_refused_by_an_import_as_by_a_prediction(
     for read in (read_table, lambda path: import_file(path, Asked())):
         with pytest.raises(TrimaranError, match=r"t\.csv is not UTF-8 text"):
             read(tmp_path / "t.csv")
+
+
+def test_rows_that_ask_the_same_are_predicted_once_whatever_was_measured() -> None:
+    row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.tflops)
+    again = row.model_copy(update={"sec_per_it": 1.0, "mem_gib": 2.0, "source": "another", "status": "oom"})
+    other = row.model_copy(update={"gbs": 4 * row.gbs})
+    first, second, third = predict_table(parse_table(format_table([row, again, other]), "t"))
+    assert first.estimate is not None and first.estimate is second.estimate
+    assert first.cells() == second.cells() != third.cells()
+    assert [answer.seconds for answer in (first, second)] == [row.sec_per_it, 1.0]
+
+
+def test_a_row_that_cannot_be_answered_is_refused_as_often_as_it_is_asked() -> None:
+    row = SEEDS.measurements[0].model_copy(update={"tp": 7, "dp": None, "devices": None})
+    first, second = predict_table(parse_table(format_table([row, row]), "t"))
+    assert first.error and first.error == second.error
+
+
+def test_what_scores_take_grows_with_the_rows_and_not_with_their_pairs() -> None:
+    row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.mem_gib)
+    rows = [row.model_copy(update={"mem_gib": 20.0 + number % 7}) for number in range(3000)]
+    answers = predict_table(parse_table(format_table(rows), "t"))
+    tracemalloc.start()
+    score_groups(answers)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3000 * 10_000  # bytes; a number for each pair takes 36 MB, and there were eight
+
+
+@pytest.mark.parametrize(("rows", "values"), [(2, 9), (7, 3), (64, 5), (65, 1000), (300, 20), (300, 10**6)])
+def test_rank_tau_is_that_of_all_pairs(rows: int, values: int) -> None:
+    draw = random.Random(rows * values)
+    predicted, measured = ([0.1 * draw.randrange(values) for _ in range(rows)] for _ in range(2))
+    pairs = list(itertools.combinations(zip(predicted, measured, strict=True), 2))
+    signs = [((a > b) - (a < b), (x > y) - (x < y)) for (a, x), (b, y) in pairs]
+    norm = float(sum(p != 0 for p, _ in signs) * sum(m != 0 for _, m in signs)) ** 0.5
+    assert kendall_tau(predicted, measured) == pytest.approx(sum(p * m for p, m in signs) / norm)
+
+
+def test_there_is_no_rank_tau_where_all_values_are_equal() -> None:
+    assert kendall_tau([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
+    assert kendall_tau([1.0], [1.0]) is None

@@ -12,7 +12,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
 from trimaran.files.frames import FrameLibrary, frame_of, html_table
-from trimaran.files.row_nouns import formula_of, nouns_of, seconds_of
+from trimaran.files.row_nouns import Nouns, formula_of, nouns_of, seconds_of
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import tflops_per_device
@@ -40,6 +40,13 @@ CONFIGURATION = (
     "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "gbs", "variant", "network_delay_ms",
     "network_gbps", "layout_label", "model", *(choice.name for choice in IN_TABLES),
 )  # fmt: skip
+# Columns that no prediction depends on: where a row comes from, and what its run showed.
+_SHOWED = {
+    "source", "section", "table", "row", "mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu", "status",
+    "flops_formula", "comparable_group", "quality",
+}  # fmt: skip
+# Rows that agree in these ask the same.
+_ASKED = tuple(name for name in BY_NAME if name not in _SHOWED)
 ALL_ROWS = "all rows"
 UNGROUPED = "(no group)"
 
@@ -142,31 +149,64 @@ def predict_table(
 
     Without `calibration` the shipped one of the row's (cluster, stack) applies, unless `priors_only`.
     """
-    return [_predict_row(row, cluster, stack, calibration, priors_only) for row in table.rows]
+    question = _Question(cluster, stack, calibration, priors_only)
+    answers: dict[tuple[object, ...], _Answer | TrimaranError] = {}
+    return [_predict_row(row, question, answers) for row in table.rows]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of every row of a table, besides what the row states."""
+
+    cluster: str | None
+    stack: str | None
+    calibration: Calibration | None
+    priors_only: bool
+
+    def answer(self, stated: Measurement) -> _Answer:
+        """What a run is predicted to take. Raises TrimaranError where it cannot be answered."""
+        nouns = nouns_of(stated, self.cluster, self.stack)
+        notes = nouns.oddities()
+        plain = prior(nouns.cluster, nouns.stack)
+        known = plain if self.priors_only else resolve_calibration(nouns.cluster, nouns.stack, self.calibration)
+        known = known.on_day(stated.date)
+        case = Case.of(nouns.workload, nouns.cluster, nouns.stack, known)
+        return _Answer(nouns, notes, estimate(case, nouns.layout))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a row speaks of, what is odd about it, and what is predicted."""
+
+    nouns: Nouns
+    notes: tuple[str, ...]
+    estimate: Estimate
 
 
 def _predict_row(
-    row: Row, cluster: str | None, stack: str | None, calibration: Calibration | None, priors_only: bool
+    row: Row, question: _Question, answers: dict[tuple[object, ...], _Answer | TrimaranError]
 ) -> PredictedRow:
+    """The row answered; `answers` are those of the rows before, and get its own: long tables repeat few runs."""
     stated = row.answerable
     if stated is None:
         return PredictedRow(row, None, None, row.error)
-    try:
-        nouns = nouns_of(stated, cluster, stack)
-        notes = nouns.oddities()
-        if row.measurement is None:
-            notes = (f"mbs is empty: counted as {stated.mbs}, and not scored", *notes)
-        plain = prior(nouns.cluster, nouns.stack)
-        known = plain if priors_only else resolve_calibration(nouns.cluster, nouns.stack, calibration)
-        known = known.on_day(stated.date)
-        answer = estimate(Case.of(nouns.workload, nouns.cluster, nouns.stack, known), nouns.layout)
-    except TrimaranError as error:
-        return PredictedRow(row, None, None, str(error))
+    asked = tuple(getattr(stated, name) for name in _ASKED)
+    if asked not in answers:
+        try:
+            answers[asked] = question.answer(stated)
+        except TrimaranError as error:
+            answers[asked] = error
+    answer = answers[asked]
+    if isinstance(answer, TrimaranError):
+        return PredictedRow(row, None, None, str(answer))
+    nouns, notes = answer.nouns, answer.notes
+    if row.measurement is None:
+        notes = (f"mbs is empty: counted as {stated.mbs}, and not scored", *notes)
     formula, tflops = formula_of(stated, nouns), None
     if formula is not None:
         devices = nouns.layout.devices
-        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.sec_per_it, formula)
-    return PredictedRow(row, answer, tflops, None, notes, seconds_of(stated, nouns))
+        tflops = tflops_per_device(nouns.workload, nouns.layout.tp, devices, answer.estimate.sec_per_it, formula)
+    return PredictedRow(row, answer.estimate, tflops, None, notes, seconds_of(stated, nouns))
 
 
 def score_groups(predictions: Sequence[PredictedRow]) -> list[GroupScore]:
