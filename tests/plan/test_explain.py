@@ -6,9 +6,13 @@ import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
+from trimaran.cost.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.row_nouns import run_cells
+from trimaran.files.row_table import format_table, parse_table
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.advice import advise
 from trimaran.planner.explain.kernel_notes import kernel_notes
@@ -51,6 +55,18 @@ def test_a_plan_whose_first_is_the_plainest_of_its_equals_says_so(model: str, de
     said = [note for note in found.notes if "faster than the best" in note]
     assert [note.split(" is predicted")[0] for note in said] == [str(faster.layout)] * (faster is not found.best)
     assert faster.sec_per_it == min(entry.sec_per_it for entry in found.entries)
+
+
+@pytest.mark.parametrize("stages", ["vpp2,mbs1,zero1,sp,bf16,split11-10x6-9", "vpp3,mbs1,zero1,sp,bf16,split7x9-6-6-5"])
+def test_a_row_of_a_table_and_a_layout_asked_about_have_one_prediction_where_stages_are_uneven(stages: str) -> None:
+    layout = parse_layout(f"dp8,tp4,cp2,pp4,{stages}")
+    workload = Workload(model=load_model("llama3-70b"), seq_len=8192, global_batch=512)
+    row = Measurement.model_validate({"cluster": "dgx-h100", "stack": "megatron-core", **run_cells(workload, layout)})
+    (answered,) = predict_table(parse_table(format_table([row]), "t"))
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("megatron-core"))
+    told = explain(str(layout), case, settings_from(devices=256)).estimate
+    assert answered.estimate is not None and told is not None
+    assert answered.estimate.sec_per_it == pytest.approx(told.sec_per_it, rel=1e-9)
 
 
 def test_what_is_left_open_is_chosen_as_the_search_would() -> None:

@@ -19,6 +19,7 @@ from trimaran.layout.flops import tflops_per_device
 from trimaran.nouns.columns import BY_NAME, FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import FOLDED
 
 PREDICTED_COLUMNS = (
     "predicted_sec_per_it",
@@ -171,7 +172,10 @@ class _Question:
         known = plain if self.priors_only else resolve_calibration(nouns.cluster, nouns.stack, self.calibration)
         known = known.on_day(stated.date)
         case = Case.of(nouns.workload, nouns.cluster, nouns.stack, known)
-        return _Answer(nouns, notes, estimate(case, nouns.layout))
+        # Pipelines are played, as plans play theirs, for the closed form of uneven interleaved ones is less exact. Of
+        # folded ones it is exact enough, and a long one takes seconds to play.
+        played = nouns.layout.pp > 1 and nouns.layout.schedule not in FOLDED
+        return _Answer(nouns, notes, estimate(case, nouns.layout, simulate=played))
 
 
 @dataclass(frozen=True)
