@@ -136,6 +136,14 @@ def test_odd_head_sizes_and_half_empty_waves_are_named() -> None:
     assert "on 108 multiprocessors" in notes(64, 1, hidden=3584, ffn_hidden=14336, head_dim=56)
 
 
+def test_a_rank_of_context_parallelism_multiplies_its_share_of_the_sequences() -> None:
+    workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=64)
+    cluster, stack = load_cluster("dgx-h100"), load_stack("megatron-core")
+    for cp, tokens in ((1, 1024), (2, 512)):
+        layout = parse_layout(f"dp4,tp1,cp{cp},pp1,mbs1,zero1,bf16")
+        assert f"qkv: {tokens} x 2304 is " in "\n".join(kernel_notes(layout, workload, cluster, stack))
+
+
 def test_asked_for_bloom_the_plan_names_the_layout_that_it_was_trained_with() -> None:
     asked = {"gbs": 2048, "devices": 384, "stack": "megatron-deepspeed", "top": 3}
     layout = plan("bloom-176b", "jean-zay-a100-80gb", **asked).best.layout

@@ -66,9 +66,12 @@ def _alignment(layout: Layout, workload: Workload) -> Iterator[str]:
 
 
 def _waves(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> Iterator[str]:
-    """The layer's largest products and the head: tiles of the output in waves over the multiprocessors."""
+    """The layer's largest products and the head: tiles of the output in waves over the multiprocessors.
+
+    A rank of context parallelism multiplies its share of the sequences alone.
+    """
     model, t = workload.model, layout.tp
-    tokens, sms = layout.mbs * workload.seq_len, cluster.device.multiprocessors
+    tokens, sms = layout.mbs * workload.seq_len // layout.cp, cluster.device.multiprocessors
     products = {
         "qkv": (model.attention_hidden + 2 * model.kv_hidden) // t,
         "ffn up": model.ffn_hidden * (model.mlp_matrices - 1) // t,
