@@ -15,8 +15,9 @@ from trimaran.layout.rules import violations
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.advice import advise
+from trimaran.planner.explain.bottleneck import memory_sentence
 from trimaran.planner.explain.kernel_notes import kernel_notes
-from trimaran.planner.planner import plan_with
+from trimaran.planner.planner import first_of_equals, plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.planner.why import complete, explain
 
@@ -53,8 +54,19 @@ def test_a_plan_whose_first_is_the_plainest_of_its_equals_says_so(model: str, de
     found = plan(model, "dgx-h100", batch, devices=devices, seq=4096, stack="megatron-core", top=5)
     faster = found.fastest_equal
     said = [note for note in found.notes if "faster than the best" in note]
-    assert [note.split(" is predicted")[0] for note in said] == [str(faster.layout)] * (faster is not found.best)
+    is_told = faster.sec_per_it < 0.9995 * found.best.sec_per_it
+    assert [note.split(" is predicted")[0] for note in said] == [str(faster.layout)] * is_told
     assert faster.sec_per_it == min(entry.sec_per_it for entry in found.entries)
+
+
+@pytest.mark.parametrize(("second", "says"), [(0.995, "0.5% faster"), (0.9996, ""), (1.0, "")])
+def test_a_plan_says_nothing_of_a_layout_that_is_faster_by_less_than_is_printed(second: float, says: str) -> None:
+    found = plan_with(Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS.model_copy(update={"top": 2}))
+    first, other = found.entries
+    estimate = other.estimate.model_copy(update={"sec_per_it": second * first.sec_per_it})
+    alike = {"estimate": estimate, "global_batch": first.global_batch, "devices": first.devices}
+    told = first_of_equals(found.model_copy(update={"entries": (first, other.model_copy(update=alike))}))
+    assert [says in sentence for sentence in told] == [True] * bool(says)
 
 
 @pytest.mark.parametrize("stages", ["vpp2,mbs1,zero1,sp,bf16,split11-10x6-9", "vpp3,mbs1,zero1,sp,bf16,split7x9-6-6-5"])
@@ -103,6 +115,19 @@ def test_a_layout_that_does_not_fit_names_stage_part_and_limit() -> None:
     assert told.verdict == "does not fit"
     assert "activations" in told.reasons[0] and "GiB" in told.reasons[0]
     assert told.layout.schedule == "1f1b"
+
+
+@pytest.mark.parametrize(
+    ("too_much", "needs", "lower_by"),
+    [(2.0, "102.0 GiB", "2.0 GiB"), (0.08, "100.1 GiB", "0.1 GiB"), (0.04, "100.04 GiB", "0.04 GiB"),
+     (0.0004, "100.0004 GiB", "0.0004 GiB")],
+)  # fmt: skip
+def test_memory_beyond_the_limit_is_told_by_numbers_that_differ(too_much: float, needs: str, lower_by: str) -> None:
+    best = plan_with(Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS.model_copy(update={"top": 1})).best.estimate
+    told = memory_sentence(best.model_copy(update={"mem_gib": 100.0 + too_much}), 100.0, 0.05)
+    assert f"needs {needs}, " in told and told.endswith(f"lower it by {lower_by}")
+    fits = memory_sentence(best.model_copy(update={"mem_gib": 100.0 - too_much}), 100.0, 0.05)
+    assert fits.endswith("of 100.0 GiB (margin 5% left free)")
 
 
 def test_advice_moves_14400_wide_with_150_wide_heads_and_leaves_good_shapes_alone() -> None:

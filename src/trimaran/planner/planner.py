@@ -66,18 +66,19 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
         on_devices(case.cluster, max((settings.devices or 1, *settings.device_counts)))
         return plan_on_groups(case, settings, _plan_alike)
     found = _plan_alike(case, settings)
-    notes = (*found.notes, *_first_of_equals(found), *_idle(case, settings, found))
+    notes = (*found.notes, *first_of_equals(found), *_idle(case, settings, found))
     return found.model_copy(update={"notes": notes})
 
 
-def _first_of_equals(found: Plan) -> list[str]:
-    """Why the first is not the fastest, where it is not."""
+def first_of_equals(found: Plan) -> list[str]:
+    """Why the first is not the fastest, where it is not by a share that can be told."""
     best, faster = found.best, found.fastest_equal
-    if faster is best:
+    share = f"{1 - faster.sec_per_it / best.sec_per_it:.1%}"
+    if faster is best or share == f"{0:.1%}":
         return []
     return [
-        f"{faster.layout} is predicted {1 - faster.sec_per_it / best.sec_per_it:.1%} faster than the best, less than a "
-        f"run that is repeated differs by: of such the layout with the plainest means is named the best"
+        f"{faster.layout} is predicted {share} faster than the best, less than a run that is repeated differs by: of "
+        f"such the layout with the plainest means is named the best"
     ]
 
 

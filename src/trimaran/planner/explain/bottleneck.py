@@ -41,8 +41,15 @@ def placed_memory_sentence(case: Case, layout: Layout, predicted: Estimate, marg
 
 def _told(stage: MemoryParts, needed_gib: float, limit_gib: float, margin: float, where: str) -> str:
     largest = max(MEMORY_PARTS, key=lambda part: float(getattr(stage, part)))
-    needs = f"stage {stage.stage} needs {needed_gib:.1f} GiB, {largest} {getattr(stage, largest):.1f} of it"
-    free = f"{limit_gib:.1f} GiB{where} (margin {margin:.0%} left free)"
-    if needed_gib <= limit_gib:
+    too_much_gib = needed_gib - limit_gib
+    digits = _digits(needed_gib, limit_gib) if too_much_gib > 0 else 1
+    needs = f"stage {stage.stage} needs {needed_gib:.{digits}f} GiB, {largest} {getattr(stage, largest):.1f} of it"
+    free = f"{limit_gib:.{digits}f} GiB{where} (margin {margin:.0%} left free)"
+    if too_much_gib <= 0:
         return f"{needs}, of {free}"
-    return f"{needs}, but a rank may use {free}: lower it by {needed_gib - limit_gib:.1f} GiB"
+    return f"{needs}, but a rank may use {free}: lower it by {too_much_gib:.{digits}f} GiB"
+
+
+def _digits(one: float, other: float) -> int:
+    """Digits behind the point, at most six, by which two numbers and their difference from none are told apart."""
+    return next((n for n in range(1, 6) if round(one, n) != round(other, n) and round(one - other, n)), 6)
