@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate_each
+from trimaran.cost.estimates import Estimate
+from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.predict_table import predict_table, score_groups
 from trimaran.cost.score import kendall_tau
 from trimaran.files.catalogue import load_cluster
@@ -260,6 +264,27 @@ def test_rows_that_ask_the_same_are_predicted_once_whatever_was_measured() -> No
     assert first.estimate is not None and first.estimate is second.estimate
     assert first.cells() == second.cells() != third.cells()
     assert [answer.seconds for answer in (first, second)] == [row.sec_per_it, 1.0]
+
+
+def test_rows_that_differ_in_layout_and_batch_are_predicted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.pp == 12)
+    rows = [row.model_copy(update={"gbs": row.gbs * n, "mbs": mbs}) for n in range(1, 17) for mbs in (1, 2)]
+    sizes: list[int] = []
+
+    def counted(case: Case, grid: LayoutGrid, *, simulate: bool) -> list[Estimate]:
+        sizes.append(len(grid))
+        return estimate_each(case, grid, simulate=simulate)
+
+    monkeypatch.setattr("trimaran.cost.predict_table.estimate_each", counted)
+    assert all(answer.estimate for answer in predict_table(parse_table(format_table(rows), "t")))
+    assert sizes == [32]
+
+
+def test_a_row_has_the_prediction_in_a_table_that_it_has_alone() -> None:
+    together = predict_table(SEEDS)
+    for answer in together[::5]:
+        (alone,) = predict_table(Table(SEEDS.header, (answer.row,)))
+        assert alone.cells() == answer.cells()
 
 
 def test_a_row_that_cannot_be_answered_is_refused_as_often_as_it_is_asked() -> None:
