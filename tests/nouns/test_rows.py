@@ -280,6 +280,18 @@ def test_rows_that_differ_in_layout_and_batch_are_predicted_together(monkeypatch
     assert sizes == [32]
 
 
+def test_rows_of_one_cluster_hold_one_copy_of_it_while_they_are_predicted() -> None:
+    row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.pp == 12)
+    table = parse_table(format_table([row.model_copy(update={"gbs": row.gbs * n}) for n in range(1, 1001)]), "t")
+    predict_table(table)
+    tracemalloc.start()
+    answers = predict_table(table)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(answers) == 1000
+    assert most - held < 1000 * 7500  # bytes; 5200 a row, 9600 with a cluster and a model of its own
+
+
 def test_a_row_has_the_prediction_in_a_table_that_it_has_alone() -> None:
     together = predict_table(SEEDS)
     for answer in together[::5]:

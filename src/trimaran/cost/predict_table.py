@@ -173,10 +173,12 @@ def predict_table(
     """
     question = _Question(cluster, stack, calibration, priors_only)
     asked: dict[_Key, _Asked | TrimaranError] = {}
+    firsts: dict[_Key, _Asked] = {}
     keys = [None if row.answerable is None else _key(row.answerable, _ASKED) for row in table.rows]
     for row, key in zip(table.rows, keys, strict=True):
         if row.answerable is not None and key is not None and key not in asked:
-            asked[key] = question.asked(row.answerable)
+            each = question.asked(row.answerable)
+            asked[key] = each if isinstance(each, TrimaranError) else each.sharing(firsts.setdefault(each.batch, each))
     answers = _answers(asked)
     return [
         PredictedRow(row, None, None, row.error) if key is None else _predicted_row(row, answers[key])
@@ -207,6 +209,13 @@ class _Asked:
         Of folded ones it is exact enough, and a long one takes seconds to play.
         """
         return self.nouns.layout.pp > 1 and self.nouns.layout.schedule not in FOLDED
+
+    def sharing(self, first: _Asked) -> _Asked:
+        """The same with the model, the cluster and the stack of the first of its batch, so that one copy is held."""
+        model = {"model": first.nouns.workload.model}
+        workload = self.nouns.workload.model_copy(update=model)
+        nouns = replace(self.nouns, workload=workload, cluster=first.nouns.cluster, stack=first.nouns.stack)
+        return replace(self, nouns=nouns, case=first.case.with_workload(workload))
 
 
 @dataclass(frozen=True)
