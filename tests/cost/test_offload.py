@@ -13,6 +13,7 @@ from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, 
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
 LLAMA = Workload(model=load_model("llama3-8b"), seq_len=8192, global_batch=64)
@@ -114,6 +115,25 @@ def test_each_stack_offloads_what_it_has() -> None:
     for (stack, text), rules in refused.items():
         has = any(f"offload-{word}" in text for word in load_stack(stack).offloads)
         assert ("offload" in rules) == (not has or "pp2" in text), f"{stack} {text}: {rules}"
+
+
+@pytest.mark.parametrize("stack", [MEGATRON, DEEPSPEED], ids=lambda stack: stack.name)
+def test_the_optimizer_leaves_the_device_by_zero_alone_on_one_rank_too(stack: Stack) -> None:
+    refused = list(violations(parse_layout("dp8,mbs1,offload-optimizer,bf16"), LLAMA, H100, stack))
+    assert [v.rule for v in refused] == ["offload"] and "goes with ZeRO stage 1 or more, not 0" in refused[0].sentence
+    for degrees in ("dp8", "dp1"):
+        layout = parse_layout(f"{degrees},mbs1,zero1,offload-optimizer,bf16")
+        assert not list(violations(layout, LLAMA, H100, stack))
+    best = plan("llama3-8b", "dgx-h100", 8, devices=1, stack=stack.name, top=1).best.layout
+    assert best.dp == 1 and best.offload == "optimizer" and best.zero_stage >= 1
+
+
+def test_a_stack_that_shards_nothing_on_one_rank_offloads_nothing_there() -> None:
+    text = "dp{},mbs1,fsdp,offload-weights,bf16"
+    (refused,) = violations(parse_layout(text.format(1)), LLAMA, H100, TITAN)
+    assert refused.rule == "offload_alone" and "DP 1 x CP 1 = 1: torchtitan" in refused.sentence
+    assert not list(violations(parse_layout(text.format(2)), LLAMA, H100, TITAN))
+    assert not list(violations(parse_layout(text.format(1)), LLAMA, H100, DEEPSPEED))
 
 
 def test_a_device_whose_link_is_not_stated_is_refused_by_name() -> None:

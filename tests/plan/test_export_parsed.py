@@ -171,9 +171,12 @@ def test_megatron_overlaps_what_the_stack_counts_and_no_more() -> None:
 
 
 OFFLOADS = {
-    ("dp8,mbs1,zero1,offload-optimizer,bf16", "0.15"): {"--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d"},
+    ("dp8,mbs1,zero1,offload-optimizer,bf16", "0.15"): {
+        "--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d", "--use-precision-aware-optimizer",
+        "--use-distributed-optimizer",
+    },
     ("dp8,mbs1,zero1,offload-activations,bf16", "0.19"): {"--cpu-offloading-num-layers"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "version"), OFFLOADS)

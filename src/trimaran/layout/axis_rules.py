@@ -10,8 +10,11 @@ from trimaran.layout.axes import in_words, places_so, stated_placement
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.recompute import modules_of
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import Offload, Stack
 from trimaran.nouns.workload import Workload
+
+# What lies in the host's memory by ZeRO's own means, and not without it.
+OFFLOADED_BY_ZERO: tuple[Offload, ...] = ("optimizer", "weights")
 
 
 def placement(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
@@ -191,7 +194,10 @@ def expert_overlap(layout: Layout, workload: Workload, cluster: Cluster, stack: 
 def offload(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """The stack offloads so.
 
-    Activations: Megatron-Core, core_v0.15.0, megatron/core/transformer/transformer_config.py, lines 887 to 902.
+    Activations: Megatron-Core, core_v0.15.0, megatron/core/transformer/transformer_config.py, lines 887 to 902. The
+    optimizer: DeepSpeed, deepspeed/runtime/zero/config.py, "Valid for ZeRO stage 1, 2, 3"; Megatron-Core,
+    megatron/training/arguments.py, validate_args, asks for the precision-aware optimizer, which by
+    megatron/core/optimizer/optimizer_config.py, lines 218 to 224, asks for the distributed one.
     """
     word = layout.offload
     if word == "none":
@@ -204,11 +210,25 @@ def offload(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
             f"offload activations goes with one stage and no recompute, not with PP {layout.pp} and recompute "
             f"{layout.recompute}: set pp to 1 and recompute to none"
         )
+    if word == "optimizer" and layout.zero_stage == 0:
+        return "offload optimizer goes with ZeRO stage 1 or more, not 0: set zero_stage to 1"
     if word == "weights" and layout.zero_stage != 3:
         return (
             f"offload weights goes with ZeRO stage 3, which gathers them, not {layout.zero_stage}: set zero_stage to 3"
         )
     return None
+
+
+def offload_alone(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """A lone rank runs what offloads: ZeRO, of which the stack may make nothing there."""
+    if layout.offload not in OFFLOADED_BY_ZERO or layout.dp * layout.cp > 1:
+        return None
+    if layout.zero_stage in (0, *stack.lone_zero_stages):
+        return None
+    return (
+        f"offload {layout.offload} with DP {layout.dp} x CP {layout.cp} = 1: {stack.name} offloads what ZeRO stage "
+        f"{layout.zero_stage} shards, and shards nothing on one rank: raise dp to 2 or set offload to none"
+    )
 
 
 def offload_link(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:

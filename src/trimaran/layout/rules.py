@@ -380,6 +380,7 @@ RULES: tuple[Rule, ...] = (
         axis_rules.expert_overlap,
     ),
     Rule("offload", "software", ("offload", "zero_stage", "pp", "recompute"), axis_rules.offload),
+    Rule("offload_alone", "software", ("offload", "zero_stage", "dp*cp"), axis_rules.offload_alone),
     Rule("offload_link", "machine", ("offload",), axis_rules.offload_link),
     Rule("compression", "software", ("compression", *_COPIES), replica_rules.compression),
     Rule("local_steps", "software", ("local_steps", *_COPIES), replica_rules.local_steps),

@@ -263,6 +263,9 @@ class Stack(Noun):
     pipelined_zero_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
         default=(0, 1, 2, 3), min_length=1, description="those of zero_stages that go with a pipeline"
     )
+    lone_zero_stages: tuple[Annotated[int, Field(ge=1, le=3)], ...] = Field(
+        default=(), description="those of zero_stages that a lone rank runs too, and offloads by; none: it runs none"
+    )
     dp_kinds: tuple[DataParallelKind, ...] = Field(default=("all_reduce",), min_length=1)
     precisions: tuple[PrecisionName, ...] = Field(default=("fp32", "fp16", "bf16"), min_length=1)
     recomputes: tuple[Recompute, ...] = Field(

@@ -14,6 +14,7 @@ from trimaran.planner.configs.megatron_yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (
+    CHOSEN_PRECISION,
     DROPOUTS,
     FP8_RECIPES,
     FURTHER_SIZES,
@@ -39,7 +40,7 @@ TELLING: Mapping[str, object] = {
 _UNCOUNTED = (
     "--apply-layernorm-1p", "--attention-backend", "--cpu-offloading", "--cuda-graph-impl",
     "--enable-cuda-graph", "--fine-grained-activation-offloading", "--grad-reduce-in-bf16",
-    "--overlap-param-gather-with-optimizer-step", "--use-precision-aware-optimizer", "--no-masked-softmax-fusion",
+    "--overlap-param-gather-with-optimizer-step", "--no-masked-softmax-fusion",
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
     "--external-cuda-graph", "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
 )  # fmt: skip
@@ -83,7 +84,10 @@ def _offload(flags: Flags, stated: Stated) -> None:
     if optimizer:
         stated.layout["offload"] = "optimizer"
         stated.stack["offload_overlaps"] = flags.has(OFFLOADED_OPTIMIZER[1])
-    elif layers:
+        flags.has(CHOSEN_PRECISION)  # goes with it
+    elif flags.has(CHOSEN_PRECISION):
+        stated.uncounted.append(CHOSEN_PRECISION)
+    if layers and not optimizer:
         stated.layout["offload"] = "activations"
     if optimizer and layers:
         stated.uncounted.append(OFFLOADED_LAYERS)

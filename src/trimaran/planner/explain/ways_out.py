@@ -97,7 +97,7 @@ def _sharding(layout: Layout, case: Case) -> Iterator[Layout]:
 def _offload(layout: Layout, case: Case) -> Iterator[Layout]:
     """The states of the optimizer in the host's memory, where it is known."""
     if layout.offload == "none" and case.cluster.device.host_link_gb_s and case.cluster.device.host_mem_gb_s:
-        yield layout.model_copy(update={"offload": "optimizer"})
+        yield layout.model_copy(update={"offload": "optimizer", "zero_stage": max(layout.zero_stage, 1)})
 
 
 WAYS: tuple[_Way, ...] = (

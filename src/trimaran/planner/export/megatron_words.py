@@ -48,9 +48,11 @@ TOLD_TRAITS = (
     "rotary_stretch", "rotary_yarn",
 )  # fmt: skip
 FP8_RECIPES: Mapping[Fp8Scaling, str] = {"current": "tensorwise", "delayed": "delayed", "blockwise": "blockwise"}
-# The optimizer's states and its steps on the host, gradients and weights on their way meanwhile; and of how many layers
+# The optimizer's states and its steps on the host, gradients and weights on their way meanwhile, which asks for the
+# optimizer whose precisions can be chosen (megatron/training/arguments.py, validate_args); and of how many layers
 # activations go there, which core 0.15 has no option for.
-OFFLOADED_OPTIMIZER = ("--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d")
+CHOSEN_PRECISION = "--use-precision-aware-optimizer"
+OFFLOADED_OPTIMIZER = ("--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d", CHOSEN_PRECISION)
 OFFLOADED_LAYERS = "--cpu-offloading-num-layers"
 WITHOUT_OFFLOADED_LAYERS = ("0.15",)
 

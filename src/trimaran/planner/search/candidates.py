@@ -15,6 +15,7 @@ import numpy as np
 
 from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
 from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
+from trimaran.layout.axis_rules import OFFLOADED_BY_ZERO
 from trimaran.layout.choices import APART, CHOICE, ON_REQUEST, index_of, usual_chunks
 from trimaran.layout.rules import RULES
 from trimaran.layout.stages import even_split, stack_split, weighted_split
@@ -147,9 +148,12 @@ class Proposer:
             # A whole sequence on a rank is shared out in no way.
             rows = take(rows, (rows["cp"] > 1) | (rows["cp_kind"] == self.space["cp_kind"][0]))
         if "zero_stage" not in self.space.fixed and "dp_kind" not in self.space.fixed:
-            # A lone replica shards nothing.
-            plain = [rows[name] == values[0] for name, values in parts.zero.items()]
-            rows = take(rows, (rows["dp"] * rows["cp"] > 1) | np.logical_and.reduce(plain))
+            # A lone replica shards nothing, but may offload by what shards.
+            plain = np.logical_and.reduce([rows[name] == values[0] for name, values in parts.zero.items()])
+            if "offload" in rows:
+                by_zero = np.isin(rows["offload"], [index_of("offload", word) for word in OFFLOADED_BY_ZERO])
+                plain |= by_zero & np.isin(rows["zero_stage"], self.stack.lone_zero_stages)
+            rows = take(rows, (rows["dp"] * rows["cp"] > 1) | plain)
         if self.parts_share:
             rows["shard"] = np.zeros(count(rows), dtype=np.int64)
         return self.sieve.keep(self.usual_placement(rows), known=(frozenset(recomputed), _ZERO))
