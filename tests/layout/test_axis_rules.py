@@ -7,7 +7,7 @@ import pytest
 from trimaran.api import workload_of
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
-from trimaran.layout.rules import violations
+from trimaran.layout.rules import odd_but_possible, violations
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -44,7 +44,14 @@ def broken(layout: str, stack: Stack, model: str = "llama3-8b", seq_len: int = 8
         ("cp4,tp2,cp-ulysses", TRIMARAN, {}),
         ("cp16,cp-ulysses", TRIMARAN, {"context_kv_heads": "software"}),
         ("cp4", ALLTOALL, {"context_parallel": "software"}),
-        ("cp4,cp-ulysses", TORCHTITAN, {"context_parallel": "software"}),
+        ("cp4,cp-ulysses,fsdp", TORCHTITAN, {"context_parallel": "software"}),
+        ("dp8,tp2,fsdp", TORCHTITAN, {"tensor_slices": "software"}),
+        ("dp8,tp2,fsdp,sp", TORCHTITAN, {}),
+        ("dp8,tp2", MEGATRON, {}),
+        ("cp4", TORCHTITAN, {"whole_context": "software"}),
+        ("dp8,tp2,sp", TORCHTITAN, {"whole_replicas": "software", "whole_precision": "software"}),
+        ("pp2", TORCHTITAN, {"whole_precision": "software"}),
+        ("dp8", TORCHTITAN, {}),
         ("cp3", MEGATRON, {"context_tokens": "arithmetic", "context_halves": "software"}),
         ("cp8192", MEGATRON, {"context_halves": "software", "devices": "machine"}),
         ("ep8", MEGATRON, {"experts": "arithmetic"}),
@@ -55,9 +62,20 @@ def test_layouts_break_the_rules_of_their_axes(layout: str, stack: Stack, rules:
     assert broken(layout, stack) == rules
 
 
+def test_rows_of_what_torchtitan_does_not_do_are_predicted_with_a_note() -> None:
+    workload = workload_of("llama3-8b", 512, seq=8192)
+    for text, note in (("dp8,tp2,mbs1", "TP 2 without sequence parallelism"), ("cp4,mbs1", "CP 4 with ZeRO stage 0")):
+        notes = odd_but_possible(parse_layout(f"{text},bf16"), workload, CLUSTER, TORCHTITAN)
+        assert any(note in each for each in notes)
+
+
 def test_every_sentence_names_both_numbers_and_a_way_out() -> None:
     workload = workload_of("llama3-8b", 512, seq=8192)
-    for layout, numbers in (("dp64,shard12,fsdp", ("12", "64")), ("cp3", ("8192", "3")), ("cp8192", ("8192", "2 x"))):
+    for layout, numbers in (
+        ("dp64,shard12,fsdp", ("12", "64")),
+        ("cp3,fsdp", ("8192", "3")),
+        ("cp8192,fsdp", ("8192", "2 x")),
+    ):
         for violation in violations(parse_layout(f"{layout},bf16"), workload, CLUSTER, TORCHTITAN):
             if violation.rule != "devices":
                 assert all(number in violation.sentence for number in numbers)

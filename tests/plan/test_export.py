@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trimaran.api import workload_of
-from trimaran.files.catalogue import load_stack
+from trimaran.api import plan, workload_of
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.export.exporters import export, first_exported
@@ -173,6 +173,17 @@ def test_torchtitan_degrees_and_micro_batches() -> None:
 def test_what_a_trainer_cannot_state_is_refused_by_name(to: str, layout: str, what: str) -> None:
     with pytest.raises(TrimaranError, match=what):
         export(parse_layout(layout), PLAIN, MEGATRON, to)
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "devices", "batch"),
+    [("llama3-70b", "torchtitan-0.2-compiled", 512, 512), ("mixtral-8x7b", "torchtitan-0.2", 64, 256)],
+)
+def test_what_a_plan_for_torchtitan_names_as_best_it_runs(model: str, stack: str, devices: int, batch: int) -> None:
+    cluster = load_cluster("dgx-h100")
+    best = plan(model, cluster.model_copy(update={"nodes": 64}), batch, devices=devices, stack=stack, top=1).best.layout
+    text = export(best, workload_of(model, batch), load_stack(stack), "torchtitan", "0.2")
+    assert toml(text)["parallelism"]["tensor_parallel_degree"] == best.tp
 
 
 @pytest.mark.parametrize(

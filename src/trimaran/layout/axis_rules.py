@@ -115,6 +115,48 @@ def context_kv_heads(layout: Layout, workload: Workload, cluster: Cluster, stack
     )
 
 
+def tensor_slices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Ranks of TP have slices of the sequence where the stack knows no other TP."""
+    if layout.tp == 1 or layout.sequence_parallel or not stack.tensor_wants_slices:
+        return None
+    return (
+        f"TP {layout.tp} without sequence parallelism, but {stack.name} has each TP rank hold a slice of the "
+        f"sequence: turn sequence parallelism on"
+    )
+
+
+def whole_context(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Ranks that share a sequence have whole weights where the stack does not share these out among them."""
+    if not stack.whole_weights_alone or layout.cp == 1 or layout.zero_stage:
+        return None
+    return (
+        f"CP {layout.cp} with ZeRO stage 0, but {stack.name} shards weights over CP: set zero_stage to 3 (fsdp) or CP "
+        f"to 1"
+    )
+
+
+def whole_replicas(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Replicas of several ranks each have whole weights where the stack can sum these."""
+    ranks = layout.tp * layout.pp
+    if not stack.whole_weights_alone or layout.zero_stage or layout.dp == 1 or ranks == 1:
+        return None
+    return (
+        f"DP {layout.dp} with ZeRO stage 0 and TP x PP = {ranks}, but {stack.name} sums whole weights of replicas of "
+        f"one rank each alone: set zero_stage to 3 (fsdp) or TP and PP to 1"
+    )
+
+
+def whole_precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """What is not sharded computes in 16 bit or less where the stack casts it."""
+    ranks = layout.tp * layout.pp
+    if not stack.whole_weights_alone or layout.zero_stage or layout.precision == "fp32" or ranks == 1:
+        return None
+    return (
+        f"precision {layout.precision} with ZeRO stage 0 and TP x PP = {ranks}, but {stack.name} casts there what it "
+        f"shards alone: set zero_stage to 3 (fsdp) with DP of 2 or more, TP and PP to 1, or precision to fp32"
+    )
+
+
 def experts(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """Experts and their inner width are dealt out evenly."""
     model, etp = workload.model, layout.size("etp")

@@ -277,6 +277,14 @@ class Stack(Noun):
     sequence_parallel_default: bool = Field(
         default=False, description="tensor parallelism runs with sequence parallelism unless told otherwise"
     )
+    tensor_wants_slices: bool = Field(
+        default=False, description="tensor parallelism runs with sequence parallelism alone"
+    )
+    whole_weights_alone: bool = Field(
+        default=False,
+        description="weights are whole (ZeRO 0) where each replica is one rank alone; TP and PP of one replica go with "
+        "them in fp32, and CP shards them",
+    )
     model_traits: tuple[str, ...] | None = Field(
         default=None, description="traits beyond GPT-2's, BLOOM's and Llama's that it trains; None: whatever is asked"
     )
