@@ -212,3 +212,20 @@ def test_zero_3_alone_is_fully_sharded_and_what_no_plan_would_print_is_completed
         load_stack("megatron-core"),
     )  # fmt: skip
     assert complete("dp8,tp2,pp1,ep8,mbs1,zero1,bf16", mixture, settings_from(devices=16)).sequence_parallel
+
+
+def test_a_layout_that_no_search_tries_has_no_rank_and_says_why() -> None:
+    case = Case.of(workload_of("llama3-8b", 1), load_cluster("gb200-nvl72"), load_stack("deepspeed"))
+    settings = settings_from(devices=72, top=1)
+    (idle,) = plan_with(case, settings).notes
+    assert idle.endswith("48 are idle; no layout that is searched uses all of them")
+    text = "dp1,tp1,cp8,cp-ulysses,pp9,mbs1,zero1,bf16"
+    why = explain(text, case, settings)
+    assert why.estimate is not None and why.estimate.sec_per_it < why.best_estimate.sec_per_it
+    assert why.verdict == "not searched" and why.rank is None
+    assert why.reasons[0] == (
+        "not searched: CP 8 leaves a rank 1024 tokens of a sequence, and a search 4096; --fix cp=8 searches CP 8"
+    )
+    assert explain(text, case, settings_from(devices=72, top=1, fixed={"cp": 8})).rank is not None
+    held = explain("dp1,tp1,cp2,cp-ulysses,pp12,mbs1,zero1,bf16", case, settings_from(devices=72, fixed={"cp": 8}))
+    assert held.reasons[0] == "not searched: CP is held at 8, and is 2 here"

@@ -89,7 +89,11 @@ def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
         return []
     of_all = settings.model_copy(update={"device_counts": (asked,)})
     seconds = fastest_on(case, of_all, asked)[0] * best.global_batch
-    instead = f"all of them would take {seconds:.4g} s" if math.isfinite(seconds) else "no layout uses all of them"
+    instead = (
+        f"all of them would take {seconds:.4g} s"
+        if math.isfinite(seconds)
+        else "no layout that is searched uses all of them"
+    )
     return [f"{best.devices} of {asked} devices are used, {asked - best.devices} are idle; {instead}"]
 
 

@@ -14,7 +14,7 @@ from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.placed.placed_cost import PlacedCost
 from trimaran.cost.placed.placed_estimate import stage_limits
 from trimaran.cost.placed.topology import differs
-from trimaran.layout.axes import PRODUCT_IN_WORDS
+from trimaran.layout.axes import AXES, LEAST_TOKENS, PRODUCT_IN_WORDS
 from trimaran.layout.choices import CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout, stated_fields
@@ -34,7 +34,7 @@ from trimaran.planner.search.settings import PlanSettings
 from trimaran.planner.search.space import FIXABLE
 from trimaran.planner.sizes import on_devices
 
-Verdict = Literal["ranked", "slower", "does not fit", "refused"]
+Verdict = Literal["ranked", "slower", "not searched", "does not fit", "refused"]
 # Layouts among which a rank is given.
 RANKED = 1000
 # What plans print of every layout: a text that states all of it is one of theirs, and has nothing left to choose.
@@ -46,8 +46,8 @@ _WORTH_SAYING = 0.01
 class Why(Noun):
     """One layout beside the best of a plan.
 
-    `rank` among the first RANKED; `reasons` are sentences, the most telling first. A layout that breaks
-    a rule has no estimate. What the question left open was chosen as the search would.
+    `rank` among the first RANKED, of those that are searched; `reasons` are sentences, the most telling first. A
+    layout that breaks a rule has no estimate. What the question left open was chosen as the search would.
     """
 
     layout: Layout
@@ -95,12 +95,15 @@ def explain(
     predicted = estimate(asked.with_workload(workload), layout, simulate=True)
     fits, memory = _memory(layout, asked, predicted, settings.mem_margin)
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
+    passed_over = None
     if differs(cluster):
         rank = _rank_among_placed(predicted, plan)
     else:
-        rank = _rank(layout, workload, predicted, *searched(asked, far))
-    verdict: Verdict = "ranked" if rank else "slower"
-    reasons = _beside_the_best(layout, predicted, plan)
+        search, ranking = searched(asked, far)
+        passed_over = _passed_over(layout, workload, search)
+        rank = None if passed_over else _rank(layout, workload, predicted, search, ranking)
+    verdict: Verdict = "ranked" if rank else "not searched" if passed_over else "slower"
+    reasons = [*([passed_over] if passed_over else []), *_beside_the_best(layout, predicted, plan)]
     if fits:
         reasons = [*reasons, f"memory: {memory}"]
     else:
@@ -174,6 +177,22 @@ def _without_memory_limit(cluster: Cluster) -> Cluster:
 
     groups = tuple(group.model_copy(update=freed(group)) for group in cluster.groups)
     return cluster.model_copy(update={**freed(cluster), "groups": groups})
+
+
+def _passed_over(layout: Layout, workload: Workload, search: Search) -> str | None:
+    """Why a search does not try the layout's degrees, where it does not."""
+    space = search.proposer.space
+    for axis in AXES:
+        degree, tried = getattr(layout, axis.name), space[axis.name]
+        if degree in tried:
+            continue
+        if axis.name in space.fixed:
+            return f"not searched: {axis.title} is held at {', '.join(map(str, tried))}, and is {degree} here"
+        tokens = workload.seq_len // degree
+        least = f": {axis.title} {degree} leaves a rank {tokens} tokens of a sequence, and a search {LEAST_TOKENS}"
+        because = least if axis.name == "cp" else ""
+        return f"not searched{because}; --fix {axis.name}={degree} searches {axis.title} {degree}"
+    return None
 
 
 def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Search, ranking: Ranking) -> int | None:
