@@ -399,3 +399,23 @@ def test_deepspeed_says_what_is_left_to_the_trainer_around_it(tmp_path: Path) ->
 def test_a_model_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match=r"states layers 24, and llama3-8b has 32"):
         read(tmp_path, PLAIN, model="llama3-8b")
+
+
+@pytest.mark.parametrize("version", ["0.15", "0.17", "0.18", "0.19"])
+def test_the_token_that_a_null_tokenizer_adds_is_counted_of_the_core_that_the_script_is_for(
+    tmp_path: Path, version: str
+) -> None:
+    workload, core = workload_of("gpt3-175b", 1536), STACKS["megatron-core"]
+    script = export(parse_layout("dp2,tp8,mbs1,sp,zero1,bf16"), workload, core, "megatron-lm", version)
+    assert f"--vocab-size {50256 if version < '0.18' else 50257} " in script
+    assert read(tmp_path, script, model="gpt3-175b")[1].model.vocab == 50257
+
+
+def test_megatron_deepspeeds_words_of_positions_and_stages_are_read(tmp_path: Path) -> None:
+    workload, stack = workload_of("bloom-176b", 2048), load_stack("megatron-deepspeed")
+    asked = parse_layout("dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16")
+    script = export(asked, workload, stack, "megatron-deepspeed")
+    layout, read_back, _ = read(tmp_path, script, devices=384, model="bloom-176b")
+    assert read_back.model.positions == "alibi" and layout == asked
+    bare = script.replace("--pad-vocab-size-to", "--padded-vocab-size")
+    assert read(tmp_path, bare, devices=384)[1].model.positions == "alibi"

@@ -20,12 +20,16 @@ from trimaran.planner.export.megatron_words import (
     FURTHER_SIZES,
     GROUPS,
     NORMS,
+    NULL_TOKENIZER,
+    NULL_TOKENIZER_ADDS_ONE,
     OFFLOADED_LAYERS,
     OFFLOADED_OPTIMIZER,
+    OLD_POSITIONS,
     POSITIONS,
     ROTARY_BASE,
     SIZES,
     SWITCHES,
+    TOKENIZER,
     USUAL_DROPOUT,
     rope_scaling,
 )
@@ -54,14 +58,17 @@ _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
 
-def megatron(given: Mapping[str, Sequence[str]]) -> Stated:
-    """What arguments state; what they leave out is as Megatron-LM has it. Raises TrimaranError naming a flag."""
+def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> Stated:
+    """What arguments state; what they leave out is as Megatron-LM has it. Raises TrimaranError naming a flag.
+
+    `written_for` is the version of its core, where the file says so.
+    """
     stated = Stated("megatron-lm")
     flags = Flags(given, stated)
     for flag in _UNSAID:
         if flags.has(flag):
             raise TrimaranError(f"{flag} makes a model or a layout that cannot be said here: no cost is known of it")
-    _model(flags, stated)
+    _model(flags, stated, written_for)
     _workload(flags, stated)
     _layout(flags, stated)
     further_degrees(flags, stated)
@@ -95,20 +102,23 @@ def _offload(flags: Flags, stated: Stated) -> None:
         stated.uncounted.append(f"--optimizer-offload-fraction {part:g}, counted as 1")
 
 
-def _model(flags: Flags, stated: Stated) -> None:
+def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     model = stated.model
     sizes = {field: flags.count(flag) for flag, field in SIZES.items()}
     sizes |= {"head_dim": flags.count("--kv-channels"), "vocab": flags.count("--padded-vocab-size")}
     numbers = {field: flags.number(flag) for flag, field in FURTHER_SIZES.items() if field != "head_dim"}
     numbers["rotary_theta"] = flags.number(ROTARY_BASE)
     vocab = flags.count("--vocab-size")
+    if vocab is not None and written_for in NULL_TOKENIZER_ADDS_ONE and flags.word(TOKENIZER) == NULL_TOKENIZER:
+        vocab += 1
     sizes["vocab"] = vocab if sizes["vocab"] is None else sizes["vocab"]
     if flags.has("--group-query-attention"):
         sizes["kv_heads"] = flags.count(GROUPS)
     model |= {name: value for name, value in (sizes | numbers).items() if value is not None}
     if not model:
         return
-    words = {word: position for position, word in POSITIONS.items()} | {YARN: "rotary"}
+    spelled = (*POSITIONS.items(), *OLD_POSITIONS.items())
+    words = {word: position for position, word in spelled} | {YARN: "rotary"}
     position = flags.word("--position-embedding-type", words) or POSITIONS["learned"]
     rotary = flags.has("--use-rotary-position-embeddings")
     model["positions"] = "rotary" if rotary else words[position]
@@ -189,9 +199,11 @@ def _stages(flags: Flags, stated: Stated) -> None:
     pp = stated.layout["pp"]
     first, last = (flags.count(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
     stated.ends = (first, last)
+    # DeepSpeed's partition by types of layers counts the embedding at both ends, as BLOOM's training did.
+    both = flags.word("--pp-partition-method") == "type:transformer|embedding"
     stated.ends_less = (
-        int(flags.has("--account-for-embedding-in-pipeline-split")),
-        int(flags.has("--account-for-loss-in-pipeline-split")),
+        int(flags.has("--account-for-embedding-in-pipeline-split") or both),
+        int(flags.has("--account-for-loss-in-pipeline-split") or both),
     )
     stated.chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
     if virtual := flags.count("--num-virtual-stages-per-pipeline-rank"):

@@ -14,6 +14,7 @@ from trimaran.planner.configs.nested import nested_flags, yaml_document
 from trimaran.planner.configs.shell import training_words
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.configs.torchtitan import sections_of_module, torchtitan
+from trimaran.planner.export.megatron_words import WRITTEN_FOR
 
 # Words that say what a file is, where its name and its settings do not.
 FORMATS = ("auto", "megatron", "torchtitan", "nemo", "deepspeed")
@@ -42,7 +43,9 @@ def read_config(path: Path, form: str = "auto") -> Stated:
     given, twice = flags_of(words)
     if not any(flag in given for flag in TELLING):
         raise TrimaranError(f"{what} states nothing that is known of a training: {_EXPECTED}")
-    stated = megatron(given)
+    first = text.splitlines()[0]
+    written_for = first.removeprefix(WRITTEN_FOR).partition(":")[0].strip() if first.startswith(WRITTEN_FOR) else ""
+    stated = megatron(given, written_for)
     if branches:
         stated.notes.append("the script has conditions or loops, of which every branch was taken once, in its order")
     stated.notes += [f"{flag} is stated twice, and the last counts: {' '.join(given[flag])}" for flag in twice]

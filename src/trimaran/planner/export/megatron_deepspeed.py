@@ -11,10 +11,8 @@ from trimaran.nouns.stack import FOLDED
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.deepspeed import deepspeed_config
 from trimaran.planner.export.megatron_lm import batch_flags, joined, model_flags, parallel_flags
-from trimaran.planner.export.megatron_words import DROPOUTS
+from trimaran.planner.export.megatron_words import DROPOUTS, OLD_POSITIONS
 from trimaran.planner.export.refuse import refuse_first, untold_degrees, untold_traits
-
-_POSITIONS = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 
 
 def megatron_deepspeed(asked: Asked) -> str:
@@ -50,7 +48,7 @@ def megatron_deepspeed(asked: Asked) -> str:
     if workload.ramp_up:
         # The trainer sets the batch while it grows; DeepSpeed is told the micro-batch alone.
         config = {name: value for name, value in config.items() if name != "gradient_accumulation_steps"}
-    flags = [*model_flags(workload), f"--position-embedding-type {_POSITIONS[model.positions]}"]
+    flags = [*model_flags(workload), f"--position-embedding-type {OLD_POSITIONS[model.positions]}"]
     if model.embedding_norm:
         flags.append("--embed-layernorm")
     flags += [f"{flag} {model.dropout:g}" for flag in DROPOUTS]

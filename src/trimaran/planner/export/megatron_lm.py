@@ -18,10 +18,14 @@ from trimaran.planner.export.megatron_mixtures import (
 )
 from trimaran.planner.export.megatron_words import (
     FP8_RECIPES,
+    NULL_TOKENIZER,
+    NULL_TOKENIZER_ADDS_ONE,
     OFFLOADED_LAYERS,
     OFFLOADED_OPTIMIZER,
+    TOKENIZER,
     TOLD_TRAITS,
     WITHOUT_OFFLOADED_LAYERS,
+    WRITTEN_FOR,
     kind_flags,
     rope_scaling,
     shape_flags,
@@ -33,9 +37,6 @@ from trimaran.planner.export.refuse import refuse_first, untold_traits
 _STAGES_INSIDE = full_placement(("tp", "pp", "dp"))
 
 VERSIONS = ("0.19", "0.18", "0.17", "0.16", "0.15")
-# Those whose NullTokenizer adds a token of its own to --vocab-size (megatron/core/tokenizers/text/libraries/
-# null_tokenizer.py, vocab_size, at core_v0.15.0 to core_v0.17.0 and at core_v0.18.0).
-_NULL_TOKENIZER_ADDS_ONE = ("0.17", "0.16", "0.15")
 _WIDE = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": list[str]()}
 
 
@@ -65,7 +66,7 @@ def megatron_lm(asked: Asked) -> str:
     if stack.fp32_loss and stack.loss_copies == 1:
         flags.append("--cross-entropy-loss-fusion")
     flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack)]
-    head = [f"# Megatron-LM, core {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
+    head = [f"{WRITTEN_FOR} {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
     if model.experts:
         head.append("# How the router's load is balanced is not planned: state --moe-router-load-balancing-type.")
     return "\n".join([*head, joined(flags)])
@@ -73,8 +74,8 @@ def megatron_lm(asked: Asked) -> str:
 
 def _vocabulary_flags(workload: Workload, version: str) -> list[str]:
     """The vocabulary's size without text: a tokenizer for data that is token numbers already, or for --mock-data."""
-    size = workload.model.vocab - int(version in _NULL_TOKENIZER_ADDS_ONE)
-    return ["--tokenizer-type NullTokenizer", f"--vocab-size {size}"]
+    size = workload.model.vocab - int(version in NULL_TOKENIZER_ADDS_ONE)
+    return [f"{TOKENIZER} {NULL_TOKENIZER}", f"--vocab-size {size}"]
 
 
 def _stage_flags(layout: Layout, split: tuple[int, ...], mtp_depth: int) -> list[str]:

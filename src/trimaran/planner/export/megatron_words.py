@@ -30,6 +30,14 @@ FURTHER_SIZES: Mapping[str, str] = {
 GROUPS = "--num-query-groups"
 ROTARY_BASE = "--rotary-base"
 POSITIONS: Mapping[str, str] = {"learned": "learned_absolute", "rotary": "rope"}
+# Megatron-DeepSpeed's words.
+OLD_POSITIONS: Mapping[str, str] = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
+# What a script begins with that was written for a version, which follows.
+WRITTEN_FOR = "# Megatron-LM, core"
+TOKENIZER, NULL_TOKENIZER = "--tokenizer-type", "NullTokenizer"
+# Versions whose NullTokenizer adds a token of its own to --vocab-size (megatron/core/tokenizers/text/libraries/
+# null_tokenizer.py, vocab_size, at core_v0.15.0 to core_v0.17.0 and at core_v0.18.0).
+NULL_TOKENIZER_ADDS_ONE = ("0.17", "0.16", "0.15")
 NORMS: Mapping[str, str] = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 # What a switch makes of a model, by its fields.
 SWITCHES: Mapping[str, tuple[str, object]] = {
