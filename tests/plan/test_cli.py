@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trimaran.planner.search.settings import fixed_choices
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 BLOOM = ("--model", "bloom-176b", "--cluster", "jean-zay-a100-80gb", "--devices", "384", "--gbs", "2048")
@@ -109,6 +111,8 @@ WRONG = [
     ("--cluster", "jean-zay"),
     ("--stack", "megatro"),
     ("--optimizer", "adamm"),
+    ("--grow-nodes",),
+    ("--price", "2"),
     ("--objective", "speed"),
     ("--objective", "devices"),
     ("--format", "xml"),
@@ -119,7 +123,7 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
 def test_wrong_input_is_told_in_one_line_with_status_2(
-    wrong: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    wrong: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trimaran.cli import main
 
@@ -131,6 +135,10 @@ def test_wrong_input_is_told_in_one_line_with_status_2(
     assert shown.out == ""
     assert len(shown.err.strip().splitlines()) == 1
     assert "Traceback" not in shown.err
+
+
+def test_a_choice_that_is_held_twice_is_held_at_all_its_values() -> None:
+    assert fixed_choices(["tp=2", "mbs=1", "tp=4,8"]) == fixed_choices(["tp=2,4,8", "mbs=1"])
 
 
 def test_why_explains_a_ranked_a_refused_and_an_unfit_layout(trimaran: Run) -> None:

@@ -102,6 +102,8 @@ def question_of(
     asked["ramp_up"] = None if ramp_up is None else _numbers(ramp_up)
     stated = {} if base is None else _stated(base.workload, seq=model is None)
     workload = workload_of(**stated | {name: value for name, value in asked.items() if value is not None})
+    if price is not None and workload.tokens is None:
+        raise TrimaranError(f"--price {price:g} is counted over a whole training: state its extent, as --tokens 1e12")
     if faults is not None and workload.tokens is None:
         raise TrimaranError(f"--faults {faults} is counted over a whole training: state its extent, as --tokens 1e12")
     case = Case.of(workload, known_cluster, known_stack, known_calibration)

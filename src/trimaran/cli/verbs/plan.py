@@ -80,6 +80,7 @@ def plan(
     import json
 
     from trimaran.cli.question import question_of
+    from trimaran.nouns.noun import TrimaranError
     from trimaran.planner.goodput.forecast import forecast
     from trimaran.planner.planner import plan_with
     from trimaran.planner.sizes import on_devices
@@ -97,6 +98,10 @@ def plan(
     )  # fmt: skip
     # Where nodes may grow with the batch, the layout of the full batch need not divide the small ones.
     case = question.case
+    if grow_nodes and case.workload.ramp_up is None:
+        raise TrimaranError(
+            "--grow-nodes lets nodes grow with a batch ramp-up, which is not stated: state one, as --ramp-up 32,32,1e6"
+        )
     ranked = case.with_workload(case.workload.model_copy(update={"ramp_up": None})) if grow_nodes else case
     if why is not None:
         from trimaran.planner.why import explain

@@ -41,5 +41,12 @@ def settings_from(**given: object) -> PlanSettings:
 
 
 def fixed_choices(words: list[str]) -> dict[str, object]:
-    """`NAME=VALUE` words as choices to hold; raises TrimaranError naming the word that is not one."""
-    return dict(assignments(words, "fixed choice", "NAME=VALUE", "tp=8"))
+    """`NAME=VALUE` words as choices to hold, of one that is named again all its values.
+
+    Raises TrimaranError naming the word that is not one.
+    """
+    fixed: dict[str, str] = {}
+    for word in words:
+        for name, value in assignments([word], "fixed choice", "NAME=VALUE", "tp=8").items():
+            fixed[name] = f"{fixed[name]},{value}" if name in fixed else value
+    return dict(fixed)
