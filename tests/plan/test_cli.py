@@ -141,6 +141,15 @@ def test_a_choice_that_is_held_twice_is_held_at_all_its_values() -> None:
     assert fixed_choices(["tp=2", "mbs=1", "tp=4,8"]) == fixed_choices(["tp=2,4,8", "mbs=1"])
 
 
+def test_export_says_that_it_chooses_what_a_layout_leaves_out(trimaran: Run) -> None:
+    said = " ".join(trimaran("export", "--help").stdout.replace("│", " ").split())
+    assert "what it leaves out is chosen as a plan would, unless it states dp, tp, pp, mbs and precision" in said
+    asked = ("export", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gbs", "64", "--devices", "8")
+    assert "layout dp2,tp4," in trimaran(*asked, "--layout", "dp2,mbs4").stderr
+    whole = trimaran(*asked, "--layout", "dp2,tp1,pp1,mbs1,zero1,recompute-full,bf16")
+    assert "layout dp2,tp1,pp1,mbs1,zero1,recompute-full,bf16" in whole.stderr
+
+
 def test_why_explains_a_ranked_a_refused_and_an_unfit_layout(trimaran: Run) -> None:
     ranked = trimaran("plan", *BLOOM, "--stack", "megatron-deepspeed", "--why", "dp8,tp4,pp10,mbs2")
     assert "rank" in ranked.stdout and "bubble" in ranked.stdout and "sec/it" in ranked.stdout

@@ -20,7 +20,11 @@ def export(
         ),
     ] = "megatron-lm",
     layout: Annotated[
-        str | None, typer.Option(help="Layout, as dp8,tp4,pp12,mbs2. Default: the best of the plan.")
+        str | None,
+        typer.Option(
+            help="Layout, as dp8,tp4,pp12,mbs2; what it leaves out is chosen as a plan would, unless it states dp, tp, "
+            "pp, mbs and precision. Default: the best of the plan."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
