@@ -216,6 +216,29 @@ def test_an_all_reduce_of_many_nodes_takes_a_tree_and_a_gather_a_ring() -> None:
     assert network.all_reduce(nothing, ranks)[0] == pytest.approx(start + 2 * (7 + 7) * 5e-6)
 
 
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[Workload, Layout]:
+    """Pipelines of one stage a rank, of any layers, of models with dense layers before those of experts."""
+    schedule, pp = draw(st.sampled_from(["gpipe", "1f1b", "zero_bubble"])), draw(st.integers(3, 9))
+    split = tuple(draw(st.lists(st.integers(1, 6), min_size=pp, max_size=pp)))
+    mixed = {"experts": 4, "top_k": 1, "moe_ffn_hidden": 2048, "dense_layers": draw(st.integers(0, min(9, sum(split) - 1)))}
+    model = Model(layers=sum(split), hidden=512, heads=8, vocab=1000, **draw(st.sampled_from([mixed, {}])))
+    layout = Layout(
+        pp=pp, stage_split=split, schedule=schedule, precision="bf16",
+        recompute=draw(st.sampled_from(["none", "layernorm", "full"])),
+    )  # fmt: skip
+    return Workload(model=model, seq_len=1024, global_batch=draw(st.integers(1, 40))), layout
+
+
+@settings(max_examples=400, deadline=None)
+@given(pipelines(), stacks)
+def test_a_search_finds_the_fullest_rank_whichever_it_is(asked: tuple[Workload, Layout], stack: Stack) -> None:
+    workload, layout = asked
+    case = Case.of(workload, gpu_cluster(), stack)
+    found = estimate_many(case, LayoutGrid.from_layouts([layout], workload, stack)).mem_gib[0]
+    assert found == pytest.approx(max(rank.total for rank in estimate(case, layout).memory), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("model", "cluster", "stack", "text"),
     [

@@ -20,7 +20,7 @@ from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.memory.parts import MEMORY_PARTS, stage_memory
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage
-from trimaran.cost.memory.stage import StageShape, end_shapes, fuller_shape, in_flight, may_be_fuller, put_off
+from trimaran.cost.memory.stage import StageShape, end_shapes, further_ranks, in_flight, put_off, shape_between
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
 from trimaran.cost.placed.placed_estimate import placed_estimate
@@ -149,10 +149,10 @@ def memory_many(case: Case, grid: LayoutGrid) -> tuple[Floats, Floats]:
     stages = [stage_memory(case, grid, shape, every) for shape in end_shapes(case.model, grid)]
     totals = [stage.total / GIB for stage in stages]
     fullest = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
-    rows = np.flatnonzero(may_be_fuller(grid))
-    if len(rows):
+    for rows, rank in further_ranks(case.model, grid):
         some = grid.take(rows)
-        fullest[rows] = np.maximum(fullest[rows], stage_memory(case, some, fuller_shape(case.model, some)).total / GIB)
+        held = stage_memory(case, some, shape_between(case.model, some, rank)).total / GIB
+        fullest[rows] = np.maximum(fullest[rows], held)
     report = case.stack.memory_report
     if report == "resident":
         return fullest, fullest

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.nouns.model import LayerKind, Model, padded_vocab
 from trimaran.nouns.stack import Stack
 
@@ -30,14 +30,17 @@ class StageShape:
 
 
 def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
-    """The first rank of a pipeline, the first of those between with most layers, and the last, of every layout.
+    """The first rank of a pipeline, the fullest of those between with most layers, and the last, of every layout.
 
     Folded, the first one has both ends. Layers that predict further tokens are on the rank of the head.
     """
     both_ends, single = (grid.pp == 1) | grid.folded, grid.pp == 1
     yes, no = np.ones(len(grid), dtype=bool), np.zeros(len(grid), dtype=bool)
     last = np.maximum(grid.pp - 1, 0).astype(np.float64)
-    first, middle = np.zeros(len(grid)), np.minimum(last, grid.splits.middle_places[0][grid.split_row])
+    down, up = grid.splits.fullest_between(model.dense_layers)
+    puts_off = grid.chose("schedule", "zero_bubble")
+    first, middle = np.zeros(len(grid)), np.where(puts_off, up[grid.split_row, 0], down[grid.split_row, 0])
+    middle = np.minimum(last, middle)
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
     counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
     counts[0] = counts[0] + model.mtp_depth * both_ends
@@ -52,24 +55,31 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
     )
 
 
-def may_be_fuller(grid: LayoutGrid) -> Bools:
-    """Where `fuller_shape` may hold more than the `end_shapes`."""
-    return np.asarray((grid.pp > 2) & (grid.folded | (grid.splits.middle_places[0][grid.split_row] > 1)))
+def further_ranks(model: Model, grid: LayoutGrid) -> Iterator[tuple[Ints, Ints]]:
+    """Ranks that may hold more than the `end_shapes`, by turns: rows of the grid, and a rank of each.
 
-
-def fuller_shape(model: Model, grid: LayoutGrid) -> StageShape:
-    """Of three ranks or more another between, of every layout.
-
-    It is the second: those behind it that have more layers have less in flight. Folded, of a few micro-batches ranks
-    far down have all in flight on both ways: one of those with most layers.
+    One with fewer layers has more micro-batches in flight where it is further up, and puts off more under a
+    zero-bubble schedule where it is further down. Folded it may be either, or, of a few micro-batches, one far enough
+    down to have all of them in flight on the way up, or no longer all on the way down.
     """
-    last = grid.splits.middle_places[1][grid.split_row]
-    rank = np.where(grid.folded, np.clip(grid.micro_batches, 1, last), 1)
-    no, at = np.zeros(len(grid), dtype=bool), rank * 1.0
-    dense: Floats | float = 0.0
-    if model.dense_layers:
-        held = grid.splits.first_in_stages(grid.split_row, model.dense_layers).sum(axis=1)
-        dense = held[np.arange(len(grid)), rank] * 1.0
+    down, up = (ranks[grid.split_row] for ranks in grid.splits.fullest_between(model.dense_layers))
+    several, puts_off = grid.pp > 2, grid.chose("schedule", "zero_bubble")
+    turns = [(rank, several & ~puts_off & (rank != down[:, 0])) for rank in down.T[1:]]
+    turns += [(rank, several & puts_off & (rank != up[:, 0])) for rank in up.T[1:]]
+    if grid.folded.any():
+        m = grid.micro_batches
+        turning = [np.clip(rank, 1, up[:, 0]) for rank in (m, 2 * grid.pp - m)]
+        turns += [(rank, several & grid.folded) for rank in (*up.T, *turning)]
+    for rank, asked in turns:
+        rows = np.flatnonzero(asked)
+        if len(rows):
+            yield rows, rank[rows]
+
+
+def shape_between(model: Model, grid: LayoutGrid, rank: Ints) -> StageShape:
+    """A rank between the first and the last, of every layout."""
+    no, at = np.zeros(len(grid), dtype=bool), rank.astype(np.float64)
+    dense = grid.splits.first_of_rank(grid.split_row, rank, model.dense_layers) if model.dense_layers else 0.0
     return StageShape(grid.splits.of_rank(grid.split_row, rank), in_flight(grid, at), no, no, dense, put_off(grid, at))
 
 

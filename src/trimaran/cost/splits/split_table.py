@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, groupby
@@ -73,13 +74,25 @@ class SplitTable:
         """Most layers of a rank between the first and the last; 0 where there is none."""
         return self._ranks[:, 1]
 
-    @cached_property
-    def middle_places(self) -> NDArray[np.int64]:
-        """The first and the last rank that has so many, shape (2, k); 1 where there is none."""
-        between = [list(_rank_layers(split)[1:-1]) or [0] for split in self.splits]
-        first = [1 + ranks.index(max(ranks)) for ranks in between]
-        last = [len(ranks) - ranks[::-1].index(max(ranks)) for ranks in between]
-        return np.array([first, last], dtype=np.int64)
+    def fullest_between(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ranks between the first and the last of which one is the fullest, that with most layers first, twice (k, n).
+
+        Of ranks that hold less the further down they are, each has more layers than all before it, of the model's
+        first `count` or of the others; of ranks that hold more, more than all behind it. A split with fewer of them
+        repeats the first; 1 where there is none.
+        """
+        found = [_fullest_between(split, count) for split in self.splits]
+        widest = max(len(ranks) for both in found for ranks in both)
+        padded = [[[*ranks, *ranks[:1] * (widest - len(ranks))] for ranks in both] for both in found]
+        down, up = np.moveaxis(np.array(padded, dtype=np.int64), 1, 0)
+        return down, up
+
+    def first_of_rank(self, index: NDArray[np.int64], rank: NDArray[Any], count: int) -> NDArray[np.float64]:
+        """How many of the model's first `count` layers a rank has in the splits at `index`."""
+        table = np.zeros((len(self.splits), max(split.ranks for split in self.splits)))
+        for row, split in enumerate(self.splits):
+            table[row, : split.ranks] = _first_of_ranks(split, count)
+        return np.asarray(table[index, rank])
 
     @property
     def last(self) -> NDArray[np.int64]:
@@ -207,13 +220,36 @@ def _rank_layers(split: Split) -> tuple[int, ...]:
 
 
 @cache
-def _ends_of_first(split: Split, count: int) -> tuple[int, int, int]:
+def _first_of_ranks(split: Split, count: int) -> tuple[int, ...]:
     before = accumulate(split.layers, initial=0)
     of_stage = [min(max(count - start, 0), held) for start, held in zip(before, split.layers, strict=False)]
-    held = [sum(split.of_rank(rank, of_stage)) for rank in range(split.ranks)]
+    return tuple(sum(split.of_rank(rank, of_stage)) for rank in range(split.ranks))
+
+
+@cache
+def _ends_of_first(split: Split, count: int) -> tuple[int, int, int]:
+    held = _first_of_ranks(split, count)
     between = list(zip(_rank_layers(split), held, strict=True))[1:-1]
     _, fewest = max(((layers, -few) for layers, few in between), default=(0, 0))
     return held[0], -fewest, held[-1]
+
+
+@cache
+def _fullest_between(split: Split, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    held = zip(_rank_layers(split), _first_of_ranks(split, count), strict=True)
+    # a layer that is not among the first is no smaller than one that is
+    ranks = {rank: (layers, layers - first) for rank, (layers, first) in enumerate(held) if 0 < rank < split.ranks - 1}
+    down, up = _records(ranks), _records({rank: ranks[rank] for rank in reversed(ranks)})
+    return down or (1,), up or (1,)
+
+
+def _records(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
+    """The ranks, in their order, that have more of either size than each before; the largest of them first."""
+    records: list[int] = []
+    for rank, (layers, others) in sizes.items():
+        if not any(sizes[before][0] >= layers and sizes[before][1] >= others for before in records):
+            records.append(rank)
+    return tuple(sorted(records, key=lambda rank: sizes[rank], reverse=True))
 
 
 @cache
