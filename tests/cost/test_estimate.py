@@ -221,7 +221,12 @@ def pipelines(draw: st.DrawFn) -> tuple[Workload, Layout]:
     """Pipelines of one stage a rank, of any layers, of models with dense layers before those of experts."""
     schedule, pp = draw(st.sampled_from(["gpipe", "1f1b", "zero_bubble"])), draw(st.integers(3, 9))
     split = tuple(draw(st.lists(st.integers(1, 6), min_size=pp, max_size=pp)))
-    mixed = {"experts": 4, "top_k": 1, "moe_ffn_hidden": 2048, "dense_layers": draw(st.integers(0, min(9, sum(split) - 1)))}
+    mixed = {
+        "experts": 4,
+        "top_k": 1,
+        "moe_ffn_hidden": 2048,
+        "dense_layers": draw(st.integers(0, min(9, sum(split) - 1))),
+    }
     model = Model(layers=sum(split), hidden=512, heads=8, vocab=1000, **draw(st.sampled_from([mixed, {}])))
     layout = Layout(
         pp=pp, stage_split=split, schedule=schedule, precision="bf16",

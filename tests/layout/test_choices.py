@@ -20,7 +20,7 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.columns import BY_NAME, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.stack import FOLDED
-from trimaran.planner.search.search import DISTINCT
+from trimaran.planner.search.ranking import DISTINCT
 from trimaran.planner.search.space import FIXABLE, space_of
 from trimaran.report import measured_rows, planned
 from trimaran.report.page.planned import plan_content

@@ -135,10 +135,15 @@ def whole_context(layout: Layout, workload: Workload, cluster: Cluster, stack: S
     )
 
 
+def _ranks_of_whole(layout: Layout, stack: Stack) -> int:
+    """Ranks of a replica whose weights are whole where the stack knows such of one rank alone; 1 elsewhere."""
+    return 1 if not stack.whole_weights_alone or layout.zero_stage else layout.tp * layout.pp
+
+
 def whole_replicas(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """Replicas of several ranks each have whole weights where the stack can sum these."""
-    ranks = layout.tp * layout.pp
-    if not stack.whole_weights_alone or layout.zero_stage or layout.dp == 1 or ranks == 1:
+    ranks = _ranks_of_whole(layout, stack)
+    if layout.dp == 1 or ranks == 1:
         return None
     return (
         f"DP {layout.dp} with ZeRO stage 0 and TP x PP = {ranks}, but {stack.name} sums whole weights of replicas of "
@@ -148,8 +153,8 @@ def whole_replicas(layout: Layout, workload: Workload, cluster: Cluster, stack: 
 
 def whole_precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """What is not sharded computes in 16 bit or less where the stack casts it."""
-    ranks = layout.tp * layout.pp
-    if not stack.whole_weights_alone or layout.zero_stage or layout.precision == "fp32" or ranks == 1:
+    ranks = _ranks_of_whole(layout, stack)
+    if layout.precision == "fp32" or ranks == 1:
         return None
     return (
         f"precision {layout.precision} with ZeRO stage 0 and TP x PP = {ranks}, but {stack.name} casts there what it "

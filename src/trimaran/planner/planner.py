@@ -28,7 +28,8 @@ from trimaran.planner.on_groups import plan_on_groups
 from trimaran.planner.plan import RIVAL_CHANCE, Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.objective import Goal, Objective
-from trimaran.planner.search.search import Ranking, Search
+from trimaran.planner.search.ranking import Ranking
+from trimaran.planner.search.search import Search
 from trimaran.planner.search.settings import PlanSettings, settings_from
 from trimaran.planner.search.sieve import Columns, Sieve, take
 from trimaran.planner.sizes import enough_devices, fastest_on, on_devices, search_of, with_sensible_size

@@ -29,7 +29,8 @@ from trimaran.planner.explain.measured_notes import measured_notes
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with, searched
 from trimaran.planner.search.batches import batch_of, with_batch
-from trimaran.planner.search.search import Ranking, Search
+from trimaran.planner.search.ranking import Ranking
+from trimaran.planner.search.search import Search
 from trimaran.planner.search.settings import PlanSettings
 from trimaran.planner.search.space import FIXABLE
 from trimaran.planner.sizes import on_devices

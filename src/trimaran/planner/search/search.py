@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simulated_many, stages_many, time_many
 from trimaran.cost.estimates import Estimates
-from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, distinct
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
 from trimaran.cost.layers.exchange import FREE
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.similar import at_least
@@ -20,6 +20,7 @@ from trimaran.layout.choices import CHOICES, ON_REQUEST, index_of
 from trimaran.nouns.stack import Schedule
 from trimaran.planner.search.candidates import Parts, Proposer
 from trimaran.planner.search.objective import EQUAL, Objective
+from trimaran.planner.search.ranking import KEPT_UNFIT, Ranking, in_order
 from trimaran.planner.search.sieve import Columns, count, take
 
 # (TP, PP, DP, MBS) rows that are expanded at once: few at first, which give a threshold to the others.
@@ -38,43 +39,9 @@ BEHIND = 1.1
 # What replicas wait for each other, as a share of an iteration, from which on sharing out states among parts of them is
 # tried: it can gain no more than that.
 LEAST_GAIN = 0.005
-# Layouts kept of each block that do not fit: the best may yet become better than some of them.
-KEPT_UNFIT = 64
 _FULL = index_of("recompute", "full")
 # Schedules, those first that keep fewer micro-batches in flight.
 LEANEST: tuple[Schedule, ...] = ("none", "1f1b", "zero_bubble", "gpipe", "interleaved", "zbv", "dualpipev")
-# What makes two layouts different in a ranking: all but placement and stage split.
-DISTINCT = (*(choice.name for choice in CHOICES if choice.distinct), "global_batch")
-
-
-@dataclass(frozen=True)
-class OverLimit:
-    """A layout, as columns of one row, that is over the memory limit by the factor `excess`."""
-
-    row: Columns
-    value: float
-    excess: float
-
-
-@dataclass
-class Ranking:
-    """The best distinct layouts so far, best first, and what was met on the way."""
-
-    rows: Columns = field(default_factory=dict)
-    value: Floats = field(default_factory=lambda: np.empty(0))
-    sec_per_it: Floats = field(default_factory=lambda: np.empty(0))
-    mem_gib: Floats = field(default_factory=lambda: np.empty(0))
-    # All that is predicted of them, once they are simulated.
-    simulated: Estimates | None = None
-    evaluated: int = 0
-    fitting: int = 0
-    unmet: int = 0
-    over_limit: list[OverLimit] = field(default_factory=list)
-
-    def nearest_unfit(self) -> list[OverLimit]:
-        """What does not fit, nearest to it first: where there is a best, what would beat it."""
-        best = float(self.value[0]) if len(self.value) else np.inf
-        return sorted((noted for noted in self.over_limit if noted.value < best), key=lambda noted: noted.excess)
 
 
 @dataclass(frozen=True)
@@ -174,7 +141,7 @@ class Search:
         value = self.objective.value(simulated.sec_per_it, grid.devices, grid.global_batch)
         about = self.case.workload, self.case.cluster
         met = self.objective.meets(simulated.sec_per_it, grid.devices, grid.global_batch, *about)
-        order = _order(value, ranking.mem_gib[:most], best)
+        order = in_order(value, ranking.mem_gib[:most], best)
         order = order[met[order]]
         order = self._plainest_first(order, value, simulated.sec_per_it / grid.global_batch, best)
         ranking.unmet += int(np.count_nonzero(~met))
@@ -231,7 +198,8 @@ class Search:
         nearest = np.flatnonzero(~fits)[np.argsort(excess[~fits], kind="stable")[:KEPT_UNFIT]]
         if len(nearest):
             unfit = take(lean, nearest) | self._widest(take(lean, nearest))
-            self._note_unfit(unfit, self._seconds(unfit), excess[nearest], ranking)
+            value = self.objective.value(self._seconds(unfit), devices_of(unfit), unfit["global_batch"])
+            ranking.note_unfit(unfit, value, excess[nearest])
         return np.asarray(fits)
 
     def _least_seconds(self, rows: Columns, parts: Parts) -> Floats:
@@ -377,32 +345,10 @@ class Search:
         ranking.unmet += int(np.count_nonzero(fits & ~met))
         chosen = fits & met & (value <= self._threshold(ranking)) & np.isfinite(value)
         if chosen.any():
-            self._merge(take(rows, chosen), value[chosen], seconds[chosen], memory[chosen], ranking)
+            ranking.merge(take(rows, chosen), value[chosen], seconds[chosen], memory[chosen], self.top)
         unfit = ~fits & met
-        self._note_unfit(take(rows, unfit), seconds[unfit], (memory / limit)[unfit], ranking)
+        ranking.note_unfit(take(rows, unfit), value[unfit], (memory / limit)[unfit])
         return fits
-
-    def _merge(self, rows: Columns, value: Floats, seconds: Floats, memory: Floats, ranking: Ranking) -> None:
-        if ranking.rows:
-            rows = {name: np.concatenate([ranking.rows[name], rows[name]]) for name in rows}
-        value = np.concatenate([ranking.value, value])
-        seconds = np.concatenate([ranking.sec_per_it, seconds])
-        memory = np.concatenate([ranking.mem_gib, memory])
-        order = _order(value, memory, rows)
-        rows = take(rows, order)
-        kept = np.sort(distinct([rows[name] for name in DISTINCT if name in rows])[0])[: self.top]
-        ranking.rows, ranking.mem_gib = take(rows, kept), memory[order][kept]
-        ranking.value, ranking.sec_per_it = value[order][kept], seconds[order][kept]
-
-    def _note_unfit(self, rows: Columns, seconds: Floats, excess: Floats, ranking: Ranking) -> None:
-        """Remember what comes nearest to fitting, of the layouts that would beat the best so far, else of all."""
-        value = self.objective.value(seconds, devices_of(rows), rows["global_batch"])
-        best = ranking.value[0] if len(ranking.value) else np.inf
-        slower = value >= best
-        distance = excess * np.where(slower & np.isfinite(best), value / best, 1.0)
-        for nearest in np.lexsort((distance, slower))[:KEPT_UNFIT]:
-            row = take(rows, slice(nearest, nearest + 1))
-            ranking.over_limit.append(OverLimit(row, float(value[nearest]), float(excess[nearest])))
 
     def _threshold(self, ranking: Ranking) -> float:
         """The value that a layout must not exceed to enter the ranking."""
@@ -426,12 +372,6 @@ class Search:
 
     def _limit(self, rows: Columns) -> Floats:
         return memory_limit_gib(self.case.cluster, devices_of(rows), self.mem_margin)
-
-
-def _order(value: Floats, memory: Floats, rows: Columns) -> Ints:
-    """Best first; of equally good layouts (to seven digits) the one that needs less memory, then the plainer one."""
-    rounded = np.minimum(value / value.min(), 1e30).astype(np.float32)
-    return np.lexsort((rows["split"], rows["placement"], memory, rounded))
 
 
 def _unusual_means(rows: Columns) -> Ints:
