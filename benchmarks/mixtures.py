@@ -19,9 +19,9 @@ from trimaran.cost.kernels import Kernels, rates
 from trimaran.cost.layers.exchange import Exchanges
 from trimaran.cost.memory.parts import GIB
 from trimaran.cost.memory.stage import rank_expert_parameters
-from trimaran.cost.predict_table import PredictedRow, predict_table, score_groups
 from trimaran.cost.score import kendall_tau, mape
 from trimaran.cost.shapes import part_of
+from trimaran.cost.table.predict_table import PredictedRow, predict_table, score_groups
 from trimaran.files.catalogue import CATALOG, load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import packaged_table

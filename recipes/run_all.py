@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trimaran.bench.trial.machine import hardware
 from trimaran.cli.live_progress import TrialProgress, say
-from trimaran.cost.predict_table import predict_table, score_groups
+from trimaran.cost.table.predict_table import predict_table, score_groups
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.recipe_file import load_recipe
 from trimaran.files.row_table import published_table

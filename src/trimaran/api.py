@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from trimaran.cost.calibration import Calibration, load_calibration, prior
 from trimaran.cost.case import Case
-from trimaran.cost.predict_table import Predictions, predict_table
+from trimaran.cost.table.predict_table import Predictions, predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_table import Table, packaged_table, packaged_tables, read_table
 from trimaran.nouns.cluster import Cluster

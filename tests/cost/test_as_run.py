@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimaran.cost.fit.fit_rows import fit_rows
-from trimaran.cost.predict_table import PredictedRow, predict_table
+from trimaran.cost.table.predict_table import PredictedRow, predict_table
 from trimaran.files.catalogue import load_device, load_stack
 from trimaran.files.row_nouns import Nouns, nouns_of
 from trimaran.files.row_table import format_table, parse_table

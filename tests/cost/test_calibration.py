@@ -26,7 +26,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.fit.learn import averaged, learn
 from trimaran.cost.fit.solve import TIME_WIDTHS, Observation, calibrate, leave_out
 from trimaran.cost.likeness import fewer
-from trimaran.cost.predict_table import predict_table
+from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, packaged_table, write_table

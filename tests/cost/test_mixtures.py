@@ -17,8 +17,8 @@ from trimaran.cost.layers.exchange import copies
 from trimaran.cost.memory.rank_memory import OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import end_shapes
 from trimaran.cost.network import Group, expert_group
-from trimaran.cost.predict_table import predict_table, score_groups
 from trimaran.cost.shapes import part_of
+from trimaran.cost.table.predict_table import predict_table, score_groups
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.files.row_table import packaged_table, parse_table
 from trimaran.layout.axes import PLACEMENTS, AxisName, groups

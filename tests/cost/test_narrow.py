@@ -11,8 +11,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.predict_table import predict_table
 from trimaran.cost.shapes import part_of
+from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_stack
 from trimaran.files.row_table import parse_table
 from trimaran.layout.flops import mfu, tflops_per_device

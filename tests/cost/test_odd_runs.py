@@ -15,7 +15,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, time_many
 from trimaran.cost.fit.fit_rows import fit_rows
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.predict_table import PredictedRow, predict_table, score_groups
+from trimaran.cost.table.predict_table import PredictedRow, predict_table, score_groups
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.files.row_table import format_table, packaged_table, packaged_tables, parse_table
 from trimaran.layout.layout import Layout

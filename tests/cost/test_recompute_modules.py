@@ -10,8 +10,8 @@ import pytest
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.predict_table import predict_table
 from trimaran.cost.shapes import kept_bytes
+from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_table import parse_table
 from trimaran.layout.layout import Layout

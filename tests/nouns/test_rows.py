@@ -15,8 +15,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.predict_table import predict_table, score_groups
 from trimaran.cost.score import kendall_tau
+from trimaran.cost.table.predict_table import predict_table, score_groups
 from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import (
@@ -275,7 +275,7 @@ def test_rows_that_differ_in_layout_and_batch_are_predicted_together(monkeypatch
         sizes.append(len(grid))
         return estimate_each(case, grid, simulate=simulate)
 
-    monkeypatch.setattr("trimaran.cost.predict_table.estimate_each", counted)
+    monkeypatch.setattr("trimaran.cost.table.row_answers.estimate_each", counted)
     assert all(answer.estimate for answer in predict_table(parse_table(format_table(rows), "t")))
     assert sizes == [32]
 

@@ -16,7 +16,7 @@ import pytest
 
 import trimaran
 from trimaran.api import plan, predict
-from trimaran.cost.predict_table import PredictedRow, Predictions
+from trimaran.cost.table.predict_table import PredictedRow, Predictions
 from trimaran.files.frames import FrameLibrary
 from trimaran.files.row_table import Row
 

@@ -6,7 +6,7 @@ import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
-from trimaran.cost.predict_table import predict_table
+from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import run_cells
 from trimaran.files.row_table import format_table, parse_table

@@ -19,7 +19,7 @@ from store_rows import LAYOUT, LLAMA, WORKLOAD
 from trimaran.bench.trial.trial import Trial
 from trimaran.cli.app import app
 from trimaran.cost.fit.fit_rows import observation
-from trimaran.cost.predict_table import predict_table
+from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import catalogue_names, dump_toml, load_model
 from trimaran.files.row_nouns import measured_workload, nouns_of, run_cells
 from trimaran.files.row_table import format_table, parse_table, read_table

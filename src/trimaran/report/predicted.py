@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trimaran.cost.predict_table import PredictedRow
+from trimaran.cost.table.predict_table import PredictedRow
 from trimaran.layout.flops import aggregate_pflops
 from trimaran.report.measured_rows import size_label
 from trimaran.report.tables import Field

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from trimaran.cost.predict_table import PREDICTED_COLUMNS, GroupScore, PredictedRow
+from trimaran.cost.table.predict_table import PREDICTED_COLUMNS, GroupScore, PredictedRow
 from trimaran.nouns.text import spreadsheet_cell
 from trimaran.report import predicted
 from trimaran.report.tables import Field, Format, render

@@ -11,7 +11,7 @@ from trimaran.cli.options import CalibrationOption, ClusterOption, FormatOption,
 from trimaran.cli.terminal import tell, tell_each
 
 if TYPE_CHECKING:
-    from trimaran.cost.predict_table import PredictedRow
+    from trimaran.cost.table.predict_table import PredictedRow
 
 
 def predict(
@@ -32,7 +32,7 @@ def predict(
     Example: trimaran predict recipes/bloom-176b.toml
     """
     from trimaran.cost.calibration import load_calibration
-    from trimaran.cost.predict_table import predict_table, score_groups
+    from trimaran.cost.table.predict_table import predict_table, score_groups
     from trimaran.files.catalogue import catalogue_names, load_cluster, load_stack, write_atomically
     from trimaran.files.row_table import misspelt_columns, packaged_table, packaged_tables, read_table
     from trimaran.nouns.noun import TrimaranError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trimaran.api import predict
-from trimaran.cost.predict_table import GroupScore, PredictedRow, score_groups
+from trimaran.cost.table.predict_table import GroupScore, PredictedRow, score_groups
 from trimaran.files.row_table import published_table
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.published import PublishedTable

@@ -8,8 +8,8 @@ from typing import Any
 
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimates import Estimate
-from trimaran.cost.row_answers import Answer, Question, answers_of
 from trimaran.cost.score import Score, score
+from trimaran.cost.table.row_answers import Answer, Question, answers_of
 from trimaran.files.frames import FrameLibrary, frame_of, html_table
 from trimaran.files.row_nouns import formula_of, seconds_of
 from trimaran.files.row_table import Row, Table

@@ -1,0 +1,1 @@
+"""A table of rows: each answered or refused, and scored by group."""
