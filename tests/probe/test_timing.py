@@ -19,7 +19,8 @@ from trimaran.probe.timing import mean_seconds, undisturbed
 
 # What samples of a quiet machine scatter by, the same for every case.
 SCATTER = (0.97, 0.99, 1.0, 1.01, 1.02, 1.06, 1.11)
-SLEEP_S = 0.02
+# Long against what a busy machine takes to wake a process.
+SLEEP_S = 0.1
 
 
 @given(st.lists(st.floats(1e-6, 10.0), min_size=3, max_size=12), st.floats(1.0, 50.0))
@@ -51,7 +52,7 @@ def meet(rank: int, folder: Path, pipe: Connection) -> None:
     def run() -> None:
         time.sleep(SLEEP_S * (1 + (next(turn) % 2 == rank)))
 
-    pipe.send((seconds_between_meetings(run, 1, 10, group, cpu), seconds_between_meetings(run, 1, 10, None, cpu)))
+    pipe.send((seconds_between_meetings(run, 1, 6, group, cpu), seconds_between_meetings(run, 1, 6, None, cpu)))
     dist.destroy_process_group()
 
 
