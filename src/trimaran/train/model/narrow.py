@@ -5,13 +5,15 @@ found anew for each cast: nothing of an earlier step is kept, so that a resumed 
 compute the same. A scale is that of what the rank itself multiplies; a layout that cuts a matrix gives each part a
 scale of its own and so rounds otherwise. Results leave in the type of what was cast.
 
-The products are PyTorch's own (`torch._scaled_mm`), which a CPU has as well: slowly, but with the same numbers.
+The products are PyTorch's own (`torch._scaled_mm`), which a CPU has as well, by fp32: slowly, but with the same numbers.
 Hopper's tensor cores read both factors along the dimension that is summed over alone, so a factor whose sum goes the
 other way is turned once it is cast (`Cast.turned`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +60,25 @@ def cast_gradient(dy: Tensor) -> Cast:
 
 def narrow_matrix_product(left: Cast, right: Cast) -> Tensor:
     """Left right^T, both of which lie along what is summed over: (m, k) and (n, k) -> (m, n)."""
-    y = torch._scaled_mm(left.values, right.values.t(), left.scale, right.scale, out_dtype=left.wide)
+    with _without_reference_loops(left.values.device):
+        y = torch._scaled_mm(left.values, right.values.t(), left.scale, right.scale, out_dtype=left.wide)
     return y[: left.rows, : right.rows]
+
+
+@contextmanager
+def _without_reference_loops(device: torch.device) -> Iterator[None]:
+    """On a CPU, keep oneDNN away, which has reference loops alone for two factors of E4M3.
+
+    PyTorch then multiplies the same numbers in fp32, 500 times as fast (256 x 256 x 256: 1 ms instead of 560).
+    """
+    enabled = device.type == "cpu" and torch._C._get_mkldnn_enabled()
+    if enabled:
+        torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        if enabled:
+            torch._C._set_mkldnn_enabled(True)
 
 
 def narrow_linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
