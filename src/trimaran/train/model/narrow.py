@@ -5,7 +5,7 @@ found anew for each cast: nothing of an earlier step is kept, so that a resumed 
 compute the same. A scale is that of what the rank itself multiplies; a layout that cuts a matrix gives each part a
 scale of its own and so rounds otherwise. Results leave in the type of what was cast.
 
-The products are PyTorch's own (`torch._scaled_mm`), which a CPU has as well, by fp32: slowly, but with the same numbers.
+The products are PyTorch's own (`torch._scaled_mm`), which a CPU has by fp32: slowly, but with the same numbers.
 Hopper's tensor cores read both factors along the dimension that is summed over alone, so a factor whose sum goes the
 other way is turned once it is cast (`Cast.turned`).
 """
