@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from trimaran.api import workload_of
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_stack
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.notation import parse_layout
@@ -145,9 +147,6 @@ def test_what_is_exported_is_read_back_as_the_same_layout(
 @pytest.mark.parametrize("layout", ["dp8,tp2,sp,zero1,mbs1,bf16", "dp8,mbs1,zero1,fp8"])
 def test_a_layout_read_back_costs_what_it_costs_by_itself(tmp_path: Path, layout: str) -> None:
     """The stack's facts that flags switch on are those that the planner counted, and so are time and memory."""
-    from trimaran.cost.case import Case
-    from trimaran.cost.estimate import estimate
-
     workload, wanted = workload_of("llama3.1-8b", 64), parse_layout(layout)
     file = tmp_path / "run.sh"
     file.write_text(export(wanted, workload, STACKS["megatron-core"], "megatron-lm"))
@@ -419,3 +418,15 @@ def test_megatron_deepspeeds_words_of_positions_and_stages_are_read(tmp_path: Pa
     assert read_back.model.positions == "alibi" and layout == asked
     bare = script.replace("--pad-vocab-size-to", "--padded-vocab-size")
     assert read(tmp_path, bare, devices=384)[1].model.positions == "alibi"
+
+
+def test_a_script_of_megatron_deepspeed_costs_what_a_plan_for_it_does(tmp_path: Path) -> None:
+    """Not what Megatron-Core's flash attention and overlap would: BLOOM's 104 s were 58."""
+    workload, stack = workload_of("bloom-176b", 2048), load_stack("megatron-deepspeed")
+    asked = parse_layout("dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16")
+    file = tmp_path / "bloom.sh"
+    file.write_text(export(asked, workload, stack, "megatron-deepspeed"))
+    cost = cost_of(file, "auto", Given("jean-zay-a100-80gb", devices=384, model="bloom-176b"))
+    planned = Case.of(workload, cost.case.cluster, stack.model_copy(update={"dropout": False}))  # as the script says
+    assert cost.trainer == cost.case.stack.name == "megatron-deepspeed"
+    assert cost.estimate.sec_per_it == estimate(planned, asked, simulate=True).sec_per_it

@@ -24,7 +24,12 @@ from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
 from trimaran.planner.sizes import on_devices
 
 # The stack of a trainer's configuration that says no more of it.
-_STACKS = {"megatron-lm": "megatron-core", "torchtitan": "torchtitan-0.2", "deepspeed": "deepspeed"}
+_STACKS = {
+    "megatron-lm": "megatron-core",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "torchtitan": "torchtitan-0.2",
+    "deepspeed": "deepspeed",
+}
 _MARGIN = 0.05
 
 

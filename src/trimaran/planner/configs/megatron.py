@@ -54,6 +54,8 @@ _UNSAID = (
     "--mtp-use-repeated-layer", "--squared-relu", "--quick-geglu", "--use-megatron-fsdp", "--use-torch-fsdp2",
     "--qk-l2-norm", "--experimental-attention-variant",
 )  # fmt: skip
+# What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
+_BY_DEEPSPEED = "--deepspeed"
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
@@ -63,7 +65,7 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
 
     `written_for` is the version of its core, where the file says so.
     """
-    stated = Stated("megatron-lm")
+    stated = Stated("megatron-deepspeed" if _BY_DEEPSPEED in given else "megatron-lm")
     flags = Flags(given, stated)
     for flag in _UNSAID:
         if flags.has(flag):
@@ -180,6 +182,7 @@ def _layout(flags: Flags, stated: Stated) -> None:
         granularity = "selective"
     if flags.has("--checkpoint-activations"):
         granularity = "full"
+        flags.has("--deepspeed-activation-checkpointing")  # goes with it
     if granularity == "selective":
         try:
             layout["recompute"] = "selective" if modules in ([], ["core_attn"]) else recompute_word("+".join(modules))
@@ -258,7 +261,9 @@ def _precision(flags: Flags, stated: Stated) -> None:
 
 
 def _stack(flags: Flags, stated: Stated) -> None:
-    """What runs beside products, which is off unless it is asked for."""
+    """What runs beside products, which is off unless it is asked for; DeepSpeed's engine has no such flags."""
+    if flags.has(_BY_DEEPSPEED):
+        return
     stated.stack |= {
         "overlap_dp": 1.0 if flags.has("--overlap-grad-reduce") else 0.0,
         "gathers_behind_forward": flags.has("--overlap-param-gather"),

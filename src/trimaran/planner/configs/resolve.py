@@ -89,7 +89,7 @@ def _sizes(stated: Stated, given: Given, replicas: int, name: str, remarks: list
         sizes.setdefault("global_batch", stated.batch_per_replica * replicas)
     sizes |= {"global_batch": given.global_batch} if given.global_batch is not None else {}
     sizes |= {"seq_len": given.seq_len} if given.seq_len is not None else {}
-    if "mbs" in stated.layout and "global_batch" not in sizes and stated.trainer == "megatron-lm":
+    if "mbs" in stated.layout and "global_batch" not in sizes and stated.trainer.startswith("megatron"):
         # megatron/training/arguments.py, validate_args: global_batch_size is then micro_batch_size x DP
         sizes["global_batch"] = _number(stated.layout["mbs"]) * replicas
         remarks.append(("not stated", "the global batch: a micro-batch a replica, as Megatron-LM takes it"))
