@@ -11,6 +11,11 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.stage import rank_layer_parameters
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.hardware.device import Device
+from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.measured import CollectiveTime
+from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 
 H100 = load_cluster("dgx-h100")
@@ -64,3 +69,41 @@ def test_ranks_beyond_the_number_of_key_heads_hold_whole_ones() -> None:
     rest = model.layer_parameters - 2 * model.hidden * 8 * 128
     assert few == rest / 4 + 2 * model.hidden * 2 * 128
     assert many == rest / 16 + 2 * model.hidden * 128
+
+
+CPU_MODEL = Model(layers=4, hidden=256, heads=4, vocab=1024, max_positions=64)
+
+
+def on_cores(text: str, cores: int, micro_batches: int = 1, *, clears: bool = True) -> tuple[float, Case]:
+    """What replicas of four slots take to agree, beside nothing, where sums of 2 and 4 ranks were probed."""
+    cpu = Device(kind="cpu", cores=1, peak_tflops={"fp32": 0.2}, mem_gib=16, mem_bandwidth_gb_s=20)
+    fast = Link(bandwidth_gbps=1e6, latency_us=0.0)
+    probed = tuple(
+        CollectiveTime(op="all_reduce", ranks=ranks, bytes=size, time_us=size * us)
+        for ranks, us in ((2, 1e-3), (4, 2e-3))
+        for size in (2**10, 2**30)
+    )
+    cluster = Cluster(
+        device=cpu, nodes=1, devices_per_node=4, cores_per_node=cores, intra=fast, inter=fast, collectives=probed
+    )
+    layout = parse_layout(text)
+    workload = Workload(model=CPU_MODEL, seq_len=64, global_batch=layout.dp * layout.mbs * micro_batches)
+    case = Case.of(workload, cluster, load_stack("trimaran").model_copy(update={"clears_unit_gradients": clears}))
+    return estimate(case, layout).time.dp, case
+
+
+def test_two_pairs_on_two_cores_take_turns_at_their_sums_and_four_ranks_that_were_probed_do_not() -> None:
+    for text, turns in (("dp2,tp2,mbs1", 2.0), ("dp4,mbs1", 1.0), ("dp2,mbs1", 1.0)):
+        two, four = (on_cores(text, cores)[0] for cores in (2, 4))
+        assert two == pytest.approx(turns * four), text
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("sharded", ["zero1", "zero2", "zero3,fsdp"])
+def test_gradients_of_units_are_cleared_and_added_up_each_micro_batch(sharded: str, micro_batches: int) -> None:
+    """4 bytes of each are set to zero, and 12 of a rank's half pass as they are added to their sum."""
+    text = f"dp2,mbs1,{sharded}"
+    apart, case = on_cores(text, 4, micro_batches)
+    together, _ = on_cores(text, 4, micro_batches, clears=False)
+    passed = 0 if sharded == "zero1" else micro_batches * (4 + 12 / 2) * CPU_MODEL.parameters
+    assert apart - together == pytest.approx(passed / 20e9 / case.calibration.memory, rel=2e-2)

@@ -123,10 +123,21 @@ class Network:
         if cluster.shaped is not None:
             time = np.where(where.crosses, self._gloo_ring(passes, size, where), time)
         if self._all_reduce:
-            measured = self._all_reduce.time(size, np.maximum(n, 2.0)) / calibration.intra_bandwidth
+            measured = self._all_reduce.time(size, np.maximum(n, 2.0)) / calibration.intra_bandwidth * self._turns(where)
             known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
             time = np.where(where.crosses, time, known)
         return np.where(n > 1, time, 0.0)
+
+    def _turns(self, where: Group) -> Floats:
+        """How much longer than a probe's a collective of CPU ranks takes, which copy through memory.
+
+        A probe let one group work at a time. Its rivals on the node, or what else their ranks do meanwhile, take turns
+        with it where there are fewer cores than ranks.
+        """
+        cluster = self.cluster
+        share = cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else 0.0
+        alone = np.maximum(1.0, where.inside * share)
+        return np.asarray(np.maximum(1.0, where.inside * where.rivals * share) / alone)
 
     def _hops(self, passes: float, where: Group) -> Floats:
         """Seconds in which the first byte passes through all ranks.

@@ -197,6 +197,11 @@ class Stack(Noun):
         description="passes over a unit's gradients as the backward leaves them until what ZeRO-3 scatters is laid "
         "together, which is written besides; 0: it lies so from the start",
     )
+    clears_unit_gradients: bool = Field(
+        default=False,
+        description="ZeRO 2 and 3 set a unit's gradients to zero before each backward adds to them, and then add a "
+        "rank's part to those of earlier micro-batches",
+    )
     gathers_ends: bool = Field(
         default=False, description="ZeRO-3 keeps embedding and head gathered over forward and backward"
     )

@@ -10,7 +10,17 @@ from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
 from trimaran.cost.network import Group, crowded, expert_group
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, element_bytes, gathered_bytes, sent_gradient_bytes
+from trimaran.cost.states import (
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    element_bytes,
+    expert_shards,
+    gathered_bytes,
+    gradient_bytes,
+    sent_gradient_bytes,
+    shards,
+)
 from trimaran.layout.layout import Layout
 
 
@@ -65,7 +75,21 @@ def exposed_time(iteration: IterationCost) -> Floats:
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
         exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
-    return np.asarray(exposed + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
+    cleared = m * work.rate.streamed(_cleared_bytes(iteration))
+    return np.asarray(exposed + cleared + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
+
+
+def _cleared_bytes(iteration: IterationCost) -> Floats:
+    """Bytes that pass through memory, a micro-batch, where a unit's gradients lie apart from their sum.
+
+    They are set to zero before the backward; of what is scattered a rank's part and its sum are read, and one written.
+    """
+    grid, stack = iteration.grid, iteration.case.stack
+    summed = iteration.parameters / shards(grid, GRADIENTS)
+    if (experts := iteration.expert_parameters) is not None:
+        summed = summed + experts * (1.0 / expert_shards(grid, GRADIENTS) - 1.0 / shards(grid, GRADIENTS))
+    apart = (grid.zero_stage >= GRADIENTS) & stack.clears_unit_gradients
+    return np.where(apart, gradient_bytes(grid, stack) * (iteration.parameters + 3.0 * summed), 0.0)
 
 
 def _expert_sharers(iteration: IterationCost) -> Group:
