@@ -95,7 +95,7 @@ def on_cores(text: str, cores: int, micro_batches: int = 1, *, clears: bool = Tr
 def test_two_pairs_on_two_cores_take_turns_at_their_sums_and_four_ranks_that_were_probed_do_not() -> None:
     for text, turns in (("dp2,tp2,mbs1", 2.0), ("dp4,mbs1", 1.0), ("dp2,mbs1", 1.0)):
         two, four = (on_cores(text, cores)[0] for cores in (2, 4))
-        assert two == pytest.approx(turns * four), text
+        assert two == pytest.approx(turns * four, rel=1e-4), text  # but for what it takes to begin
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

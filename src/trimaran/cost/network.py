@@ -123,21 +123,22 @@ class Network:
         if cluster.shaped is not None:
             time = np.where(where.crosses, self._gloo_ring(passes, size, where), time)
         if self._all_reduce:
-            measured = self._all_reduce.time(size, np.maximum(n, 2.0)) / calibration.intra_bandwidth * self._turns(where)
+            measured = self._measured(size, where) / calibration.intra_bandwidth
             known = calibration.collective_us * 1e-6 * (cluster.device.kind == "gpu") + 0.5 * passes * measured
             time = np.where(where.crosses, time, known)
         return np.where(n > 1, time, 0.0)
 
-    def _turns(self, where: Group) -> Floats:
-        """How much longer than a probe's a collective of CPU ranks takes, which copy through memory.
+    def _measured(self, size: Floats, where: Group) -> Floats:
+        """Seconds of an all-reduce as it was probed, with one group at work at a time.
 
-        A probe let one group work at a time. Its rivals on the node, or what else their ranks do meanwhile, take turns
-        with it where there are fewer cores than ranks.
+        CPU ranks copy through memory: where a node has fewer cores than ranks, rivals, or what else their ranks do
+        meanwhile, take turns with what is copied. While they wait to begin they take no core.
         """
-        cluster = self.cluster
+        cluster, ranks = self.cluster, np.maximum(where.ranks, 2.0)
+        alone, begun = self._all_reduce.time(size, ranks), self._all_reduce.time(np.zeros(1), ranks)
         share = cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else 0.0
-        alone = np.maximum(1.0, where.inside * share)
-        return np.asarray(np.maximum(1.0, where.inside * where.rivals * share) / alone)
+        turns = np.maximum(1.0, where.inside * where.rivals * share) / np.maximum(1.0, where.inside * share)
+        return np.asarray(alone + np.maximum(alone - begun, 0.0) * (turns - 1.0))
 
     def _hops(self, passes: float, where: Group) -> Floats:
         """Seconds in which the first byte passes through all ranks.
