@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
@@ -53,14 +53,15 @@ class Operands:
 
     def product(self, case: ProbedProduct, dtype: torch.dtype) -> Callable[[], Tensor]:
         """One matrix product with its operands laid out as training has them, made as Trimaran's trainer makes it."""
+        # a training keeps what a product makes, so that the next one's goes elsewhere
+        kept: deque[Tensor] = deque(maxlen=_sets(case, dtype))
 
         def made(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
-            if case.orientation == "forward":
-                return linear(left, right)
-            if case.orientation == "input_gradient":
-                return product(left, right)
-            add_product(total, left, right)
-            return total
+            if case.orientation == "weight_gradient":
+                add_product(total, left, right)
+                return total
+            kept.append((linear if case.orientation == "forward" else product)(left, right))
+            return kept[-1]
 
         return self._in_turns(case, dtype, made)
 
@@ -90,13 +91,12 @@ class Operands:
         m, n, k = case.m, case.n, case.k
         left = (k, m) if case.orientation == "weight_gradient" else (m, k)
         right = (n, k) if case.orientation == "forward" else (k, n)
-        number_of_sets = max(1, (_PASS_BYTES // dtype.itemsize - m * k) // (k * n + m * n))
         sets = [
             (
                 self.matrix(*right, dtype, offset=m * k + number * k * n),
                 self._cut(self._totals, torch.zeros, m, n, dtype, number * m * n),
             )
-            for number in reversed(range(number_of_sets))
+            for number in reversed(range(_sets(case, dtype)))
         ]
         tokens, turns = self.matrix(*left, dtype), cycle(sets)
         return lambda: made(tokens, *next(turns))
@@ -116,6 +116,12 @@ class Operands:
             size = max(end, _PASS_BYTES // dtype.itemsize)
             pool = pools[dtype] = filled(size, device=self._device, dtype=dtype)
         return pool[offset:end].view(rows, columns)
+
+
+def _sets(case: ProbedProduct, dtype: torch.dtype) -> int:
+    """How many second matrices and results make up a pass."""
+    m, n, k = case.m, case.n, case.k
+    return max(1, (_PASS_BYTES // dtype.itemsize - m * k) // (k * n + m * n))
 
 
 def matmul_rates(
