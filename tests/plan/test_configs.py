@@ -421,7 +421,7 @@ def test_megatron_deepspeeds_words_of_positions_and_stages_are_read(tmp_path: Pa
 
 
 def test_a_script_of_megatron_deepspeed_costs_what_a_plan_for_it_does(tmp_path: Path) -> None:
-    """Not what Megatron-Core's flash attention and overlap would: BLOOM's 104 s were 58."""
+    """Not what Megatron-Core does, which needs no memory for scores: of BLOOM 37.6 GiB were told instead of 57.5."""
     workload, stack = workload_of("bloom-176b", 2048), load_stack("megatron-deepspeed")
     asked = parse_layout("dp8,tp4,pp12,mbs2,zero1,recompute-full,bf16")
     file = tmp_path / "bloom.sh"
@@ -429,4 +429,5 @@ def test_a_script_of_megatron_deepspeed_costs_what_a_plan_for_it_does(tmp_path: 
     cost = cost_of(file, "auto", Given("jean-zay-a100-80gb", devices=384, model="bloom-176b"))
     planned = Case.of(workload, cost.case.cluster, stack.model_copy(update={"dropout": False}))  # as the script says
     assert cost.trainer == cost.case.stack.name == "megatron-deepspeed"
-    assert cost.estimate.sec_per_it == estimate(planned, asked, simulate=True).sec_per_it
+    expected = estimate(planned, asked, simulate=True)
+    assert (cost.estimate.sec_per_it, cost.estimate.mem_gib) == (expected.sec_per_it, expected.mem_gib)

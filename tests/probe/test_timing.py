@@ -75,12 +75,29 @@ def test_ranks_that_meet_take_as_long_as_the_slowest_of_each_piece(tmp_path: Pat
 @pytest.mark.parametrize("orientation", ["forward", "input_gradient", "weight_gradient"])
 def test_a_product_is_the_same_by_the_trainer_and_by_pytorch(orientation: str) -> None:
     operands = Operands(torch.device("cpu"))
-    operands.matrix(40, 64, torch.float32)  # a buffer of all that both products want
     case = ProbedProduct.model_validate({"m": 24, "n": 40, "k": 16, "orientation": orientation})
     plain = operands.plain_product(case, torch.float32)()
     own = operands.product(case, torch.float32)()
     assert plain.shape == own.shape == (24, 40)
     torch.testing.assert_close(own, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("orientation", ["forward", "input_gradient", "weight_gradient"])
+def test_a_probed_product_comes_back_to_a_matrix_and_a_result_after_64_mib(orientation: str, plain: bool) -> None:
+    """Of 512 x 512 in fp32 64 MiB hold the tokens and 31 pairs of another matrix and a result."""
+    operands = Operands(torch.device("cpu"))
+    case = ProbedProduct.model_validate({"m": 512, "n": 512, "k": 512, "orientation": orientation})
+    run = (operands.plain_product if plain else operands.product)(case, torch.float32)
+    places, corners = zip(
+        *((result.data_ptr(), result[0, 0].item()) for result in (run() for _ in range(31))), strict=True
+    )
+    assert len(set(places)) == len(set(corners)) == 31
+    again = run()
+    if plain or orientation == "weight_gradient":
+        assert again.data_ptr() == places[0]
+    if plain or orientation != "weight_gradient":
+        assert again[0, 0].item() == corners[0]
 
 
 def test_others_software_is_probed_with_pytorchs_products() -> None:

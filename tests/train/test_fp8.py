@@ -72,6 +72,7 @@ def test_products_are_those_of_the_numbers_that_were_cast(tokens: int, out: int,
     ):  # fmt: skip
         assert (found.float() - expected).norm() <= 2.0**-8 * 2 * expected.norm()
     assert y.dtype == dx.dtype == torch.bfloat16
+    assert torch._C._get_mkldnn_enabled()  # other products go by oneDNN still
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden() -> None:

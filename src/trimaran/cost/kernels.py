@@ -167,13 +167,12 @@ def slowdowns(cluster: Cluster, devices: Ints | Floats) -> Slowdowns:
     node has where nothing was measured.
     """
     slots = np.minimum(devices, cluster.devices_per_machine).astype(np.float64)
-    share = cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else 0.0
-    turns = np.maximum(1.0, slots * share)
+    turns = np.maximum(1.0, slots * cluster.core_share)
     if cluster.contention:
         known = sorted(cluster.contention, key=lambda c: c.ranks)
         ranks = np.log([1.0, *(c.ranks for c in known)])
         measured = zip(*((c.matmul, c.memory, c.of_passes, c.overhead) for c in known), strict=True)
-        beyond = turns / np.maximum(1.0, np.minimum(slots, known[-1].ranks) * share)
+        beyond = turns / np.maximum(1.0, np.minimum(slots, known[-1].ranks) * cluster.core_share)
         return Slowdowns(
             *(beyond * np.exp(np.interp(np.log(slots), ranks, np.log([1.0, *values]))) for values in measured)
         )

@@ -134,9 +134,8 @@ class Network:
         CPU ranks copy through memory: where a node has fewer cores than ranks, rivals, or what else their ranks do
         meanwhile, take turns with what is copied. While they wait to begin they take no core.
         """
-        cluster, ranks = self.cluster, np.maximum(where.ranks, 2.0)
+        ranks, share = np.maximum(where.ranks, 2.0), self.cluster.core_share
         alone, begun = self._all_reduce.time(size, ranks), self._all_reduce.time(np.zeros(1), ranks)
-        share = cluster.device.cores / cluster.cores_per_node if cluster.cores_per_node else 0.0
         turns = np.maximum(1.0, where.inside * where.rivals * share) / np.maximum(1.0, where.inside * share)
         return np.asarray(alone + np.maximum(alone - begun, 0.0) * (turns - 1.0))
 

@@ -97,6 +97,11 @@ class Cluster(Noun):
         """Devices that share one machine's cores and memory: a node's, or all where the nodes are its namespaces."""
         return self.devices_per_node if self.shaped is None else self.devices
 
+    @property
+    def core_share(self) -> float:
+        """Share of a node's cores that a slot wants; 0 where the node's number of cores is not stated."""
+        return self.device.cores / self.cores_per_node if self.cores_per_node else 0.0
+
     def part_times(self, part: PartName, model: Model, stack: str) -> tuple[PartTime, ...]:
         """What a probe measured of a part of `model` in the software `stack`; empty where it measured none."""
         return tuple(time for probed in self.models if probed.stack == stack for time in probed.of(part, model))
