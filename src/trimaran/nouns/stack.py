@@ -167,7 +167,6 @@ class Stack(Noun):
     loss_makes_gradients: bool = Field(
         default=False, description="the head's gradients are made with the loss, chunk by chunk"
     )
-    heap_keeps_logits: bool = Field(default=False, description="CPU: no later tensor takes the place of the logits")
     agrees_every_step: bool = Field(
         default=False, description="every step ends with a sum of loss and gradient norm over all ranks"
     )

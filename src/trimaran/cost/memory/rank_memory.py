@@ -154,7 +154,7 @@ class RankMemory:
         """What the layers keep of all micro-batches in flight, and what a layer at work makes again.
 
         Logits are gone before the backward pass makes the first layer's activations again, so the larger of the two
-        counts; but a heap in which other buffers lie between has no room for large ones where logits were.
+        counts.
         """
         stack, kept = self.case.stack, self.kept
         full = self.grid.chose("recompute", "full")
@@ -163,7 +163,6 @@ class RankMemory:
         if stack.recomputes_stage:
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
         at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.context)
-        reused = 0.0 if stack.heap_keeps_logits and self.case.on_cpu else self.logits
         offloaded = self.offloads("activations")
         here: Floats = self.shape.in_flight * self.shape.layers
         if stack.offload_waits:
@@ -176,7 +175,7 @@ class RankMemory:
             dense = self._stored(self.every.kept_dense)
             share = self.shape.dense / np.maximum(self.shape.layers, 1.0)
             all_layers = all_layers + here * share * (dense - stored)
-        return all_layers + np.maximum(at_work - reused, 0.0)
+        return all_layers + np.maximum(at_work - self.logits, 0.0)
 
     def _factors(self, full: Bools) -> Floats | float:
         """Factors of weights' gradients that are put off, which recompute has made again: full as large as a layer's.

@@ -57,13 +57,16 @@ class Layer(nn.Module):
         self.mlp_output_norm = make_norm(model) if after else nn.Identity()
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(b, s, h) -> (b, s, h)."""
+        """(b, s, h) -> (b, s, h).
+
+        Sums go where what attention or MLP gave lies, which nothing else reads.
+        """
         attend = partial(self.attention, documents=documents)
-        attended: Tensor = x + self.attention_output_norm(self.normed(self.attention_norm, attend, x))
+        attended: Tensor = self.attention_output_norm(self.normed(self.attention_norm, attend, x)).add_(x)
         read = x if self.parallel else attended
         mlp = partial(recomputed, self.mlp) if self.recompute_mlp else self.mlp
-        y: Tensor = self.mlp_output_norm(self.normed(self.mlp_norm, mlp, read))
-        return attended + y
+        y: Tensor = self.mlp_output_norm(self.normed(self.mlp_norm, mlp, read)).add_(attended)
+        return y
 
 
 class Stage(nn.Module):

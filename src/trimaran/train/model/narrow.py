@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trimaran.train.model.product import reshaped
+
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 # Kernels read 16 bytes at a time: torch 2.13.0, aten/src/ATen/native/cuda/ScaledBlas.cpp, refuses other widths.
 MULTIPLE = 16
@@ -84,8 +86,7 @@ def _without_reference_loops(device: torch.device) -> Iterator[None]:
 def narrow_linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """(.., in) and (out, in) -> (.., out)."""
     y = narrow_matrix_product(cast(x), cast(matrix))
-    # no view of `y`: whoever is given the result may write to it
-    shaped: Tensor = torch.ops.aten._unsafe_view(y.contiguous(), [*x.shape[:-1], y.shape[1]])
+    shaped = reshaped(y.contiguous(), (*x.shape[:-1], y.shape[1]))
     return shaped if bias is None else shaped.add_(bias)
 
 

@@ -184,6 +184,8 @@ class _HeadLoss(torch.autograd.Function):
             if dx is not None:
                 product(logits, weight, out=dx[chunk])
                 add_product(weight.main_grad, logits, x[chunk])
+            # two chunks' would exist while those of the next are made
+            del logits, block
         ctx.dx = dx
         return torch.stack(losses).sum() * scale
 

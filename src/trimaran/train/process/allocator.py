@@ -3,6 +3,10 @@
 * glibc keeps what was freed, and asks for huge pages. Training frees and takes the same large buffers
   every step; by default each goes back to the system and is faulted in again, page by page: measured at
   5% of a step in fp32, and 8% more in bf16 for pages of 4 KiB instead of 2 MiB.
+* glibc keeps no small pieces apart. A tensor begins on a cache line, for which glibc takes some 100 bytes more and
+  gives back what it did not need; a piece that is kept apart (tcache, fastbins) does not join the tensor's memory
+  again, and a hole that is so much smaller takes no tensor of the same size (glibc's bug 30723). Without such pieces
+  4 layers of 2,048 tokens take a tenth less memory, and steps of many small operators as long as before.
 * OpenMP's threads wait for each other awake only for a moment. By default they burn the time slices that
   a thread they wait for needs: beside another busy program, a step on two threads took 5.3 s
   instead of 1.0.
@@ -14,7 +18,10 @@ import ctypes
 import os
 import sys
 
-TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.hugetlb=1"
+TUNABLES = (
+    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.hugetlb=1"
+    ":glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
+)
 
 # Rounds of waiting before a thread sleeps: some ten microseconds.
 SPIN_COUNT = "10000"

@@ -12,6 +12,7 @@ from trimaran.train.model.mixture.dispatch import Dispatch
 from trimaran.train.model.mixture.experts import Experts
 from trimaran.train.model.mixture.router import Router
 from trimaran.train.model.mlp import make_mlp
+from trimaran.train.model.product import reshaped
 from trimaran.train.model.recompute import recomputed
 
 
@@ -37,7 +38,7 @@ class Mixture(nn.Module):
         dispatch = Dispatch(routing.experts, self._count, self._mesh.ep, self._mesh.etp)
         rows = dispatch.to_experts(x.reshape(-1, x.shape[-1]))
         given = self.experts(rows, dispatch.weights_to_experts(routing.weights), dispatch.counts)
-        y = dispatch.from_experts(given).view_as(x)
+        y = reshaped(dispatch.from_experts(given), x.shape)
         if self.shared is None:
             return y
-        return y + (recomputed(self.shared, x) if self.recompute_shared else self.shared(x))
+        return y.add_(recomputed(self.shared, x) if self.recompute_shared else self.shared(x))
