@@ -32,7 +32,7 @@ from trimaran.train.comm.exchange import Finish, done
 from trimaran.train.comm.group import all_reduce_together
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.copy_sums import CopySums, NoSums
-from trimaran.train.engine.flat_weights import FlatWeights, Unit, allocate_memory, free_memory
+from trimaran.train.engine.flat_weights import FlatWeights, Unit
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.vocabulary import Head
@@ -180,9 +180,9 @@ class DataParallel:
         """Give a unit memory for the gradients of a micro-batch."""
         if unit in self._accumulating:
             return
-        if unit in self._scattering:
+        if self._flat.grads_memory.holder(unit.grads) is not None:
             self._finish_scattering()
-        allocate_memory(unit.grads)
+        self._flat.grads_memory.take(unit.grads)
         unit.grads.zero_()
         self._accumulating.append(unit)
 
@@ -210,7 +210,7 @@ class DataParallel:
             self._scattering.pop(unit)()
             if self._zero_stage >= 2:
                 self._flat.owned_part(unit, self._flat.grads).add_(unit.owned_part(unit.grads))
-                free_memory(unit.grads)
+                self._flat.grads_memory.give_back(unit.grads)
             if self._zero_stage < 2 or self._added[unit] == self._micro_batches:
                 self._begin_sum_of_copies(unit)
 
@@ -228,13 +228,20 @@ class DataParallel:
         return unit.holders.sharers.begin_all_gather_into(unit.weights, unit.owned_part(unit.weights))
 
     def _gather(self, block: Block) -> None:
-        """Begin to gather a block's weights, and free those of all other blocks but the latest."""
+        """Begin to gather a block's weights, and free those of all other blocks but the latest.
+
+        Of that too what takes turns with the block: it is none that is worked with, whose neighbours lie elsewhere.
+        """
+        memory = self._flat.weights_memory
         others = [other for other in self._gathered if other is not block]
         self._gathered = [*others[-1:], block]
         for other in others[:-1]:
             self._free(unit for unit in other.units if not any(unit in kept.units for kept in self._gathered))
+        taken = {id(memory.holder(unit.weights)) for unit in block.units}
+        for other in others[-1:]:
+            self._free(unit for unit in other.units if unit not in block.units and id(unit.weights) in taken)
         for unit in block.units:
-            if allocate_memory(unit.weights):
+            if memory.take(unit.weights):
                 self._flat.refresh(unit)
                 self._gathering[unit] = self._begin_gather(unit)
 
@@ -245,7 +252,7 @@ class DataParallel:
     def _free(self, units: Iterable[Unit]) -> None:
         for unit in units:
             self._await([unit])
-            free_memory(unit.weights)
+            self._flat.weights_memory.give_back(unit.weights)
 
     def _enter(self, block: Block, direction: int) -> None:
         """Wait for a block's weights, and begin to gather the next: forward at `direction` 1, backward at -1."""

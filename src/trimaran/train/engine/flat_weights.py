@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.train.comm.mesh import Holders, Mesh
+from trimaran.train.engine.unit_memory import UnitMemory
 from trimaran.train.engine.units import Span, map_weights, owned_slices
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
 from trimaran.train.model.wide_sums import pieces
@@ -73,7 +74,8 @@ class FlatWeights:
     it is to have it once of every replica. `places` says where a
     weight lies in the same coordinates. Whoever writes to `master` has to call `DataParallel.publish`.
 
-    Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have memory only while they are worked with.
+    Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have memory only while they are worked with:
+    whoever works with them takes it from `grads_memory` and `weights_memory`, and gives it back.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, mesh: Mesh, initial: Initial, device: torch.device) -> None:
@@ -92,8 +94,8 @@ class FlatWeights:
         # otherwise `master` are views of the weights that are computed with
         self._has_master_copy = in_fp32 or self.zero_stage == 3
         spans, size = [unit.span for unit in weight_map.units.values()], weight_map.size
-        weights, unit_weights = _memory(size, spans, compute, device, transient=self.zero_stage == 3)
-        grads, unit_grads = _memory(size, spans, self._dtype, device, transient=self.zero_stage >= 2)
+        weights, unit_weights, self.weights_memory = _memory(size, spans, compute, device, self.zero_stage == 3)
+        grads, unit_grads, self.grads_memory = _memory(size, spans, self._dtype, device, self.zero_stage >= 2)
         self.master = self.zeros_like_owned() if self._has_master_copy else _cut(weights, self.owned)
         self.grads = self.zeros_like_owned() if self.zero_stage >= 2 else _cut(grads, self.owned)
         self._all_grads = self.grads if self.zero_stage >= 2 else (grads,)
@@ -111,7 +113,10 @@ class FlatWeights:
             span = Span(begin, begin + values.numel())
             unit = next(unit for unit in self.units if len(span.within(unit.span)))
             in_unit = span.slice_in(unit.span)
-            transient = [tensor for tensor in (unit.weights, unit.grads) if allocate_memory(tensor)]
+            if self.zero_stage >= 2:
+                self.grads_memory.take(unit.grads)
+            if self.zero_stage == 3:
+                self.weights_memory.take(unit.weights)
             # .data: a gather that fills the memory again is no change that autograd has to see
             weight = Weight(unit.weights.data[in_unit].view(values.shape))
             weight.main_grad = unit.grads.data[in_unit].view(values.shape)
@@ -125,8 +130,8 @@ class FlatWeights:
                     master[part.slice_in(owned)] = values.reshape(-1)[part.slice_in(span)].to(master.dtype)
             if self.zero_stage < 3:
                 unit.weights[in_unit] = values.reshape(-1).to(compute)
-            for tensor in transient:
-                free_memory(tensor)
+            self.grads_memory.give_back(unit.grads)
+            self.weights_memory.give_back(unit.weights)
 
         treatments = weight_map.treatments
         self.decaying = owned_slices(self.owned, (span for span, treatment in treatments if treatment.decays))
@@ -186,31 +191,13 @@ class FlatWeights:
         return self._parameters - sum(nonzero(part.of(self.grads)) for part in self._counted)
 
 
-def allocate_memory(tensor: Tensor) -> bool:
-    """Give memory to a tensor that has none; whether it had none."""
-    storage = tensor.untyped_storage()
-    if storage.size():
-        return False
-    storage.resize_(tensor.numel() * tensor.element_size())
-    return True
-
-
-def free_memory(tensor: Tensor) -> None:
-    """Free a tensor's memory; it and its views keep their shapes."""
-    tensor.untyped_storage().resize_(0)
-
-
 def _memory(
-    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, *, transient: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, transient: bool
+) -> tuple[Tensor, tuple[Tensor, ...], UnitMemory]:
     """A tensor over all weights and its parts at the spans; transient parts are tensors apart, without memory yet."""
-    if not transient:
-        everything = torch.zeros(size, dtype=dtype, device=device)
-        return everything, _cut(everything, spans)
-    parts = tuple(torch.empty(len(span), dtype=dtype, device=device) for span in spans)
-    for part in parts:
-        free_memory(part)
-    return torch.empty(0, dtype=dtype, device=device), parts
+    apart = UnitMemory([len(span) for span in spans] if transient else [], dtype, device)
+    everything = torch.zeros(0 if transient else size, dtype=dtype, device=device)
+    return everything, apart.tensors or _cut(everything, spans), apart
 
 
 def _cut(tensor: Tensor, spans: Sequence[Span]) -> tuple[Tensor, ...]:

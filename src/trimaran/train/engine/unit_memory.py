@@ -1,0 +1,63 @@
+"""Memory of units that have it only while they are worked with.
+
+Units of one size, the layers, take turns at two places that are kept. If each took memory and gave it back, a heap
+would fill what one layer left with activations, and find no room for the next: ZeRO 3 held more than ZeRO 2.
+A unit of another size takes memory and gives it back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# While one unit is worked with, the next is gathered, or the last is summed.
+PLACES = 2
+
+
+class UnitMemory:
+    """A tensor for each of the `lengths`, of which those that take turns lie in the same place."""
+
+    def __init__(self, lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        counts, places = Counter(lengths), defaultdict[int, list[Tensor]](list)
+        tensors = []
+        for length in lengths:
+            of_length = places[length]
+            taken_before = counts[length] > PLACES and len(of_length) >= PLACES
+            place = of_length[-PLACES] if taken_before else torch.empty(length, dtype=dtype, device=device)
+            of_length.append(place)
+            tensors.append(place[:])
+        self.tensors = tuple(tensors)
+        lasting = (place for length, some in places.items() if counts[length] > PLACES for place in some)
+        self._lasting = {place.untyped_storage()._cdata for place in lasting}
+        # which tensor has what a storage holds
+        self._holders: dict[int, Tensor] = {}
+        for tensor in tensors:
+            self._resize(tensor, 0)
+
+    def holder(self, tensor: Tensor) -> Tensor | None:
+        """The tensor that now has the memory of `tensor`: itself, one that it takes turns with, or none."""
+        return self._holders.get(tensor.untyped_storage()._cdata)
+
+    def take(self, tensor: Tensor) -> bool:
+        """Give a tensor its memory; whether it had none. Raises RuntimeError where another has it."""
+        holder = self.holder(tensor)
+        if holder is tensor:
+            return False
+        if holder is not None:
+            raise RuntimeError("two units that take turns at a place are worked with at once")
+        self._resize(tensor, tensor.numel() * tensor.element_size())
+        self._holders[tensor.untyped_storage()._cdata] = tensor
+        return True
+
+    def give_back(self, tensor: Tensor) -> None:
+        """Free a tensor's memory, if it has any; it and its views keep their shapes."""
+        if self.holder(tensor) is tensor:
+            del self._holders[tensor.untyped_storage()._cdata]
+            self._resize(tensor, 0)
+
+    def _resize(self, tensor: Tensor, to_bytes: int) -> None:
+        if tensor.untyped_storage()._cdata not in self._lasting:
+            tensor.untyped_storage().resize_(to_bytes)
