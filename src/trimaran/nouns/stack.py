@@ -164,6 +164,9 @@ class Stack(Noun):
     sums_by_unit: bool = Field(
         default=False, description="gradients that replicas share out are summed unit by unit, and whole in two of them"
     )
+    keeps_unit_places: bool = Field(
+        default=False, description="CPU: two places for layers' whole weights and gradients stay, apart from the ends'"
+    )
     loss_makes_gradients: bool = Field(
         default=False, description="the head's gradients are made with the loss, chunk by chunk"
     )

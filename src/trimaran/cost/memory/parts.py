@@ -38,14 +38,14 @@ class MemoryPart:
 
 
 def _weights(rank: RankMemory) -> Floats:
-    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where it does so.
+    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where they join them.
 
     Where it shards the master copy alone, working weights are what is gathered. Copies that were cast for products stay
     beside them where the stack keeps those.
     """
     share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
     layer, layers = rank.layer, rank.of_layers
-    ends = rank.count - layers if stack.gathers_ends else 0.0
+    ends = rank.ends if stack.gathers_ends or rank.keeps_unit_places else 0.0
     gathered = 2.0 * layer * gathered_bytes(rank.case, rank.grid) + ends * rank.element
     casts = layers * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
@@ -58,12 +58,14 @@ def _gradients(rank: RankMemory) -> Floats:
     """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones.
 
     Where weights lie on the host so do their gradients, but for those of the layer at work. Where replicas share them
-    out and the stack sums them unit by unit, two units' are whole: of layers, or of both ends.
+    out and the stack sums them unit by unit, two units' are whole: of layers, or of both ends; of both, where places
+    for layers' stay.
     """
     low = low_gradient_bytes(rank.grid, rank.case.stack)
     here = np.where(rank.offloads("weights"), rank.layer, rank.kept_of(GRADIENTS))
     if rank.case.stack.sums_by_unit:
-        whole = np.maximum(2.0 * rank.layer, rank.count - rank.of_layers)
+        layers, ends = 2.0 * rank.layer, rank.ends
+        whole = layers + ends if rank.keeps_unit_places else np.maximum(layers, ends)
         here = here + np.where(shards(rank.grid, GRADIENTS) > 1, np.minimum(whole, rank.count), 0.0)
     return here * rank.gradient + rank.count * low
 

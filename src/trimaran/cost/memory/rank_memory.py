@@ -90,6 +90,16 @@ class RankMemory:
         """Those of them that are routed experts'."""
         return expert_parameters(self.case.model, self.grid, self.shape)
 
+    @property
+    def ends(self) -> Floats:
+        """Parameters on the rank that are no layer's: embedding, last norm and head."""
+        return self.count - self.of_layers
+
+    @property
+    def keeps_unit_places(self) -> bool:
+        """Whether places for two layers' whole weights and gradients stay, apart from the ends'."""
+        return self.case.stack.keeps_unit_places and self.case.on_cpu
+
     def kept_of(self, stage: int) -> Floats:
         """Parameters whose part of a state this rank keeps, where ZeRO shards it from `stage` on.
 

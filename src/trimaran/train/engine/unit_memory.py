@@ -1,8 +1,8 @@
 """Memory of units that have it only while they are worked with.
 
-Units of one size, the layers, take turns at two places that are kept. If each took memory and gave it back, a heap
-would fill what one layer left with activations, and find no room for the next: ZeRO 3 held more than ZeRO 2.
-A unit of another size takes memory and gives it back.
+On a CPU units of one size, the layers, take turns at two places that are kept. If each took memory and gave it back, a
+heap would fill what one layer left with activations, and find no room for the next: ZeRO 3 held more than ZeRO 2.
+A unit of another size takes memory and gives it back, and so does each on a GPU, whose allocator keeps large blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trimaran.train.comm.device_kind import on_gpu
+
 # While one unit is worked with, the next is gathered, or the last is summed.
 PLACES = 2
 
@@ -22,16 +24,16 @@ class UnitMemory:
 
     def __init__(self, lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         counts, places = Counter(lengths), defaultdict[int, list[Tensor]](list)
+        taking_turns = {length for length, count in counts.items() if count > PLACES and not on_gpu(device)}
         tensors = []
         for length in lengths:
             of_length = places[length]
-            taken_before = counts[length] > PLACES and len(of_length) >= PLACES
+            taken_before = length in taking_turns and len(of_length) >= PLACES
             place = of_length[-PLACES] if taken_before else torch.empty(length, dtype=dtype, device=device)
             of_length.append(place)
             tensors.append(place[:])
         self.tensors = tuple(tensors)
-        lasting = (place for length, some in places.items() if counts[length] > PLACES for place in some)
-        self._lasting = {place.untyped_storage()._cdata for place in lasting}
+        self._lasting = {place.untyped_storage()._cdata for length in taking_turns for place in places[length]}
         # which tensor has what a storage holds
         self._holders: dict[int, Tensor] = {}
         for tensor in tensors:
