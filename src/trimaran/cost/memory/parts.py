@@ -38,7 +38,7 @@ class MemoryPart:
 
 
 def _weights(rank: RankMemory) -> Floats:
-    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where they join them.
+    """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where these join.
 
     Where it shards the master copy alone, working weights are what is gathered. Copies that were cast for products stay
     beside them where the stack keeps those.
