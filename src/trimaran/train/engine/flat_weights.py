@@ -94,8 +94,10 @@ class FlatWeights:
         # otherwise `master` are views of the weights that are computed with
         self._has_master_copy = in_fp32 or self.zero_stage == 3
         spans, size = [unit.span for unit in weight_map.units.values()], weight_map.size
-        weights, unit_weights, self.weights_memory = _memory(size, spans, compute, device, self.zero_stage == 3)
-        grads, unit_grads, self.grads_memory = _memory(size, spans, self._dtype, device, self.zero_stage >= 2)
+        weights, unit_weights, self.weights_memory = _memory(
+            size, spans, compute, device, transient=self.zero_stage == 3
+        )
+        grads, unit_grads, self.grads_memory = _memory(size, spans, self._dtype, device, transient=self.zero_stage >= 2)
         self.master = self.zeros_like_owned() if self._has_master_copy else _cut(weights, self.owned)
         self.grads = self.zeros_like_owned() if self.zero_stage >= 2 else _cut(grads, self.owned)
         self._all_grads = self.grads if self.zero_stage >= 2 else (grads,)
@@ -192,7 +194,7 @@ class FlatWeights:
 
 
 def _memory(
-    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, transient: bool
+    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, *, transient: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], UnitMemory]:
     """A tensor over all weights and its parts at the spans; transient parts are tensors apart, without memory yet."""
     apart = UnitMemory([len(span) for span in spans] if transient else [], dtype, device)

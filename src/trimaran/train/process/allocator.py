@@ -6,7 +6,7 @@
 * glibc keeps no small pieces apart. A tensor begins on a cache line, for which glibc takes some 100 bytes more and
   gives back what it did not need; a piece that is kept apart (tcache, fastbins) does not join the tensor's memory
   again, and a hole that is so much smaller takes no tensor of the same size (glibc's bug 30723). Without such pieces
-  4 layers of 2,048 tokens take a tenth less memory, and steps of many small operators as long as before.
+  a rank takes 5 to 17% less memory, and steps of many small operators as long as before (docs/training-speed.md).
 * OpenMP's threads wait for each other awake only for a moment. By default they burn the time slices that
   a thread they wait for needs: beside another busy program, a step on two threads took 5.3 s
   instead of 1.0.
