@@ -307,7 +307,7 @@ def test_ranks_that_meet_often_wait_for_each_other_and_activations_feel_less_of_
         seldom, often = took(label), took(label, often=1.1 * 1.2)
         return (often.forward + often.backward) / (seldom.forward + seldom.backward) - 1.0
 
-    assert longer("dp2,mbs1") == 0.0 and longer("mbs1") == 0.0
+    assert longer("mbs1") == 0.0 <= longer("dp2,mbs1") < min(longer("pp2,mbs1"), 0.02)
     assert longer("tp2,mbs1") > longer("tp2,mbs8") > longer("pp2,mbs8") >= 0.0
     assert longer("tp2,mbs1") <= 0.2 + 1e-9
     alike, apart = took("dp2,mbs1"), took("dp2,mbs1", passes=1.05)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -25,10 +28,10 @@ from trimaran.nouns.workload import Workload
 from trimaran.planner.search.settings import settings_from
 from trimaran.planner.why import explain
 from trimaran.probe.__main__ import main as probe_main
-from trimaran.probe.parts import LAYERS, PartMaker, part_times
+from trimaran.probe.parts import LAYERS, PartMaker, part_times, parts_timing
 from trimaran.probe.probe_settings import PartCase, ProbedProduct, ProbeSettings, model_parts, probe_settings
 from trimaran.probe.probed_cluster import measure
-from trimaran.probe.timing import timed
+from trimaran.probe.timing import SAMPLE_S, Timing
 
 MODEL = Model(name="tiny", layers=3, hidden=64, heads=4, ffn_hidden=256, vocab=512, max_positions=64)
 WORKLOAD = Workload(model=MODEL, seq_len=64, global_batch=8)
@@ -185,14 +188,39 @@ def test_a_share_of_tensor_parallelism_computes_with_its_share_of_the_weights() 
 
 
 def test_a_probe_stops_at_its_limit_and_keeps_what_it_has() -> None:
-    def prepare(case: int) -> Callable[[], object]:
-        return lambda: sum(range(1000))
+    def timed(limit_s: float, *shares: float) -> list[int]:
+        timing = Timing(range(5), lambda: lambda _: lambda: sum(range(1000)), 3, torch.device("cpu"), limit_s)
+        for share in shares:
+            timing.spell(share)
+        return list(timing.seconds())
 
-    cpu = torch.device("cpu")
-    assert list(timed(range(5), prepare, 3, cpu, limit_s=0.0)) == [0]
-    assert list(timed(range(5), prepare, 3, cpu)) == [0, 1, 2, 3, 4]
-    few = part_times(MODEL, settings(precisions=("fp32",), limit_s=1e-9), cpu)
-    assert few == (), "a forward alone says nothing of a backward"
+    assert timed(0.0, 1.0) == timed(0.0, 0.5, 1.0) == [0]
+    assert timed(math.inf, 1.0) == [0, 1, 2, 3, 4]
+    whole = parts_timing(MODEL, settings(precisions=("fp32",), limit_s=1e-9), torch.device("cpu"))
+    whole.spell()
+    assert len(whole.seconds()) == 1
+    assert part_times(whole.seconds(), MODEL) == (), "a forward alone says nothing of a backward"
+
+
+@pytest.mark.parametrize("spells", [1, 3, 4])
+def test_spells_take_all_samples_in_turns_and_make_what_is_timed_anew(spells: int) -> None:
+    prepared: list[list[str]] = []
+
+    def preparing() -> Callable[[str], Callable[[], object]]:
+        prepared.append([])
+
+        def prepare(case: str) -> Callable[[], object]:
+            prepared[-1].append(case)
+            return lambda: time.sleep(SAMPLE_S)
+
+        return prepare
+
+    timing = Timing("abc", preparing, 4, torch.device("cpu"))
+    for spell in range(spells):
+        timing.spell((spell + 1) / spells)
+    assert len(prepared) == spells and "".join(chain.from_iterable(prepared)) == "abc" * 4
+    assert all(len(spell) == 12 / spells for spell in prepared)
+    assert all(seconds >= SAMPLE_S for seconds in timing.seconds().values())
 
 
 def asked(

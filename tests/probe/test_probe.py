@@ -114,7 +114,7 @@ def test_the_program_writes_a_cluster_file_that_loads(tmp_path: Path) -> None:
     assert (cluster.name, cluster.devices, cluster.device.cores) == ("mine", 1, usable_cores())
     assert cluster.collectives == cluster.contention == ()
     assert "probe" in cluster.source
-    assert done.stdout == "" and done.stderr.startswith("progress: probe 1 of 4, ")
+    assert done.stdout == "" and done.stderr.startswith("progress: probe 1 of 12, ")
 
 
 def test_a_mistake_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

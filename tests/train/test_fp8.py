@@ -15,8 +15,8 @@ from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
-from trimaran.probe.alone import eight_bit_rate, eight_bit_tflops
-from trimaran.probe.probe_settings import ProbedProduct
+from trimaran.probe.alone import eight_bit_products, eight_bit_tflops, eight_bit_timing
+from trimaran.probe.probe_settings import ProbedProduct, probe_settings
 from trimaran.protocol.job import TrainJob
 from trimaran.train.model.narrow import (
     BACKWARD,
@@ -123,5 +123,13 @@ def test_only_a_device_with_a_rate_of_8_bit_products_is_offered_fp8(make_job: Ca
 
 def test_a_probe_measures_8_bit_products_and_grants_a_cpu_none() -> None:
     products = (ProbedProduct(m=32, n=48, k=64), ProbedProduct(m=32, n=48, k=64, orientation="input_gradient"))
-    assert eight_bit_rate(products, 2, torch.device("cpu")) > 0
-    assert eight_bit_tflops(products, 2, torch.device("cpu")) == 0
+    cpu = torch.device("cpu")
+    timing = eight_bit_products(products, 2, cpu)
+    timing.spell()
+    assert list(timing.seconds()) == [products[0]] and eight_bit_tflops(timing.seconds()) > 0
+    settings = probe_settings(
+        device="cpu", slots=1, threads_per_rank=1, model=None, seq_len=None, mbs=(1,), quick=True
+    )  # fmt: skip
+    timing = eight_bit_timing(settings, cpu)
+    timing.spell()
+    assert eight_bit_tflops(timing.seconds()) == 0

@@ -34,8 +34,8 @@ def waiting_factor(case: Case, grid: LayoutGrid, layer: LayerWork) -> Floats:
 
 
 def _seconds_between(grid: LayoutGrid, layer: LayerWork) -> Floats:
-    """Seconds of compute between two meetings: of a layer's sums, of a stage's passes, or of nothing within a step."""
+    """Seconds of compute between two meetings: of a layer's sums, of a stage's passes, or of a step's ends."""
     passes = np.asarray(layer.forward + layer.backward)
     in_layers = (grid.tp > 1) | (grid.cp > 1) | (grid.ep > 1)
-    stage = passes * grid.splits.layers(grid.split_row).max(axis=(1, 2)) / 2.0
-    return np.where(in_layers, passes / SUMS, np.where(grid.pp > 1, stage, SELDOM_S))
+    stage = passes * grid.splits.layers(grid.split_row).max(axis=(1, 2))
+    return np.where(in_layers, passes / SUMS, np.where(grid.pp > 1, stage / 2.0, stage * grid.micro_batches))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ from torch.nn import functional
 
 from trimaran.nouns.hardware.measured import AttentionTime, MatmulRate
 from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
-from trimaran.probe.probe_settings import MIB, AttentionShape, ProbedProduct
-from trimaran.probe.timing import timed
+from trimaran.probe.probe_settings import MIB, AttentionShape, ProbedProduct, ProbeSettings
+from trimaran.probe.timing import Timing
 from trimaran.train.comm.device_kind import lacks_eight_bit
 from trimaran.train.model.mixture.blocks import make_code
 from trimaran.train.model.narrow import Cast, cast, narrow_matrix_product
-from trimaran.train.model.product import add_product, linear, product
+from trimaran.train.model.product import add_product, linear
+from trimaran.train.model.product import product as matrix_product
 from trimaran.train.process.allocator import bytes_in_use
 
 DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
@@ -60,7 +62,7 @@ class Operands:
             if case.orientation == "weight_gradient":
                 add_product(total, left, right)
                 return total
-            kept.append((linear if case.orientation == "forward" else product)(left, right))
+            kept.append((linear if case.orientation == "forward" else matrix_product)(left, right))
             return kept[-1]
 
         return self._in_turns(case, dtype, made)
@@ -124,24 +126,30 @@ def _sets(case: ProbedProduct, dtype: torch.dtype) -> int:
     return max(1, (_PASS_BYTES // dtype.itemsize - m * k) // (k * n + m * n))
 
 
-def matmul_rates(
-    products: Sequence[ProbedProduct],
-    precisions: Sequence[ProbedRate],
-    rounds: int,
-    device: torch.device,
-    limit_s: float = math.inf,
-    *,
-    plain: bool = False,
-) -> tuple[MatmulRate, ...]:
-    """TFLOP/s of every product in every precision, as far as `limit_s` reaches: the trainer's, or `plain` PyTorch's.
+ProductCase = tuple[ProbedRate, ProbedProduct]
+AttentionCase = tuple[ProbedRate, AttentionShape, bool]
+# Beside attention: reading two large arrays and writing a third, and a chain of small operators.
+KernelCase = AttentionCase | Literal["stream", "chain"]
+
+
+def products_timing(settings: ProbeSettings, device: torch.device) -> Timing[ProductCase]:
+    """Every product in every precision: the trainer's, or PyTorch's where the settings ask for plain ones."""
+
+    def preparing() -> Callable[[ProductCase], Callable[[], object]]:
+        operands = Operands(device)
+        made = operands.plain_product if settings.plain_products else operands.product
+        return lambda case: made(case[1], DTYPES[case[0]])
+
+    cases = [(precision, case) for case in settings.products for precision in settings.precisions]
+    return Timing(cases, preparing, settings.rounds, device, settings.limit_s)
+
+
+def matmul_rates(seconds: Mapping[ProductCase, float]) -> tuple[MatmulRate, ...]:
+    """TFLOP/s of the products that were timed.
 
     Orientations that share a shape share a row, with the time of their mean. A weight gradient
     is given under its transposed shape too: it is the same product seen from the other side.
     """
-    cases = [(precision, case) for case in products for precision in precisions]
-    operands = Operands(device)
-    made = operands.plain_product if plain else operands.product
-    seconds = timed(cases, lambda case: made(case[1], DTYPES[case[0]]), rounds, device, limit_s)
     by_shape: dict[tuple[ProbedRate, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
@@ -153,47 +161,47 @@ def matmul_rates(
     )
 
 
-def eight_bit_tflops(
-    products: Sequence[ProbedProduct], rounds: int, device: torch.device, limit_s: float = math.inf
-) -> float:
-    """The best TFLOP/s of forward products of matrices that are 8 bit already; 0 on a GPU that has none.
+def eight_bit_timing(settings: ProbeSettings, device: torch.device) -> Timing[ProbedProduct]:
+    """Forward products of matrices that are 8 bit already; none on a GPU that has no such products.
 
-    CPUs have them too, made of others and slower than in bf16, which no plan should choose: 0 there as well.
+    CPUs have them too, made of others and slower than in bf16, which no plan should choose: none there as well.
     """
-    if device.type != "cuda" or lacks_eight_bit(device) is not None:
-        return 0.0
-    return eight_bit_rate(products, rounds, device, limit_s)
+    lacking = device.type != "cuda" or lacks_eight_bit(device) is not None
+    return eight_bit_products([] if lacking else settings.products, settings.rounds, device, settings.limit_s)
 
 
-def eight_bit_rate(
+def eight_bit_products(
     products: Sequence[ProbedProduct], rounds: int, device: torch.device, limit_s: float = math.inf
-) -> float:
+) -> Timing[ProbedProduct]:
     """The same on a device that has such products."""
-    operands = Operands(device)
 
-    def prepare(case: ProbedProduct) -> Callable[[], Tensor]:
-        left: Cast = cast(operands.matrix(case.m, case.k, torch.bfloat16))
-        right = cast(operands.matrix(case.n, case.k, torch.bfloat16, offset=case.m * case.k))
-        return lambda: narrow_matrix_product(left, right)
+    def preparing() -> Callable[[ProbedProduct], Callable[[], object]]:
+        operands = Operands(device)
+
+        def prepare(case: ProbedProduct) -> Callable[[], Tensor]:
+            left: Cast = cast(operands.matrix(case.m, case.k, torch.bfloat16))
+            right = cast(operands.matrix(case.n, case.k, torch.bfloat16, offset=case.m * case.k))
+            return lambda: narrow_matrix_product(left, right)
+
+        return prepare
 
     forward = [case for case in products if case.orientation == "forward"]
-    seconds = timed(forward, prepare, rounds, device, limit_s)
-    return max(2.0 * case.m * case.n * case.k / time_s / 1e12 for case, time_s in seconds.items())
+    return Timing(forward, preparing, rounds, device, limit_s)
 
 
-def attention_times(
-    shapes: Sequence[AttentionShape],
-    precisions: Sequence[ProbedRate],
-    rounds: int,
-    device: torch.device,
-    limit_s: float = math.inf,
-) -> tuple[AttentionTime, ...]:
-    """Causal scaled-dot-product attention, forward and backward, in the kernel that PyTorch picks.
+def eight_bit_tflops(seconds: Mapping[ProbedProduct, float]) -> float:
+    """The best TFLOP/s of the 8-bit products that were timed; 0 where there was none."""
+    return max((2.0 * case.m * case.n * case.k / time_s / 1e12 for case, time_s in seconds.items()), default=0.0)
 
-    Shapes that `limit_s` did not reach are left out.
-    """
 
-    def prepare(case: tuple[ProbedRate, AttentionShape, bool]) -> Callable[[], object]:
+def kernels_timing(settings: ProbeSettings, device: torch.device) -> Timing[KernelCase]:
+    """The stream, the chain, and causal attention, forward and backward, in the kernel that PyTorch picks."""
+
+    def prepare(case: KernelCase) -> Callable[[], object]:
+        if case == "stream":
+            return stream(settings.stream_mib, device)
+        if case == "chain":
+            return small_operators(device)
         precision, shape, backward = case
         size = (1, shape.batch_heads, shape.seq_len, shape.head_dim)
         q, k, v = (torch.randn(size, device=device, dtype=DTYPES[precision], requires_grad=backward) for _ in range(3))
@@ -207,26 +215,36 @@ def attention_times(
         dy = torch.randn_like(y)
         return lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
 
-    cases = [(precision, shape, backward) for precision in precisions for shape in shapes for backward in (False, True)]
-    seconds = timed(cases, prepare, rounds, device, limit_s)
+    # the limit is meant for attention: the other two are long done when it ends
+    cases: list[KernelCase] = ["stream", "chain"]
+    cases += product(settings.precisions, settings.attention, (False, True))
+    return Timing(cases, lambda: prepare, settings.rounds, device, settings.limit_s)
+
+
+def attention_times(seconds: Mapping[KernelCase, float]) -> tuple[AttentionTime, ...]:
+    """Microseconds of the shapes that were timed; those whose backward the limit did not reach are left out."""
+    both = ((case, case[0], case[1]) for case in seconds if not isinstance(case, str) and case[2])
     return tuple(
         AttentionTime(
             precision=precision,
             **shape.model_dump(),
             forward_us=seconds[precision, shape, False] * 1e6,
-            backward_us=seconds[precision, shape, True] * 1e6,
+            backward_us=seconds[case] * 1e6,
         )
-        for precision in precisions
-        for shape in shapes
-        if (precision, shape, True) in seconds
+        for case, precision, shape in both
     )
 
 
-def stream(mib: int, device: torch.device) -> tuple[Callable[[], Tensor], int]:
-    """C = a + b over arrays of `mib` MiB each, and the bytes that it reads and writes."""
-    count = mib * 2**20 // 4
+def stream(mib: int, device: torch.device) -> Callable[[], Tensor]:
+    """C = a + b over arrays of `mib` MiB each."""
+    count = mib * MIB // 4
     a, b, c = (torch.ones(count, device=device) for _ in range(3))
-    return lambda: torch.add(a, b, out=c), 3 * 4 * count
+    return lambda: torch.add(a, b, out=c)
+
+
+def memory_bandwidth_gb_s(seconds: Mapping[KernelCase, float], mib: int) -> float:
+    """1e9 bytes/s of the stream over arrays of `mib` MiB."""
+    return 3 * mib * MIB / seconds["stream"] / 1e9
 
 
 def activation_passes(device: torch.device) -> Callable[[], object]:
@@ -245,14 +263,8 @@ def activation_passes(device: torch.device) -> Callable[[], object]:
     return run
 
 
-def memory_bandwidth_gb_s(mib: int, rounds: int, device: torch.device) -> float:
-    """1e9 bytes/s of reading two large arrays and writing a third."""
-    run, moved = stream(mib, device)
-    return moved / timed(["stream"], lambda _: run, rounds, device)["stream"] / 1e9
-
-
-def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
-    """A chain of tiny operators, forward and backward, and the number of operators in it."""
+def small_operators(device: torch.device) -> Callable[[], object]:
+    """A chain of tiny operators, forward and backward."""
     x = torch.ones(8, device=device, requires_grad=True)
     w = torch.ones(8, device=device)
 
@@ -262,13 +274,12 @@ def small_operators(device: torch.device) -> tuple[Callable[[], object], int]:
             y = y * w
         return torch.autograd.grad(y, x, w)
 
-    return run, 2 * _CHAIN
+    return run
 
 
-def op_overhead_us(rounds: int, device: torch.device) -> float:
+def op_overhead_us(seconds: Mapping[KernelCase, float]) -> float:
     """Microseconds of one small operator in a training's forward and backward, mean of both."""
-    run, operators = small_operators(device)
-    return timed(["chain"], lambda _: run, rounds, device)["chain"] / operators * 1e6
+    return seconds["chain"] / (2 * _CHAIN) * 1e6
 
 
 def experts_code_mib(precisions: Sequence[ProbedRate], device: torch.device) -> dict[ProbedRate, float]:

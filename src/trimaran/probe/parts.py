@@ -19,7 +19,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.precision import Rate
 from trimaran.nouns.probed_model import PartName, PartTime
 from trimaran.probe.probe_settings import PartCase, ProbeSettings
-from trimaran.probe.timing import timed
+from trimaran.probe.timing import Timing
 from trimaran.train.comm.group import Group
 from trimaran.train.comm.mesh import lone_mesh
 from trimaran.train.engine.flat_weights import FlatWeights, compute_dtype
@@ -48,32 +48,43 @@ class SilentGroup(Group):
         return [tensor] * self.size
 
 
-def part_times(model: Model, settings: ProbeSettings, device: torch.device) -> tuple[PartTime, ...]:
-    """Microseconds of every part that the settings ask for, those that time ran out for left out.
+TimedPart = tuple[Rate, PartCase, Phase]
 
-    A backward is what forward and backward together take beyond a forward alone.
-    """
-    maker = PartMaker(model, device)
-    cases: list[tuple[Rate, PartCase, Phase]] = [
+
+def parts_timing(model: Model, settings: ProbeSettings, device: torch.device) -> Timing[TimedPart]:
+    """Every part that the settings ask for, in every precision."""
+
+    def preparing() -> Callable[[TimedPart], Callable[[], object]]:
+        maker = PartMaker(model, device)
+
+        def prepare(case: TimedPart) -> Callable[[], object]:
+            run = maker.run(*case)
+            run()  # a pass after another case finds cold caches, which a training's have warmed: 4 to 13% more
+            return run
+
+        return prepare
+
+    cases: list[TimedPart] = [
         (precision, case, phase)
         for _, same in groupby(settings.parts, key=lambda case: (case.part, case.tp))
         for precision, case in product(settings.precisions, tuple(same))
         for phase in PHASES
     ]
+    return Timing(cases, preparing, settings.rounds, device, settings.limit_s)
 
-    def prepare(case: tuple[Rate, PartCase, Phase]) -> Callable[[], object]:
-        run = maker.run(*case)
-        run()  # a pass after another case finds cold caches, which a training's have warmed: 4 to 13% more
-        return run
 
-    seconds = timed(cases, prepare, settings.rounds, device, limit_s=settings.limit_s)
+def part_times(seconds: Mapping[TimedPart, float], model: Model) -> tuple[PartTime, ...]:
+    """Microseconds of every part that was timed, those that time ran out for left out.
+
+    A backward is what forward and backward together take beyond a forward alone.
+    """
     times = []
     for precision, case, phase in seconds:
         if phase == "forward" or (precision, case, "forward") not in seconds:
             continue
         both = seconds[precision, case, "both"]
         forward = min(seconds[precision, case, "forward"], MOST_FORWARD[case.part] * both)
-        each = 1e6 / (maker.layers if case.part == "layer" else 1)
+        each = 1e6 / (layers_timed(model) if case.part == "layer" else 1)
         times.append(
             PartTime(
                 **case.model_dump(), precision=precision, forward_us=forward * each, backward_us=(both - forward) * each
@@ -82,12 +93,17 @@ def part_times(model: Model, settings: ProbeSettings, device: torch.device) -> t
     return tuple(times)
 
 
+def layers_timed(model: Model) -> int:
+    """How many layers are timed in a row: of a mixture's those with experts."""
+    return min(LAYERS, model.layers - model.dense_layers)
+
+
 class PartMaker:
     """Makes what is timed. It holds the weights of one part at a time, so cases that share them belong together."""
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
-        self.layers = min(LAYERS, model.layers - model.dense_layers)
+        self.layers = layers_timed(model)
         self._pool = 0.02 * torch.randn(_POOL)
         self._held: tuple[PartName, Layout] | None = None
 

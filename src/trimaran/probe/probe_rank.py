@@ -12,23 +12,27 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from trimaran.nouns.probed_model import PartTime
 from trimaran.probe.alone import (
     attention_times,
     eight_bit_tflops,
+    eight_bit_timing,
     experts_code_mib,
+    kernels_timing,
     matmul_rates,
     memory_bandwidth_gb_s,
     op_overhead_us,
+    products_timing,
 )
-from trimaran.probe.parts import part_times
+from trimaran.probe.parts import part_times, parts_timing
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
-from trimaran.probe.together import ContentionLooks, collective_times, make_groups
+from trimaran.probe.together import CollectiveTiming, ContentionLooks, make_groups
 from trimaran.protocol import progress
 from trimaran.protocol.host import GIB, memory_gib, processor_name
 
-# Of a probe's time, by part, on two cores: without a model, and with one.
+# How often a probe goes through all its parts, so that the samples of each lie apart.
+SPELLS = 3
+# Of a spell's time, by part, on two cores: without a model, and with one.
 SHARES = (0.25, 0.55, 0.12, 0.08)
 SHARES_WITH_MODEL = (0.12, 0.28, 0.3, 0.25, 0.05)
 
@@ -52,52 +56,69 @@ def run(settings_file: Path) -> None:
 
 
 def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeResult | None:
-    """All measurements in turn; the result on rank 0, None on the others."""
+    """All measurements, each in spells that lie apart; the result on rank 0, None on the others."""
     groups = make_groups(settings, rank, device)
     context_gib = _context_gib(device)
     contexts = [torch.zeros(1, device=device) for _ in range(settings.ranks)]
     dist.all_gather(contexts, torch.tensor([context_gib], device=device))
 
-    parts = _Progress(rank, SHARES if settings.model is None else SHARES_WITH_MODEL)
-    parts.enter(f"contention of {settings.ranks} slots")
     looks = ContentionLooks(settings, groups, rank, device)
-    looks.spell()
-    parts.enter("collectives and sends")
-    collectives = collective_times(settings, groups, rank, device) if settings.groups else ()
-    looks.spell()
-    dist.barrier()
-    if rank:
-        dist.barrier()  # the others sleep here while rank 0 measures alone
-        looks.spell()
-        return None
+    collectives = CollectiveTiming(settings, groups, device)
     # before products of many shapes, for which the library would give up older code meanwhile
-    code = experts_code_mib(settings.precisions, device)
-    parts.enter(f"{len(settings.products)} matrix products in {', '.join(settings.precisions)}")
-    matmul = matmul_rates(
-        settings.products, settings.precisions, settings.rounds, device, settings.limit_s, plain=settings.plain_products
-    )  # fmt: skip
-    whole: tuple[PartTime, ...] = ()
-    if settings.model is not None:
-        parts.enter(f"layers and head of the model, {len(settings.parts)} cases in {', '.join(settings.precisions)}")
-        whole = part_times(settings.model, settings, device)
-    parts.enter("attention, memory, operators")
-    result = ProbeResult(
+    code = experts_code_mib(settings.precisions, device) if rank == 0 else {}
+    alone = Alone(settings, device)
+    progress_told = _Progress(rank, SHARES if settings.model is None else SHARES_WITH_MODEL)
+    for spell in range(SPELLS):
+        share = (spell + 1) / SPELLS
+        progress_told.enter(f"contention of {settings.ranks} slots")
+        looks.spell(share)
+        progress_told.enter("collectives and sends")
+        collectives.spell(share)
+        dist.barrier()
+        if rank == 0:
+            alone.spell(share, progress_told)
+        dist.barrier()  # the others sleep here while rank 0 measures alone
+    if rank:
+        return None
+    products, kernels = alone.products.seconds(), alone.kernels.seconds()
+    return ProbeResult(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         mem_gib=torch.cuda.mem_get_info(device)[1] / GIB if device.type == "cuda" else memory_gib(),
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0,
         context_gib=torch.cat(contexts).median().item(),
-        mem_bandwidth_gb_s=memory_bandwidth_gb_s(settings.stream_mib, settings.rounds, device),
-        op_overhead_us=op_overhead_us(settings.rounds, device),
+        mem_bandwidth_gb_s=memory_bandwidth_gb_s(kernels, settings.stream_mib),
+        op_overhead_us=op_overhead_us(kernels),
         experts_code_mib=code,
-        matmul=matmul,
-        eight_bit_tflops=eight_bit_tflops(settings.products, settings.rounds, device, settings.limit_s),
-        attention=attention_times(settings.attention, settings.precisions, settings.rounds, device, settings.limit_s),
-        collectives=collectives,
-        parts=whole,
+        matmul=matmul_rates(products),
+        eight_bit_tflops=eight_bit_tflops(alone.eight_bit.seconds()),
+        attention=attention_times(kernels),
+        collectives=collectives.result(),
+        contention=looks.result(),
+        parts=part_times(alone.parts.seconds(), settings.model) if alone.parts and settings.model else (),
     )
-    dist.barrier()
-    looks.spell()
-    return result.model_copy(update={"contention": looks.result()})
+
+
+class Alone:
+    """What rank 0 is timed with while the others sleep."""
+
+    def __init__(self, settings: ProbeSettings, device: torch.device) -> None:
+        self._settings = settings
+        self.products = products_timing(settings, device)
+        self.eight_bit = eight_bit_timing(settings, device)
+        self.parts = parts_timing(settings.model, settings, device) if settings.model else None
+        self.kernels = kernels_timing(settings, device)
+
+    def spell(self, share: float, progress_told: _Progress) -> None:
+        """Take samples until `share` of all has been taken."""
+        precisions = ", ".join(self._settings.precisions)
+        progress_told.enter(f"{len(self._settings.products)} matrix products in {precisions}")
+        self.products.spell(share)
+        self.eight_bit.spell(share)
+        if self.parts is not None:
+            progress_told.enter(f"layers and head of the model, {len(self._settings.parts)} cases in {precisions}")
+            self.parts.spell(share)
+        progress_told.enter("attention, memory, operators")
+        self.kernels.spell(share)
 
 
 def _context_gib(device: torch.device) -> float:
@@ -117,7 +138,8 @@ class _Progress:
     """Tells, on rank 0, which part of the probe is measured and about how long the rest takes."""
 
     def __init__(self, rank: int, shares: tuple[float, ...]) -> None:
-        self._tells, self._begin, self._entered, self._shares = rank == 0, time.perf_counter(), 0, shares
+        self._tells, self._begin, self._entered = rank == 0, time.perf_counter(), 0
+        self._shares = tuple(share / SPELLS for share in shares) * SPELLS
 
     def enter(self, doing: str) -> None:
         """The part that begins now."""

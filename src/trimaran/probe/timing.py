@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -56,32 +56,51 @@ def mean_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
     return {case: seconds * above for case, seconds in quiet.items()}
 
 
-def timed(
-    cases: Iterable[Case],
-    prepare: Callable[[Case], Callable[[], object]],
-    rounds: int,
-    device: torch.device,
-    limit_s: float = math.inf,
-) -> dict[Case, float]:
-    """Mean seconds of every case over `rounds` rounds, each round going through all cases.
+class Timing(Generic[Case]):
+    """Mean seconds of cases over `rounds` rounds, each of which goes through all of them, taken in spells.
 
-    No sample is begun after `limit_s`: the cases that were not reached by then are left out, but for the first.
+    A slow moment of the machine then falls on one sample of many cases and not on all samples of one; and one that
+    lasts for half a minute falls on all cases alike where the spells lie apart: of three probes in a row that timed
+    attention in one go, its times differed by 30%. No sample is begun after a spell's share of `limit_s`: the cases
+    that were not reached by the end are left out, but for the first.
 
-    A slow moment of the machine then falls on one sample of many cases and not on all samples
-    of one. `prepare` is called anew in each round, so that memory holds the operands of one
-    case at a time.
+    `preparing` is called anew in each spell and what it returns for each sample, so that memory holds the operands of
+    one case at a time, and nothing between spells.
     """
-    samples: dict[Case, list[float]] = {case: [] for case in cases}
-    runs: dict[Case, int] = {}
-    begin = time.perf_counter()
-    for _ in range(rounds):
-        for case, taken in samples.items():
-            if runs and time.perf_counter() - begin > limit_s:
+
+    def __init__(
+        self,
+        cases: Iterable[Case],
+        preparing: Callable[[], Callable[[Case], Callable[[], object]]],
+        rounds: int,
+        device: torch.device,
+        limit_s: float = math.inf,
+    ) -> None:
+        self._samples: dict[Case, list[float]] = {case: [] for case in cases}
+        self._preparing, self._rounds, self._device, self._limit_s = preparing, rounds, device, limit_s
+        self._runs: dict[Case, int] = {}
+        self._taken, self._spent_s = 0, 0.0
+
+    def spell(self, share: float = 1.0) -> None:
+        """Take samples until `share` of all has been taken, or of the time."""
+        cases, prepare = tuple(self._samples), self._preparing()
+        begin = time.perf_counter() - self._spent_s
+        while self._taken < share * self._rounds * len(cases):
+            if self._runs and time.perf_counter() - begin > share * self._limit_s:
                 break
-            run = prepare(case)
-            once = seconds_of(run, 1, device)
-            if case not in runs:
-                once = seconds_of(run, 1, device)  # the very first run of a shape builds kernels
-                runs[case] = min(_MOST_RUNS_A_SAMPLE, math.ceil(SAMPLE_S / max(once, 1e-9)))
-            taken.append(seconds_of(run, runs[case], device) if runs[case] > 1 else once)
-    return mean_seconds(samples)
+            case = cases[self._taken % len(cases)]
+            self._samples[case].append(self._sample(case, prepare(case)))
+            self._taken += 1
+        self._spent_s = time.perf_counter() - begin
+
+    def _sample(self, case: Case, run: Callable[[], object]) -> float:
+        once = seconds_of(run, 1, self._device)
+        if case not in self._runs:
+            once = seconds_of(run, 1, self._device)  # the very first run of a shape builds kernels
+            self._runs[case] = min(_MOST_RUNS_A_SAMPLE, math.ceil(SAMPLE_S / max(once, 1e-9)))
+        runs = self._runs[case]
+        return seconds_of(run, runs, self._device) if runs > 1 else once
+
+    def seconds(self) -> dict[Case, float]:
+        """What each case takes by the samples of all spells so far."""
+        return mean_seconds(self._samples)

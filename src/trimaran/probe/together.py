@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from trimaran.nouns.hardware.measured import OFTEN_S, SELDOM_S, CollectiveTime, Contention
+from trimaran.nouns.hardware.measured import OFTEN_S, CollectiveTime, Contention
 from trimaran.probe.alone import Operands, activation_passes, small_operators, stream
 from trimaran.probe.probe_settings import MIB, ProbedProduct, ProbeSettings
 from trimaran.probe.timing import seconds_of, synchronize
@@ -24,8 +24,8 @@ _SAMPLE_BYTES = 2 * MIB
 _MOST_RUNS_A_SAMPLE = 8
 # Waking ranks takes one time or another for seconds on end, so many short samples beat few long ones.
 _ROUNDS = 3
-# How often a probe stops to look at contention, and the side of the product that it looks at.
-_SPELLS = 3
+# How many looks at contention are taken at least, and the side of the product that it looks at.
+_LOOKS = 6
 _SIDE = 512
 
 
@@ -35,41 +35,52 @@ def make_groups(settings: ProbeSettings, rank: int, device: torch.device) -> dic
     return {size: factory.get(tuple(range(size)), rank) for size in settings.groups}
 
 
-def collective_times(
-    settings: ProbeSettings, groups: dict[int, Group | None], rank: int, device: torch.device
-) -> tuple[CollectiveTime, ...]:
+class CollectiveTiming:
     """Microseconds of every operation by size and number of ranks, as rank 0 sees them.
 
     An all_reduce is the trainer's own, which on a CPU node goes through shared memory; the others are
     the backend's. A size is that of the whole tensor: what all_gather ends with and reduce_scatter starts from.
     A send is half of a there-and-back between the first two ranks.
     """
-    cases = [
-        (op, ranks, size)
-        for op in (_OPS_QUICK if settings.quick else _OPS)
-        for ranks in settings.groups
-        for size in settings.collective_bytes
-        if op != "send" or ranks == 2
-    ]
-    samples: dict[tuple[Op, int, int], list[float]] = {case: [] for case in cases}
-    for round_number in range(_ROUNDS * settings.rounds + 1):
-        for case, taken in samples.items():
-            op, ranks, size = case
+
+    def __init__(self, settings: ProbeSettings, groups: Mapping[int, Group | None], device: torch.device) -> None:
+        self._groups, self._device = groups, device
+        self._rounds = _ROUNDS * settings.rounds
+        self._samples: dict[tuple[Op, int, int], list[float]] = {
+            (op, ranks, size): []
+            for op in (_OPS_QUICK if settings.quick else _OPS)
+            for ranks in settings.groups
+            for size in settings.collective_bytes
+            if op != "send" or ranks == 2
+        }
+        self._taken = 0
+
+    def spell(self, share: float) -> None:
+        """Take samples until `share` of all has been taken; all ranks enter it together."""
+        if not self._taken:
+            self._round(kept=False)  # opens the connections
+        while self._taken < share * self._rounds:
+            self._round(kept=True)
+            self._taken += 1
+
+    def _round(self, *, kept: bool) -> None:
+        for (op, ranks, size), taken in self._samples.items():
             dist.barrier()
-            group = groups[ranks]
+            group = self._groups[ranks]
             if group is None:
                 continue
-            run = _operation(op, size, group, device)
+            run = _operation(op, size, group, self._device)
             runs = max(1, min(_MOST_RUNS_A_SAMPLE, _SAMPLE_BYTES // size))
-            seconds = seconds_of(run, runs, device)
-            if round_number:  # the first round opens the connections
+            seconds = seconds_of(run, runs, self._device)
+            if kept:
                 taken.append(seconds / (2 if op == "send" else 1))
-    if rank:
-        return ()
-    return tuple(
-        CollectiveTime(op=op, ranks=ranks, bytes=size, time_us=statistics.median(taken) * 1e6)
-        for (op, ranks, size), taken in samples.items()
-    )
+
+    def result(self) -> tuple[CollectiveTime, ...]:
+        """What all spells together say, on rank 0."""
+        return tuple(
+            CollectiveTime(op=op, ranks=ranks, bytes=size, time_us=statistics.median(taken) * 1e6)
+            for (op, ranks, size), taken in self._samples.items()
+        )
 
 
 def _operation(op: Op, size: int, group: Group, device: torch.device) -> Callable[[], object]:
@@ -97,11 +108,13 @@ def _there_and_back(tensor: torch.Tensor, group: Group) -> None:
 
 
 class ContentionLooks:
-    """How much slower each kind of work gets as more slots do it at once, as ranks of a training do.
+    """How much slower each kind of work gets as more slots do it at once.
 
-    All ranks of a look do the same pieces of work and wait for each other after each, as they do at the sums of a
-    training and at the ends of its steps: so the slowest slot of each piece counts. Looks are taken in spells that lie
-    far apart, since neighbours on a host of virtual machines take of its memory bandwidth for minutes.
+    Slots that run for a whole look without a word to each other tell what each gets of cores, caches and memory. Ranks
+    of a training meet, at sums and at the ends of its steps, and wait for the slowest of each piece of work: that is
+    looked at where they meet most often. Of 4 ranks on 2 cores of a Xeon 6, products took 2.0 times as long with a
+    second between meetings, 2.2 with 50 ms, and attention 2.8 with 2 ms. Looks are taken in spells that lie apart,
+    since neighbours on a host of virtual machines take of its memory bandwidth for minutes.
     """
 
     def __init__(
@@ -110,20 +123,22 @@ class ContentionLooks:
         self._settings, self._groups, self._rank, self._device = settings, groups, rank, device
         self._works: dict[str, Callable[[], object]] = {
             "matmul": Operands(device).product(ProbedProduct(m=_SIDE, n=_SIDE, k=_SIDE), torch.float32),
-            "memory": stream(settings.stream_mib, device)[0],  # the arrays whose rate alone is the bandwidth
+            "memory": stream(settings.stream_mib, device),  # the arrays whose rate alone is the bandwidth
             "passes": activation_passes(device),
-            "overhead": small_operators(device)[0],
+            "overhead": small_operators(device),
         }
         self._works["often"] = self._works["matmul"]
         looks = [(name, ranks) for name in self._works for ranks in (1, *settings.groups) if settings.groups]
         self._samples: dict[tuple[str, int], list[float]] = {look: [] for look in looks}
         self._runs = {name: self._runs_of_a_piece(name) for name in self._works}
+        self._taken, self._rounds = 0, max(_LOOKS, settings.rounds // 2)
         self._round(kept=False)  # opens what the groups meet by
 
-    def spell(self) -> None:
-        """One of the probe's spells, which all ranks enter together."""
-        for _ in range(-(-max(2 * _SPELLS, self._settings.rounds // 2) // _SPELLS)):
+    def spell(self, share: float) -> None:
+        """Look until `share` of all looks has been taken; all ranks enter it together."""
+        while self._taken < share * self._rounds:
             self._round(kept=True)
+            self._taken += 1
 
     def result(self) -> tuple[Contention, ...]:
         """What all spells together say, by the number of ranks at work; of one slot there is nothing to say."""
@@ -133,7 +148,6 @@ class ContentionLooks:
         """Medians of the ratios of looks that follow each other, which neighbours on the host disturb alike.
 
         Of five probes of one machine they repeat within 1 to 3%, ratios of lower quartiles within 18% for memory.
-        Products between many short meetings repeat best, and those between long ones take no longer.
         """
         felt = {
             name: statistics.median(
@@ -146,29 +160,28 @@ class ContentionLooks:
         return Contention(ranks=ranks, **felt | {"often": often, "matmul": min(felt["matmul"], often)})
 
     def _runs_of_a_piece(self, name: str) -> int:
-        """How many runs make a piece of work, on all ranks alike."""
+        """How many runs make a piece of OFTEN_S, on all ranks alike."""
         run = self._works[name]
         run()  # builds kernels, touches memory
-        runs = torch.tensor([_piece_s(name) / seconds_of(run, 1, self._device)], device=self._device)
+        runs = torch.tensor([OFTEN_S / seconds_of(run, 1, self._device)], device=self._device)
         dist.broadcast(runs, 0)
         return max(1, round(runs.item()))
 
     def _round(self, *, kept: bool) -> None:
         for (name, ranks), taken in self._samples.items():
-            pieces = max(1, round(self._settings.window_s / _piece_s(name)))
             dist.barrier()
             if self._rank >= ranks:
                 continue
             group = None if ranks == 1 else self._groups[ranks]
-            seconds = seconds_between_meetings(self._works[name], self._runs[name], pieces, group, self._device)
+            run, runs, window_s = self._works[name], self._runs[name], self._settings.window_s
             if name == "often":
-                seconds -= seconds_between_meetings(self._works[name], 0, pieces, group, self._device)
+                pieces = max(1, round(window_s / OFTEN_S))
+                seconds = seconds_between_meetings(run, runs, pieces, group, self._device)
+                seconds -= seconds_between_meetings(run, 0, pieces, group, self._device)
+            else:
+                seconds = seconds_side_by_side(run, runs, window_s, group, self._device)
             if kept:
                 taken.append(seconds)
-
-
-def _piece_s(name: str) -> float:
-    return OFTEN_S if name == "often" else SELDOM_S
 
 
 def seconds_between_meetings(
@@ -185,3 +198,23 @@ def seconds_between_meetings(
             group.all_reduce(met)
     synchronize(device)
     return (time.perf_counter() - begin) / pieces
+
+
+def seconds_side_by_side(
+    run: Callable[[], object], runs: int, window_s: float, group: Group | None, device: torch.device
+) -> float:
+    """Seconds of a piece of `runs` runs by the mean pace of the group's ranks, all at work until `window_s` is over."""
+    pace = torch.zeros(1, device=device)
+    if group is not None:
+        group.all_reduce(pace)  # begin together
+    synchronize(device)
+    begin, pieces, past = time.perf_counter(), 0, 0.0
+    while past < window_s:
+        for _ in range(runs):
+            run()
+        synchronize(device)
+        pieces, past = pieces + 1, time.perf_counter() - begin
+    pace.fill_(pieces / past)
+    if group is not None:
+        group.all_reduce(pace)
+    return (1 if group is None else group.size) / pace.item()
