@@ -43,8 +43,8 @@ class AttentionTime(Noun):
     backward_us: float = Field(gt=0)
 
 
-# Seconds between meetings: about those of ranks of TP on a CPU, and those from which on more make no difference. On 2
-# cores of a virtual machine, slots that meet every 50 ms still waited 8% for each other, those that meet once a second 2.
+# Seconds between meetings: about those of ranks of TP on a CPU, and those from which on more make no difference. On
+# 2 cores of a virtual machine slots that meet every 50 ms still waited 8% for each other, those of once a second 2.
 OFTEN_S, SELDOM_S = 0.002, 1.0
 
 
