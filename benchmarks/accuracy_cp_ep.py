@@ -5,8 +5,9 @@
 Two models: a mixture of 8 experts, 2 of them a token, and a Llama at 4,096 tokens. The machine is probed once, without
 a model; layouts of 1 to 4 ranks are predicted with no fit and measured twice by real trials in a random order. A router
 that is not trained sends some experts several times the mean: what the log of one process says of their loads is stated
-for the layouts that deal experts out (`expert_imbalance`). A row's memory is that of its largest rank. Wants a machine
-that does nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes
+for the layouts that deal experts out (`expert_imbalance`). A row's memory is that of its largest rank. Trials count at
+the pace that the machine had while it was probed (pace.py); what they took as they ran is scored beside it. Wants a
+machine that does nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes
 benchmarks/results/accuracy_cp_ep.md.
 """
 
@@ -21,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accuracy import MOST_RANKS, measured
+from accuracy import MOST_RANKS, PLAIN, measured, probe
+from pace import Pace, repeats
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
@@ -34,7 +36,6 @@ from trimaran.nouns.workload import Workload
 from trimaran.recipe.recipe import Recipe
 from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.report.tables import Field, render
-from trimaran.study.torch_programs import run_program
 from trimaran.study.workspace import Workspace
 
 RESULTS = Path(__file__).parent / "results" / "accuracy_cp_ep.md"
@@ -69,7 +70,8 @@ RECIPES = (
 )  # fmt: skip
 COLUMNS = (
     Field("of", "Model", left=True), Field("layout", "Layout", left=True), Field("seconds", "Measured", ".3f", " s"),
-    Field("repeat", "Repeats", ".1f", "%"), Field("predicted", "Predicted", ".3f", " s"),
+    Field("at_pace", "At the probe's pace", ".3f", " s"), Field("repeat", "Repeats", ".1f", "%"),
+    Field("predicted", "Predicted", ".3f", " s"),
     Field("off", "Off", "+.1f", "%"), Field("gib", "Measured", ".3f", " GiB"),
     Field("predicted_gib", "Predicted", ".3f", " GiB"), Field("gib_off", "Off", "+.1f", "%"),
 )  # fmt: skip
@@ -87,11 +89,16 @@ def imbalance(place: Workspace, ep: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """One layout of a model: seconds, GiB of its largest rank, and by how many per cent its two trials differ."""
+    """One layout of a model: seconds as it ran and at the probe's pace, and GiB of its largest rank.
+
+    Its two trials differ by `ran_apart` per cent, at one pace by `repeat`.
+    """
 
     of: str
     layout: str
     seconds: float
+    at_pace: float
+    ran_apart: float
     repeat: float
     predicted: float
     gib: float
@@ -99,11 +106,11 @@ class Line:
 
     def record(self) -> dict[str, object]:
         """The line as COLUMNS show it."""
-        off, gib_off = self.predicted / self.seconds - 1, self.predicted_gib / self.gib - 1
+        off, gib_off = self.predicted / self.at_pace - 1, self.predicted_gib / self.gib - 1
         return {**asdict(self), "off": 100 * off, "gib_off": 100 * gib_off}
 
 
-def lines_of(recipe: Recipe, folder: Path, plain: Path) -> list[Line]:
+def lines_of(recipe: Recipe, folder: Path, plain: Path, pace: Pace) -> list[Line]:
     """One line a layout, predicted from the probe alone."""
     place, cluster = Workspace(folder / recipe.name), load_cluster(str(plain))
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +118,7 @@ def lines_of(recipe: Recipe, folder: Path, plain: Path) -> list[Line]:
         if broken := next(violations(parse_layout(text), recipe.workload, cluster, recipe.stack), None):
             raise SystemExit(f"{recipe.name}, {text}: {broken.sentence}")
     lines = []
-    for text, trials in measured(recipe, cluster, place).items():
+    for text, trials in measured(recipe, cluster, place, pace).items():
         seconds = [row.sec_per_it for row in trials if row.sec_per_it is not None]
         gib = [row.mem_gib for row in trials if row.mem_gib is not None]
         if len(seconds) < len(trials) or not gib:
@@ -119,8 +126,13 @@ def lines_of(recipe: Recipe, folder: Path, plain: Path) -> list[Line]:
         layout = parse_layout(text)
         workload = recipe.workload.model_copy(update={"expert_imbalance": imbalance(place, layout.ep)})
         said = estimate(Case.of(workload, cluster, recipe.stack), layout)
-        middle, repeat = statistics.median(seconds), 100 * (max(seconds) / min(seconds) - 1)
-        lines.append(Line(recipe.name, text, middle, repeat, said.sec_per_it, max(gib), said.mem_gib))
+        paced = pace.seconds(trials, PLAIN)
+        lines.append(
+            Line(
+                recipe.name, text, statistics.median(seconds), statistics.median(paced), repeats(seconds),
+                repeats(paced), said.sec_per_it, max(gib), said.mem_gib,
+            )
+        )  # fmt: skip
     return lines
 
 
@@ -129,12 +141,18 @@ def summary(lines: list[Line]) -> str:
     sentences = []
     for name in ("all", *(recipe.name for recipe in RECIPES)):
         some = [line for line in lines if name in ("all", line.of)]
-        time = score([line.predicted for line in some], [line.seconds for line in some])
+        predicted = [line.predicted for line in some]
+        time = score(predicted, [line.at_pace for line in some])
+        as_ran = score(predicted, [line.seconds for line in some])
+        apart = statistics.median(line.repeat for line in some)
+        ran_apart = statistics.median(line.ran_apart for line in some)
         memory = [abs(line.predicted_gib / line.gib - 1) for line in some]
         within = sum(off <= MOST_OFF for off in memory)
         sentences.append(
-            f"* {name}, {len(some)} layouts: time {time.mape:.1%}, tau {time.tau:.2f} (goal 8%, 0.8); memory "
-            f"{statistics.mean(memory):.1%}, {within} within {MOST_OFF:.0%} (goal 4%, all)"
+            f"* {name}, {len(some)} layouts: time {time.mape:.1%}, tau {time.tau:.2f} (goal 8%, 0.8), of trials as "
+            f"they ran {as_ran.mape:.1%}, {as_ran.tau:.2f}; two trials differ by {apart:.1f}% at one pace, "
+            f"{ran_apart:.1f}% as they ran; memory {statistics.mean(memory):.1%}, {within} within {MOST_OFF:.0%} (goal "
+            f"4%, all)"
         )
     return "\n".join(sentences)
 
@@ -145,9 +163,10 @@ def main() -> None:
     options = parser.parse_args()
     plain = options.folder / "plain.toml"
     options.folder.mkdir(parents=True, exist_ok=True)
+    pace = Pace(options.folder / "pace.jsonl")
     if not plain.exists():
-        run_program("trimaran.probe", ["--slots", str(MOST_RANKS), "-o", str(plain)], "probe")
-    lines = [line for recipe in RECIPES for line in lines_of(recipe, options.folder, plain)]
+        probe(["--slots", str(MOST_RANKS), "-o", str(plain)], pace, PLAIN)
+    lines = [line for recipe in RECIPES for line in lines_of(recipe, options.folder, plain, pace)]
     text = "\n\n".join(
         (
             "# Mixtures, long contexts and hybrid sharding: predicted beside measured",

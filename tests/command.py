@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 TRIMARAN = str(Path(sys.executable).with_name("trimaran"))
+_ASK_AGAIN_S = 0.005
 
 
 def run(*arguments: str, cwd: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    command = [TRIMARAN, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=timeout_s)
+    """Run the command in a process of its own, forked from one that has read its modules (`command_server.py`)."""
+    return _server().run(arguments, cwd or Path.cwd(), timeout_s)
+
+
+class CommandServer:
+    """What `command_server.py` forks from."""
+
+    def __init__(self) -> None:
+        here = Path(__file__).with_name("command_server.py")
+        self._process = subprocess.Popen([sys.executable, "-P", str(here)], stdin=subprocess.PIPE, cwd=here.parent)
+        atexit.register(self._process.kill)
+
+    def run(self, arguments: tuple[str, ...], cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """One call, with this process's environment; raises subprocess.TimeoutExpired as subprocess.run does."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            request = {
+                "folder": name, "cwd": str(cwd), "arguments": list(arguments), "environment": dict(os.environ)
+            }  # fmt: skip
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            until = time.monotonic() + timeout_s
+            while not (folder / "status").exists():
+                assert self._process.poll() is None, "the process that forks has ended"
+                if time.monotonic() > until:
+                    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+                    raise subprocess.TimeoutExpired([TRIMARAN, *arguments], timeout_s)
+                time.sleep(_ASK_AGAIN_S)
+            out, err = ((folder / stream).read_text(encoding="utf-8") for stream in ("out", "err"))
+            status = int((folder / "status").read_text())
+        return subprocess.CompletedProcess([TRIMARAN, *arguments], status, out, err)
+
+
+@functools.cache
+def _server() -> CommandServer:
+    return CommandServer()
 
 
 def tiny_recipe(folder: Path, layouts: list[str] | None = None, data: str = 'paths = ["text.txt"]') -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import resource
@@ -16,15 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.command_server import read_modules
+
 import trimaran.cli
 
-# What verbs read when they are called; read here before the first fork, so that no try has to.
-for name in (
-    "cli.app", "cli.question", "cost.fit.fit_rows", "cost.simulate", "planner.export.exporters", "planner.ramp_up",
-    "planner.why", "report.explore", "report.figures", "report.published_answers", "report.timelines",
-    "store.importers.formats", "study.tune.tune_recipe",
-):  # fmt: skip
-    importlib.import_module(f"trimaran.{name}")
+read_modules()  # here, before the first fork, so that no try has to
 
 # What a person waits for. Nothing is taken off for the modules that a fresh process has to read, since other tests make
 # the machine slower.

@@ -235,7 +235,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Workload, Layout]:
     return Workload(model=model, seq_len=1024, global_batch=draw(st.integers(1, 40))), layout
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pipelines(), stacks)
 def test_a_search_finds_the_fullest_rank_whichever_it_is(asked: tuple[Workload, Layout], stack: Stack) -> None:
     workload, layout = asked
