@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from tests.command import run
 from typer.main import get_command
 
 from trimaran.cli.app import app
@@ -195,9 +196,8 @@ def same_line(shown: str, printed: str) -> bool:
 )
 def test_output_that_is_shown_is_what_the_command_prints(command: str, shown: str) -> None:
     """Every shown line is printed, in this order, next to each other but where a line `...` leaves some out."""
-    done = subprocess.run(
-        [BIN / "trimaran", *command.split()[1:]], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run(*command.split()[1:])
+    assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
     place, skips = 0, False
     for line in shown.splitlines():

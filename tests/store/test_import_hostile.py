@@ -6,12 +6,11 @@ import os
 import pickle
 import random
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.command import run
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store
@@ -26,11 +25,6 @@ LINE = " iteration {} / 9 | elapsed time per iteration (ms): {} | global batch s
 class Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, ("pwned",)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trimaran", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def attempt(path: Path) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.command import run as trimaran
 
 from shapes import LLAMA
 from test_worker import run_ranks
@@ -22,12 +21,7 @@ from trimaran.train.state.weight_files import find_checkpoint
 from trimaran.train.state.weight_source import open_source, whole_logits, whole_model
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-TRIMARAN = str(Path(sys.executable).with_name("trimaran"))
 PROMPT = "def "
-
-
-def trimaran(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TRIMARAN, *arguments], capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")
