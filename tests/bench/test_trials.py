@@ -97,7 +97,8 @@ def test_a_trial_that_never_reaches_its_first_step_hangs_too(run_fake: Run) -> N
 
 
 def test_a_hang_in_the_first_step_is_told_by_the_start_up_and_not_by_its_limit(run_fake: Run) -> None:
-    row = run_fake("hang-first", "dp2,mbs1", start_s=25)
+    # a busy machine may take seconds to wake both ranks for their stacks
+    row = run_fake("hang-first", "dp2,mbs1", start_s=25, peers_s=3.0)
     assert row.status == "hang"
     assert row.evidence is not None
     assert re.match(r"rank 1 gave no sign for [\d.]+ s in its first step", row.evidence)

@@ -48,7 +48,7 @@ def test_every_end_on_ray_has_its_status_and_its_reason(on_ray: Recipe, two_node
     with Store(tmp_path / "store.sqlite") as store:
         rows = run_sweep(
             on_ray, two_nodes, layouts, store, data_dir=tmp_path, work_dir=tmp_path / "runs", worker=worker,
-            limits=Limits(timeout_s=60, start_s=30, hang_s=4, peers_s=1),
+            limits=Limits(timeout_s=60, start_s=30, hang_s=4, peers_s=3),
         )  # fmt: skip
     assert [row.status for row in rows] == [status for _, status, _ in ENDS.values()], [row.evidence for row in rows]
     for row, (_, _, says) in zip(rows, ENDS.values(), strict=True):
