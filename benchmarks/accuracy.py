@@ -4,8 +4,7 @@
 
 Probes the machine twice, once without and once with the recipe's model, predicts all layouts from either with no fit,
 measures each in a random order twice by real trials, and scores. Then fits on 5 of them and scores the
-other 25: on five stated ones, one of each kind, and on random fives. Trials count at the pace that the machine had
-while it was probed (pace.py); what they took as they ran is scored beside it. Wants a machine that does nothing else.
+other 25: on five stated ones, one of each kind, and on random fives. Wants a machine that does nothing else.
 Interrupted, it goes on where it was; a new folder begins anew. Writes benchmarks/results/accuracy.md.
 """
 
@@ -16,12 +15,10 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from pace import Pace, repeats
 from trimaran.bench.sweep import Progress, run_sweep
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import Calibration
@@ -55,8 +52,6 @@ LAYOUTS = (
 )  # fmt: skip
 # One of each kind of parallelism, and one with recompute: what a person would measure first.
 FIRST_FIVE = ("dp1,mbs4", "dp2,mbs2", "tp2,mbs4", "pp2,mbs1", "dp2,tp2,mbs4")
-# What the paces of the two probes are kept under.
-PLAIN, WITH_MODEL = "probe", "probe --model"
 RANDOM_FIVES = 50
 ROUNDS = 2
 STEPS, WARMUP_STEPS = 6, 2
@@ -67,8 +62,7 @@ SCORES = (
 )  # fmt: skip
 LINES = (
     Field("layout", "Layout", left=True), Field("measured", "Measured", ".3f", " s"),
-    Field("at_pace", "At the probe's pace", ".3f", " s"), Field("repeat", "Repeats", ".1f", "%"),
-    Field("plain", "After probe", ".3f", " s"),
+    Field("repeat", "Repeats", ".1f", "%"), Field("plain", "After probe", ".3f", " s"),
     Field("plain_off", "Off", "+.1f", "%"), Field("predicted", "After probe --model", ".3f", " s"),
     Field("off", "Off", "+.1f", "%"),
 )  # fmt: skip
@@ -79,30 +73,23 @@ def extended(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"sweep": sweep, "name": "accuracy"})
 
 
-def probed(recipe: Recipe, place: Workspace, pace: Pace) -> tuple[Cluster, Cluster]:
+def probed(recipe: Recipe, place: Workspace) -> tuple[Cluster, Cluster]:
     """The machine as the full probe sees it: without a model, and with the recipe's at every micro-batch."""
     plain = place.folder / "plain.toml"
     slots = ["--slots", str(MOST_RANKS)]
     if not plain.exists():
-        probe([*slots, "-o", str(plain)], pace, PLAIN)
+        run_program("trimaran.probe", [*slots, "-o", str(plain)], "probe")
     if not place.cluster_file.exists():
         model = place.folder / "model.json"
         write_atomically(model, recipe.workload.model.model_dump_json())
         arguments = [*slots, "--model", str(model), "--seq-len", str(recipe.workload.seq_len)]
         for mbs in sorted({parse_layout(text).mbs for text in LAYOUTS}):
             arguments += ["--mbs", str(mbs)]
-        probe([*arguments, "-o", str(place.cluster_file)], pace, WITH_MODEL)
+        run_program("trimaran.probe", [*arguments, "-o", str(place.cluster_file)], "probe")
     return load_cluster(str(plain)), load_cluster(str(place.cluster_file))
 
 
-def probe(arguments: Sequence[str], pace: Pace, name: str) -> None:
-    """Probe this machine, of whose pace meanwhile trials are told by that name."""
-    pace.begin()
-    run_program("trimaran.probe", arguments, "probe")
-    pace.end(name)
-
-
-def measured(recipe: Recipe, cluster: Cluster, place: Workspace, pace: Pace) -> dict[str, list[Measurement]]:
+def measured(recipe: Recipe, cluster: Cluster, place: Workspace) -> dict[str, list[Measurement]]:
     """Rows of every layout, one a round. A round is a variant of its own, so that each is kept and none repeated."""
     order = list(recipe.sweep.layouts)
     data = place.data(recipe)
@@ -114,15 +101,14 @@ def measured(recipe: Recipe, cluster: Cluster, place: Workspace, pace: Pace) -> 
             variant = Variant(environment={"OMP_ROUND": str(number)})
             found = run_sweep(
                 recipe, cluster, [parse_layout(text) for text in order], store, data_dir=data,
-                work_dir=place.trials, variants=(variant,), on_progress=partial(follow, pace, number),
+                work_dir=place.trials, variants=(variant,), on_progress=tell,
             )  # fmt: skip
             for text, row in zip(order, found, strict=True):
                 rows[text].append(row)
     return rows
 
 
-def follow(pace: Pace, number: int, event: Progress) -> None:
-    pace.follow(event, number)
+def tell(event: Progress) -> None:
     if event.measurement is not None:
         row = event.measurement
         left = f", {event.remaining_s:.0f} s left in this round" if event.remaining_s is not None else ""
@@ -158,19 +144,15 @@ def main() -> None:
     recipe = extended(load_recipe(str(HERE.parent / "recipes" / "laptop.toml")))
     started, before = time.monotonic(), Work.so_far()
     place.folder.mkdir(parents=True, exist_ok=True)
-    pace = Pace(place.folder / "pace.jsonl")
-    plain, cluster = probed(recipe, place, pace)
-    rows = measured(recipe, cluster, place, pace)
+    plain, cluster = probed(recipe, place)
+    rows = measured(recipe, cluster, place)
     wall_min, after = (time.monotonic() - started) / 60, Work.so_far()
     others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
 
     texts = [text for text in LAYOUTS if all(row.status == "ok" for row in rows[text])]
     layouts = [parse_layout(text) for text in texts]
-    as_ran = [statistics.median(row.sec_per_it or 0.0 for row in rows[text]) for text in texts]
-    of_plain, of_model = ([pace.seconds(rows[text], name) for text in texts] for name in (PLAIN, WITH_MODEL))
-    repeat = [repeats(each) for each in of_model]
-    ran_apart = [repeats([row.sec_per_it or 0.0 for row in rows[text]]) for text in texts]
-    at_plain, seconds = ([statistics.median(each) for each in paced] for paced in (of_plain, of_model))
+    seconds = [statistics.median(row.sec_per_it or 0.0 for row in rows[text]) for text in texts]
+    repeat = [max(r.sec_per_it or 0 for r in rows[t]) / min(r.sec_per_it or 1 for r in rows[t]) - 1 for t in texts]
     gib = [rows[text][-1].mem_gib for text in texts]
     unshaped, whole = (predictions(recipe, known, layouts) for known in (plain, cluster))
     products = predictions(recipe, cluster.model_copy(update={"models": ()}), layouts)
@@ -182,12 +164,10 @@ def main() -> None:
     ]
 
     scores = [
-        {"what": "after probe, no fit", **_cells(score(unshaped, at_plain)), "goal": "MAPE 4.0%, tau 0.8, regret 3%"},
-        {"what": "the same, trials as they ran", **_cells(score(unshaped, as_ran)), "goal": ""},
+        {"what": "after probe, no fit", **_cells(score(unshaped, seconds)), "goal": "MAPE 4.0%, tau 0.8, regret 3%"},
         {"what": "after probe --model, without its whole layers and head", **_cells(score(products, seconds)),
          "goal": ""},
         {"what": "after probe --model, no fit", **_cells(score(whole, seconds)), "goal": "MAPE 3.5%"},
-        {"what": "the same, trials as they ran", **_cells(score(whole, as_ran)), "goal": ""},
         {"what": f"after it and a fit on {', '.join(FIRST_FIVE)}", **_cells(first), "goal": "MAPE 5%"},
         {"what": f"after it and a fit on a random five, median of {RANDOM_FIVES}",
          **_cells(sorted(fives, key=lambda s: s.mape)[len(fives) // 2]), "goal": "MAPE 5%"},
@@ -197,24 +177,22 @@ def main() -> None:
     lines = [
         {
             "layout": text,
-            "measured": ran,
-            "at_pace": s,
-            "repeat": again,
+            "measured": s,
+            "repeat": 100 * again,
             "plain": u,
-            "plain_off": 100 * (u / at - 1),
+            "plain_off": 100 * (u / s - 1),
             "predicted": p,
             "off": 100 * (p / s - 1),
         }
-        for text, ran, at, s, again, u, p in zip(texts, as_ran, at_plain, seconds, repeat, unshaped, whole, strict=True)
+        for text, s, again, u, p in zip(texts, seconds, repeat, unshaped, whole, strict=True)
     ]
     failed = [text for text in LAYOUTS if text not in texts]
     report = "\n".join(
         [
             "# Predicted beside measured on one machine\n",
             f"`python benchmarks/accuracy.py` on {hardware()}; {len(texts)} layouts, {ROUNDS} trials each of {STEPS} "
-            f"steps, {wall_min:.0f} min in all. The two trials of a layout differ by "
-            f"{statistics.median(repeat):.1f}% at one pace (median), by {statistics.median(ran_apart):.1f}% as they "
-            f"ran.{others}\n",
+            f"steps, {wall_min:.0f} min in all. The two trials of a layout differ by {statistics.median(repeat):.1%} "
+            f"(median).{others}\n",
             render(scores, SCORES, "markdown"),
             "",
             render(lines, LINES, "markdown"),

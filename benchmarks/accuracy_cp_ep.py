@@ -5,9 +5,8 @@
 Two models: a mixture of 8 experts, 2 of them a token, and a Llama at 4,096 tokens. The machine is probed once, without
 a model; layouts of 1 to 4 ranks are predicted with no fit and measured twice by real trials in a random order. A router
 that is not trained sends some experts several times the mean: what the log of one process says of their loads is stated
-for the layouts that deal experts out (`expert_imbalance`). A row's memory is that of its largest rank. Trials count at
-the pace that the machine had while it was probed (pace.py); what they took as they ran is scored beside it. Wants a
-machine that does nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes
+for the layouts that deal experts out (`expert_imbalance`). A row's memory is that of its largest rank. Wants a machine
+that does nothing else. Interrupted, it goes on where it was; a new folder begins anew. Writes
 benchmarks/results/accuracy_cp_ep.md.
 """
 
@@ -22,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accuracy import MOST_RANKS, PLAIN, measured, probe
-from pace import Pace, repeats
+from accuracy import MOST_RANKS, measured
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
@@ -36,6 +34,7 @@ from trimaran.nouns.workload import Workload
 from trimaran.recipe.recipe import Recipe
 from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.report.tables import Field, render
+from trimaran.study.torch_programs import run_program
 from trimaran.study.workspace import Workspace
 
 RESULTS = Path(__file__).parent / "results" / "accuracy_cp_ep.md"
@@ -70,8 +69,7 @@ RECIPES = (
 )  # fmt: skip
 COLUMNS = (
     Field("of", "Model", left=True), Field("layout", "Layout", left=True), Field("seconds", "Measured", ".3f", " s"),
-    Field("at_pace", "At the probe's pace", ".3f", " s"), Field("repeat", "Repeats", ".1f", "%"),
-    Field("predicted", "Predicted", ".3f", " s"),
+    Field("repeat", "Repeats", ".1f", "%"), Field("predicted", "Predicted", ".3f", " s"),
     Field("off", "Off", "+.1f", "%"), Field("gib", "Measured", ".3f", " GiB"),
     Field("predicted_gib", "Predicted", ".3f", " GiB"), Field("gib_off", "Off", "+.1f", "%"),
 )  # fmt: skip
@@ -89,16 +87,11 @@ def imbalance(place: Workspace, ep: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """One layout of a model: seconds as it ran and at the probe's pace, and GiB of its largest rank.
-
-    Its two trials differ by `ran_apart` per cent, at one pace by `repeat`.
-    """
+    """One layout of a model: seconds, GiB of its largest rank, and by how many per cent its two trials differ."""
 
     of: str
     layout: str
     seconds: float
-    at_pace: float
-    ran_apart: float
     repeat: float
     predicted: float
     gib: float
@@ -106,11 +99,11 @@ class Line:
 
     def record(self) -> dict[str, object]:
         """The line as COLUMNS show it."""
-        off, gib_off = self.predicted / self.at_pace - 1, self.predicted_gib / self.gib - 1
+        off, gib_off = self.predicted / self.seconds - 1, self.predicted_gib / self.gib - 1
         return {**asdict(self), "off": 100 * off, "gib_off": 100 * gib_off}
 
 
-def lines_of(recipe: Recipe, folder: Path, plain: Path, pace: Pace) -> list[Line]:
+def lines_of(recipe: Recipe, folder: Path, plain: Path) -> list[Line]:
     """One line a layout, predicted from the probe alone."""
     place, cluster = Workspace(folder / recipe.name), load_cluster(str(plain))
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +111,7 @@ def lines_of(recipe: Recipe, folder: Path, plain: Path, pace: Pace) -> list[Line
         if broken := next(violations(parse_layout(text), recipe.workload, cluster, recipe.stack), None):
             raise SystemExit(f"{recipe.name}, {text}: {broken.sentence}")
     lines = []
-    for text, trials in measured(recipe, cluster, place, pace).items():
+    for text, trials in measured(recipe, cluster, place).items():
         seconds = [row.sec_per_it for row in trials if row.sec_per_it is not None]
         gib = [row.mem_gib for row in trials if row.mem_gib is not None]
         if len(seconds) < len(trials) or not gib:
@@ -126,13 +119,8 @@ def lines_of(recipe: Recipe, folder: Path, plain: Path, pace: Pace) -> list[Line
         layout = parse_layout(text)
         workload = recipe.workload.model_copy(update={"expert_imbalance": imbalance(place, layout.ep)})
         said = estimate(Case.of(workload, cluster, recipe.stack), layout)
-        paced = pace.seconds(trials, PLAIN)
-        lines.append(
-            Line(
-                recipe.name, text, statistics.median(seconds), statistics.median(paced), repeats(seconds),
-                repeats(paced), said.sec_per_it, max(gib), said.mem_gib,
-            )
-        )  # fmt: skip
+        middle, repeat = statistics.median(seconds), 100 * (max(seconds) / min(seconds) - 1)
+        lines.append(Line(recipe.name, text, middle, repeat, said.sec_per_it, max(gib), said.mem_gib))
     return lines
 
 
@@ -141,18 +129,12 @@ def summary(lines: list[Line]) -> str:
     sentences = []
     for name in ("all", *(recipe.name for recipe in RECIPES)):
         some = [line for line in lines if name in ("all", line.of)]
-        predicted = [line.predicted for line in some]
-        time = score(predicted, [line.at_pace for line in some])
-        as_ran = score(predicted, [line.seconds for line in some])
-        apart = statistics.median(line.repeat for line in some)
-        ran_apart = statistics.median(line.ran_apart for line in some)
+        time = score([line.predicted for line in some], [line.seconds for line in some])
         memory = [abs(line.predicted_gib / line.gib - 1) for line in some]
         within = sum(off <= MOST_OFF for off in memory)
         sentences.append(
-            f"* {name}, {len(some)} layouts: time {time.mape:.1%}, tau {time.tau:.2f} (goal 8%, 0.8), of trials as "
-            f"they ran {as_ran.mape:.1%}, {as_ran.tau:.2f}; two trials differ by {apart:.1f}% at one pace, "
-            f"{ran_apart:.1f}% as they ran; memory {statistics.mean(memory):.1%}, {within} within {MOST_OFF:.0%} (goal "
-            f"4%, all)"
+            f"* {name}, {len(some)} layouts: time {time.mape:.1%}, tau {time.tau:.2f} (goal 8%, 0.8); memory "
+            f"{statistics.mean(memory):.1%}, {within} within {MOST_OFF:.0%} (goal 4%, all)"
         )
     return "\n".join(sentences)
 
@@ -163,10 +145,9 @@ def main() -> None:
     options = parser.parse_args()
     plain = options.folder / "plain.toml"
     options.folder.mkdir(parents=True, exist_ok=True)
-    pace = Pace(options.folder / "pace.jsonl")
     if not plain.exists():
-        probe(["--slots", str(MOST_RANKS), "-o", str(plain)], pace, PLAIN)
-    lines = [line for recipe in RECIPES for line in lines_of(recipe, options.folder, plain, pace)]
+        run_program("trimaran.probe", ["--slots", str(MOST_RANKS), "-o", str(plain)], "probe")
+    lines = [line for recipe in RECIPES for line in lines_of(recipe, options.folder, plain)]
     text = "\n\n".join(
         (
             "# Mixtures, long contexts and hybrid sharding: predicted beside measured",

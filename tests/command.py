@@ -11,50 +11,61 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 TRIMARAN = str(Path(sys.executable).with_name("trimaran"))
 _ASK_AGAIN_S = 0.005
 
 
-def run(*arguments: str, cwd: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, forked from one that has read its modules (`command_server.py`)."""
-    return _server().run(arguments, cwd or Path.cwd(), timeout_s)
+@dataclass(frozen=True)
+class Ended:
+    """How a call ended: exit status, what it printed, its processor time and its largest resident memory."""
+
+    status: int
+    out: str
+    err: str
+    cpu_s: float
+    peak_gib: float
 
 
-class CommandServer:
-    """What `command_server.py` forks from."""
+class Commands:
+    """Calls of the command, each forked from a process that has read its modules (`command_server.py`)."""
 
     def __init__(self) -> None:
-        here = Path(__file__).with_name("command_server.py")
-        self._process = subprocess.Popen([sys.executable, "-P", str(here)], stdin=subprocess.PIPE, cwd=here.parent)
-        atexit.register(self._process.kill)
+        server = Path(__file__).with_name("command_server.py")
+        self._server = subprocess.Popen([sys.executable, "-P", str(server)], stdin=subprocess.PIPE)
+        atexit.register(self._server.communicate)  # which ends what it serves, and what of it still runs
 
-    def run(self, arguments: tuple[str, ...], cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """One call, with this process's environment; raises subprocess.TimeoutExpired as subprocess.run does."""
+    def call(self, arguments: tuple[str, ...], cwd: Path, timeout_s: float) -> Ended:
+        """One call, with this process's environment; what lasts longer is killed, and TimeoutExpired raised."""
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            request = {
-                "folder": name, "cwd": str(cwd), "arguments": list(arguments), "environment": dict(os.environ)
-            }  # fmt: skip
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            folder, ended = Path(name), Path(name) / "ended"
+            asked = {"folder": name, "cwd": str(cwd), "arguments": list(arguments), "environment": dict(os.environ)}
+            assert self._server.stdin is not None
+            self._server.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._server.stdin.flush()
             until = time.monotonic() + timeout_s
-            while not (folder / "status").exists():
-                assert self._process.poll() is None, "the process that forks has ended"
+            while not ended.exists():
+                assert self._server.poll() is None, "the process that forks has ended"
                 if time.monotonic() > until:
-                    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+                    os.killpg(int((folder / "pid").read_text()), signal.SIGKILL)
                     raise subprocess.TimeoutExpired([TRIMARAN, *arguments], timeout_s)
                 time.sleep(_ASK_AGAIN_S)
-            out, err = ((folder / stream).read_text(encoding="utf-8") for stream in ("out", "err"))
-            status = int((folder / "status").read_text())
-        return subprocess.CompletedProcess([TRIMARAN, *arguments], status, out, err)
+            out, err = ((folder / name).read_text("utf-8", "backslashreplace") for name in ("out", "err"))
+            return Ended(out=out, err=err, **json.loads(ended.read_text()))
 
 
 @functools.cache
-def _server() -> CommandServer:
-    return CommandServer()
+def commands() -> Commands:
+    """Those of this process."""
+    return Commands()
+
+
+def run(*arguments: str, cwd: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as `subprocess.run` tells of one."""
+    ended = commands().call(arguments, cwd or Path.cwd(), timeout_s)
+    return subprocess.CompletedProcess([TRIMARAN, *arguments], ended.status, ended.out, ended.err)
 
 
 def tiny_recipe(folder: Path, layouts: list[str] | None = None, data: str = 'paths = ["text.txt"]') -> Path:

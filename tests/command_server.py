@@ -1,7 +1,7 @@
 """The trimaran command again and again: a process that has read its modules forks for each call.
 
 A fresh interpreter takes a second of a core to read them, of which the tests of the command line would pay hundreds.
-Requests are lines of JSON on standard input; a call's status is written into its folder when it has ended.
+Requests are lines of JSON on standard input; how a call ended is written into its folder. `command.py` asks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -24,12 +25,6 @@ MODULES = (
 _ASK_AGAIN_S = 0.003
 
 
-def read_modules() -> None:
-    """Read what verbs read when they are called, so that no fork has to."""
-    for name in MODULES:
-        importlib.import_module(f"trimaran.{name}")
-
-
 def become_the_command() -> None:
     """Serve until standard input ends; returns in each fork, where the process is as the command's own."""
     running: dict[int, Path] = {}
@@ -38,6 +33,8 @@ def become_the_command() -> None:
         if select.select([0], [], [], _ASK_AGAIN_S if running else None)[0]:
             read = os.read(0, 1 << 16)
             if not read:
+                for pid in running:
+                    os.killpg(pid, signal.SIGKILL)
                 os._exit(0)
             *lines, asked = (asked + read).split(b"\n")
             for line in lines:
@@ -45,37 +42,42 @@ def become_the_command() -> None:
                 folder = Path(request["folder"])
                 pid = os.fork()
                 if pid == 0:
-                    _as_asked(request, folder)
+                    _take_the_place(folder, request["cwd"], request["arguments"], request["environment"])
                     return
                 running[pid] = folder
-                _put(folder / "pid", str(pid))
         for pid, folder in list(running.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status, used = os.wait4(pid, os.WNOHANG)
             if ended:
-                _put(folder / "status", str(os.waitstatus_to_exitcode(status)))
+                said = {
+                    "status": os.waitstatus_to_exitcode(status),
+                    "cpu_s": used.ru_utime + used.ru_stime,
+                    "peak_gib": used.ru_maxrss / 2**20,
+                }
+                beside = folder / "ended.new"
+                beside.write_text(json.dumps(said))
+                beside.replace(folder / "ended")
                 del running[pid]
 
 
-def _as_asked(request: dict[str, object], folder: Path) -> None:
-    os.chdir(str(request["cwd"]))
-    for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, "out", os.O_WRONLY), (2, "err", os.O_WRONLY)):
-        descriptor = os.open(folder / name, flags | (os.O_CREAT if number else 0))
+def _take_the_place(folder: Path, cwd: str, arguments: list[str], environment: dict[str, str]) -> None:
+    os.setpgid(0, 0)
+    (folder / "pid").write_text(str(os.getpid()))
+    for number, path, flags in (
+        (0, Path(os.devnull), os.O_RDONLY),
+        (1, folder / "out", os.O_WRONLY | os.O_CREAT),
+        (2, folder / "err", os.O_WRONLY | os.O_CREAT),
+    ):
+        descriptor = os.open(path, flags)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    environment, arguments = request["environment"], request["arguments"]
-    assert isinstance(environment, dict) and isinstance(arguments, list)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["trimaran", *arguments]
 
 
-def _put(file: Path, text: str) -> None:
-    beside = file.with_name(f"{file.name}.new")
-    beside.write_text(text)
-    beside.replace(file)
-
-
 if __name__ == "__main__":
-    read_modules()
+    for name in MODULES:
+        importlib.import_module(f"trimaran.{name}")
     become_the_command()
     trimaran.cli.main()

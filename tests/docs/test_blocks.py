@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import tomli_w
-from tests.command import run
 from typer.main import get_command
 
+from command import run
 from trimaran.cli.app import app
 from trimaran.files.catalogue import load_cluster, load_faults, load_stack
 from trimaran.files.recipe_file import load_recipe

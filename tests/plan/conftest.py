@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from tests.command import run
+
+from command import run
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

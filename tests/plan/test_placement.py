@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.command import run
 
+from command import run
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_cluster, load_model, load_stack

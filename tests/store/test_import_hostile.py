@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.command import run
 
+from command import run
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store
 from trimaran.store.importers import text

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.command import run as trimaran
 
+from command import run as trimaran
 from shapes import LLAMA
 from test_worker import run_ranks
 from trimaran.nouns.noun import TrimaranError

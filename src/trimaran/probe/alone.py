@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, product
+from itertools import cycle
 from typing import Literal
 
 import torch
@@ -19,8 +19,7 @@ from trimaran.probe.timing import Timing
 from trimaran.train.comm.device_kind import lacks_eight_bit
 from trimaran.train.model.mixture.blocks import make_code
 from trimaran.train.model.narrow import Cast, cast, narrow_matrix_product
-from trimaran.train.model.product import add_product, linear
-from trimaran.train.model.product import product as matrix_product
+from trimaran.train.model.product import add_product, linear, product
 from trimaran.train.process.allocator import bytes_in_use
 
 DTYPES: dict[ProbedRate, torch.dtype] = {rate: getattr(torch, PRECISIONS[rate].dtype) for rate in PROBED_RATES}
@@ -62,7 +61,7 @@ class Operands:
             if case.orientation == "weight_gradient":
                 add_product(total, left, right)
                 return total
-            kept.append((linear if case.orientation == "forward" else matrix_product)(left, right))
+            kept.append((linear if case.orientation == "forward" else product)(left, right))
             return kept[-1]
 
         return self._in_turns(case, dtype, made)
@@ -217,7 +216,9 @@ def kernels_timing(settings: ProbeSettings, device: torch.device) -> Timing[Kern
 
     # the limit is meant for attention: the other two are long done when it ends
     cases: list[KernelCase] = ["stream", "chain"]
-    cases += product(settings.precisions, settings.attention, (False, True))
+    cases += [
+        (rate, shape, back) for rate in settings.precisions for shape in settings.attention for back in (False, True)
+    ]
     return Timing(cases, lambda: prepare, settings.rounds, device, settings.limit_s)
 
 
