@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trimaran.files.catalogue import load_stack
 from trimaran.probe.alone import Operands
 from trimaran.probe.probe_settings import ProbedProduct, probe_settings
-from trimaran.probe.timing import mean_seconds, undisturbed
+from trimaran.probe.timing import mean_seconds
 
 # What samples of a quiet machine scatter by, the same for every case.
 SCATTER = (0.97, 0.99, 1.0, 1.01, 1.02, 1.06, 1.11)
@@ -26,15 +26,27 @@ SLEEP_S = 0.1
 @given(st.lists(st.floats(1e-6, 10.0), min_size=3, max_size=12), st.floats(1.0, 50.0))
 def test_a_mean_is_of_all_samples_and_a_disturbed_case_moves_no_other(seconds: list[float], slower: float) -> None:
     samples = {number: [each * share for share in SCATTER] for number, each in enumerate(seconds)}
-    means = mean_seconds(samples)
+    means = mean_seconds([samples])
     for number, each in enumerate(seconds):
         assert means[number] == pytest.approx(each * sum(SCATTER) / len(SCATTER))
     samples[0][-1] *= slower
-    assert mean_seconds(samples) == pytest.approx(means)
+    assert mean_seconds([samples]) == pytest.approx(means)
+
+
+@given(st.floats(1.0, 50.0), st.permutations(range(3)))
+def test_a_spell_beside_a_busy_neighbour_moves_no_mean(slower: float, order: list[int]) -> None:
+    def at(pace: float) -> dict[str, list[float]]:
+        return {case: [each * pace * share for share in SCATTER] for case, each in (("a", 1.0), ("b", 3.0))}
+
+    means = mean_seconds([at(1.0), at(1.0), at(1.0)])
+    spells = [at(1.0), at(1.0), at(slower)]
+    disturbed = mean_seconds([spells[number] for number in order])
+    for case in "ab":
+        assert means[case] <= disturbed[case] <= means[case] * max(SCATTER)
 
 
 def test_of_one_case_alone_the_lower_quartile_stands() -> None:
-    assert mean_seconds({"one": [1.0, 1.0, 1.0, 9.0], "none": []}) == {"one": undisturbed([1.0, 1.0, 1.0, 9.0])}
+    assert mean_seconds([{"one": [1.0, 1.0], "none": []}, {"one": [1.0, 9.0]}]) == {"one": 1.0}
 
 
 def meet(rank: int, folder: Path, pipe: Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -42,25 +43,30 @@ def undisturbed(samples: Sequence[float]) -> float:
     return statistics.quantiles(samples, n=4, method="inclusive")[0] if len(samples) > 1 else samples[0]
 
 
-def mean_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
-    """What each case takes on average, of samples of which some were disturbed.
+def mean_seconds(spells: Sequence[Mapping[Case, Sequence[float]]]) -> dict[Case, float]:
+    """What each case takes on average on a machine left alone, of samples in spells of which some were disturbed.
 
     A step adds up hundreds of such times, so it takes their means, which lie 1 to 2% above their lower quartiles on a
-    machine left alone. How far above is taken of all cases together, as the median of their ratios: a disturbance of
-    some of them does not move it. Of one case alone the lower quartile stands.
+    machine left alone. How far above is taken of all cases and spells together, as the median of their ratios: neither
+    a disturbance of some cases moves it nor a whole spell beside a busy neighbour, which took products 1.7 times as
+    long and would be in the mean of every case. Of one case alone the lower quartile stands.
     """
+    samples: dict[Case, list[float]] = {}
+    for spell in spells:
+        for case, taken in spell.items():
+            samples.setdefault(case, []).extend(taken)
     quiet = {case: undisturbed(taken) for case, taken in samples.items() if taken}
     if len(quiet) < 2:
         return quiet
-    above = statistics.median(statistics.fmean(samples[case]) / seconds for case, seconds in quiet.items())
-    return {case: seconds * above for case, seconds in quiet.items()}
+    above = [statistics.fmean(taken) / undisturbed(taken) for spell in spells for taken in spell.values() if taken]
+    return {case: seconds * statistics.median(above) for case, seconds in quiet.items()}
 
 
 class Timing(Generic[Case]):
     """Mean seconds of cases over `rounds` rounds, each of which goes through all of them, taken in spells.
 
     A slow moment of the machine then falls on one sample of many cases and not on all samples of one; and one that
-    lasts for half a minute falls on all cases alike where the spells lie apart: of three probes in a row that timed
+    lasts for half a minute falls on one spell of all cases and not on all of one: of three probes in a row that timed
     attention in one go, its times differed by 30%. No sample is begun after a spell's share of `limit_s`: the cases
     that were not reached by the end are left out, but for the first.
 
@@ -76,20 +82,21 @@ class Timing(Generic[Case]):
         device: torch.device,
         limit_s: float = math.inf,
     ) -> None:
-        self._samples: dict[Case, list[float]] = {case: [] for case in cases}
+        self._cases, self._spells = tuple(cases), list[dict[Case, list[float]]]()
         self._preparing, self._rounds, self._device, self._limit_s = preparing, rounds, device, limit_s
         self._runs: dict[Case, int] = {}
         self._taken, self._spent_s = 0, 0.0
 
     def spell(self, share: float = 1.0) -> None:
         """Take samples until `share` of all has been taken, or of the time."""
-        cases, prepare = tuple(self._samples), self._preparing()
+        prepare, samples = self._preparing(), defaultdict[Case, list[float]](list)
+        self._spells.append(samples)
         begin = time.perf_counter() - self._spent_s
-        while self._taken < share * self._rounds * len(cases):
+        while self._taken < share * self._rounds * len(self._cases):
             if self._runs and time.perf_counter() - begin > share * self._limit_s:
                 break
-            case = cases[self._taken % len(cases)]
-            self._samples[case].append(self._sample(case, prepare(case)))
+            case = self._cases[self._taken % len(self._cases)]
+            samples[case].append(self._sample(case, prepare(case)))
             self._taken += 1
         self._spent_s = time.perf_counter() - begin
 
@@ -103,4 +110,4 @@ class Timing(Generic[Case]):
 
     def seconds(self) -> dict[Case, float]:
         """What each case takes by the samples of all spells so far."""
-        return mean_seconds(self._samples)
+        return mean_seconds(self._spells)
