@@ -110,11 +110,12 @@ def _there_and_back(tensor: torch.Tensor, group: Group) -> None:
 class ContentionLooks:
     """How much slower each kind of work gets as more slots do it at once.
 
-    Slots that run for a whole look without a word to each other tell what each gets of cores, caches and memory. Ranks
-    of a training meet, at sums and at the ends of its steps, and wait for the slowest of each piece of work: that is
-    looked at where they meet most often. Of 4 ranks on 2 cores of a Xeon 6, products took 2.0 times as long with a
-    second between meetings, 2.2 with 50 ms, and attention 2.8 with 2 ms. Looks are taken in spells that lie apart,
-    since neighbours on a host of virtual machines take of its memory bandwidth for minutes.
+    Ranks of a training meet, at sums and at the ends of its steps, and wait for the slowest of each piece of work. So
+    a look takes the slowest slot of a whole window, as those that meet seldom do, and one more kind of look products of
+    slots that meet most often. On 2 cores of a Xeon whose neighbours come and go for seconds, 2 slots took 1.12 times
+    as long as one however often they met, which their mean pace hides; 4 slots 2.5 times between meetings every 2 ms,
+    2.3 at 50 ms and 2.1 at a quarter of a second or more. Looks are taken in spells that lie apart, since neighbours
+    take of a host's memory bandwidth for minutes.
     """
 
     def __init__(
@@ -150,14 +151,12 @@ class ContentionLooks:
         Of five probes of one machine they repeat within 1 to 3%, ratios of lower quartiles within 18% for memory.
         """
         felt = {
-            name: statistics.median(
-                several / one for one, several in zip(self._samples[name, 1], self._samples[name, ranks], strict=True)
-            )
+            name: max(1.0, statistics.median(several / one for one, several in zip(*looks, strict=True)))
             for name in self._works
+            for looks in [(self._samples[name, 1], self._samples[name, ranks])]
         }
-        # what is left of a short piece without its meeting may be nothing, where the machine stood still meanwhile
-        often = max(1.0, felt["often"])
-        return Contention(ranks=ranks, **felt | {"often": often, "matmul": min(felt["matmul"], often)})
+        # slots help each other in nothing, and wait no less where they meet more often: less is a disturbed look
+        return Contention(ranks=ranks, **felt | {"often": max(felt["matmul"], felt["often"])})
 
     def _runs_of_a_piece(self, name: str) -> int:
         """How many runs make a piece of OFTEN_S, on all ranks alike."""
@@ -179,7 +178,7 @@ class ContentionLooks:
                 seconds = seconds_between_meetings(run, runs, pieces, group, self._device)
                 seconds -= seconds_between_meetings(run, 0, pieces, group, self._device)
             else:
-                seconds = seconds_side_by_side(run, runs, window_s, group, self._device)
+                seconds = seconds_of_the_slowest(run, runs, window_s, group, self._device)
             if kept:
                 taken.append(seconds)
 
@@ -200,13 +199,14 @@ def seconds_between_meetings(
     return (time.perf_counter() - begin) / pieces
 
 
-def seconds_side_by_side(
+def seconds_of_the_slowest(
     run: Callable[[], object], runs: int, window_s: float, group: Group | None, device: torch.device
 ) -> float:
-    """Seconds of a piece of `runs` runs by the mean pace of the group's ranks, all at work until `window_s` is over."""
-    pace = torch.zeros(1, device=device)
+    """Seconds of a piece of `runs` runs by the slowest of the group's ranks, all at work until `window_s` is over."""
+    index, size = (0, 1) if group is None else (group.index, group.size)
+    seconds = torch.zeros(size, device=device)
     if group is not None:
-        group.all_reduce(pace)  # begin together
+        group.all_reduce(seconds)  # begin together
     synchronize(device)
     begin, pieces, past = time.perf_counter(), 0, 0.0
     while past < window_s:
@@ -214,7 +214,7 @@ def seconds_side_by_side(
             run()
         synchronize(device)
         pieces, past = pieces + 1, time.perf_counter() - begin
-    pace.fill_(pieces / past)
+    seconds[index] = past / pieces
     if group is not None:
-        group.all_reduce(pace)
-    return (1 if group is None else group.size) / pace.item()
+        group.all_reduce(seconds)
+    return seconds.max().item()

@@ -43,20 +43,20 @@ class AttentionTime(Noun):
     backward_us: float = Field(gt=0)
 
 
-# Seconds between meetings: about those of ranks of TP on a CPU, and those from which on more make no difference. On
-# 2 cores of a virtual machine slots that meet every 50 ms still waited 8% for each other, those of once a second 2.
-OFTEN_S, SELDOM_S = 0.002, 1.0
+# Seconds between meetings: about those of ranks of TP on a CPU, and those from which on more make no difference. Of 4
+# slots on 2 cores products took 2.5 times as long as one's between the former, 2.3 at 50 ms, 2.1 at 0.25 s and at 1 s.
+OFTEN_S, SELDOM_S = 0.002, 0.25
 
 
 class Contention(Noun):
     """How much longer a slot takes when `ranks` slots of its node work at once than when it works alone.
 
     1 means that the slots do not feel each other. Slots that outnumber the cores are in it too:
-    two cores that four ranks share show about 2. `matmul` is for matrix products, `memory` for
+    two cores that four ranks share show about 2. So is that slots which meet again and again, as ranks
+    do, wait for the slowest of them each time. `matmul` is for matrix products, `memory` for
     passes over large tensors, `passes` for those over activations, which a cache may hold, `overhead` for small
-    operators; all of slots that do not wait for each other, as those that meet every SELDOM_S hardly do. `often` is for
-    matrix products of slots that meet every OFTEN_S and wait for the slowest each time; the meeting's own time is not
-    in it.
+    operators; all between meetings of SELDOM_S. `often` is for matrix products between meetings of OFTEN_S, whose own
+    time is not in it.
     """
 
     ranks: int = Field(gt=1)
