@@ -7,6 +7,7 @@ import pytest
 from trimaran.api import workload_of
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
+from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.stage import rank_layer_parameters
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
@@ -69,6 +70,62 @@ def test_ranks_beyond_the_number_of_key_heads_hold_whole_ones() -> None:
     rest = model.layer_parameters - 2 * model.hidden * 8 * 128
     assert few == rest / 4 + 2 * model.hidden * 2 * 128
     assert many == rest / 16 + 2 * model.hidden * 128
+
+
+def estimated(stack: str, text: str, global_batch: int, **facts: object) -> Estimate:
+    """Llama-3-70B on H100 under a stack but for some facts."""
+    case = Case.of(workload_of("llama3-70b", global_batch, seq=8192), H100, load_stack(stack).model_copy(update=facts))
+    return estimate(case, parse_layout(text))
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "torchtitan-0.2-compiled"])
+def test_a_pipeline_of_fsdp_holds_weights_and_gradients_whole_and_moves_them_once(stack: str) -> None:
+    text = "dp8,tp4,pp4,mbs1,fsdp,sp,recompute-full,bf16"
+    few, many = (estimated(stack, text, batch) for batch in (64, 256))
+    sharded = estimated(stack, text, 64, pipelines_keep_whole=False)
+    # a rank of the first stage has 20 of 80 layers, a quarter of each, in 2 bytes and gradients in 4
+    whole = load_model("llama3-70b").layer_parameters * 20 / 4
+    grown = few.memory[0].weights + few.memory[0].gradients - sharded.memory[0].weights - sharded.memory[0].gradients
+    assert grown == pytest.approx(whole * (2 + 4 * 7 / 8) / 2**30, rel=0.2)
+    # of 4 times the micro-batches only what passes through memory grows: 10 bytes a parameter
+    added = 24 * whole * 10 / (H100.device.mem_bandwidth_gb_s * 1e9)
+    assert added < many.time.dp - few.time.dp < 1.5 * added
+    assert estimated(stack, text, 256, pipelines_keep_whole=False).time.dp > 2 * many.time.dp
+    alone = "dp32,tp4,mbs1,fsdp,sp,recompute-full,bf16"
+    assert estimated(stack, alone, 64) == estimated(stack, alone, 64, pipelines_keep_whole=False)
+
+
+def test_deepspeed_sums_gradients_whole_under_zero_1_and_2_and_lays_them_into_buckets() -> None:
+    def dp_s(text: str, **facts: object) -> float:
+        return estimated("deepspeed", text + ",recompute-full,bf16", 64, **facts).time.dp
+
+    apart = {"all_reduced_zero_stages": (), "bucket_passes": 0}
+    scattered, summed = dp_s("dp64,mbs1,zero1", **apart), dp_s("dp64,mbs1,zero1", bucket_passes=0)
+    assert summed == pytest.approx(1.5 * scattered, rel=0.1), "a sum and a gather are three of scatter and gather's two"
+    passed = 12 * load_model("llama3-70b").parameters / (H100.device.mem_bandwidth_gb_s * 1e9)
+    assert 0.9 * passed < dp_s("dp64,mbs1,zero1") - summed < 1.5 * passed
+    assert dp_s("dp64,mbs1,fsdp", **apart) == dp_s("dp64,mbs1,fsdp")
+
+
+def test_deepspeeds_zero_3_gathers_ahead_and_keeps_what_it_wants_again() -> None:
+    def found(model: str, **facts: object) -> Estimate:
+        case = Case.of(workload_of(model, 64, seq=2048), H100, load_stack("deepspeed").model_copy(update=facts))
+        return estimate(case, parse_layout("dp64,mbs1,fsdp,bf16"))
+
+    two_layers = {"live_parameters": 0, "reuse_parameters": 0}
+    more = found("llama3-8b").memory[0].weights - found("llama3-8b", **two_layers).memory[0].weights
+    assert more == pytest.approx((1e9 - 2 * load_model("llama3-8b").layer_parameters) * 2 / 2**30, rel=0.05)
+    assert found("llama3-8b").time.dp <= found("llama3-8b", **two_layers).time.dp
+
+
+@pytest.mark.parametrize(("text", "ahead"), [("dp8,mbs1", True), ("dp4,pp2,mbs1", False), ("dp4,pp2,vpp4,mbs1", True)])
+def test_weights_of_later_stages_arrive_behind_a_forward_with_virtual_stages_alone(text: str, ahead: bool) -> None:
+    text = f"{text},zero1,bf16"
+    hidden = estimated("megatron-core", text, 64).time.dp
+    shown = estimated("megatron-core", text, 64, gathers_behind_forward=False).time.dp
+    nothing = estimated("megatron-core", text, 64, overlapped_zero_stages=(0,)).time.dp
+    assert shown < nothing
+    assert hidden < 0.5 * shown if ahead else hidden == shown
 
 
 CPU_MODEL = Model(layers=4, hidden=256, heads=4, vocab=1024, max_positions=64)

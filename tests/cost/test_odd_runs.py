@@ -101,6 +101,28 @@ def test_a_row_that_states_no_micro_batch_is_answered_for_one_sequence_and_neith
     assert len(without.measurements) == 1
 
 
+def test_torchtitans_own_pipelines_run_as_many_micro_batches_as_stages_and_two_chunks() -> None:
+    row = BLOOM.model_copy(
+        update={
+            "stack": "torchtitan", "cluster": "dgx-h100", "dp": 8, "tp": 8, "pp": 8, "vpp": 1, "gbs": 256,
+            "zero_stage": 3, "dp_kind": "fully_sharded", "schedule": "interleaved", "recompute": "full",
+            "devices": 512, "nodes": 64,
+            "devices_per_node": 8, "layers": 126, "hidden": 16384, "ffn_hidden": 53248, "heads": 128, "kv_heads": 8,
+            "seq_len": 8192, "vocab": 128256, "mbs": 4,
+        }
+    )  # fmt: skip
+    (line,) = csv.DictReader(io.StringIO(format_table([row])))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(line))
+    writer.writeheader()
+    writer.writerows([line, line | {"mbs": ""}, line | {"mbs": "", "schedule": "1f1b"}])
+    stated, unstated, plain = predict_table(parse_table(text.getvalue(), "t"))
+    assert stated.estimate is not None and stated.estimate == unstated.estimate
+    assert "mbs is empty: counted as 4, and not scored" in unstated.cells()["predicted_note"]
+    assert "read as interleaved with 2, as the software has it by itself" in unstated.cells()["predicted_note"]
+    assert plain.estimate is not None and plain.estimate.sec_per_it > 1.1 * stated.estimate.sec_per_it
+
+
 @pytest.mark.proof
 def test_every_packaged_row_that_ran_is_answered() -> None:
     rows = [row for name in packaged_tables() for row in predict_table(packaged_table(name))]

@@ -71,7 +71,7 @@ def test_megatron_lm_gets_the_kind_of_model() -> None:
 
 
 def test_megatron_core_is_told_what_its_stack_says() -> None:
-    core = load_stack("megatron-core")
+    core = load_stack("megatron-core-tp-overlap")
     big = workload_of("llama3-405b", 2048)
     said = flags(export(parse_layout("dp256,tp8,pp8,vpp8,mbs1,zero1,sp,recompute-mlp,bf16"), big, core,
                         "megatron-lm"))  # fmt: skip

@@ -163,8 +163,14 @@ def test_megatron_is_told_what_it_would_take_otherwise(model: str) -> None:
 
 def test_megatron_overlaps_what_the_stack_counts_and_no_more() -> None:
     overlaps = {"--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap"}
-    layout = parse_layout("dp8,tp2,sp,zero1,bf16")
-    assert overlaps <= read_by_megatron("0.19", export(layout, LLAMA, CORE, "megatron-lm")).keys()
+    layout, whole = parse_layout("dp8,tp2,sp,zero1,bf16"), load_stack("megatron-core-tp-overlap")
+    assert overlaps <= read_by_megatron("0.19", export(layout, LLAMA, whole, "megatron-lm")).keys()
+    said = read_by_megatron("0.19", export(layout, LLAMA, CORE, "megatron-lm")).keys()
+    assert overlaps - said == {"--tp-comm-overlap"}
+    staged = parse_layout("dp4,pp2,sp,zero1,bf16")
+    assert overlaps & read_by_megatron("0.19", export(staged, LLAMA, CORE, "megatron-lm")).keys() == {
+        "--overlap-grad-reduce"
+    }
     assert not overlaps & read_by_megatron("0.19", export(layout, LLAMA, MEGATRON, "megatron-lm")).keys()
     summed = read_by_megatron("0.19", export(parse_layout("dp8,bf16"), LLAMA, CORE, "megatron-lm"))
     assert overlaps & summed.keys() == {"--overlap-grad-reduce"}

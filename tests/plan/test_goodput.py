@@ -132,8 +132,8 @@ QUESTION = ("plan", "--model", "gpt3-13b", "--cluster", "dgx-h100", "--devices",
 
 def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
     told = trimaran(*QUESTION, "--tokens", "300e9", "--price", "2").stdout
-    assert "waiting for nodes 0.00%; 0.25 faults in the mean" in told
-    assert "expected 11.8 min (P50 " in trimaran(*QUESTION, "--tokens", "3e8").stdout
+    assert "waiting for nodes 0.00%; 0.24 faults in the mean" in told
+    assert "expected 11.5 min (P50 " in trimaran(*QUESTION, "--tokens", "3e8").stdout
     assert "days and cost above assume that nothing fails. With the faults of llama3-h100" in told
     assert "assumed: faults are those of llama3-h100, since cluster dgx-h100 states none" in told
     assert "assumed: a restart takes 15 minutes" in told and ", P90 " in told

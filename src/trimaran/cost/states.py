@@ -31,6 +31,11 @@ def expert_shards(grid: LayoutGrid, stage: int) -> Floats:
     return np.where(_is_sharded(grid, stage), grid.size("eshard"), 1).astype(np.float64)
 
 
+def keeps_whole(stack: Stack, grid: LayoutGrid) -> Bools:
+    """Where ZeRO-3 gathers weights once an iteration and scatters gradients once, and both are whole in between."""
+    return np.asarray(stack.pipelines_keep_whole & (grid.pp > 1) & _is_sharded(grid, WEIGHTS))
+
+
 def _is_sharded(grid: LayoutGrid, stage: int) -> Bools:
     """Where ZeRO shards what it shards from `stage` on."""
     return np.asarray((grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded"))

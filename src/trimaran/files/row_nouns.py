@@ -87,6 +87,19 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
     return Nouns(workload, cluster_as_run(measurement, stated), known_stack, layout, measurement.variants, notes)
 
 
+def with_usual_mbs(row: Measurement, stack: str | None = None) -> Measurement:
+    """A row that states no micro-batch, with that of its software: a replica's sequences by its stages, or one."""
+    try:
+        known, _ = stack_as_run(row, row.stack or stack or "")
+        layout = _layout_of(row, known)
+    except (TrimaranError, ValidationError):
+        return row  # which has no answer
+    mbs, left = divmod(row.gbs, layout.dp * layout.pp)
+    if not known.micro_batches_as_stages or layout.pp == 1 or left or not mbs:
+        return row
+    return row.model_copy(update={"mbs": mbs})
+
+
 def seconds_of(row: Measurement, nouns: Nouns) -> float | None:
     """Seconds of one iteration: as measured, or as they follow from tokens a second or from TFLOPs by a known formula.
 
@@ -222,7 +235,7 @@ def _layout_of(row: Measurement, stack: Stack) -> Layout:
     What has no column, sequence parallelism, is as the stack has it by itself.
     """
     if row.layout_label is None:
-        layout = _as_meant(_layout_of_columns(row))
+        layout = _as_meant(_layout_of_columns(row), stack)
         splits = stack.sequence_parallel_default and layout.tp > 1 and row.seq_len % layout.tp == 0
         return layout.model_copy(update={"sequence_parallel": splits})
     layout = parse_layout(row.layout_label)
@@ -255,15 +268,16 @@ def _layout_of_columns(row: Measurement) -> Layout:
     return Layout.model_validate(cells | {"recompute": recompute, "recompute_every": every, "schedule": schedule})
 
 
-def _as_meant(layout: Layout) -> Layout:
+def _as_meant(layout: Layout, stack: Stack) -> Layout:
     """What columns that others filled in mean: their words for schedules and FSDP are less strict than the notation.
 
-    1F1B with several chunks a stage is the interleaved schedule, which with one is 1F1B; folded ones have two, though a
-    table may not count them; FSDP shards all.
+    1F1B with several chunks a stage is the interleaved schedule, which with one is 1F1B, or has as many as its software
+    takes by itself; folded ones have two, though a table may not count them; FSDP shards all.
     """
     meant: dict[str, object] = {}
     if layout.schedule in ("1f1b", "interleaved"):
-        meant["schedule"] = usual_schedule(layout.pp, layout.vpp)
+        chunks = stack.interleaved_chunks if layout.schedule == "interleaved" and layout.vpp == 1 else layout.vpp
+        meant.update(vpp=chunks, schedule=usual_schedule(layout.pp, chunks))
     elif layout.vpp == 1:
         meant["vpp"] = usual_chunks(layout.schedule)
     if layout.dp_kind == "fully_sharded" and layout.zero_stage == 0:
@@ -290,7 +304,9 @@ def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...
         ),
         (
             (row.pp or 1) > 1 and row.schedule == "interleaved" and row.vpp == 1,
-            "schedule is interleaved, but vpp is 1: read as 1f1b; state vpp",
+            f"schedule is interleaved, but vpp is 1: read as {layout.schedule}"
+            + (f" with {layout.vpp}, as the software has it by itself" if layout.vpp > 1 else "")
+            + "; state vpp",
         ),
         (
             (row.devices_per_node or 0) > cluster.devices_per_node,

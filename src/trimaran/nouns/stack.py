@@ -124,6 +124,9 @@ class Stack(Noun):
     joint_qkv: bool = Field(
         default=False, description="one product makes queries, keys and values, which stay one tensor"
     )
+    copies_values: bool = Field(
+        default=False, description="attention copies values out of that one tensor, which is then let go"
+    )
     repeats_kv: bool = Field(default=False, description="grouped keys and values are repeated for every query head")
     copies_context: bool = Field(
         default=False,
@@ -203,6 +206,32 @@ class Stack(Noun):
         default=False,
         description="ZeRO 2 and 3 set a unit's gradients to zero before each backward adds to them, and then add a "
         "rank's part to those of earlier micro-batches",
+    )
+    all_reduced_zero_stages: tuple[Annotated[int, Field(ge=1, le=2)], ...] = Field(
+        default=(), description="ZeRO stages whose gradients are all-reduced, though a rank keeps its part alone"
+    )
+    bucket_passes: int = Field(
+        default=0,
+        ge=0,
+        le=12,
+        description="passes over gradients, as they travel, by which ZeRO 1 and 2 lay them into buckets and scale them",
+    )
+    live_parameters: int = Field(
+        default=0, ge=0, description="parameters that ZeRO-3 gathers ahead and keeps, where two layers have fewer"
+    )
+    reuse_parameters: int = Field(
+        default=0, ge=0, description="ZeRO-3 keeps gathered what it wants again within so many parameters"
+    )
+    pipelines_keep_whole: bool = Field(
+        default=False,
+        description="ZeRO-3 of a pipeline gathers weights with the first micro-batch and keeps them, and whole "
+        "gradients, to the last one, after which they are scattered",
+    )
+    micro_batches_as_stages: bool = Field(
+        default=False, description="a pipeline runs as many micro-batches as it has stages unless it is told otherwise"
+    )
+    interleaved_chunks: int = Field(
+        default=1, ge=1, le=8, description="virtual stages of interleaved rows that state none; 1: not known"
     )
     gathers_ends: bool = Field(
         default=False, description="ZeRO-3 keeps embedding and head gathered over forward and backward"

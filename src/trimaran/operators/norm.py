@@ -77,8 +77,12 @@ def query_key_norm(part: Part) -> Operator:
 
 
 def is_joint(part: Part) -> bool:
-    """Whether queries and keys that were turned or normed stand beside one tensor of queries, keys and values."""
-    return part.stack.joint_qkv and (part.model.positions == "rotary" or part.model.qk_norm != "none")
+    """Whether queries and keys that were turned or normed stand beside one tensor of queries, keys and values.
+
+    Where values are copied from it nothing refers to it any more, unless norms of queries and keys keep it.
+    """
+    turned = part.model.positions == "rotary" and not part.stack.copies_values
+    return part.stack.joint_qkv and (turned or part.model.qk_norm != "none")
 
 
 def _shared(part: Part) -> Number:

@@ -18,6 +18,7 @@ from trimaran.cost.states import (
     expert_shards,
     gathered_bytes,
     gradient_bytes,
+    keeps_whole,
     sent_gradient_bytes,
     shards,
 )
@@ -27,13 +28,13 @@ from trimaran.layout.layout import Layout
 def exposed_time(iteration: IterationCost) -> Floats:
     """Seconds an iteration waits for data-parallel traffic.
 
-    All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them and all-gathers the weights, the same
-    volume; ZeRO-2 reduce-scatters every micro-batch (Rajbhandari et al., arXiv 1910.02054, section 7). Ranks that share
-    a sequence take part as replicas do; where a part of the replicas shares out the states, the parts' copies are
-    summed besides. A parameter server takes in the sum of the gradients and sends out the weights. Traffic can hide
-    behind the last backwards, and weights that ZeRO-1 and 2 gather behind the first forwards where the stack does so.
-    Where weights are sharded, traffic is layer by layer. What copies of weights send each other may be compressed, or
-    wait for the end of a round of local steps.
+    All-reduce moves the gradients twice; ZeRO-1 reduce-scatters them, where the stack does not sum them whole, and
+    all-gathers the weights, the same volume; ZeRO-2 reduce-scatters every micro-batch (Rajbhandari et al., arXiv
+    1910.02054, section 7). Ranks that share a sequence take part as replicas do; where a part of the replicas shares
+    out the states, the parts' copies are summed besides. A parameter server takes in the sum of the gradients and sends
+    out the weights. Traffic can hide behind the last backwards, and weights that ZeRO-1 and 2 gather behind the first
+    forwards where the stack does so. Where weights are sharded, traffic is layer by layer. What copies of weights send
+    each other may be compressed, or wait for the end of a round of local steps.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     replicas = iteration.group_along("cp", "dp")
@@ -43,13 +44,14 @@ def exposed_time(iteration: IterationCost) -> Floats:
     of_experts = iteration.expert_parameters
     shared = iteration.parameters if of_experts is None else iteration.parameters - of_experts
     gradient = sent * shared
-    scatter = network.all_gather(gradient, sharers)
+    whole = np.isin(zero, case.stack.all_reduced_zero_stages)
+    scatter = np.where(whole, network.all_reduce(gradient, sharers), network.all_gather(gradient, sharers))
     gather = network.all_gather(gathered * shared, sharers)
     agreed = between_copies(case, grid, sent) * shared
     reduced = network.all_reduce(agreed, replicas)
     if of_experts is not None:
-        own = _expert_sharers(iteration)
-        scatter = scatter + network.all_gather(sent * of_experts, own)
+        own, theirs = _expert_sharers(iteration), sent * of_experts
+        scatter = scatter + np.where(whole, network.all_reduce(theirs, own), network.all_gather(theirs, own))
         gather = gather + network.all_gather(gathered * of_experts, own)
         reduced = reduced + network.all_reduce(sent * of_experts, expert_group(grid, network.cluster, "edp"))
     copied = sharded_copies(iteration, agreed, None if of_experts is None else sent * of_experts)
@@ -67,16 +69,19 @@ def exposed_time(iteration: IterationCost) -> Floats:
     # ZeRO 2 scatters behind the backward of each micro-batch, the last one's with what follows
     earlier = np.where(zero == GRADIENTS, m - 1.0, 0.0)
     behind_earlier = earlier * np.minimum(scatter * overlap, backward)
-    if case.stack.gathers_behind_forward:
-        apart = _hidden((traffic - gather) * overlap, backward, grid)
-        apart = apart + _hidden(gather * overlap, work.of_layers("forward"), grid)
-        hidden = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), apart, hidden)
+    # A later stage has one bucket, whose gather begins with its first forward and holds that up; virtual stages are
+    # gathered ahead (Megatron-Core 0.15, core/distributed/distributed_data_parallel.py, lines 122 and 123;
+    # training/arguments.py, lines 612 to 615; pipeline_parallel/schedules.py, lines 1034 and 1156).
+    ahead = ((grid.pp == 1) | (grid.vpp > 1)) * float(case.stack.gathers_behind_forward)
+    apart = _hidden((traffic - gather) * overlap, backward, grid)
+    apart = apart + _hidden(gather * overlap * ahead, work.of_layers("forward"), grid)
+    hidden = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), apart, hidden)
     exposed = traffic + earlier * scatter - (hidden + behind_earlier) * (1.0 - crowded(case.cluster))
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
         exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
-    cleared = m * work.rate.streamed(_cleared_bytes(iteration))
-    return np.asarray(exposed + cleared + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
+    passes = work.rate.streamed(m * _cleared_bytes(iteration) + (1.0 + earlier) * _bucket_bytes(iteration, sent))
+    return np.asarray(exposed + passes + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
 
 
 def _cleared_bytes(iteration: IterationCost) -> Floats:
@@ -92,6 +97,12 @@ def _cleared_bytes(iteration: IterationCost) -> Floats:
     return np.where(apart, gradient_bytes(grid, stack) * (iteration.parameters + 3.0 * summed), 0.0)
 
 
+def _bucket_bytes(iteration: IterationCost, sent: Floats) -> Floats:
+    """Bytes that pass through memory where ZeRO 1 and 2 lay gradients into buckets, each time that they reduce them."""
+    passes = np.isin(iteration.grid.zero_stage, (OPTIMIZER, GRADIENTS)) * float(iteration.case.stack.bucket_passes)
+    return np.asarray(passes * sent * iteration.parameters)
+
+
 def _expert_sharers(iteration: IterationCost) -> Group:
     """The ranks that share out the states of the same routed experts."""
     return expert_group(iteration.grid, iteration.network.cluster, "eshard")
@@ -103,7 +114,8 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     The next layer's gather, and in the backward the reduce-scatter of the layer before, run while a layer computes
     (PyTorch FSDP: Zhao et al., arXiv 2304.11277, section 3.3; fully_shard prefetches one unit likewise); what is
     longer than the layer with its collectives inside a node shows. Nothing hides the first gathers of a micro-batch and
-    its last reduce-scatters, the ends' among them.
+    its last reduce-scatters, the ends' among them. A pipeline's may be gathered once, with the first forward, and
+    scattered after the last backward, which nothing hides.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
     layer = layer_parameters(case.model, grid)
@@ -115,7 +127,8 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     element, sent = gathered_bytes(case, grid), sent_gradient_bytes(grid, case.stack)
     gather, gather_ends = (network.all_gather(element * each, sharers) for each in (layer, ends))
     scatter, scatter_ends = (network.all_gather(sent * each, sharers) for each in (layer, ends))
-    times = 1.0 / iteration.micro_batches if case.stack.sums_copies_once else 1.0
+    kept = keeps_whole(case.stack, grid)
+    times = np.where(kept | (not case.stack.sums_copies_once), 1.0, 1.0 / iteration.micro_batches)
     times = np.where(grid.local_steps > 0, 0.0, times)
     agreed = between_copies(case, grid, sent)
     own_copies = sent * experts if case.model.experts else None
@@ -125,7 +138,9 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
         own = _expert_sharers(iteration)
         gather = gather + network.all_gather(element * experts, own)
         scatter = scatter + network.all_gather(sent * experts, own)
-    again = np.where(grid.zero_stage == 2, 0.0, gather)
+    # what the last layers' backward wants at once was not let go
+    reused = np.minimum(0.5 * case.stack.reuse_parameters / iteration.parameters, 1.0)
+    again = np.where(grid.zero_stage == 2, 0.0, gather * (1.0 - reused))
     forward, backward = work.layer.busy_forward, work.layer.busy_backward
     if case.model.experts:
         # tokens on their way between nodes take the same cards
@@ -141,9 +156,16 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     shown = (gather - behind_forward) + (travels - behind_backward)
     slowed = crowded(case.cluster) * (behind_forward + behind_backward)
     first_and_last = gather_ends + gather + scatter + scatter_ends + copied + copied_ends
-    of_layers = np.maximum(work.layers - 1.0, 0.0) * (shown + slowed)
+    others = np.maximum(work.layers - 1.0, 0.0)
     laid = work.rate.streamed(laid_bytes(iteration, element, sent) * iteration.parameters)
-    return np.asarray(iteration.micro_batches * (of_layers + first_and_last + laid))
+    each = iteration.micro_batches * (others * (shown + slowed) + first_and_last + laid)
+    if not kept.any():
+        return np.asarray(each)
+    # 16-bit gradients are added to the sum of those before, which is read and written
+    summed = work.rate.streamed((element_bytes(grid) + 2.0 * sent) * iteration.parameters)
+    gathered = gather - (1.0 - crowded(case.cluster)) * behind_forward
+    once = first_and_last + others * (gathered + scatter + copied) + laid
+    return np.asarray(np.where(kept, once + iteration.micro_batches * summed, each))
 
 
 def laid_bytes(iteration: IterationCost, element: Floats, sent: Floats) -> Floats:

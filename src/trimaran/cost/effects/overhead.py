@@ -18,10 +18,15 @@ def overhead_time(case: Case, grid: LayoutGrid) -> Floats:
     """Seconds that every micro-batch and every iteration cost besides.
 
     The host goes through its schedule, sends and hooks once for each virtual stage of a rank (Megatron-Core 0.15,
-    core/pipeline_parallel/schedules.py, forward_step_helper and backward_step_helper, lines 1200 and 1273).
+    core/pipeline_parallel/schedules.py, forward_step_helper and backward_step_helper, lines 1200 and 1273). A GPU's
+    does so ahead of it where nothing of a virtual stage waits for the device: neither sends (the same,
+    p2p_communication.py, lines 395 to 398, which batched ones do) nor experts' numbers of tokens
+    (core/transformer/moe/token_dispatcher.py, _maybe_dtoh_and_synchronize).
     """
     calibration = case.calibration
-    passes = grid.micro_batches * grid.vpp
+    waits = grid.chose("schedule", *case.stack.blocking_schedules) | (case.cluster.device.kind == "cpu")
+    waits = waits | bool(case.model.experts)
+    passes = grid.micro_batches * np.where(waits, grid.vpp, 1)
     fixed = passes * calibration.micro_batch_ms * 1e-3 + calibration.iteration_ms * 1e-3
     return np.asarray(fixed + _agreement(case, grid))
 

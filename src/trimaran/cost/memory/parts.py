@@ -19,6 +19,7 @@ from trimaran.cost.states import (
     WEIGHTS,
     casts_on,
     gathered_bytes,
+    keeps_whole,
     low_gradient_bytes,
     shards,
 )
@@ -40,13 +41,18 @@ class MemoryPart:
 def _weights(rank: RankMemory) -> Floats:
     """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where these join.
 
-    Where it shards the master copy alone, working weights are what is gathered. Copies that were cast for products stay
-    beside them where the stack keeps those.
+    Software may gather more of them ahead, and those of a pipeline may all stay so. Where it shards the master copy
+    alone, working weights are what is gathered. Copies that were cast for products stay beside them where the stack
+    keeps those.
     """
     share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
     layer, layers = rank.layer, rank.of_layers
     ends = rank.ends if stack.gathers_ends or rank.keeps_unit_places else 0.0
-    gathered = 2.0 * layer * gathered_bytes(rank.case, rank.grid) + ends * rank.element
+    each, live = gathered_bytes(rank.case, rank.grid), np.minimum(float(stack.live_parameters), layers)
+    kept = keeps_whole(stack, rank.grid)
+    gathered = (
+        np.where(kept, layers, np.maximum(2.0 * layer, live)) * each + np.where(kept, rank.ends, ends) * rank.element
+    )
     casts = layers * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
     elsewhere = master_alone | rank.offloads("weights")
@@ -67,6 +73,7 @@ def _gradients(rank: RankMemory) -> Floats:
         layers, ends = 2.0 * rank.layer, rank.ends
         whole = layers + ends if rank.keeps_unit_places else np.maximum(layers, ends)
         here = here + np.where(shards(rank.grid, GRADIENTS) > 1, np.minimum(whole, rank.count), 0.0)
+    here = np.where(keeps_whole(rank.case.stack, rank.grid), rank.count, here)
     return here * rank.gradient + rank.count * low
 
 

@@ -11,7 +11,7 @@ from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
 from trimaran.cost.table.row_answers import Answer, Question, answers_of
 from trimaran.files.frames import FrameLibrary, frame_of, html_table
-from trimaran.files.row_nouns import formula_of, seconds_of
+from trimaran.files.row_nouns import formula_of, seconds_of, with_usual_mbs
 from trimaran.files.row_table import Row, Table
 from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import tflops_per_device
@@ -142,9 +142,10 @@ def predict_table(
     Without `calibration` the shipped one of the row's (cluster, stack) applies, unless `priors_only`.
     """
     asked = Question(cluster, stack, calibration, priors_only)
+    rows = [replace(row, supposed=with_usual_mbs(row.supposed, stack)) if row.supposed else row for row in table.rows]
     return [
         PredictedRow(row, None, None, row.error) if answer is None else _predicted_row(row, answer)
-        for row, answer in zip(table.rows, answers_of([row.answerable for row in table.rows], asked), strict=True)
+        for row, answer in zip(rows, answers_of([row.answerable for row in rows], asked), strict=True)
     ]
 
 

@@ -62,6 +62,12 @@ def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) 
         stated.uncounted.append(f"optimizer {kind}, counted as adam")
     if stated.layout["zero_stage"] and "overlap_comm" in zero:
         stated.stack["overlapped_zero_stages"] = (stated.layout["zero_stage"],) if zero["overlap_comm"] is True else ()
+    # engine.py:1259: unless told otherwise gradients are summed in the model's precision
+    if stated.layout["zero_stage"] == 1 and _table(config, "data_types").get("grad_accum_dtype") not in (
+        "fp32",
+        "float32",
+    ):
+        stated.stack["wide_gradients"] = ()
     if isinstance(zero.get("reduce_bucket_size"), int):
         stated.stack["bucket_elements"] = zero["reduce_bucket_size"]
     for name, word in _OFFLOADS.items():

@@ -43,7 +43,7 @@ TELLING: Mapping[str, object] = {
 # What changes time or memory and what the cost model has no word for, where it is stated.
 _UNCOUNTED = (
     "--apply-layernorm-1p", "--attention-backend", "--cpu-offloading", "--cuda-graph-impl",
-    "--enable-cuda-graph", "--fine-grained-activation-offloading", "--grad-reduce-in-bf16",
+    "--enable-cuda-graph", "--fine-grained-activation-offloading",
     "--overlap-param-gather-with-optimizer-step", "--no-masked-softmax-fusion",
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
     "--external-cuda-graph", "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
@@ -269,5 +269,7 @@ def _stack(flags: Flags, stated: Stated) -> None:
         "gathers_behind_forward": flags.has("--overlap-param-gather"),
         "sums_behind_products": flags.has("--tp-comm-overlap"),
     }
+    if flags.has("--grad-reduce-in-bf16"):
+        stated.stack["grad_bytes_16bit"] = 2
     if not flags.has("--cross-entropy-loss-fusion"):
         stated.notes.append("without --cross-entropy-loss-fusion; the loss is counted as the stack has it")

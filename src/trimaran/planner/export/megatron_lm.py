@@ -118,7 +118,9 @@ def _offload_flags(layout: Layout, split: tuple[int, ...]) -> list[str]:
 
 def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
     """What runs beside products, as far as the stack that was planned for counts it; it is off unless asked for."""
-    gathers = layout.zero_stage == 1 and stack.gathers_behind_forward
+    # later stages of a pipeline without virtual ones would wait for theirs one after the other
+    ahead = layout.pp == 1 or layout.vpp > 1
+    gathers = layout.zero_stage == 1 and stack.gathers_behind_forward and ahead
     sums = layout.dp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
     switches = (
         (sums or gathers, "--overlap-grad-reduce"),
