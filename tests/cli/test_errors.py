@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from command import run, tiny_recipe
+from command import TRIMARAN, run, tiny_recipe
 from trimaran.cli import main
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_table import packaged_table, write_table
@@ -211,6 +212,15 @@ def test_a_verb_that_is_stopped_promises_only_what_it_has_kept(
         main()
     assert left.value.code == status
     assert capsys.readouterr().err == f"trimaran: {how}{kept}\n"
+
+
+def test_ctrl_c_while_modules_are_read_is_a_line(tmp_path: Path) -> None:
+    """A module that verbs need takes a second here, in which the signal comes."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [TRIMARAN, "plan"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "trimaran: interrupted\n")
 
 
 @pytest.mark.parametrize("output", [(), ("-o", "page.html"), ("-o", "rows.csv")], ids=["table", "page", "csv"])

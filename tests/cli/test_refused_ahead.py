@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from command import run, tiny_recipe
+from command import TRIMARAN, run, tiny_recipe
 
 OTHER_MODEL = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_head": 2, "vocab_size": 257, "n_positions": 32}
 
@@ -150,3 +151,23 @@ def test_a_file_that_cannot_be_written_is_told_of_before_the_work(tmp_path: Path
         assert f"--output {name}" in line and says in line
     assert not (tmp_path / "runs").exists() and (tmp_path / "full.csv").read_text() == "kept"
     assert (tmp_path / "pipe.csv").is_fifo()
+
+
+def test_a_timeline_of_an_ending_that_nothing_has_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    done = run("timeline", str(recipe), "--layout", "dp1,mbs4", "--measure", "-o", "drawn.txt", cwd=tmp_path)
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
+    assert done.stderr.splitlines() == [
+        "trimaran: drawn.txt ends in '.txt': a timeline ends in .json, .png, .svg, .pdf"
+    ]
+
+
+@pytest.mark.parametrize("verb", ["bench", "data"])
+def test_a_folder_that_is_not_unicode_is_refused_in_a_line(tmp_path: Path, verb: str) -> None:
+    recipe = tiny_recipe(tmp_path)
+    done = subprocess.run(
+        [TRIMARAN.encode(), verb.encode(), bytes(recipe), b"--runs", b"runs-\xff"],
+        cwd=tmp_path, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"is not Unicode: choose another folder" in done.stderr.splitlines()[-1] and b"Traceback" not in done.stderr

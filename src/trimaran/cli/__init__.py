@@ -24,14 +24,14 @@ class _Terminated(BaseException):
 
 def main() -> None:
     """Entry point of the `trimaran` command."""
-    from trimaran.cli.app import app
-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows another for it
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminate)
     try:
+        from trimaran.cli.app import app  # which takes a while, and may be interrupted
+
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
         status = INTERRUPTED

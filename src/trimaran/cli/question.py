@@ -124,7 +124,7 @@ def _cluster(base: Recipe | None, cluster: str | None, runs: Path) -> Cluster:
         return load_cluster(cluster or "")
     from trimaran.study.workspace import Workspace
 
-    return Workspace(runs / base.name).cluster(base)
+    return Workspace(runs / base.name).cluster(base, runs_here=False)
 
 
 def _priced(cluster: Cluster, price: float | None) -> Cluster:

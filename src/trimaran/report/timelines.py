@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.timeline import EventKind, Timeline
-from trimaran.report.figures import new_figure, save_figure
+from trimaran.report.figures import ENDINGS, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,6 +75,13 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
             title = f"rank {rank} sends" if sends else f"rank {rank}"
             events.append({"ph": "M", "name": "thread_name", "pid": number, "tid": thread, "args": {"name": title}})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def check_ending(path: Path) -> None:
+    """Raise TrimaranError where a path ends in what no timeline can be written as."""
+    endings = (TRACE_ENDING, *ENDINGS)
+    if path.suffix not in endings:
+        raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: a timeline ends in {', '.join(endings)}")
 
 
 def write_timelines(timelines: Mapping[str, Timeline], path: Path) -> None:

@@ -68,7 +68,7 @@ def case_to_trace(recipe: Recipe, workspace: Workspace) -> Case:
             f"recipe {recipe.name}: cluster is this machine, which is not probed, and a dry run traces what GPUs hold: "
             f'name a cluster of them, as cluster = "dgx-h100", or a file that `trimaran probe` wrote on one'
         )
-    case = Case.of(recipe.workload, workspace.cluster(recipe), recipe.stack)
+    case = Case.of(recipe.workload, workspace.cluster(recipe, runs_here=False), recipe.stack)
     refuse_untraceable(case)
     return case
 

@@ -72,12 +72,16 @@ def run_program(
         ) as process,
     ):
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith(progress.MARK):
-                print(printable(line.removeprefix(progress.MARK)), end="", file=sys.stderr, flush=True)
-            elif line.strip():
-                last = line.strip()
-        status = process.wait()
+        try:
+            for line in process.stderr:
+                if line.startswith(progress.MARK):
+                    print(printable(line.removeprefix(progress.MARK)), end="", file=sys.stderr, flush=True)
+                elif line.strip():
+                    last = line.strip()
+            status = process.wait()
+        except BaseException:
+            process.terminate()  # a signal to this process alone would leave it at work, and this one waiting for it
+            raise
         output.seek(0)
         told = output.read()
     if status < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,15 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import printable
+from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, Training
 from trimaran.recipe.recipe import Recipe
+from trimaran.store.claims import Claims
 from trimaran.study.stated import stated_layouts, unprobed_machine
 from trimaran.study.torch_programs import probe_machine, run_program
 
+_LOOK_AGAIN_S = 0.5
 # What is done with a text once it is tokenised.
 Follows = Literal["nothing", "trials", "training"]
 
@@ -57,11 +62,12 @@ class Workspace:
         """This machine, as the probe measured it."""
         return self.folder / "cluster.toml"
 
-    def cluster(self, recipe: Recipe, layouts: Sequence[Layout] | None = None) -> Cluster:
+    def cluster(self, recipe: Recipe, layouts: Sequence[Layout] | None = None, *, runs_here: bool = True) -> Cluster:
         """The recipe's cluster, or this machine as a probe measures it on the first call.
 
         Layouts to run on it, the recipe's own if none are given, are refused before the probe where no machine of
-        as many slots could run them. Raises TrimaranError for those, and when the probe fails or its file is not valid.
+        as many slots could run them. Raises TrimaranError for those, when the probe fails or its file is not valid, and
+        where that file is of another machine or of fewer slots, unless nothing `runs_here`.
         """
         if recipe.cluster is not None:
             return recipe.cluster
@@ -71,12 +77,40 @@ class Workspace:
                 f"recipe {recipe.name}: cluster is missing, and a probe of this machine says nothing of {whose} nodes: "
                 f'name one, as cluster = "dgx-h100", or a file that `trimaran probe` wrote there'
             )
+        layouts = stated_layouts(recipe) if layouts is None else layouts
         if not self.cluster_file.exists():
-            for layout in stated_layouts(recipe) if layouts is None else layouts:
+            for layout in layouts:
                 check_layout(layout, recipe.workload, unprobed_machine(recipe), recipe.stack)
             self.folder.mkdir(parents=True, exist_ok=True)
-            probe_machine(recipe, self.cluster_file)
-        return load_cluster(str(self.cluster_file))
+            self._probe(recipe)
+        probed = load_cluster(str(self.cluster_file))
+        if runs_here:
+            self._refuse_another_machine(probed, layouts)
+        return probed
+
+    def _probe(self, recipe: Recipe) -> None:
+        """Probe this machine, or wait for another process that does: two at once would each measure the other."""
+        claims = Claims(self.folder / "probe.claims")
+        try:
+            while not claims.take("probe"):
+                time.sleep(_LOOK_AGAIN_S)
+            if not self.cluster_file.exists():
+                probe_machine(recipe, self.cluster_file)
+        finally:
+            claims.close()
+
+    def _refuse_another_machine(self, probed: Cluster, layouts: Sequence[Layout]) -> None:
+        """Raise TrimaranError where the cluster file is of other processors, or of too few slots for a layout."""
+        again = "remove it to have this machine probed, or keep this machine's study elsewhere by --runs"
+        if probed.device.kind == "cpu" and not probed.device.name.startswith(here := processor_name()):
+            raise TrimaranError(f"{self.cluster_file} is of {probed.device.name}, and this machine is {here}: {again}")
+        slots = probed.nodes * probed.devices_per_node
+        for layout in layouts:
+            if layout.devices > slots:
+                raise TrimaranError(
+                    f"{layout} takes {layout.devices} slots, but {self.cluster_file} is of {slots}, for which this "
+                    f"machine was probed: remove the file to have it probed for {layout.devices}, or lower a degree"
+                )
 
     def data(self, recipe: Recipe, megatron: Path | None = None, *, follows: Follows = "trials") -> Path:
         """Folder of the recipe's token files, made on the first call; `megatron` is a prefix to write them to as well.
@@ -84,6 +118,10 @@ class Workspace:
         Raises TrimaranError when a text cannot be read or the disk is full, and for what that which `follows` would be
         refused for.
         """
+        try:
+            str(self.folder).encode()
+        except UnicodeEncodeError:
+            raise TrimaranError(f"--runs {printable(str(self.folder))} is not Unicode: choose another folder") from None
         job = DataJob(data=recipe.data, vocab=recipe.workload.model.vocab, cache_dir=str(self.folder / "data"))
         if megatron is not None:
             job = job.model_copy(update={"megatron": str(megatron)})

@@ -12,16 +12,20 @@ from pydantic import ValidationError
 from trimaran.nouns.noun import first_error
 from trimaran.protocol.result import RunResult
 
-_LIMIT_BYTES = 16 * 1024 * 1024
+# More than a result may hold: about 66 bytes a step, and twice that of one that validates each time.
+_LIMIT_BYTES, _LIMIT_BYTES_A_STEP = 1 << 20, 512
 
 
 def read_result(path: Path, steps: int) -> RunResult | str:
     """The result of a trial of `steps` steps, or a sentence saying why it cannot be believed."""
+    limit = _LIMIT_BYTES + _LIMIT_BYTES_A_STEP * steps
     try:
         with path.open("rb") as file:
-            text = file.read(_LIMIT_BYTES)
+            text = file.read(limit + 1)
     except OSError as error:
         return f"the ranks left with 0 but {path.name} cannot be read ({error.strerror})"
+    if len(text) > limit:
+        return f"{path.name} is garbage: of {steps} steps it is larger than {limit / 2**20:.1f} MiB"
     try:
         result = RunResult.model_validate(json.loads(text))
     except ValidationError as error:

@@ -51,8 +51,9 @@ def timeline(
     from trimaran.cost.simulate import pipeline_run, simulate
     from trimaran.layout.notation import parse_layout
     from trimaran.layout.rules import check_layout
-    from trimaran.report.timelines import bubble_share, write_timelines
+    from trimaran.report.timelines import bubble_share, check_ending, write_timelines
 
+    check_ending(output)
     case = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, calibration=calibration
     ).case  # fmt: skip

@@ -1,0 +1,94 @@
+"""A study of this machine: it is probed once, by one process, and its cluster file counts on no other machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from command import TRIMARAN, run, tiny_recipe
+from trimaran.files.catalogue import dump_toml, load_cluster
+from trimaran.files.recipe_file import load_recipe
+from trimaran.protocol.host import processor_name
+from trimaran.recipe.recipe import Recipe
+from trimaran.study import workspace
+from trimaran.study.workspace import Workspace
+
+
+def of_this_machine(folder: Path, layouts: list[str] | None = None) -> Path:
+    """A recipe that names no cluster."""
+    recipe = tiny_recipe(folder, layouts)
+    recipe.write_text(re.sub(r"(?m)^cluster = .*\n", "", recipe.read_text()))
+    return recipe
+
+
+def probed(folder: Path, name: str) -> None:
+    """A cluster file of two slots of a processor of that name, as a probe leaves it."""
+    cluster = load_cluster(str(folder / "machine.toml"))
+    device = cluster.device.model_copy(update={"name": name})
+    (folder / "runs" / "tiny").mkdir(parents=True)
+    update = {"device": device, "source": "trimaran 0.1.0 probe --quick, 2026-11-01 10:00 UTC"}
+    dump_toml(cluster.model_copy(update=update), folder / "runs" / "tiny" / "cluster.toml")
+
+
+def test_a_cluster_file_of_another_machine_is_planned_by_and_not_measured_by(tmp_path: Path) -> None:
+    recipe = of_this_machine(tmp_path)
+    probed(tmp_path, "Another Processor, 1 core")
+    done = run("bench", str(recipe), cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"is of Another Processor, 1 core, and this machine is {processor_name()}: remove it" in done.stderr
+    assert run("plan", str(recipe), cwd=tmp_path).returncode == 0
+
+
+def test_a_layout_of_more_slots_than_were_probed_says_which_file_to_remove(tmp_path: Path) -> None:
+    recipe = of_this_machine(tmp_path, ["dp4,mbs1"])
+    probed(tmp_path, f"{processor_name()}, 1 core")
+    done = run("bench", str(recipe), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "takes 4 slots, but runs/tiny/cluster.toml is of 2" in done.stderr.splitlines()[-1]
+    assert "remove the file to have it probed for 4" in done.stderr.splitlines()[-1]
+
+
+def test_two_commands_at_once_probe_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, place, probes = (
+        load_recipe(str(of_this_machine(tmp_path))),
+        Workspace(tmp_path / "runs" / "tiny"),
+        list[str](),
+    )
+
+    def probe(_: Recipe, cluster_file: Path) -> None:
+        probes.append(threading.current_thread().name)
+        time.sleep(1.0)
+        device = load_cluster(str(tmp_path / "machine.toml"))
+        named = device.device.model_copy(update={"name": f"{processor_name()}, 1 core"})
+        dump_toml(device.model_copy(update={"device": named}), cluster_file)
+
+    monkeypatch.setattr(workspace, "probe_machine", probe)
+    threads = [threading.Thread(target=place.cluster, args=(recipe,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(probes) == 1 and place.cluster(recipe).devices_per_node == 2
+    assert not (place.folder / "probe.claims").exists()
+
+
+def test_a_program_that_is_waited_for_ends_with_the_command(tmp_path: Path) -> None:
+    """SIGTERM to the command alone, as a batch system or `timeout` sends it, while a probe is at work below it."""
+    recipe = of_this_machine(tmp_path)
+    with subprocess.Popen(
+        [TRIMARAN, "bench", str(recipe)], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    ) as command:
+        assert command.stderr is not None
+        assert any("probe" in line for line in iter(command.stderr.readline, ""))
+        command.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        command.stderr.read()
+        assert command.wait(30) == 143
+        assert time.monotonic() - began < 10
