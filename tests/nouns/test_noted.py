@@ -62,6 +62,14 @@ def test_only_what_stands_between_the_words_differs(before: str, apart: str) -> 
     assert first_said((COMPILE, ASYNC), said) is ASYNC
 
 
+@pytest.mark.parametrize(
+    ("date", "said"), [(None, False), ("2025-03-31", False), ("2025-04-02", True), ("2025-05", True)]
+)
+def test_words_may_say_so_from_a_day_on(date: str | None, said: bool) -> None:
+    dated = COMPILE.model_copy(update={"since": "2025-04-02"})
+    assert (first_said((dated,), "compile", date) is dated) is said
+
+
 def test_every_entry_of_the_catalogue_names_another_and_none_goes_in_a_circle() -> None:
     for kind, load in (("stacks", load_stack), ("devices", load_device)):
         for name in catalogue_names(kind):

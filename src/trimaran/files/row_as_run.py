@@ -78,7 +78,7 @@ def stack_as_run(row: Measurement, name: str) -> tuple[Stack, tuple[str, ...]]:
     if stack.narrow_as and is_narrow and row.precision not in stack.precisions:
         stack = _load_stack(stack.narrow_as)
     for column in ("system", "notes"):
-        while (said := first_said(stack.noted, getattr(row, column) or "")) is not None:
+        while (said := first_said(stack.noted, getattr(row, column) or "", row.date)) is not None:
             stack = _load_stack(said.read_as)
             notes.append(f"{column} says {said.words}: read as {stack.name}")
     if any(allocator in row.variants.get("LD_PRELOAD", "") for allocator in KEEPING_ALLOCATORS):

@@ -22,6 +22,11 @@ class Noted(Noun):
 
     words: str = Field(min_length=2, description="words that stand together, however they are set apart")
     read_as: str = Field(min_length=1, description="the catalogue name of what ran")
+    since: str = Field(
+        default="",
+        pattern=r"^(\d{4}-\d{2}-\d{2})?$",
+        description="the day from which on a row's date says so; empty: any",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -46,6 +51,6 @@ def _letters(words: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", words.lower())
 
 
-def first_said(noted: Iterable[Noted], text: str) -> Noted | None:
-    """The first entry whose words a text has, or None."""
-    return next((each for each in noted if each.said_in(text)), None)
+def first_said(noted: Iterable[Noted], text: str, date: str | None = None) -> Noted | None:
+    """The first entry whose words a text of a date (or of a month of it) has, or None."""
+    return next((each for each in noted if each.since <= (date or "") and each.said_in(text)), None)
