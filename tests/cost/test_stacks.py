@@ -181,6 +181,17 @@ def test_a_host_that_runs_ahead_pays_for_virtual_stages_but_once() -> None:
     assert many - few == pytest.approx(6 * 16 * prior(H100, CORE).micro_batch_ms * 1e-3)
 
 
+def test_a_gradient_buffer_is_passed_over_whole_and_normed_by_its_shares() -> None:
+    """Of Llama-3-8B in fp32 gradients on 8 replicas 4 x 4 bytes a parameter more, and 7/8 of 3 x 4 less."""
+    case = Case.of(workload_of("llama3-8b", 64), H100, CORE)
+    plain = Case.of(case.workload, H100, CORE.model_copy(update={"gradient_buffer_passes": 0}))
+    passed, normed = (estimate(each, parse_layout("dp8,mbs1,zero1,bf16")).time.optimizer for each in (case, plain))
+    moved = case.model.parameters * (4 * 4 - 7 / 8 * 3 * 4)
+    assert passed - normed == pytest.approx(
+        moved / (H100.device.mem_bandwidth_gb_s * 1e9 * prior(H100, CORE).memory), rel=0.01
+    )
+
+
 def test_only_the_schedules_that_overlap_sends_do() -> None:
     one_by_one = "dp256,tp8,pp8,mbs1,zero1,sp,recompute-full,bf16"
     assert seconds(one_by_one) == seconds(one_by_one, overlaps_sends=())

@@ -216,6 +216,12 @@ class Stack(Noun):
         le=12,
         description="passes over gradients, as they travel, by which ZeRO 1 and 2 lay them into buckets and scale them",
     )
+    gradient_buffer_passes: int = Field(
+        default=0,
+        ge=0,
+        le=12,
+        description="passes over all gradients of a rank besides norm and clipping, which under ZeRO-1 are of its share",
+    )
     live_parameters: int = Field(
         default=0, ge=0, description="parameters that ZeRO-3 gathers ahead and keeps, where two layers have fewer"
     )

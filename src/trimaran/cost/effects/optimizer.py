@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, TimePart
 from trimaran.cost.grid import Floats, LayoutGrid, by_precision
 from trimaran.cost.kernels import Rates
-from trimaran.cost.states import OPTIMIZER, WEIGHTS, casts_on, expert_shards, gradient_bytes, shards
+from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, casts_on, expert_shards, gradient_bytes, shards
 from trimaran.layout.layout import Layout
 from trimaran.operators.casts import weight_cast_bytes
 
@@ -24,7 +24,8 @@ def step_time(
     Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes in
     fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches weights
     and gradient only. ZeRO divides it by DP, and what is `of_experts` by the replicas of their own group. Weights that
-    are cast once an iteration are cast here.
+    are cast once an iteration are cast here. A buffer of whole gradients may be passed over besides: searched for what
+    is not finite, scaled, cleared; norm and clipping are then of the rank's share.
     """
     gradient = gradient_bytes(grid, case.stack)
     moments = 4.0 if case.workload.optimizer == "adam" else 0.0
@@ -38,7 +39,9 @@ def step_time(
     if of_experts is not None:
         stepped = stepped + of_experts * (1.0 / expert_shards(grid, OPTIMIZER) - 1.0 / shards(grid, OPTIMIZER))
     # The norm reads all gradients that the rank holds; clipping (and the fp16 scaler) reads and writes them.
-    norm_bytes = np.where(grid.zero_stage >= 2, stepped, parameters) * gradient * 3.0
+    passes = float(case.stack.gradient_buffer_passes)
+    normed = np.where(grid.zero_stage >= (OPTIMIZER if passes else GRADIENTS), stepped, parameters)
+    norm_bytes = (normed * 3.0 + parameters * passes) * gradient
     cast_bytes = parameters * weight_cast_bytes(casts_on(case, grid.precision), case.stack)
     if case.stack.gathers_casts:
         cast_bytes = cast_bytes / shards(grid, WEIGHTS)
