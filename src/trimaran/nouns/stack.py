@@ -220,7 +220,7 @@ class Stack(Noun):
         default=0,
         ge=0,
         le=12,
-        description="passes over all gradients of a rank besides norm and clipping, which ZeRO-1 then does of its share",
+        description="passes over all gradients of a rank beside norm and clipping, which ZeRO-1 then does of its share",
     )
     live_parameters: int = Field(
         default=0, ge=0, description="parameters that ZeRO-3 gathers ahead and keeps, where two layers have fewer"
