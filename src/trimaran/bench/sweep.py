@@ -85,7 +85,8 @@ def run_sweep(
     A trial is claimed, run, and stored in one transaction with the end of its claim, so that
     after a kill -9 at any moment every trial is either stored or open. Trials whose stored
     status is in `retry`, or says nothing of the layout, are run once more. `say` gets a sentence of each trial
-    that is run though its ranks may find no room. Raises TrimaranError for an invalid layout before anything runs.
+    that is run though its ranks may find no room. Raises TrimaranError for an invalid layout, and for a store that
+    cannot be written though a trial is to be run, before anything runs.
     """
     asked = [(layout, variant) for layout in layouts for variant in variants]
     trials = [
@@ -145,6 +146,8 @@ class _Sweep:
         return [self._rows[key] for key in self._order]
 
     def _run_all(self, predicted: Mapping[str, Prediction | None], wanted: Mapping[str, int]) -> None:
+        if any(self._store.attempts(key) < attempts for key, attempts in wanted.items()):
+            self._store.require_writable()
         open_keys = list(self._trials)
         while open_keys or not self._crew.idle:
             left = []

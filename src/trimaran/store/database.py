@@ -145,6 +145,15 @@ class Store:
             self._shared.close()
         self._connection.close()
 
+    def require_writable(self) -> None:
+        """Raise TrimaranError where no row can be stored: asked ahead of what takes long to measure one."""
+        if self._shared:
+            self._shared.require_writable()
+            return
+        with self._writing():
+            # SQLite begins a transaction of a file that may only be read, and refuses its first change
+            self._connection.execute("DELETE FROM measurement WHERE FALSE")
+
     def add(self, measurement: Measurement) -> None:
         """Store one run. A trial that was run before gets a further attempt; its claim ends."""
         if self._shared:
