@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,30 @@ def test_a_finished_trial_whose_row_found_no_room_is_stored_later_and_not_run_ag
             retry=frozenset({"ok"}), **options,
         )  # fmt: skip
         assert row.status == "fail"
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "of an earlier version"])
+def test_a_row_that_is_stored_later_says_when_and_under_what_its_trial_ran(
+    folder: Path, recipe: Recipe, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    def no_room(self: Store, row: Measurement) -> None:
+        raise TrimaranError("the disk is full")
+
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    with monkeypatch.context() as full, pytest.raises(TrimaranError, match="full"):
+        full.setattr(Store, "add", no_room)
+        full.setenv("OMP_PROC_BIND", "false")
+        sweep_here(folder, recipe, cluster, ["dp1,mbs1"], "ok")
+    ended = datetime.now(UTC).isoformat(timespec="seconds")
+    if not noted:
+        for note in (folder / "runs").rglob("circumstances.json"):
+            note.unlink()
+    time.sleep(1.1)
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    (row,), _ = sweep_here(folder, recipe, cluster, ["dp1,mbs1"], "fail")
+    assert row.status == "ok"
+    assert (row.environment["OMP_PROC_BIND"] == "false") is noted
+    assert (began <= (row.created_at or "") <= ended) is noted
 
 
 def test_a_sweep_may_run_beside_other_threads(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
