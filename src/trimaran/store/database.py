@@ -20,6 +20,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.claims import Claims
 from trimaran.store.filter import Condition
+from trimaran.store.owner import Owner
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 from trimaran.store.shared_rows import SharedRows, copied, is_shared, place
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
@@ -278,6 +279,10 @@ class Store:
     def holds(self, key: str) -> bool:
         """Whether this process still holds its claim: one that was stopped for long may have lost it."""
         return self._claims.holds(key)
+
+    def holder(self, key: str) -> Owner | None:
+        """Who holds the claim of a trial; None where nobody does."""
+        return self._claims.holder(key)
 
     def release(self, key: str) -> None:
         """Give a claim of this process back without a row, as after Ctrl-C."""
