@@ -1,9 +1,22 @@
-"""Processes of this machine by where they work."""
+"""Processes of this machine by where they work, and what starts one that permissions bind."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from pathlib import Path
+
+import pytest
+
+
+def bound_by_permissions() -> tuple[str, ...]:
+    """A command that starts another as a user whom the permissions of files bind, as they do not bind root."""
+    if os.geteuid() != 0:
+        return ()
+    if shutil.which("setpriv") is None:
+        pytest.skip("root needs setpriv to be bound by permissions")
+    return ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-all")
 
 
 def processes_in(folder: Path) -> list[Path]:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from processes import bound_by_permissions
 from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench.sweep import Prediction, Progress, run_sweep
 from trimaran.layout.notation import parse_layout
@@ -23,6 +26,9 @@ from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 
 LAYOUTS = ["dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1", "pp2,mbs1", "dp2,pp2,mbs1"]
+
+# Processes numbered as in a container of their own.
+CONTAINED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 SWEEP = """
 import json, sys, time
@@ -56,12 +62,11 @@ def folder(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> Path:
 
 
 def start_sweep(
-    folder: Path, behaviour: str = "ok", layouts: list[str] = LAYOUTS, *, contained: bool = False
+    folder: Path, behaviour: str = "ok", layouts: list[str] = LAYOUTS, *, within: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """A sweep in a process of its own; `contained`: with processes numbered as in a container of their own."""
-    command = [sys.executable, "-c", SWEEP, str(Path(__file__).parent), str(folder), json.dumps(layouts), behaviour]
-    if contained:
-        command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
+    """A sweep in a process of its own, started by the command `within`."""
+    script = [sys.executable, "-c", SWEEP, str(Path(__file__).parent), str(folder), json.dumps(layouts), behaviour]
+    command = [*within, *script]
     environment = {**os.environ, "TRIMARAN_LOST_AFTER_S": "4"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -117,7 +122,8 @@ def test_ctrl_c_leaves_finished_rows_no_claim_and_no_process(folder: Path) -> No
 def test_two_sweeps_at_once_share_the_trials_and_never_disturb_each_other(folder: Path, contained: bool) -> None:
     if contained and os.geteuid() != 0:
         pytest.skip("only root may make namespaces of processes")
-    sweeps = [start_sweep(folder, "ok-slowly", LAYOUTS[:3], contained=contained) for _ in range(2)]
+    within = CONTAINED if contained else ()
+    sweeps = [start_sweep(folder, "ok-slowly", LAYOUTS[:3], within=within) for _ in range(2)]
     outputs = [sweep.communicate(timeout=60)[0].splitlines() for sweep in sweeps]
     assert [lines[-1] for lines in outputs] == ["rows 3 ok ok ok"] * 2
     rows = stored(folder)
@@ -218,6 +224,26 @@ def test_an_invalid_layout_is_refused_before_anything_runs(folder: Path, recipe:
     assert stored(folder) == []
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["of this machine", "of several hosts"])
+def test_a_store_that_cannot_be_written_is_told_before_the_first_trial_and_gives_what_it_holds(
+    folder: Path, shared: bool
+) -> None:
+    rows = folder / "store.sqlite.rows"
+    if shared:
+        rows.mkdir()
+    out, _ = start_sweep(folder, layouts=LAYOUTS[:1]).communicate(timeout=60)
+    assert out.splitlines()[-1] == "rows 1 ok"
+    (rows if shared else folder / "store.sqlite").chmod(0o555 if shared else 0o444)
+    try:
+        out, told = start_sweep(folder, layouts=LAYOUTS[:2], within=bound_by_permissions()).communicate(timeout=60)
+        assert "started" not in out, "no trial is run whose row could not be stored"
+        assert "TrimaranError: store " in told.splitlines()[-1] and "check its permissions" in told.splitlines()[-1]
+        out, told = start_sweep(folder, layouts=LAYOUTS[:1], within=bound_by_permissions()).communicate(timeout=60)
+        assert [line.split()[0] for line in out.splitlines()] == ["kept", "rows"], told
+    finally:
+        (rows if shared else folder / "store.sqlite").chmod(0o755)
+
+
 def test_a_store_that_fills_the_disk_ends_the_sweep_in_one_line(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
     disk = folder / "disk"
     disk.mkdir()
@@ -262,6 +288,30 @@ def test_a_finished_trial_whose_row_found_no_room_is_stored_later_and_not_run_ag
             retry=frozenset({"ok"}), **options,
         )  # fmt: skip
         assert row.status == "fail"
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "of an earlier version"])
+def test_a_row_that_is_stored_later_says_when_and_under_what_its_trial_ran(
+    folder: Path, recipe: Recipe, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    def no_room(self: Store, row: Measurement) -> None:
+        raise TrimaranError("the disk is full")
+
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    with monkeypatch.context() as full, pytest.raises(TrimaranError, match="full"):
+        full.setattr(Store, "add", no_room)
+        full.setenv("OMP_PROC_BIND", "false")
+        sweep_here(folder, recipe, cluster, ["dp1,mbs1"], "ok")
+    ended = datetime.now(UTC).isoformat(timespec="seconds")
+    if not noted:
+        for note in (folder / "runs").rglob("circumstances.json"):
+            note.unlink()
+    time.sleep(1.1)
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    (row,), _ = sweep_here(folder, recipe, cluster, ["dp1,mbs1"], "fail")
+    assert row.status == "ok"
+    assert (row.environment["OMP_PROC_BIND"] == "false") is noted
+    assert (began <= (row.created_at or "") <= ended) is noted
 
 
 def test_a_sweep_may_run_beside_other_threads(folder: Path, recipe: Recipe, cluster: Cluster) -> None:

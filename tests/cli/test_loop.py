@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import subprocess
 import time
@@ -23,6 +24,35 @@ def stored(folder: Path) -> list[str]:
         return []
     with Store(path) as store:
         return [row.created_at or "" for row in store.measurements(every_attempt=True)]
+
+
+def test_a_sweep_that_waits_for_one_that_is_stopped_says_so_once_and_how_to_go_on(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    bench = [TRIMARAN, "bench", str(recipe)]
+    first = subprocess.Popen(bench, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "runs/tiny").glob("store.sqlite.claims/machine-*")):
+        assert first.poll() is None and time.monotonic() < deadline, first.stderr and first.stderr.read()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGSTOP)
+    said = tmp_path / "said"
+    try:
+        with said.open("w") as file:
+            second = subprocess.Popen(bench, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=file)
+        while "it is stopped" not in said.read_text():
+            assert second.poll() is None and time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        time.sleep(2)  # in which it asks again several times
+    finally:
+        first.send_signal(signal.SIGCONT)
+    assert second.wait(timeout=90) == 0, said.read_text()
+    _, shown = first.communicate(timeout=90)
+    assert first.returncode == 0, shown
+    told = said.read_text().splitlines()
+    running = f"process {first.pid} on {platform.node()} measures in this store; waiting"
+    stopped = f"{running}; it is stopped: continue it with fg, or end it"
+    assert told.count(stopped) == 1 and told.count(running) <= 1, told
+    assert any("kept from before" in line for line in told)
 
 
 @pytest.mark.proof

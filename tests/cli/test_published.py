@@ -1,12 +1,15 @@
 """One small table of each published document: predicted at full size, and measured here for real."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from command import run, tiny_recipe
+from command import MACHINE, TRIMARAN, run, tiny_recipe
+from processes import bound_by_permissions
 from trimaran.files.recipe_file import load_recipe
+from trimaran.store import Store
 from trimaran.study.stated import check_stated_layouts, stated_layouts
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +76,39 @@ def test_a_recipe_without_tables_is_refused_in_the_words_of_the_verb(verb: str, 
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "tiny names no published tables" in done.stderr and done.stderr.strip().endswith(way_out)
     assert ("--scale" in done.stderr) == (verb == "bench")
+
+
+@pytest.fixture
+def small_machine(tmp_path: Path) -> Path:
+    """The folder of measured tables, with a machine of two slots as a probe would leave it."""
+    folder = tmp_path / "fugaku-gpt-1b3-laptop"
+    folder.mkdir()
+    (folder / "cluster.toml").write_text(MACHINE)
+    return folder
+
+
+def bench_small(runs: Path, *within: str) -> subprocess.CompletedProcess[str]:
+    recipe = ROOT / "recipes" / "fugaku-gpt-1b3.toml"
+    command = [*within, TRIMARAN, "bench", str(recipe), "--scale", "laptop", "--table", "data-parallel"]
+    return subprocess.run(
+        [*command, "--runs", str(runs)], cwd=runs, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_a_layout_that_the_machine_is_too_small_for_is_left_out_and_said(small_machine: Path, tmp_path: Path) -> None:
+    (small_machine / "cluster.toml").write_text(MACHINE.replace("devices_per_node = 2", "devices_per_node = 1"))
+    done = bench_small(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "is left out: layout" in done.stderr and "but the cluster has 1" in done.stderr
+
+
+def test_a_store_that_cannot_be_written_ends_the_command_and_leaves_no_layout_out(
+    small_machine: Path, tmp_path: Path
+) -> None:
+    Store(small_machine / "store.sqlite").close()
+    (small_machine / "store.sqlite").chmod(0o444)
+    (small_machine / "cluster.toml").write_text(MACHINE.replace("devices_per_node = 2", "devices_per_node = 8"))
+    done = bench_small(tmp_path, *bound_by_permissions())
+    assert done.returncode == 2 and "left out" not in done.stderr, done.stderr
+    assert "store.sqlite: it cannot be written" in done.stderr.splitlines()[-1]
+    assert not (small_machine / "trials").exists()

@@ -65,6 +65,27 @@ store = Store(sys.argv[1]); print(store.claim("k"), flush=True); input()
 """
 
 
+def test_who_holds_a_claim_is_known_and_whether_that_process_is_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "True\n"
+    with Store(path) as store:
+        assert store.holder("other") is None
+        owner = store.holder("k")
+        assert owner is not None and owner.pid == holder.pid and not owner.is_stopped()
+        holder.send_signal(signal.SIGSTOP)
+        os.waitpid(holder.pid, os.WUNTRACED)
+        assert owner.is_stopped() and not store.claim("k")
+        elsewhere = owner.model_copy(update={"namespace": "another boot"})
+        assert not elsewhere.is_stopped(), "the number of its process says nothing here"
+        holder.send_signal(signal.SIGCONT)
+        holder.communicate("")
+        assert not owner.is_stopped()
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="makes a namespace of processes")
 def test_another_container_under_the_same_host_name_does_not_steal_a_living_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,37 @@ def test_a_trial_run_again_adds_an_attempt_and_the_last_one_counts(tmp_path: Pat
         assert store.attempts("k") == 2
 
 
+def made(day: str, status: str, **fields: object) -> Measurement:
+    return row_of(status=status, created_at=f"2026-{day}T10:00:00+00:00", **fields)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["of this machine", "of several hosts"])
+def test_of_a_trial_that_two_stores_hold_the_run_made_last_counts_whichever_is_merged_into_the_other(
+    tmp_path: Path, shared: bool
+) -> None:
+    today = [made("11-27", "ok", sec_per_it=1.0), row_of("other")]
+    before = [made("10-27", "hang"), made("09-27", "oom"), made("10-28", "fail"), row_of(status="lost")]
+    for name, rows, others in (("now", today, before), ("old", before, today)):
+        with Store(tmp_path / name) as store:
+            for row in rows:
+                store.add(row)
+        if shared:
+            (tmp_path / f"{name}.rows").mkdir()
+        with Store(tmp_path / name) as store:
+            assert store.add_new(others) == len(others)
+        with Store(tmp_path / name) as store:
+            assert store.trial("k") == today[0]
+            assert sorted((m.trial_key, m.status) for m in store.measurements()) == [("k", "ok"), ("other", "ok")]
+            attempts = sorted((run.attempt, run.measurement.status) for run in store.runs(every_attempt=True))
+            ran_here = ["hang", "oom", "fail"] if name == "old" else ["oom", "hang", "fail"]
+            # who does not say when stays where it was stored, and is the oldest of what is merged
+            order = [*ran_here, "lost", "ok"] if name == "old" else ["lost", *ran_here, "ok"]
+            assert attempts == sorted([(1, "ok"), *enumerate(order, 1)])
+            assert store.attempts("k") == 5, "a sweep that was asked to try again sees how often it was tried"
+            store.add(made("11-28", "hang"))
+            assert store.trial("k") == made("11-28", "hang")
+
+
 def test_published_rows_have_no_trial_and_do_not_replace_each_other(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         store.add(row_of(None, source="004"))

@@ -27,7 +27,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.protocol.programs import WORKER
 from trimaran.recipe.recipe import Recipe
-from trimaran.store import Store, this_boot
+from trimaran.store import Owner, Store, this_boot
 
 Happening = Literal["kept", "started", "step", "finished", "waiting"]
 _ASK_AGAIN_S = 0.5
@@ -38,7 +38,7 @@ class Progress:
     """What just happened in a sweep, and what remains.
 
     `kept` is a trial that the store holds finished; `waiting`, one that another sweep is running, or keeps this
-    machine busy with others.
+    machine busy with others: `holder` is that sweep's process.
     `remaining_s` is None until a trial's duration is known.
     """
 
@@ -51,6 +51,7 @@ class Progress:
     steps: int
     measurement: Measurement | None
     remaining_s: float | None
+    holder: Owner | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def run_sweep(
     A trial is claimed, run, and stored in one transaction with the end of its claim, so that
     after a kill -9 at any moment every trial is either stored or open. Trials whose stored
     status is in `retry`, or says nothing of the layout, are run once more. `say` gets a sentence of each trial
-    that is run though its ranks may find no room. Raises TrimaranError for an invalid layout before anything runs.
+    that is run though its ranks may find no room. Raises TrimaranError for an invalid layout, and for a store that
+    cannot be written though a trial is to be run, before anything runs.
     """
     asked = [(layout, variant) for layout in layouts for variant in variants]
     trials = [
@@ -145,6 +147,8 @@ class _Sweep:
         return [self._rows[key] for key in self._order]
 
     def _run_all(self, predicted: Mapping[str, Prediction | None], wanted: Mapping[str, int]) -> None:
+        if any(self._store.attempts(key) < attempts for key, attempts in wanted.items()):
+            self._store.require_writable()
         open_keys = list(self._trials)
         while open_keys or not self._crew.idle:
             left = []
@@ -159,7 +163,7 @@ class _Sweep:
                     left.append(key)
             if left == open_keys:
                 if self._crew.idle:
-                    self._tell("waiting", self._trials[left[0]])
+                    self._tell("waiting", self._trials[left[0]], holder=self._holder(left[0]))
                     time.sleep(_ASK_AGAIN_S)
                 else:
                     self._crew.wait(_ASK_AGAIN_S)
@@ -176,6 +180,11 @@ class _Sweep:
         elif self._machine:
             self._store.release(self._machine)
         return claimed
+
+    def _holder(self, key: str) -> Owner | None:
+        """Who keeps a trial from being run: whoever measures on this machine, or whoever runs that trial."""
+        of_machine = self._store.holder(self._machine) if self._machine else None
+        return of_machine or self._store.holder(key)
 
     def _store_finished(self) -> list[str]:
         """Store what is finished; the keys of trials to run again.
@@ -249,7 +258,14 @@ class _Sweep:
             self._walls.append(row.wall_s)
         self._tell(happening, trial, steps_done=len(row.step_times_s), row=row)
 
-    def _tell(self, happening: Happening, trial: Trial, steps_done: int = 0, row: Measurement | None = None) -> None:
+    def _tell(
+        self,
+        happening: Happening,
+        trial: Trial,
+        steps_done: int = 0,
+        row: Measurement | None = None,
+        holder: Owner | None = None,
+    ) -> None:
         remaining = len(self._trials) - len(self._rows)
         self._on_progress(
             Progress(
@@ -262,5 +278,6 @@ class _Sweep:
                 steps=trial.job.steps,
                 measurement=row,
                 remaining_s=statistics.mean(self._walls) * remaining if self._walls else None,
+                holder=holder,
             )
         )

@@ -13,6 +13,7 @@ from trimaran.nouns.text import printable
 
 if TYPE_CHECKING:
     from trimaran.bench.sweep import Progress as SweepProgress
+    from trimaran.store import Owner
     from trimaran.study.tune.choose import Verdict
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -58,6 +59,7 @@ class TrialProgress(_Shown):
     def __init__(self, total: int, *, at_most: bool = False) -> None:
         self._total, self._bound, self._done = total, "at most " if at_most else "", 0
         self._walls: list[float] = []
+        self._waits_told: set[str] = set()
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[remains]}"), console=console, transient=True, disable=not console.is_terminal,
@@ -75,8 +77,10 @@ class TrialProgress(_Shown):
             left_s = (self._total - self._done) * sum(self._walls) / len(self._walls)
             remains = f"{self._bound or 'about '}{readable(left_s)} left"
         what_runs = f"{event.layout} {event.variant}".rstrip()
-        text = f"{what_runs} step"
+        text = f"{what_runs} waits" if event.happening == "waiting" else f"{what_runs} step"
         self._bar.update(self._task, description=text, total=event.steps, completed=event.steps_done, remains=remains)
+        if event.holder is not None:
+            self._tell_of(event.holder)
         if row is None:
             return
         told = (row.evidence or "").strip().splitlines()[:1]
@@ -85,6 +89,15 @@ class TrialProgress(_Shown):
         kept = " (kept from before)" if event.happening == "kept" else ""
         left = f", {remains}" if remains else ""
         say(f"trial {self._done} of {self._bound}{self._total}: {what_runs}: {what}{kept}{left}")
+
+    def _tell_of(self, holder: Owner) -> None:
+        """Say whom a sweep waits for: once, and once more where that process has been stopped meanwhile."""
+        text = f"process {holder.pid} on {holder.host} measures in this store; waiting"
+        if holder.is_stopped():
+            text += "; it is stopped: continue it with fg, or end it"
+        if text not in self._waits_told:
+            self._waits_told.add(text)
+            say(text)
 
     def verdict(self, verdict: Verdict) -> None:
         """Take one verdict of a tuning: how likely it is that another layout is faster."""

@@ -13,6 +13,7 @@ class RunFile(StrEnum):
     """The files in a run's folder: their names, `{}` being the number of the rank (of a timeline: of the stage)."""
 
     JOB = "job.json"  # trimaran.protocol.job.TrainJob
+    CIRCUMSTANCES = "circumstances.json"  # trimaran.bench.trial.circumstances.Circumstances, as the ranks start
     LOG = "log.jsonl"  # a line for each step: trimaran.train.run.log.Iteration
     LOG_TEXT = "log.txt"  # the same for people
     NOTICES = "notices.jsonl"  # a line for each trimaran.protocol.notices.Notice

@@ -20,6 +20,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.claims import Claims
 from trimaran.store.filter import Condition
+from trimaran.store.owner import Owner
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 from trimaran.store.shared_rows import SharedRows, copied, is_shared, place
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
@@ -116,7 +117,7 @@ class Store:
         if self._shared and (rows := self._shared.new()):
             with self._writing():
                 for row in rows:
-                    self._insert(row)
+                    self._insert(row, by_time=True)
 
     def _open(self, name: str) -> None:
         read_only = name.startswith("file:///")
@@ -145,6 +146,15 @@ class Store:
             self._shared.close()
         self._connection.close()
 
+    def require_writable(self) -> None:
+        """Raise TrimaranError where no row can be stored: asked ahead of what takes long to measure one."""
+        if self._shared:
+            self._shared.require_writable()
+            return
+        with self._writing():
+            # SQLite begins a transaction of a file that may only be read, and refuses its first change
+            self._connection.execute("DELETE FROM measurement WHERE FALSE")
+
     def add(self, measurement: Measurement) -> None:
         """Store one run. A trial that was run before gets a further attempt; its claim ends."""
         if self._shared:
@@ -159,7 +169,9 @@ class Store:
     def add_new(self, measurements: Iterable[Measurement]) -> int:
         """Store the runs that are not there yet, all or none; how many they were. A claim stays.
 
-        A run is there, too, where it was stored before rows kept their whole layout and model.
+        A run is there, too, where it was stored before rows kept their whole layout and model. Of a trial that was run
+        here as well, the run that was made last is its last attempt, whenever it was stored; one that does not say
+        when it was made is taken for older than those that do.
         """
         return self.add_new_of([measurements])[0]
 
@@ -181,7 +193,7 @@ class Store:
                     if self._shared:
                         rows.append(measurement)
                     else:
-                        self._insert(measurement, cells)
+                        self._insert(measurement, cells, by_time=True)
                 added.append(len(known) - before)
         if self._shared:
             self._shared.add(rows)
@@ -268,13 +280,34 @@ class Store:
         """Whether this process still holds its claim: one that was stopped for long may have lost it."""
         return self._claims.holds(key)
 
+    def holder(self, key: str) -> Owner | None:
+        """Who holds the claim of a trial; None where nobody does."""
+        return self._claims.holder(key)
+
     def release(self, key: str) -> None:
         """Give a claim of this process back without a row, as after Ctrl-C."""
         self._claims.release(key)
 
-    def _insert(self, measurement: Measurement, cells: Sequence[object] | None = None) -> None:
-        attempt = self._attempts(measurement.trial_key) + 1 if measurement.trial_key else 1
+    def _insert(
+        self, measurement: Measurement, cells: Sequence[object] | None = None, *, by_time: bool = False
+    ) -> None:
+        """Store a run as its trial's last attempt or, `by_time`, ahead of those that were made later."""
+        attempt, key = 1, measurement.trial_key
+        if key:
+            later = self._first_after(key, measurement.created_at or "") if by_time else None
+            attempt = self._attempts(key) + 1 if later is None else later
+            if later is not None:
+                # through negative numbers, since SQLite holds the pair unique while it changes row after row
+                for change in ("attempt = -attempt - 1 WHERE attempt >= ?", "attempt = -attempt WHERE attempt < -?"):
+                    self._connection.execute(f"UPDATE measurement SET {change} AND trial_key = ?", (later, key))
         self._connection.execute(_INSERT, [attempt, *(cells or to_cells(measurement))])
+
+    def _first_after(self, key: str, moment: str) -> int | None:
+        """The first attempt at a trial that was made after a moment, None where none was."""
+        row = self._connection.execute(
+            "SELECT MIN(attempt) FROM measurement WHERE trial_key = ? AND COALESCE(created_at, '') > ?", (key, moment)
+        ).fetchone()
+        return None if row[0] is None else int(row[0])
 
     def _attempts(self, key: str) -> int:
         row = self._connection.execute("SELECT MAX(attempt) FROM measurement WHERE trial_key = ?", (key,)).fetchone()

@@ -33,6 +33,10 @@ class Owner(BaseModel):
             return None
         return _started(self.pid) == self.started
 
+    def is_stopped(self) -> bool:
+        """Whether the process is known to live and stands still until it is told to go on, as after Ctrl-Z."""
+        return self.is_alive() is True and _stat(self.pid)[:1] == ["T"]
+
 
 def this_boot() -> str:
     """The id of this machine's boot, the same in all its containers; its host name where the system has none."""
@@ -51,11 +55,15 @@ def _namespace() -> str:
 
 def _started(pid: int) -> str:
     """Boot id and start time of `pid` in clock ticks since boot; empty where there is no such process."""
+    stat = _stat(pid)
+    return "" if not stat or stat[0] in "ZX" else f"{this_boot()}/{stat[19]}"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of `pid`, from its state on (proc(5)); empty where there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    # the command name may hold spaces and brackets; the fields after its last bracket are numbers
-    fields = stat[stat.rindex(")") + 2 :].split()
-    state, start_ticks = fields[0], fields[19]
-    return "" if state in "ZX" else f"{this_boot()}/{start_ticks}"
+        return []
+    # the command name may hold spaces and brackets; the fields after its last bracket are words and numbers
+    return stat[stat.rindex(")") + 2 :].split()

@@ -88,6 +88,10 @@ class SharedRows:
                 f"free space, or check its permissions, and run again"
             ) from None
 
+    def require_writable(self) -> None:
+        """Raise TrimaranError where this process cannot make the file of its rows, which is made."""
+        self.add([])
+
     def close(self) -> None:
         """Close the file of this process."""
         if self._own is not None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +10,8 @@ from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch, Launcher, Loss, TrialRefusedError
 from trimaran.bench.launch.network.shaped_launcher import network_note, network_variant
-from trimaran.bench.trial.machine import code_version, libraries, machine, tuning_environment
+from trimaran.bench.trial.circumstances import Circumstances
+from trimaran.bench.trial.machine import libraries
 from trimaran.bench.trial.trial_figures import first_timed_round, median_and_spread, read_result
 from trimaran.bench.watch.evidence import collect
 from trimaran.bench.watch.limits import Limits
@@ -155,9 +153,15 @@ def finished_before(trial: Trial) -> Measurement | None:
 
 
 def finished_row(trial: Trial) -> Measurement | None:
-    """The row of what the trial's folder holds the result of; None where that is not of all its steps."""
+    """The row of what the trial's folder holds the result of; None where that is not of all its steps.
+
+    It states the circumstances of the run, not those in which its row is made.
+    """
     result = read_result(RunFile.RESULT.of(trial.job.out_dir), trial.job.steps)
-    return None if isinstance(result, str) else _row(trial, "ok", result, None, None)
+    if isinstance(result, str):
+        return None
+    surrounds = Circumstances.noted(Path(trial.job.out_dir)) or Circumstances.now(trial.recipe, trial.variant)
+    return _row(trial, surrounds, "ok", result, None, None)
 
 
 def stored(trial: Trial) -> None:
@@ -193,6 +197,8 @@ def run_once(
     _fresh_folder(out_dir)
     job_file = RunFile.JOB.of(out_dir)
     write_atomically(job_file, trial.job.model_dump_json(indent=1))
+    surrounds = Circumstances.now(trial.recipe, trial.variant)
+    surrounds.note(out_dir)
     launch = Launch(
         command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
         ranks=trial.layout.devices,
@@ -229,7 +235,7 @@ def run_once(
     evidence = None
     if judged.status != "ok":
         evidence = collect(judged.sentence, out_dir, ending.exit_codes, ending.silence_s, ending.remarks)
-    row = _row(trial, judged.status, result, evidence, wall_s)
+    row = _row(trial, surrounds, judged.status, result, evidence, wall_s)
     lost = ending.loss.nodes if ending.loss else ()
     node = ",".join(lost) or (None if judged.rank is None else ranks.node_of(judged.rank))
     unnoticed_s = _unnoticed_s(judged.status, ending.loss, limits)
@@ -248,7 +254,9 @@ def _unnoticed_s(status: Status, loss: Loss | None, limits: Limits) -> float:
 
 def not_started(trial: Trial, why: TrimaranError, *, refused: bool = False) -> Run:
     """The run of a trial whose ranks could not be started."""
-    return Run(_row(trial, "not_run", str(why), str(why), 0.0), Verdict("not_run", str(why), refused=refused))
+    surrounds = Circumstances.now(trial.recipe, trial.variant)
+    row = _row(trial, surrounds, "not_run", str(why), str(why), 0.0)
+    return Run(row, Verdict("not_run", str(why), refused=refused))
 
 
 def _require_alike(trial: Trial) -> None:
@@ -263,13 +271,18 @@ def _require_alike(trial: Trial) -> None:
 
 
 def _row(
-    trial: Trial, status: Status, result: RunResult | str, evidence: str | None, wall_s: float | None
+    trial: Trial,
+    surrounds: Circumstances,
+    status: Status,
+    result: RunResult | str,
+    evidence: str | None,
+    wall_s: float | None,
 ) -> Measurement:
     measured = _measured(trial, result)
     if note := network_note(Path(trial.job.out_dir)):
         measured["notes"] = "; ".join(filter(None, (str(measured.get("notes") or ""), note)))
     return Measurement.model_validate(
-        {**_stated(trial), **measured, **_circumstances(trial)}
+        {**_stated(trial), **measured, **surrounds.model_dump()}
         | {"status": status, "evidence": evidence, "wall_s": wall_s}
     )
 
@@ -314,29 +327,6 @@ def _measured(trial: Trial, result: RunResult | str) -> dict[str, object]:
         "losses": losses,
         "notes": f"the loss is not finite from step {len(losses) + 1} on" if diverged else None,
     }
-
-
-def _circumstances(trial: Trial) -> dict[str, object]:
-    """Where, when and with what the run was made."""
-    now = datetime.datetime.now(datetime.UTC)
-    return {
-        "source": "trimaran bench",
-        "system": f"Trimaran {code_version()}",
-        "date": now.strftime("%Y-%m-%d"),
-        "comparable_group": f"{trial.recipe.name} {now:%Y-%m-%d}",
-        "code_version": code_version(),
-        "machine": machine(),
-        "libraries": _libraries(trial),
-        "environment": tuning_environment({**os.environ, **trial.variant.environment}),
-        "created_at": now.isoformat(timespec="seconds"),
-    }
-
-
-def _libraries(trial: Trial) -> dict[str, str]:
-    """Versions of the libraries that the ranks ran with; none where their interpreter is of the nodes or an image."""
-    slurm = trial.recipe.sweep.slurm
-    elsewhere = slurm is not None and slurm.python is not None and trial.variant.python is None
-    return {} if elsewhere else libraries(trial.variant.python or sys.executable)
 
 
 def _fresh_folder(out_dir: Path) -> None:

@@ -47,7 +47,8 @@ def measure_small(
     """The recipe's tables of these names, all of them where none is named, mapped down and measured.
 
     Rows that map to one small layout are one trial, and finished trials are kept, over all tables of the recipe.
-    Why a small layout cannot run is said. Raises TrimaranError for a name that is no table of the recipe.
+    Why a small layout cannot run on this machine is said. Raises TrimaranError for a name that is no table of the
+    recipe, and as `run_sweep` does for whatever keeps all trials from being run or stored.
     """
     tables = [(table, small_rows(published_rows(table))) for table in chosen_tables(recipe, names)]
     sweep = SweepSettings(steps=STEPS, warmup_steps=WARMUP_STEPS, timeout_s=TIMEOUT_S, devices=(MOST_RANKS,))
@@ -63,13 +64,13 @@ def measure_small(
                 try:
                     cluster = _cluster_of(machine, small)
                     check_layout(small.layout, small.workload, cluster, trial.stack)
-                    (row,) = run_sweep(
-                        trial, cluster, [small.layout], store, data_dir=data, work_dir=workspace.trials,
-                        predictions=predicted(trial, cluster, [small.layout]), on_progress=on_progress,
-                    )  # fmt: skip
                 except TrimaranError as error:
                     say(f"{small.layout} is left out: {error}")
                     return None
+                (row,) = run_sweep(
+                    trial, cluster, [small.layout], store, data_dir=data, work_dir=workspace.trials,
+                    predictions=predicted(trial, cluster, [small.layout]), on_progress=on_progress,
+                )  # fmt: skip
                 return row
 
             measured_tables = []
