@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,18 @@ from trial_helpers import LIMITS, fake_worker
 from trimaran.bench.launch.cgroup import memory_group
 from trimaran.bench.launch.clock import capped_clock
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.local import cores_of
+from trimaran.bench.launch.local import LocalLauncher, cores_of
 from trimaran.bench.sweep import run_sweep
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.nouns.variant import Variant
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.train_recipe import fastest_layout
+from trimaran.study.workspace import Workspace
 
 
 def test_each_layout_is_measured_under_each_variant(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
@@ -36,6 +41,42 @@ def test_each_layout_is_measured_under_each_variant(recipe: Recipe, cluster: Clu
         assert len(store.measurements()) == 6
     assert all(row.status == "ok" for row in rows)
     assert all(row.libraries["torch"] for row in rows)
+
+
+def test_a_layout_is_measured_anew_in_other_software_of_the_nodes(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    def stated(slurm: SlurmSettings | None) -> Recipe:
+        return recipe.model_copy(update={"sweep": recipe.sweep.model_copy(update={"slurm": slurm})})
+
+    def measured(slurm: SlurmSettings | None, *variants: Variant) -> list[Measurement]:
+        with Store(tmp_path / "store.sqlite") as store, closing(LocalLauncher()) as launcher:
+            return run_sweep(
+                stated(slurm), cluster, [parse_layout("dp1,mbs1")], store, variants=variants or (Variant(),),
+                data_dir=tmp_path, work_dir=tmp_path / "runs", limits=LIMITS, worker=fake_worker("ok"),
+                launcher=launcher,
+            )  # fmt: skip
+
+    image, python = "registry#team/pt:2.8", sys.executable
+    said = {
+        "": SlurmSettings(partition="gpu"),
+        f"container_image={image};python={python}": SlurmSettings(container_image=image, python=python),
+        f"container_image={image[:-1]}9;python={python}": SlurmSettings(
+            container_image=f"{image[:-1]}9", python=python
+        ),
+        f"python={python}": SlurmSettings(python=python),
+        f"python={python};modules=cuda/12.4,gcc/13": SlurmSettings(python=python, modules=("cuda/12.4", "gcc/13")),
+        "modules=cuda/13": SlurmSettings(modules=("cuda/13",)),
+    }
+    rows = [row for slurm in said.values() for row in measured(slurm)]
+    assert [row.variant or "" for row in rows] == list(said)
+    assert len({row.trial_key for row in rows}) == len(said)
+    assert measured(None) == rows[:1], "where Slurm's nodes have no other software, nothing is measured anew"
+    # the ranks run under the variant's interpreter, whatever the nodes' own is
+    assert measured(SlurmSettings(python="/usr/bin/python3"), Variant(python=python)) == [rows[3]]
+    fastest = [fastest_layout(stated(slurm), Workspace(tmp_path)) for slurm in said.values()]
+    assert fastest == [parse_layout("dp1,mbs1")] * len(said)
+    assert fastest_layout(stated(SlurmSettings(modules=("cuda/14",))), Workspace(tmp_path)) is None
 
 
 def test_an_interpreter_that_cannot_serve_stops_the_sweep_before_it_begins(
