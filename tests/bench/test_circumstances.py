@@ -6,17 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from trial_helpers import LIMITS, fake_worker
+from trimaran.bench.launch import held_memory
 from trimaran.bench.launch.cgroup import memory_group
 from trimaran.bench.launch.clock import capped_clock
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.local import LocalLauncher, cores_of
 from trimaran.bench.sweep import run_sweep
+from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.files.catalogue import write_atomically
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
@@ -149,6 +153,48 @@ def test_pinned_ranks_have_cores_of_their_own_while_there_are_enough(monkeypatch
     assert cores(2, 2) == [[0, 1], [4, 5]]
     assert cores(6, 1) == [[0], [1], [4], [5], [0], [1]]
     assert cores(1, 8) == [[0, 1, 4, 5]]
+
+
+def held_gib(folder: Path) -> float:
+    """What processes hold whose command names the folder."""
+    ranks = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(folder) in file.read_bytes().decode(errors="replace"):
+                ranks.append(int(file.parent.name))
+    return held_memory.resident_gib(ranks)
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "behaviour", "status", "says"),
+    [
+        (8.0, "ok-slowly", "lost", "other programs have taken the memory: the machine has 0.10 of 10.00 GiB left"),
+        (0.1, "ok-slowly", "lost", "GiB that were available when they began; end what else runs here"),
+        (0.6, "eat", "oom", "the machine has 0.10 of 10.00 GiB left, the ranks hold 0.4"),
+    ],
+    ids=["taken later", "taken before", "of the layout"],
+)
+def test_memory_that_other_programs_took_is_not_laid_to_the_layout(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    available_gib: float, behaviour: str, status: str, says: str,
+) -> None:  # fmt: skip
+    machine = tmp_path / "meminfo"
+    monkeypatch.setattr(held_memory, "_MACHINE", machine)
+
+    def have(gib: float) -> None:
+        write_atomically(machine, f"MemTotal: {10 << 20} kB\nMemAvailable: {int(gib * 2**20)} kB\n")
+
+    def take(step: int) -> None:
+        while behaviour == "eat" and step == 2 and held_gib(tmp_path) < 0.39:
+            time.sleep(0.05)
+        if step >= 2:
+            have(0.1)
+
+    have(available_gib)
+    trial = prepare_trial(recipe, cluster, parse_layout("dp1,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    with closing(LocalLauncher()) as launcher:
+        row = run_trial(trial, launcher, LIMITS, worker=fake_worker(behaviour), on_step=take)
+    assert row.status == status and says in (row.evidence or "").splitlines()[0], row.evidence
 
 
 def test_a_memory_group_leaves_nothing_behind() -> None:
