@@ -145,7 +145,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("network_delay_ms", "float", "ms", minimum=0, maximum=1e6, says="delay of the shaped network, one way"),
     Column("network_gbps", "float", "gigabit/s", minimum=1e-6, maximum=1e7, says="rate of the (shaped) network"),
-    Column("variant", "text", says="environment and clock, KEY=VALUE joined by ;"),
+    Column("variant", "text", says="environment, clock and software of the nodes, KEY=VALUE joined by ;"),
     Column("mem_gib", "float", "GiB", minimum=1e-6, maximum=1e6, says="memory as the stack's own tool reports it"),
     Column("sec_per_it", "float", "s", minimum=1e-9, maximum=1e9, says="seconds per iteration"),
     Column("tflops", "float", "TFLOP/s", minimum=0, maximum=1e9, says="per device, by flops_formula"),

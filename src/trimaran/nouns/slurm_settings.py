@@ -67,6 +67,15 @@ class SlurmSettings(Noun):
             raise ValueError("modules are a node's, and container_image takes its place: drop one of them")
         return self
 
+    def software(self) -> dict[str, str]:
+        """What ranks run in, where it is stated: another of these makes another trial."""
+        stated = {
+            "container_image": self.container_image,
+            "python": self.python,
+            "modules": ",".join(self.modules),
+        }
+        return {name: value for name, value in stated.items() if value}
+
     def foreign_code(self) -> str | None:
         """The first setting that makes a rank run a program of its choice; None where none does."""
         stated = {"container_image": self.container_image, "python": self.python}

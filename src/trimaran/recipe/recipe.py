@@ -39,6 +39,16 @@ class Recipe(Noun):
         """What tune and train run under: the only variant of the sweep, or none."""
         return self.sweep.variants[0] if len(self.sweep.variants) == 1 else PLAIN
 
+    def variant_text(self, variant: Variant) -> str:
+        """What keys and rows say of a trial under a variant: the variant, and the software that Slurm's nodes have.
+
+        A variant's interpreter goes before that of the nodes.
+        """
+        software = self.sweep.slurm.software() if self.sweep.slurm else {}
+        if variant.python is not None:
+            software.pop("python", None)
+        return ";".join(filter(None, (variant.text(), *(f"{name}={value}" for name, value in software.items()))))
+
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:

@@ -144,6 +144,6 @@ def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
         for row in rows
         if row.status == "ok"
         and row.sec_per_it
-        and (row.variant or "") == recipe.variant.text()
+        and (row.variant or "") == recipe.variant_text(recipe.variant)
         and measured_workload(row, recipe.workload)
     ]

@@ -131,6 +131,24 @@ def killed_node(conf: Path, name: str) -> Iterator[None]:
 
 
 @contextmanager
+def controller_away(conf: Path) -> Iterator[None]:
+    """Stop the controller, as for an upgrade; start it again, with what it has saved, at the end of the block."""
+    environment = {**os.environ, "SLURM_CONF": str(conf), "PATH": _search_path()}
+    pid_file = conf.parent / "slurmctld.pid"
+    os.kill(int(pid_file.read_text()), signal.SIGTERM)
+    _wait_for(lambda: not pid_file.exists(), "end of the controller", conf.parent)
+    try:
+        yield
+    finally:
+        with (conf.parent / "daemon-1.log").open("ab") as log:
+            command = ["slurmctld", "-D", "-f", str(conf)]
+            _RESTARTED.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        # it knows its nodes again once they have answered
+        known = "idle,mixed,allocated,completing"
+        _wait_for(lambda: _nodes(environment, known) == set(NODES), "known nodes", conf.parent)
+
+
+@contextmanager
 def nodes_with_own_memory(conf: Path, *names: str) -> Iterator[None]:
     """Have the nodes see a /dev/shm of their own, as other machines do; not what is mounted elsewhere meanwhile."""
     for name in names:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 _KIB_PER_GIB = 1024 * 1024
+_MACHINE = Path("/proc/meminfo")
 # Below this share of the machine's memory left, the kernel may kill anything, the sweep included.
 _LEAST_FREE = 0.02
 
@@ -21,22 +24,47 @@ def resident_gib(process_ids: Iterable[int]) -> float:
     return kib / _KIB_PER_GIB
 
 
-def memory_exceeded(process_ids: Iterable[int], limit_gib: float | None) -> str | None:
-    """A sentence where the processes hold more than `limit_gib`, or leave the machine almost none."""
-    if not (process_ids := tuple(process_ids)):
-        return None
-    held = resident_gib(process_ids)
-    if limit_gib is not None and held > limit_gib:
-        return f"the ranks hold {held:.2f} GiB together, the trial's limit is {limit_gib:.2f} GiB"
-    with contextlib.suppress(OSError):
-        machine = _fields(Path("/proc/meminfo"))
-        total, free = machine.get("MemTotal", 0), machine.get("MemAvailable", 0)
-        if free < _LEAST_FREE * total:
-            return (
-                f"the machine has {free / _KIB_PER_GIB:.2f} of {total / _KIB_PER_GIB:.2f} GiB left, "
-                f"the ranks hold {held:.2f} GiB"
-            )
-    return None
+@dataclass(frozen=True)
+class Shortage:
+    """Why ranks have to be ended for memory, and whether other programs have taken it."""
+
+    sentence: str
+    by_others: bool = False
+
+
+class HeldMemory:
+    """What a trial's processes hold, by what the machine had available for them when it began."""
+
+    def __init__(self, process_ids: Iterable[int], limit_gib: float | None) -> None:
+        """Note what is available, and what the processes hold of it already, which may be `limit_gib` at most."""
+        self._limit_gib = limit_gib
+        self._available_gib = _machine_gib()[1] + resident_gib(process_ids)
+
+    def shortage(self, process_ids: Iterable[int]) -> Shortage | None:
+        """Where the processes hold more than their limit, or the machine has almost none left.
+
+        Other programs have taken it where the ranks would have left twice what must be left by themselves: as much
+        again is for what they hold and is not counted, as page tables. A machine that had less than that when the
+        trial began had no room for any layout.
+        """
+        if not (process_ids := tuple(process_ids)):
+            return None
+        held, limit = resident_gib(process_ids), self._limit_gib
+        if limit is not None and held > limit:
+            return Shortage(f"the ranks hold {held:.2f} GiB together, the trial's limit is {limit:.2f} GiB")
+        total, free = _machine_gib()
+        least = _LEAST_FREE * total
+        if free >= least:
+            return None
+        had = self._available_gib
+        left = f"the machine has {free:.2f} of {total:.2f} GiB left, the ranks hold {held:.2f} GiB"
+        if 2 * least <= had <= held + 2 * least:
+            return Shortage(left)
+        return Shortage(
+            f"other programs have taken the memory: {left} of {had:.2f} GiB that were available when they began; "
+            f"end what else runs here and run the trial again",
+            by_others=True,
+        )
 
 
 def kernel_oom_kills() -> int:
@@ -47,6 +75,16 @@ def kernel_oom_kills() -> int:
             if name == "oom_kill":
                 return int(count)
     return 0
+
+
+def _machine_gib() -> tuple[float, float]:
+    """The machine's memory in GiB, and what is available of it; both infinite where the system does not say."""
+    machine: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        machine = _fields(_MACHINE)
+    if not {"MemTotal", "MemAvailable"} <= machine.keys():
+        return math.inf, math.inf
+    return machine["MemTotal"] / _KIB_PER_GIB, machine["MemAvailable"] / _KIB_PER_GIB
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -55,8 +55,8 @@ class Trial:
 
     @property
     def variant_text(self) -> str:
-        """The row's variant column: what the sweep tried beside the layout, the network too."""
-        return ";".join(filter(None, (self.variant.text(), network_variant(self.cluster.shaped))))
+        """The row's variant column: what ran beside the layout, the nodes' software and the network too."""
+        return ";".join(filter(None, (self.recipe.variant_text(self.variant), network_variant(self.cluster.shaped))))
 
 
 def prepare_trial(
@@ -85,7 +85,7 @@ def prepare_trial(
         steps=recipe.sweep.steps,
         warmup_steps=recipe.sweep.warmup_steps,
         document_mask=recipe.train.document_mask,
-        variant=variant.text(),
+        variant=recipe.variant_text(variant),
     )
     job = TrainJob(
         workload=recipe.workload,

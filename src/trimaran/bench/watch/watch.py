@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trimaran.bench.launch.contract import Launch, Loss, Ranks
-from trimaran.bench.launch.held_memory import memory_exceeded, resident_gib
+from trimaran.bench.launch.held_memory import HeldMemory, resident_gib
 from trimaran.bench.watch.limits import Limits
 from trimaran.bench.watch.pulse import Pulse, Silence
 from trimaran.protocol.files import RunFile
@@ -89,6 +89,7 @@ class _Watch:
         self._started = time.monotonic()
         self._failed_at = 0.0
         self._held_gib = 0.0
+        self._memory = HeldMemory(ranks.process_ids(), limits.memory_gib)
         self._lost_asked_at = self._started
         self.pulse = Pulse(launch.out_dir, launch.ranks)
         self.first_failed: tuple[int, ...] = ()
@@ -153,8 +154,8 @@ class _Watch:
     def _broken_resource(self) -> tuple[Cause, str] | None:
         if loss := self._ranks.taken_away():
             return "lost", loss.sentence
-        if exceeded := memory_exceeded(self._ranks.process_ids(), self._limits.memory_gib):
-            return "memory", exceeded
+        if shortage := self._memory.shortage(self._ranks.process_ids()):
+            return "lost" if shortage.by_others else "memory", shortage.sentence
         for rank in range(self._launch.ranks):
             for log in (kind.of(self._launch.out_dir, rank) for kind in (RunFile.STDOUT, RunFile.STDERR)):
                 mib = log.stat().st_size / 2**20 if log.exists() else 0.0

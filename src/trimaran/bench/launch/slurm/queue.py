@@ -18,6 +18,9 @@ from trimaran.nouns.slurm_settings import SlurmSettings
 _SCRIPT = Path(__file__).with_name("job.sh")
 _ASK_EVERY_S = 1.0
 _COMMAND_WITHIN_S = 120.0
+# Jobs run on while Slurm's controller is away. One that is started anew, or whose backup takes over (after 120 s where
+# SlurmctldTimeout is as usual) and reads what was saved, answers well within these minutes.
+_AWAY_WITHIN_S = 600.0
 # Reasons for which a pending job never starts by itself.
 _HOPELESS = frozenset(
     {"BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS", "AccountNotAllowed",
@@ -86,12 +89,39 @@ def node_starts() -> dict[str, str]:
     return starts
 
 
+class _Queue:
+    """What squeue says of a job, or said last where the controller has been away for no more than minutes."""
+
+    def __init__(self, answer: str) -> None:
+        """`answer` is what holds until squeue has answered for the first time."""
+        self._answer = answer
+        self._away_since: float | None = None
+
+    def ask(self, *options: str) -> str:
+        """Its standard output; empty for a job that ended a while ago.
+
+        Raises TrimaranError with its complaint where it has not answered for _AWAY_WITHIN_S.
+        """
+        asked_at = time.monotonic()
+        try:
+            self._answer, self._away_since = run("squeue", "--noheader", *options), None
+        except TrimaranError as error:
+            if _FORGOTTEN in str(error):
+                self._answer, self._away_since = "", None
+            elif self._away_since is None:
+                self._away_since = asked_at
+            elif asked_at - self._away_since > _AWAY_WITHIN_S:
+                raise
+        return self._answer
+
+
 class Job:
     """A job of Slurm's, by its number."""
 
     def __init__(self, number: str) -> None:
         self.number = number
         self._state, self._asked_at = "", -math.inf
+        self._queue = _Queue("PENDING|")  # a job waits or runs until something else is known of it
 
     def state(self) -> str:
         """PENDING, RUNNING, ..., by the queue a moment ago; empty where it has left it."""
@@ -128,17 +158,21 @@ class Job:
         while self.is_queued() and time.monotonic() < deadline:
             time.sleep(0.2)
 
-    def cancel(self) -> None:
-        """Have Slurm end the job."""
-        run("scancel", "--quiet", self.number)
+    def cancel(self, within_s: float = 0.0) -> None:
+        """Have Slurm end the job; asked again for `within_s` where it refuses, as a controller that is away."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                run("scancel", "--quiet", self.number)
+            except TrimaranError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_ASK_EVERY_S)
+            else:
+                return
 
     def _ask(self) -> tuple[str, str]:
-        try:
-            answer = run("squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%T|%r")
-        except TrimaranError as error:
-            if _FORGOTTEN in str(error):
-                return "", ""
-            raise
+        answer = self._queue.ask("--states=all", f"--jobs={self.number}", "--format=%T|%r")
         state, _, reason = answer.strip().partition("|")
         return state, reason
 
@@ -161,6 +195,7 @@ class Allocations:
         self._job = submit(
             settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, array=array, hosts=hosts
         )
+        self._queue = _Queue(f"{self._job.number}|PENDING|")
         self._busy: set[str] = set()
         self._lost: set[str] = set()
         self._lock = threading.Lock()
@@ -213,14 +248,7 @@ class Allocations:
 
     def _members(self) -> list[tuple[str, str, str]]:
         """(job number, state, reason) of every allocation; a pending array is one line."""
-        try:
-            lines = run(
-                "squeue", "--noheader", "--array", f"--jobs={self._job.number}", "--format=%A|%T|%r"
-            ).splitlines()
-        except TrimaranError as error:
-            if _FORGOTTEN in str(error):
-                return []
-            raise
+        lines = self._queue.ask("--array", f"--jobs={self._job.number}", "--format=%A|%T|%r").splitlines()
         members = [(number, state, reason) for number, state, reason in (line.split("|") for line in lines if line)]
         return [member for member in members if member[0] not in self._lost]
 

@@ -128,10 +128,11 @@ class SlurmLauncher:
     def close(self) -> None:
         """Give nodes back and end what still runs on them."""
         self._closing.set()
-        if self._allocations:
-            self._allocations.close()
-        for job in self._jobs:
-            job.cancel()
+        ends = [self._allocations.close] if self._allocations else []
+        for end in (*ends, *(job.cancel for job in self._jobs)):
+            # what Slurm does not end now ends by itself, once the lifeline has given no sign for a while
+            with contextlib.suppress(TrimaranError):
+                end()
         if self._lifeline:
             shutil.rmtree(self._lifeline.parent, ignore_errors=True)
 

@@ -140,16 +140,21 @@ class SlurmRanks:
             run("scancel", "--signal=TERM", self._step_name())
 
     def kill(self) -> None:
-        """Cancel the step or the job, and wait until Slurm has ended all its processes."""
+        """Cancel the step or the job, and wait until Slurm has ended all its processes, as far as it answers."""
         if self._killed:
             return
-        finished, lost = None not in self._codes, self.taken_away() is not None
+        finished, lost = None not in self._codes, False
+        # why the ranks are ended matters more than what Slurm then says; ranks that it leaves end with the sweep
+        with contextlib.suppress(TrimaranError):
+            lost = self.taken_away() is not None
         dead_nodes = self._dead_nodes()
         self._killed = True
         if self._srun is None:
-            if not finished or self._job.is_queued():
-                self._job.cancel()
-            self._job.wait_until_gone(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
+            within_s = _DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S
+            with contextlib.suppress(TrimaranError):
+                if not finished or self._job.is_queued():
+                    self._job.cancel(within_s)
+                self._job.wait_until_gone(within_s)
         else:
             try:
                 self._srun.wait(2.0 if finished else 0.0)
