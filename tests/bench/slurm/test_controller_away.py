@@ -32,25 +32,31 @@ def soon_in_vain(slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SLURM_CONF", str(conf))
 
 
-def test_a_trial_goes_on_while_the_controller_is_away(
-    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "stop_at", "status"),
+    [("ok", 1, "ok"), pytest.param("fail", 2, "fail", marks=pytest.mark.proof)],
+)
+def test_a_trial_ends_as_it_would_while_the_controller_is_away(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch,
+    behaviour: str, stop_at: int, status: str,
+) -> None:  # fmt: skip
+    """It goes on, and where a rank fails no node is said to be silent, since none could be asked."""
     monkeypatch.setenv("FAKE_STEP_S", "3")
     trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     with contextlib.ExitStack() as away, contextlib.closing(SlurmLauncher(SlurmSettings(submit="job"))) as launcher:
         start_again = threading.Timer(12.0, away.close)
 
         def stop(step: int) -> None:
-            if step == 1:
+            if step == stop_at:
                 away.enter_context(controller_away(slurm_conf))
                 start_again.start()
 
         launcher.restarts = 0
         try:
-            row = run_trial(trial, launcher, PATIENT, worker=fake_worker("ok"), on_step=stop)
+            row = run_trial(trial, launcher, PATIENT, worker=fake_worker(behaviour), on_step=stop)
         finally:
             start_again.join()
-    assert row.status == "ok", row.evidence
+    assert row.status == status, row.evidence
 
 
 @pytest.mark.proof

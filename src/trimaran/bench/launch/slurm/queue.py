@@ -114,6 +114,11 @@ class _Queue:
                 raise
         return self._answer
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it was asked in vain the last time."""
+        return self._away_since is not None
+
 
 class Job:
     """A job of Slurm's, by its number."""
@@ -132,6 +137,12 @@ class Job:
     def is_queued(self) -> bool:
         """Whether the job waits, runs, or is being ended."""
         return self.state() in _STILL_QUEUED
+
+    def can_be_asked_for(self) -> bool:
+        """Whether Slurm's controller answers now."""
+        with contextlib.suppress(TrimaranError):
+            self._ask()
+        return not self._queue.is_away
 
     def wait_until_running(self, say: Say, stop: threading.Event) -> None:
         """Wait in the queue. Raises TrimaranError where the job never can start, or ends at once."""

@@ -120,8 +120,10 @@ class SlurmRanks:
             return
         for rank in range(self._launch.ranks):
             answer_file(self._launch.out_dir, rank).unlink(missing_ok=True)  # of an earlier question
-        with contextlib.suppress(TrimaranError):  # a step that has just ended has nobody to ask
-            run("scancel", f"--signal={ASKING.name.removeprefix('SIG')}", self._step_name())
+        if not self._signal(ASKING.name.removeprefix("SIG")):
+            if not self._job.can_be_asked_for():
+                return  # the controller is away: nobody was asked, so that silence says nothing
+            self._signal(ASKING.name.removeprefix("SIG"))  # a step that has just ended has nobody to ask
         deadline = time.monotonic() + _SEEN_WITHIN_S
         while (silent := self._without_answer()) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
@@ -129,15 +131,13 @@ class SlurmRanks:
 
     def ask_for_stacks(self) -> None:
         """SIGUSR1 to all ranks."""
-        with contextlib.suppress(TrimaranError):
-            run("scancel", "--signal=USR1", self._step_name())
+        self._signal("USR1")
         self.find_lost()
 
     def ask_to_leave(self) -> None:
         """SIGTERM to all ranks, which is then not of Slurm's doing."""
         self._asked_to_leave = True
-        with contextlib.suppress(TrimaranError):
-            run("scancel", "--signal=TERM", self._step_name())
+        self._signal("TERM")
 
     def kill(self) -> None:
         """Cancel the step or the job, and wait until Slurm has ended all its processes, as far as it answers."""
@@ -159,8 +159,7 @@ class SlurmRanks:
             try:
                 self._srun.wait(2.0 if finished else 0.0)
             except subprocess.TimeoutExpired:
-                with contextlib.suppress(TrimaranError):
-                    run("scancel", "--signal=KILL", self._step_name())
+                self._signal("KILL")
             try:
                 self._srun.wait(_DEAD_NODES_GONE_WITHIN_S if dead_nodes else _GONE_WITHIN_S)
             except subprocess.TimeoutExpired:
@@ -233,6 +232,14 @@ class SlurmRanks:
             return False
         words = "; ".join(dict.fromkeys(said))[:200]  # of each node the same
         RunFile.STDERR.of(folder, 0).write_text(f"srun: {words} (container_image of [sweep.slurm])\n")
+        return True
+
+    def _signal(self, name: str) -> bool:
+        """Have Slurm send a signal to all processes of the step; whether it took the wish."""
+        try:
+            run("scancel", f"--signal={name}", self._step_name())
+        except TrimaranError:
+            return False
         return True
 
     def _step_name(self) -> str:
