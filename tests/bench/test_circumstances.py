@@ -170,7 +170,7 @@ def held_gib(folder: Path) -> float:
     [
         (8.0, "ok-slowly", "lost", "other programs have taken the memory: the machine has 0.10 of 10.00 GiB left"),
         (0.1, "ok-slowly", "lost", "GiB that were available when they began; end what else runs here"),
-        (0.6, "eat", "oom", "the machine has 0.10 of 10.00 GiB left, the ranks hold 0.4"),
+        (0.6, "eat", "oom", "the machine has 0.10 of 10.00 GiB left, the ranks hold 0."),
     ],
     ids=["taken later", "taken before", "of the layout"],
 )

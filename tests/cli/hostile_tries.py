@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from answers import MOST_CPU_S, Answer, Try, answer, taken_port
 from command import MACHINE
+from command_answers import MOST_CPU_S, Answer, Try, answer, taken_port
 from trimaran.files.row_table import format_table, packaged_table
 from trimaran.store import Store
 

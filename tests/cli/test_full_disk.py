@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from answers import Answer, Try, answer
+from command_answers import Answer, Try, answer
 from trimaran.files.row_table import packaged_table, write_table
 from trimaran.store import Store
 

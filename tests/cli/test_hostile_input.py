@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from answers import MOST_CPU_S, MOST_GIB, Answer, Try, answer
 from command import MACHINE, tiny_recipe
+from command_answers import MOST_CPU_S, MOST_GIB, Answer, Try, answer
 from trimaran.files.row_table import format_table, packaged_table, parse_table
 from trimaran.store import Store
 

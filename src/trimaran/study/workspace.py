@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from trimaran.study.stated import stated_layouts, unprobed_machine
 from trimaran.study.torch_programs import probe_machine, run_program
 
 _LOOK_AGAIN_S = 0.5
+# How a cluster file begins to say where it comes from that a probe wrote (probe/probed_cluster.py).
+_PROBED = re.compile(r"trimaran \S+ probe\b")
 # What is done with a text once it is tokenised.
 Follows = Literal["nothing", "trials", "training"]
 
@@ -102,7 +105,10 @@ class Workspace:
     def _refuse_another_machine(self, probed: Cluster, layouts: Sequence[Layout]) -> None:
         """Raise TrimaranError where the cluster file is of other processors, or of too few slots for a layout."""
         again = "remove it to have this machine probed, or keep this machine's study elsewhere by --runs"
-        if probed.device.kind == "cpu" and not probed.device.name.startswith(here := processor_name()):
+        was_probed = probed.device.kind == "cpu" and _PROBED.match(
+            probed.source
+        )  # what a person wrote counts as written
+        if was_probed and not probed.device.name.startswith(here := processor_name()):
             raise TrimaranError(f"{self.cluster_file} is of {probed.device.name}, and this machine is {here}: {again}")
         slots = probed.nodes * probed.devices_per_node
         for layout in layouts:
