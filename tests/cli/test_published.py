@@ -87,9 +87,11 @@ def small_machine(tmp_path: Path) -> Path:
     return folder
 
 
-def bench_small(runs: Path, *within: str) -> subprocess.CompletedProcess[str]:
-    recipe = ROOT / "recipes" / "fugaku-gpt-1b3.toml"
-    command = [*within, TRIMARAN, "bench", str(recipe), "--scale", "laptop", "--table", "data-parallel"]
+def bench_small(
+    runs: Path, *within: str, of: str = "fugaku-gpt-1b3", table: str = "data-parallel"
+) -> subprocess.CompletedProcess[str]:
+    recipe = ROOT / "recipes" / f"{of}.toml"
+    command = [*within, TRIMARAN, "bench", str(recipe), "--scale", "laptop", "--table", table]
     return subprocess.run(
         [*command, "--runs", str(runs)], cwd=runs, capture_output=True, text=True, timeout=100, check=False
     )
@@ -112,3 +114,13 @@ def test_a_store_that_cannot_be_written_ends_the_command_and_leaves_no_layout_ou
     assert done.returncode == 2 and "left out" not in done.stderr, done.stderr
     assert "store.sqlite: it cannot be written" in done.stderr.splitlines()[-1]
     assert not (small_machine / "trials").exists()
+
+
+def test_rows_whose_network_this_user_cannot_make_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "gpt3-xl-p3-laptop"
+    folder.mkdir()
+    (folder / "cluster.toml").write_text(MACHINE.replace("devices_per_node = 2", "devices_per_node = 8"))
+    without = ("setpriv", "--bounding-set=-net_admin,-sys_admin", "--inh-caps=-all")
+    done = bench_small(tmp_path, *without, of="gpt3-xl-p3", table="gpipe-networks")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is left out: network") == 5 and "nothing was timed" in done.stdout

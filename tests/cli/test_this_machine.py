@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -55,7 +56,9 @@ def test_a_layout_of_more_slots_than_were_probed_says_which_file_to_remove(tmp_p
     assert "remove the file to have it probed for 4" in done.stderr.splitlines()[-1]
 
 
-def test_two_commands_at_once_probe_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commands_at_once_probe_once_and_the_other_says_for_whom_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe, place, probes = (
         load_recipe(str(of_this_machine(tmp_path))),
         Workspace(tmp_path / "runs" / "tiny"),
@@ -77,6 +80,7 @@ def test_two_commands_at_once_probe_once(tmp_path: Path, monkeypatch: pytest.Mon
         thread.join(30)
     assert len(probes) == 1 and place.cluster(recipe).devices_per_node == 2
     assert not (place.folder / "probe.claims").exists()
+    assert capsys.readouterr().err == f"process {os.getpid()} on {platform.node()} probes; waiting\n"
 
 
 def test_a_program_that_is_waited_for_ends_with_the_command(tmp_path: Path) -> None:

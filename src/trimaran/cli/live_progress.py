@@ -92,9 +92,9 @@ class TrialProgress(_Shown):
 
     def _tell_of(self, holder: Owner) -> None:
         """Say whom a sweep waits for: once, and once more where that process has been stopped meanwhile."""
-        text = f"process {holder.pid} on {holder.host} measures in this store; waiting"
-        if holder.is_stopped():
-            text += "; it is stopped: continue it with fg, or end it"
+        from trimaran.store import waiting_for
+
+        text = waiting_for(holder, "measures in this store")
         if text not in self._waits_told:
             self._waits_told.add(text)
             say(text)

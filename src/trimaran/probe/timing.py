@@ -58,8 +58,10 @@ def mean_seconds(spells: Sequence[Mapping[Case, Sequence[float]]]) -> dict[Case,
     quiet = {case: undisturbed(taken) for case, taken in samples.items() if taken}
     if len(quiet) < 2:
         return quiet
-    above = [statistics.fmean(taken) / undisturbed(taken) for spell in spells for taken in spell.values() if taken]
-    return {case: seconds * statistics.median(above) for case, seconds in quiet.items()}
+    above = statistics.median(
+        statistics.fmean(taken) / undisturbed(taken) for spell in spells for taken in spell.values() if taken
+    )
+    return {case: seconds * above for case, seconds in quiet.items()}
 
 
 class Timing(Generic[Case]):

@@ -38,6 +38,12 @@ class Owner(BaseModel):
         return self.is_alive() is True and _stat(self.pid)[:1] == ["T"]
 
 
+def waiting_for(owner: Owner, doing: str) -> str:
+    """What to tell who waits for a process that is `doing` something."""
+    way_on = "; it is stopped: continue it with fg, or end it" if owner.is_stopped() else ""
+    return f"process {owner.pid} on {owner.host} {doing}; waiting{way_on}"
+
+
 def this_boot() -> str:
     """The id of this machine's boot, the same in all its containers; its host name where the system has none."""
     try:

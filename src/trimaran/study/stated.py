@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from trimaran.bench.launch.ray.ray_cluster import require_ray
@@ -15,7 +17,11 @@ from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import require_trust
+from trimaran.protocol.host import processor_name
 from trimaran.recipe.recipe import Recipe
+
+# How a cluster file begins to say where it comes from that a probe wrote (probe/probed_cluster.py).
+_PROBED = re.compile(r"trimaran \S+ probe\b")
 
 
 def runnable_recipe(path: Path, *, trust: bool) -> Recipe:
@@ -54,6 +60,26 @@ def require_trimaran_stack(recipe: Recipe) -> None:
             f"stack {recipe.stack.name or recipe.stack.framework!r} is planned for, not run: set stack = "
             f'"trimaran" to measure and train here, or export a layout to its own trainer'
         )
+
+
+def require_probed_here(file: Path, cluster: Cluster, layouts: Sequence[Layout]) -> None:
+    """Raise TrimaranError where a study's cluster file is of other processors, or of too few slots for a layout.
+
+    What no probe wrote counts as it stands.
+    """
+    probed, here = cluster.device.kind == "cpu" and _PROBED.match(cluster.source), processor_name()
+    if probed and not cluster.device.name.startswith(here):
+        raise TrimaranError(
+            f"{file} is of {cluster.device.name}, and this machine is {here}: remove it to have this machine probed, "
+            f"or keep this machine's study elsewhere by --runs"
+        )
+    slots = cluster.nodes * cluster.devices_per_node
+    for layout in layouts:
+        if layout.devices > slots:
+            raise TrimaranError(
+                f"{layout} takes {layout.devices} slots, but {file} is of {slots}, for which this machine was probed: "
+                f"remove the file to have it probed for {layout.devices}, or lower a degree"
+            )
 
 
 def unprobed_machine(recipe: Recipe) -> Cluster:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,25 +15,32 @@ from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
-from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, Training
 from trimaran.recipe.recipe import Recipe
+from trimaran.store import waiting_for
 from trimaran.store.claims import Claims
-from trimaran.study.stated import stated_layouts, unprobed_machine
+from trimaran.study.stated import require_probed_here, stated_layouts, unprobed_machine
 from trimaran.study.torch_programs import probe_machine, run_program
 
 _LOOK_AGAIN_S = 0.5
-# How a cluster file begins to say where it comes from that a probe wrote (probe/probed_cluster.py).
-_PROBED = re.compile(r"trimaran \S+ probe\b")
 # What is done with a text once it is tokenised.
 Follows = Literal["nothing", "trials", "training"]
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Paths of a study, and the two things that have to be made before its first trial."""
+    """Paths of a study, and the two things that have to be made before its first trial.
+
+    Raises TrimaranError for a folder whose name no file of the study can hold.
+    """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        try:
+            str(self.folder).encode()
+        except UnicodeEncodeError:
+            raise TrimaranError(f"--runs {printable(str(self.folder))} is not Unicode: choose another folder") from None
 
     @property
     def store(self) -> Path:
@@ -88,35 +95,22 @@ class Workspace:
             self._probe(recipe)
         probed = load_cluster(str(self.cluster_file))
         if runs_here:
-            self._refuse_another_machine(probed, layouts)
+            require_probed_here(self.cluster_file, probed, layouts)
         return probed
 
     def _probe(self, recipe: Recipe) -> None:
         """Probe this machine, or wait for another process that does: two at once would each measure the other."""
-        claims = Claims(self.folder / "probe.claims")
+        claims, told = Claims(self.folder / "probe.claims"), set[str]()
         try:
             while not claims.take("probe"):
+                if (holder := claims.holder("probe")) and (text := waiting_for(holder, "probes")) not in told:
+                    print(text, file=sys.stderr, flush=True)
+                    told.add(text)
                 time.sleep(_LOOK_AGAIN_S)
             if not self.cluster_file.exists():
                 probe_machine(recipe, self.cluster_file)
         finally:
             claims.close()
-
-    def _refuse_another_machine(self, probed: Cluster, layouts: Sequence[Layout]) -> None:
-        """Raise TrimaranError where the cluster file is of other processors, or of too few slots for a layout."""
-        again = "remove it to have this machine probed, or keep this machine's study elsewhere by --runs"
-        was_probed = probed.device.kind == "cpu" and _PROBED.match(
-            probed.source
-        )  # what a person wrote counts as written
-        if was_probed and not probed.device.name.startswith(here := processor_name()):
-            raise TrimaranError(f"{self.cluster_file} is of {probed.device.name}, and this machine is {here}: {again}")
-        slots = probed.nodes * probed.devices_per_node
-        for layout in layouts:
-            if layout.devices > slots:
-                raise TrimaranError(
-                    f"{layout} takes {layout.devices} slots, but {self.cluster_file} is of {slots}, for which this "
-                    f"machine was probed: remove the file to have it probed for {layout.devices}, or lower a degree"
-                )
 
     def data(self, recipe: Recipe, megatron: Path | None = None, *, follows: Follows = "trials") -> Path:
         """Folder of the recipe's token files, made on the first call; `megatron` is a prefix to write them to as well.
@@ -124,10 +118,6 @@ class Workspace:
         Raises TrimaranError when a text cannot be read or the disk is full, and for what that which `follows` would be
         refused for.
         """
-        try:
-            str(self.folder).encode()
-        except UnicodeEncodeError:
-            raise TrimaranError(f"--runs {printable(str(self.folder))} is not Unicode: choose another folder") from None
         job = DataJob(data=recipe.data, vocab=recipe.workload.model.vocab, cache_dir=str(self.folder / "data"))
         if megatron is not None:
             job = job.model_copy(update={"megatron": str(megatron)})

@@ -20,6 +20,10 @@ class TrialRefusedError(TrimaranError):
     """A launcher will not start this trial, though it may start others: the trial's row says why."""
 
 
+class NoNetworkError(TrimaranError):
+    """This machine or user can make no shaped network: trials without one may run."""
+
+
 # How often a trial is run again whose ranks were lost.
 RESTARTS = 3
 

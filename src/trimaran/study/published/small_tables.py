@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trimaran.bench.launch.network.shaped_launcher import require_shaping
+from trimaran.bench.launch.contract import NoNetworkError
 from trimaran.bench.sweep import run_sweep
 from trimaran.files.catalogue import load_stack
 from trimaran.files.row_table import published_table
@@ -65,14 +65,17 @@ def measure_small(
                 try:
                     cluster = _cluster_of(machine, small)
                     check_layout(small.layout, small.workload, cluster, trial.stack)
-                    require_shaping([small.network] if small.network else [])
                 except TrimaranError as error:
                     say(f"{small.layout} is left out: {error}")
                     return None
-                (row,) = run_sweep(
-                    trial, cluster, [small.layout], store, data_dir=data, work_dir=workspace.trials,
-                    predictions=predicted(trial, cluster, [small.layout]), on_progress=on_progress,
-                )  # fmt: skip
+                try:
+                    (row,) = run_sweep(
+                        trial, cluster, [small.layout], store, data_dir=data, work_dir=workspace.trials,
+                        predictions=predicted(trial, cluster, [small.layout]), on_progress=on_progress,
+                    )  # fmt: skip
+                except NoNetworkError as error:
+                    say(f"{small.layout} is left out: {error}")
+                    return None
                 return row
 
             measured_tables = []

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from trimaran.bench.launch.cgroup import SpeedGroup, speed_group
-from trimaran.bench.launch.contract import TrialRefusedError
+from trimaran.bench.launch.contract import NoNetworkError, TrialRefusedError
 from trimaran.bench.launch.network.measure import TOLERANCE
-from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
 
 # A busy machine may fail a check that it passes a second later.
@@ -101,7 +100,7 @@ def _group(network: ShapedNetwork, cores: float) -> SpeedGroup:
     group = speed_group(cores)
     if group is None:
         slow = network.nodes[0]
-        raise TrimaranError(
+        raise NoNetworkError(
             f"network {network.name!r} gives node {slow.node} cpu_share {slow.cpu_share:g}, and no quota of CPU time "
             f"can be set here: run as root with the cpu controller of control groups, or leave nodes out"
         )

@@ -77,7 +77,7 @@ class ShapedLauncher:
         """Make the network, check it, start the ranks in it.
 
         Raises TrialRefusedError with both numbers where a link or a node's speed is not what was asked for, and
-        TrimaranError where this machine or user can make no network at all.
+        NoNetworkError where this machine or user can make no network at all.
         """
         network = self.network
         if launch.places:
@@ -208,7 +208,7 @@ def network_note(out_dir: Path) -> str | None:
 
 
 def require_shaping(networks: Sequence[ShapedNetwork]) -> None:
-    """Raise TrimaranError where a sweep names networks and this machine or user can make none."""
+    """Raise NoNetworkError where a sweep names networks and this machine or user can make none."""
     if networks:
         SwitchedNetwork(networks[0], 1).close()
     for network in networks:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trimaran.bench.launch.contract import NoNetworkError
 from trimaran.bench.launch.network import switch
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
@@ -42,7 +43,7 @@ class Carried:
 class SwitchedNetwork:
     """`nodes` namespaces joined as `network` says. Ends with this process, however that ends.
 
-    Raises TrimaranError where this machine or user has no network namespaces or TUN devices.
+    Raises NoNetworkError where this machine or user has no network namespaces or TUN devices.
     """
 
     def __init__(self, network: ShapedNetwork, nodes: int) -> None:
@@ -58,7 +59,7 @@ class SwitchedNetwork:
         try:
             answer = self._ask(_topology(network, nodes))
             if "error" in answer:
-                raise TrimaranError(
+                raise NoNetworkError(
                     f"network {network.name!r} cannot be shaped here: {answer['error']}; run as root on Linux with "
                     f"network namespaces and /dev/net/tun, or leave [[sweep.networks]] out"
                 )
