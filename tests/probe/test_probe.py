@@ -177,29 +177,51 @@ def test_a_rank_that_fails_ends_the_probe_with_its_last_words() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_ranks_leave_when_their_starter_is_killed(tmp_path: Path) -> None:
+def ranks_of(folder: Path) -> list[int]:
+    """Process ids of the ranks of a probe whose temporary files are in a folder."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes()
+        except OSError:
+            continue
+        if b"trimaran.probe.probe_worker" in command and str(folder).encode() in command:
+            found.append(int(file.parent.name))
+    return found
+
+
+def started_probe(folder: Path) -> subprocess.Popen[str]:
+    """A probe of two slots, whose ranks have begun."""
     starter = subprocess.Popen(
-        [sys.executable, "-m", "trimaran.probe", "--slots", "2", "-o", str(tmp_path / "x.toml")],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        [sys.executable, "-m", "trimaran.probe", "--slots", "2", "-o", str(folder / "x.toml")],
+        env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-
-    def ranks() -> int:
-        commands = []
-        for file in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                commands.append(file.read_bytes())
-            except OSError:
-                continue
-        return sum(
-            b"trimaran.probe.probe_worker" in command and str(tmp_path).encode() in command for command in commands
-        )
-
     deadline = time.monotonic() + 60
-    while ranks() < 2 and time.monotonic() < deadline:
+    while len(ranks_of(folder)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
+    return starter
+
+
+def test_ranks_leave_when_their_starter_is_killed(tmp_path: Path) -> None:
+    starter = started_probe(tmp_path)
     starter.send_signal(signal.SIGKILL)
-    starter.wait()
-    while ranks() and time.monotonic() < deadline:
+    starter.communicate()
+    deadline = time.monotonic() + 60
+    while ranks_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert ranks() == 0
+    assert ranks_of(tmp_path) == []
+
+
+def test_a_killed_rank_ends_the_probe_and_is_named(tmp_path: Path) -> None:
+    starter = started_probe(tmp_path)
+    assert starter.stderr is not None
+    while "contention" not in starter.stderr.readline():
+        pass
+    os.kill(max(ranks_of(tmp_path)), signal.SIGKILL)
+    told = starter.communicate(timeout=60)[1].splitlines()[-1]
+    assert starter.returncode == 2 and ranks_of(tmp_path) == []
+    assert told == "trimaran: probe: rank 1 of 2 was killed by SIGKILL: try it again"
+    assert not (tmp_path / "x.toml").exists()

@@ -23,6 +23,7 @@ from trimaran.nouns.probed_model import ProbedModel
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.protocol import progress
+from trimaran.protocol.exits import signal_name
 from trimaran.protocol.host import QUIET_SHARE, Work, memory_gib, usable_cores
 
 # Long enough for a slow disk to load PyTorch on as many ranks as there may be, and all sizes.
@@ -158,15 +159,22 @@ def _start_rank(settings: ProbeSettings, folder: Path, rank: int) -> subprocess.
         return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=sys.stderr, stderr=stderr)
 
 
+def _why(codes: Sequence[int | None], folder: Path) -> str:
+    """Which rank failed and why: one that was killed first of all, for want of which the others fail."""
+    failed = min((rank for rank, code in enumerate(codes) if code), key=lambda rank: codes[rank] or 0)
+    code, which = codes[failed] or 0, f"rank {failed} of {len(codes)}"
+    if code < 0:
+        return f"{which} was killed by {signal_name(-code)}: try it again"
+    lines = (folder / f"stderr.{failed}").read_text(errors="replace").strip().splitlines()
+    return f"{which} failed: {lines[-1] if lines else f'status {code}'}"
+
+
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         codes = [process.poll() for process in ranks]
-        failed = next((rank for rank, code in enumerate(codes) if code), None)
-        if failed is not None:
-            lines = (folder / f"stderr.{failed}").read_text(errors="replace").strip().splitlines()
-            reason = lines[-1] if lines else f"status {codes[failed]}"
-            raise TrimaranError(f"probe: rank {failed} of {len(ranks)} failed: {reason}")
+        if any(codes):
+            raise TrimaranError(f"probe: {_why(codes, folder)}")
         if None not in codes:
             return
         if time.monotonic() > deadline:

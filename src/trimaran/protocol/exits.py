@@ -22,6 +22,14 @@ LAUNCHER_GONE, SWEEP_GONE = 75, 76
 _NOTE_BYTES = 1 << 16
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def note_out_of_memory(file: Path, message: str) -> None:
     """Write down that a rank ran out of memory, since a library may hide its exit status."""
     write_json(file, {"kind": "oom", "message": message})

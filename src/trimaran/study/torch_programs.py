@@ -13,12 +13,12 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
-from trimaran.bench.watch.verdict import signal_name
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
 from trimaran.protocol import progress
+from trimaran.protocol.exits import signal_name
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import slots_wanted, stated_layouts
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import signal
 from dataclasses import dataclass
 
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.watch.evidence import last_lines, printable
 from trimaran.bench.watch.watch import Ending
 from trimaran.nouns.measurement import Status
-from trimaran.protocol.exits import OUT_OF_MEMORY, USER_ERROR, noted_out_of_memory
+from trimaran.protocol.exits import OUT_OF_MEMORY, USER_ERROR, noted_out_of_memory, signal_name
 from trimaran.protocol.files import RunFile
 
 _FULL_DISK_BYTES = 1 << 20
@@ -136,11 +135,3 @@ def _last_words(launch: Launch, rank: int) -> str:
     # a rank whose disk is full cannot say so
     full = shutil.disk_usage(launch.out_dir).free < _FULL_DISK_BYTES
     return f"no space is left on the disk of {launch.out_dir}" if full else "it said nothing"
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, or its number where it has none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
