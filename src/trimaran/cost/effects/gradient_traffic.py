@@ -44,14 +44,13 @@ def exposed_time(iteration: IterationCost) -> Floats:
     of_experts = iteration.expert_parameters
     shared = iteration.parameters if of_experts is None else iteration.parameters - of_experts
     gradient = sent * shared
-    whole = np.isin(zero, case.stack.all_reduced_zero_stages)
-    scatter = np.where(whole, network.all_reduce(gradient, sharers), network.all_gather(gradient, sharers))
+    scatter = _scattered(iteration, gradient, sharers)
     gather = network.all_gather(gathered * shared, sharers)
     agreed = between_copies(case, grid, sent) * shared
     reduced = network.all_reduce(agreed, replicas)
     if of_experts is not None:
-        own, theirs = _expert_sharers(iteration), sent * of_experts
-        scatter = scatter + np.where(whole, network.all_reduce(theirs, own), network.all_gather(theirs, own))
+        own = _expert_sharers(iteration)
+        scatter = scatter + _scattered(iteration, sent * of_experts, own)
         gather = gather + network.all_gather(gathered * of_experts, own)
         reduced = reduced + network.all_reduce(sent * of_experts, expert_group(grid, network.cluster, "edp"))
     copied = sharded_copies(iteration, agreed, None if of_experts is None else sent * of_experts)
@@ -64,23 +63,28 @@ def exposed_time(iteration: IterationCost) -> Floats:
         back = element_bytes(grid) * shared  # weights, which are narrower than the gradients in 16 bit
         traffic = np.where(served, network.serve((gradient + back) / 2.0, replicas), traffic)
     overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
-    backward = work.of_layers("backward")
-    hidden = _hidden(traffic * overlap, backward, grid)
     # ZeRO 2 scatters behind the backward of each micro-batch, the last one's with what follows
     earlier = np.where(zero == GRADIENTS, m - 1.0, 0.0)
-    behind_earlier = earlier * np.minimum(scatter * overlap, backward)
-    # A later stage has one bucket, whose gather begins with its first forward and holds that up; virtual stages are
-    # gathered ahead (Megatron-Core 0.15, core/distributed/distributed_data_parallel.py, lines 122 and 123;
-    # training/arguments.py, lines 612 to 615; pipeline_parallel/schedules.py, lines 1034 and 1156).
-    ahead = ((grid.pp == 1) | (grid.vpp > 1)) * float(case.stack.gathers_behind_forward)
-    apart = _hidden((traffic - gather) * overlap, backward, grid)
-    apart = apart + _hidden(gather * overlap * ahead, work.of_layers("forward"), grid)
-    hidden = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), apart, hidden)
-    exposed = traffic + earlier * scatter - (hidden + behind_earlier) * (1.0 - crowded(case.cluster))
+    exposed = traffic + earlier * scatter
+    if overlap.any():
+        backward = work.of_layers("backward")
+        # A later stage has one bucket, whose gather begins with its first forward and holds that up; virtual stages are
+        # gathered ahead (Megatron-Core 0.15, core/distributed/distributed_data_parallel.py, lines 122 and 123;
+        # training/arguments.py, lines 612 to 615; pipeline_parallel/schedules.py, lines 1034 and 1156).
+        ahead = ((grid.pp == 1) | (grid.vpp > 1)) * float(case.stack.gathers_behind_forward)
+        gathered_apart = np.where((zero == OPTIMIZER) | (zero == GRADIENTS), gather, 0.0)
+        hidden = _hidden((traffic - gathered_apart) * overlap, backward, grid)
+        hidden = hidden + _hidden(gathered_apart * overlap * ahead, work.of_layers("forward"), grid)
+        hidden = hidden + earlier * np.minimum(scatter * overlap, backward)
+        exposed = exposed - hidden * (1.0 - crowded(case.cluster))
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
         exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
-    passes = work.rate.streamed(m * _cleared_bytes(iteration) + (1.0 + earlier) * _bucket_bytes(iteration, sent))
+    passed = m * _cleared_bytes(iteration)
+    if case.stack.bucket_passes:
+        in_buckets = (zero == OPTIMIZER) | (zero == GRADIENTS)
+        passed = passed + in_buckets * (1.0 + earlier) * float(case.stack.bucket_passes) * sent * iteration.parameters
+    passes = work.rate.streamed(passed)
     return np.asarray(exposed + passes + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
 
 
@@ -97,10 +101,12 @@ def _cleared_bytes(iteration: IterationCost) -> Floats:
     return np.where(apart, gradient_bytes(grid, stack) * (iteration.parameters + 3.0 * summed), 0.0)
 
 
-def _bucket_bytes(iteration: IterationCost, sent: Floats) -> Floats:
-    """Bytes that pass through memory where ZeRO 1 and 2 lay gradients into buckets, each time that they reduce them."""
-    passes = np.isin(iteration.grid.zero_stage, (OPTIMIZER, GRADIENTS)) * float(iteration.case.stack.bucket_passes)
-    return np.asarray(passes * sent * iteration.parameters)
+def _scattered(iteration: IterationCost, size: Floats, sharers: Group) -> Floats:
+    """Seconds in which ranks that share gradients out sum them: each its part, or all of them where the stack does."""
+    scattered, whole = iteration.network.all_gather(size, sharers), iteration.case.stack.all_reduced_zero_stages
+    if not whole:
+        return scattered
+    return np.where(np.isin(iteration.grid.zero_stage, whole), iteration.network.all_reduce(size, sharers), scattered)
 
 
 def _expert_sharers(iteration: IterationCost) -> Group:
@@ -138,9 +144,9 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
         own = _expert_sharers(iteration)
         gather = gather + network.all_gather(element * experts, own)
         scatter = scatter + network.all_gather(sent * experts, own)
-    # what the last layers' backward wants at once was not let go
-    reused = np.minimum(0.5 * case.stack.reuse_parameters / iteration.parameters, 1.0)
-    again = np.where(grid.zero_stage == 2, 0.0, gather * (1.0 - reused))
+    again = np.where(grid.zero_stage == 2, 0.0, gather)
+    if case.stack.reuse_parameters:  # what the last layers' backward wants at once was not let go
+        again = again * (1.0 - np.minimum(0.5 * case.stack.reuse_parameters / iteration.parameters, 1.0))
     forward, backward = work.layer.busy_forward, work.layer.busy_backward
     if case.model.experts:
         # tokens on their way between nodes take the same cards

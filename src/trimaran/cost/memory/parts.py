@@ -48,11 +48,13 @@ def _weights(rank: RankMemory) -> Floats:
     share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
     layer, layers = rank.layer, rank.of_layers
     ends = rank.ends if stack.gathers_ends or rank.keeps_unit_places else 0.0
-    each, live = gathered_bytes(rank.case, rank.grid), np.minimum(float(stack.live_parameters), layers)
-    kept = keeps_whole(stack, rank.grid)
-    gathered = (
-        np.where(kept, layers, np.maximum(2.0 * layer, live)) * each + np.where(kept, rank.ends, ends) * rank.element
-    )
+    ahead = 2.0 * layer
+    if stack.live_parameters:
+        ahead = np.maximum(ahead, np.minimum(float(stack.live_parameters), layers))
+    if stack.pipelines_keep_whole:
+        kept = keeps_whole(stack, rank.grid)
+        ahead, ends = np.where(kept, layers, ahead), np.where(kept, rank.ends, ends)
+    gathered = ahead * gathered_bytes(rank.case, rank.grid) + ends * rank.element
     casts = layers * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
     elsewhere = master_alone | rank.offloads("weights")
@@ -73,7 +75,8 @@ def _gradients(rank: RankMemory) -> Floats:
         layers, ends = 2.0 * rank.layer, rank.ends
         whole = layers + ends if rank.keeps_unit_places else np.maximum(layers, ends)
         here = here + np.where(shards(rank.grid, GRADIENTS) > 1, np.minimum(whole, rank.count), 0.0)
-    here = np.where(keeps_whole(rank.case.stack, rank.grid), rank.count, here)
+    if rank.case.stack.pipelines_keep_whole:
+        here = np.where(keeps_whole(rank.case.stack, rank.grid), rank.count, here)
     return here * rank.gradient + rank.count * low
 
 
