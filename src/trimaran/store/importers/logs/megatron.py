@@ -5,88 +5,129 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.deepspeed import is_engine_setting
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+from trimaran.store.importers.logs.megatron_settings import NAMES, set_up
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
+from trimaran.store.importers.text import number_of
 
-_ITERATION = re.compile(r"\biteration\s{1,9}(\d{1,9})\s?/\s{0,9}(?:\d{1,9}|infinity)\s*\|")
-_FIELD = re.compile(r"\s*([A-Za-z][^|:]{1,60}?)\s*:\s*([-+.\w]{1,40})\s*$")
-# `  hidden_size ..................................... 14336`, perhaps behind a rank's prefix
-_ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]{1,60}) \.{3,60} (\S{1,60})\s*$")
+_ITERATION = re.compile(r"\biteration(?:\s|=\s?)\s{0,9}(\d{1,9})\s?/\s{0,9}(\d{1,9}|infinity)\s*\|")
+# A field's first number: Primus prints the mean so far behind the current one, 13100.0/13240.9.
+_FIELD = re.compile(r"\s*([A-Za-z][^|:=]{1,60}?)\s*[:=]\s*([-+.\w]{1,40})(?:/[\d.]{1,20})?\s*$")
+# `  hidden_size ..................................... 14336`, perhaps behind a rank's prefix; names of 30 letters and
+# more leave no room for dots in older versions (Megatron-LM v2.6, megatron/arguments.py, _print_args)
+_ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]{1,60}) (\.{0,60}) (\[[^\]]{0,1000}\]|\S{1,60})\s*$")
+# what GPT-NeoX prints behind a value
+_CHANGED = re.compile(r"\.{3,60}(?:updated|default)$")
 _VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
-_WORLD = re.compile(r"using world size: (\d{1,8}), data-parallel[- ]size: (\d{1,8}), ")
+_WORLD = re.compile(r"using world size: \d{1,8}, data-parallel[- ]size: \d{1,8}, .{0,200}")
+_WORLD_SIZES = re.compile(
+    r"\b(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel)"
+    r"[- ]size: (\d{1,8})"
+)
+_WORLD_COLUMNS = {
+    "world": "devices", "data-parallel": "dp", "context-parallel": "cp", "tensor-model-parallel": "tp",
+    "pipeline-model-parallel": "pp",
+}  # fmt: skip
 _MEMORY = re.compile(r"\[Rank (\d{1,7})\][^|]{0,80}memory \(MB\) \|.{0,200}\bmax reserved: (\d{1,9}(?:\.\d{1,9})?)")
-
-_COLUMNS = {
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "ffn_hidden_size": "ffn_hidden",
-    "num_attention_heads": "heads",
-    "num_query_groups": "kv_heads",
-    "seq_length": "seq_len",
-    "padded_vocab_size": "vocab",
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "context_parallel_size": "cp",
-    "virtual_pipeline_model_parallel_size": "vpp",
-    "data_parallel_size": "dp",
-    "world_size": "devices",
-    "micro_batch_size": "mbs",
-    "global_batch_size": "gbs",
-    "zero_stage": "zero_stage",
-}
-# Values of `num_experts` that stand for a dense model.
-_DENSE = ("None", "0", "1", "[1]")
-_PRECISIONS = {"torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
+# What each of the trainers that print such lines says beside them.
+_DEEPSPEED = re.compile(
+    r"elapsed time per iteration \(s\)|\bactual.seqlen\s?[:=]|tokens per gpu per second \(tgs\)|approx flops per GPU:"
+    r"|\[logging\.py:\d{1,5}:log_dist\]"
+)
+_SEQUENCE = re.compile(r"\bactual.seqlen\s?[:=]\s{0,9}(\d{1,9})")
+_EXPERTS_LOSS = re.compile(r"\| (?:\w{0,20}load_balancing|z)_loss:")
 
 
 def recognises(text: str) -> bool:
     """Whether the text holds lines of Megatron's training log, or its arguments where no step was reached."""
     return any(
-        ("elapsed time per iteration" in line and _ITERATION.search(line))
+        ("elapsed" in line and (step := _step(line)) is not None and step.sec_per_it is not None)
         or ("tensor_model_parallel_size ..." in line and _ARGUMENT.search(line))
         for line in text.split("\n")
     )
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log. Both print the same line, DeepSpeed's in seconds with `TFLOPs`."""
+    """The rows of one log, which may hold several trainings. DeepSpeed's prints seconds, or fields of its own."""
     lines = text.split("\n")
-    reading = LogReading()
-    arguments: dict[str, str] = {}
+    deepspeed = any(_DEEPSPEED.search(line) for line in lines)
+    trainings = [_Training(LogReading())]
     for at, line in enumerate(lines):
+        reading, arguments = trainings[-1].reading, trainings[-1].arguments
         if (step := _step(line)) is not None:
+            if reading.steps and step == reading.steps[-1]:
+                continue  # printed twice
+            if reading.steps and step.iteration < reading.steps[-1].iteration:
+                trainings.append(_Training(LogReading(begin=at)))
+                reading = trainings[-1].reading
             reading.steps.append(step)
-            reading.after = at + 1
-        elif not is_engine_setting(line) and (argument := _ARGUMENT.search(line)):
-            arguments[argument[1]] = argument[2]
+            reading.after, reading.planned = at + 1, _planned(line)
+            if length := _SEQUENCE.search(line):
+                reading.cells["seq_len"] = int(length[1])
+            if _EXPERTS_LOSS.search(line):
+                trainings[-1].mixture = mixture("load_balancing_loss", "logged")
+        elif not is_engine_setting(line) and (argument := _argument(line)):
+            name, value = argument
+            if reading.steps and name in arguments:
+                trainings.append(_Training(LogReading(begin=at, after=at)))
+            trainings[-1].arguments[name] = value
         elif vocab := _VOCAB.search(line):
             reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
-            reading.cells |= {"devices": int(world[1]), "dp": int(world[2])}
+            sizes = _WORLD_SIZES.findall(world[0])
+            reading.cells |= {_WORLD_COLUMNS[name]: int(size) for name, size in sizes}
         elif memory := _MEMORY.search(line):
             rank, gib = int(memory[1]), float(memory[2]) / 1024.0
             reading.mem_gib_by_rank[rank] = max(gib, reading.mem_gib_by_rank.get(rank, 0.0))
-    reading.cells |= _settings(arguments)
-    experts = arguments.get("num_experts", "None")
-    if experts not in _DENSE:
-        reading.refusal = mixture("num_experts", experts)
-    elif any("| load_balancing_loss:" in line for line in lines):
-        reading.refusal = mixture("load_balancing_loss", "logged")
-    deepspeed = arguments.get("deepspeed") == "True" or any("elapsed time per iteration (s)" in line for line in lines)
-    reading.guesses["stack"] = "megatron-deepspeed" if deepspeed else "megatron"
-    reading.formula = "" if deepspeed else "model_flops"
-    if reading.mem_gib_by_rank:
-        reading.notes.append("memory is the most that PyTorch had reserved")
-    return drafts_of(reading, lines, given)
+    for training in trainings:
+        training.finish(deepspeed)
+    return drafts_of_trainings([training.reading for training in trainings], lines, given)
+
+
+@dataclass
+class _Training:
+    """One training of a log: what is read of it, the arguments that it printed, and what tells of experts."""
+
+    reading: LogReading
+    arguments: dict[str, str] = field(default_factory=dict)
+    mixture: str = ""
+
+    def finish(self, deepspeed: bool) -> None:
+        """State what follows from all of it."""
+        reading = self.reading
+        reading.mixture = self.mixture
+        set_up(reading, self.arguments)
+        deepspeed = deepspeed or self.arguments.get("deepspeed") == "True"
+        # context parallelism came with Megatron-Core 0.5 (megatron/training/arguments.py, --context-parallel-size)
+        today = "context_parallel_size" in self.arguments or "cp" in reading.cells
+        megatron = "megatron-core" if today else "megatron"
+        reading.guesses["stack"] = "megatron-deepspeed" if deepspeed else megatron
+        reading.formula = "" if deepspeed else "model_flops"
+        if reading.mem_gib_by_rank:
+            reading.notes.append("memory is the most that PyTorch had reserved")
 
 
 def times_by_tflops(lines: Iterable[str]) -> dict[float, float]:
     """Seconds of the log lines among `lines`, by the TFLOPs that each prints."""
     steps = [step for step in map(_step, lines) if step is not None]
     return {s.tflops: s.sec_per_it for s in steps if s.tflops is not None and s.sec_per_it is not None}
+
+
+def _argument(line: str) -> tuple[str, str] | None:
+    """Name and value of an argument that the line prints."""
+    match = _ARGUMENT.search(line)
+    if match is None or (len(match[2]) < 3 and match[1] not in NAMES):
+        return None
+    return match[1], _CHANGED.sub("", match[3])
+
+
+def _planned(line: str) -> int | None:
+    match = _ITERATION.search(line)
+    return int(match[2]) if match is not None and match[2] != "infinity" else None
 
 
 def _step(line: str) -> Step | None:
@@ -96,47 +137,33 @@ def _step(line: str) -> Step | None:
     fields = {}
     for part in line[match.end() :].split("|")[:-1]:  # behind the last bar stands nothing, or what was cut off
         if pair := _FIELD.match(part):
-            fields[pair[1]] = pair[2]
-    seconds, milliseconds = _number(fields, "elapsed time per iteration (s)"), None
+            fields[pair[1].replace("_", " ")] = pair[2]
+    seconds = _first(fields, "elapsed time per iteration (s)")
     if seconds is None:
-        milliseconds = _number(fields, "elapsed time per iteration (ms)")
+        milliseconds = _first(fields, "elapsed time per iteration (ms)", "elapsed time per iteration ms")
         seconds = None if milliseconds is None else milliseconds / 1000.0
-    gbs, tflops = _number(fields, "global batch size"), _number(fields, "TFLOPs")
+    gbs = _first(fields, "global batch size")
+    loss = next((fields[name] for name in ("lm loss", "lm-loss") if name in fields), None)
     return Step(
         iteration=int(match[1]),
         sec_per_it=seconds,
         gbs=None if gbs is None else int(gbs),
-        loss=_number(fields, "lm loss" if "lm loss" in fields else "lm-loss"),
-        tflops=_number(fields, "throughput per GPU (TFLOP/s/GPU)") if tflops is None else tflops,
+        loss=None if loss is None else _loss(loss),
+        tflops=_first(fields, "TFLOPs", "throughput per GPU (TFLOP/s/GPU)", "approx flops per GPU"),
     )
 
 
-def _number(fields: Mapping[str, str], name: str) -> float | None:
+def _loss(text: str) -> float | None:
     try:
-        value = float(fields[name])
-    except (KeyError, ValueError):
+        return float(text)
+    except ValueError:
         return None
-    return value if math.isfinite(value) else None
 
 
-def _settings(arguments: Mapping[str, str]) -> dict[str, Cell]:
-    cells = {column: stated_cell(column, arguments[name]) for name, column in _COLUMNS.items() if name in arguments}
-    cells["optimizer"] = optimizer_cell(arguments.get("optimizer"))
-    cells["precision"] = _PRECISIONS.get(arguments.get("params_dtype", ""))
-    cells["recompute"] = _recompute(arguments)
-    if arguments.get("group_query_attention") == "False":
-        cells["kv_heads"] = None
-    interleaved = isinstance(cells.get("vpp"), int) and arguments.get("virtual_pipeline_model_parallel_size") != "None"
-    cells["vpp"] = cells.get("vpp") if interleaved else None
-    if arguments.get("use_distributed_optimizer") == "True":
-        cells["zero_stage"] = 1
-    return {name: value for name, value in cells.items() if value is not None}
-
-
-def _recompute(arguments: Mapping[str, str]) -> str | None:
-    granularity, checkpointed = arguments.get("recompute_granularity"), arguments.get("checkpoint_activations")
-    if granularity in ("full", "selective"):
-        return granularity
-    if checkpointed == "True":
-        return "full"
-    return "none" if "None" in (granularity, checkpointed) or checkpointed == "False" else None
+def _first(fields: Mapping[str, str], *names: str) -> float | None:
+    """The first of the fields that is a finite number."""
+    for name in names:
+        value = number_of(fields.get(name, "").removesuffix("TFLOPS"))
+        if value is not None and math.isfinite(value):
+            return value
+    return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
@@ -17,7 +18,7 @@ _EVIDENCE_LINES, _EVIDENCE_WIDTH = 40, 500
 
 @dataclass(frozen=True)
 class Step:
-    """One logged iteration. A figure that the log does not print is None; `gbs` in sequences."""
+    """One logged iteration. A figure that the log does not print is None; `gbs` in sequences, a loss may be NaN."""
 
     iteration: int
     sec_per_it: float | None = None
@@ -32,17 +33,22 @@ class LogReading:
     """All that a log says: cells of the set-up, steps, memory by rank (GiB), remarks.
 
     `guesses` hold where neither the log nor the user says otherwise; `formula` is the calculator that
-    the trainer is known for, taken where it gives the TFLOPs printed. `after` is the line behind the
-    last step, where the reason for an early end stands. `refusal` is why the log gives no row. A time is the
-    mean since the step logged before, unless times are `sampled`: those of single steps, of which not all are logged.
+    the trainer is known for, taken where it gives the TFLOPs printed. `begin` is the line where it starts, and
+    `after` that behind the last step, where the reason for an early end stands. `planned` is the last iteration that
+    was asked for. `refusal` is why the log gives no row, `mixture` why it gives none unless the experts are known from
+    elsewhere. A time is the mean since the step logged before, unless times
+    are `sampled`: those of single steps, of which not all are logged.
     """
 
     cells: dict[str, Cell] = field(default_factory=dict)
     guesses: dict[str, Cell] = field(default_factory=dict)
     formula: str = ""
     refusal: str = ""
+    mixture: str = ""
     sampled: bool = False
+    begin: int = 0
     after: int = 0
+    planned: int | None = None
     steps: list[Step] = field(default_factory=list)
     mem_gib_by_rank: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -104,6 +110,9 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
     Sec/it is the median of the steps after the first, which carries the start-up, or that of the one there is.
     """
     status, evidence = ending(lines[reading.after :])
+    if status != "ok" and _done(reading):
+        reading.notes.append(f"all {reading.planned} iterations were done before the log tells of an end by {status}")
+        status = "ok"
     drafts = []
     for number, (gbs, group) in enumerate(groupby(_with_batch(reading.steps), key=lambda step: step.gbs), start=1):
         steps = list(group)
@@ -114,7 +123,9 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         drafts.append(draft)
     if not drafts:
         if not (reading.refusal or reading.cells or reading.mem_gib_by_rank or status != "ok"):
-            reading.refusal = "it holds no iteration, no setting and no end of a run: state what the file is with --as"
+            reading.refusal = (
+                "it holds no iteration, no setting and no end of a run of this trainer: name another with --as"
+            )
         draft = _draft(reading, 1)
         draft.notes.append("no iteration is logged")
         _close(draft, reading, given)
@@ -132,9 +143,51 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
     return drafts
 
 
+def drafts_of_trainings(readings: Sequence[LogReading], lines: Sequence[str], given: Mapping[str, Cell]) -> list[Draft]:
+    """The rows of a log that holds trainings one after the other; one that was started again alike is one training."""
+    trainings: list[LogReading] = []
+    for reading in readings:
+        if trainings and not _other_settings(trainings[-1], reading):
+            if reading.steps:
+                _go_on(trainings[-1], reading)
+                continue
+            if ending(lines[reading.begin :])[0] == "ok":
+                continue  # it had just been started
+        trainings.append(reading)
+    ends = [reading.begin for reading in trainings[1:]] + [len(lines)]
+    drafts = [d for reading, end in zip(trainings, ends, strict=True) for d in drafts_of(reading, lines[:end], given)]
+    for number, draft in enumerate(drafts, start=1):
+        draft.row = str(number)
+    return drafts
+
+
+def _other_settings(before: LogReading, reading: LogReading) -> bool:
+    """Whether a training states anything else than the one before it."""
+    return before.refusal != reading.refusal or any(before.cells.get(k) != v for k, v in reading.cells.items())
+
+
+def _go_on(training: LogReading, again: LogReading) -> None:
+    """Let a training go on by what it did when started again, whose first step carries the start-up once more."""
+    first, *others = again.steps
+    training.steps += [replace(first, sec_per_it=None), *others]
+    training.after, training.planned = again.after, again.planned
+    for rank, gib in again.mem_gib_by_rank.items():
+        training.mem_gib_by_rank[rank] = max(gib, training.mem_gib_by_rank.get(rank, 0.0))
+    note = f"started again before iteration {first.iteration}"
+    training.notes += [note, *(said for said in again.notes if said not in training.notes)]
+
+
+def _done(reading: LogReading) -> bool:
+    """Whether the last iteration that was planned is logged."""
+    return bool(reading.steps) and reading.planned is not None and reading.steps[-1].iteration >= reading.planned
+
+
 def mixture(trait: str, value: str) -> str:
-    """Why a log of a mixture of experts gives no row, by the trait that tells."""
-    return f"{trait} is {value[:40]}: the model is a mixture of experts, which the table has no columns for yet"
+    """Why a log of a mixture of experts that does not state its experts gives no row, by the trait that tells."""
+    return (
+        f"{trait} is {value[:40]}: the model is a mixture of experts, of which the log says too little: give --model, "
+        f"or --set experts=..., top_k=... and moe_ffn_hidden=..."
+    )
 
 
 def optimizer_cell(name: str | None) -> Cell:
@@ -164,6 +217,8 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
     draft.fill(given)
     draft.fill(reading.guesses)
     draft.derive()
+    if reading.mixture and not any(draft.cells.get(name) for name in ("experts", "model")):
+        draft.refusal = reading.mixture
     if draft.cells.get("tp") is not None and draft.cells.get("pp") is not None:
         draft.fill(_UNNAMED_AXES)
     stage = draft.count("zero_stage")
@@ -175,8 +230,10 @@ def _figures(draft: Draft, steps: Sequence[Step], reading: LogReading) -> None:
     times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
-    interval = steps[-1].iteration - steps[-2].iteration if len(steps) > 1 else 1
-    if interval > 1 and timed and not reading.sampled:
+    if not timed:
+        draft.notes.append("no time of an iteration is read from the log")
+    gaps = {after.iteration - before.iteration for before, after in pairwise(steps)}
+    if len(gaps) == 1 and (interval := gaps.pop()) > 1 and timed and not reading.sampled:
         draft.notes.append(f"each time is the mean of {interval} iterations")
     if timed:
         draft.cells["sec_per_it"] = statistics.median(timed)
@@ -185,7 +242,10 @@ def _figures(draft: Draft, steps: Sequence[Step], reading: LogReading) -> None:
         lower, _, upper = statistics.quantiles(timed, n=4, method="inclusive")
         draft.extra["sec_per_it_spread"] = upper - lower
     losses = [step.loss for step in steps if step.loss is not None]
-    draft.extra["losses"] = tuple(losses)
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if len(finite) < len(losses):
+        draft.notes.append(f"{len(losses) - len(finite)} of {len(losses)} logged losses are not finite")
+    draft.extra["losses"] = tuple(finite)
     for column, figures in (
         ("tflops", [step.tflops for step in steps if step.tflops is not None]),
         ("tokens_per_s_per_gpu", [s.tokens_per_s_per_device for s in steps if s.tokens_per_s_per_device is not None]),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
 from trimaran.store.importers.text import clock_of, number_of
 
 _STEP = re.compile(
     r"step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}"
-    r"\s{1,9}tps:\s{1,9}([\d,]{1,20})(?:\s{1,9}tflops:\s{1,9}([\d,.]{1,20}))?"
+    r"\s{1,9}(?:tps|wps):\s{1,9}([\d,]{1,20})(?:\s{1,9}tflops:\s{1,9}([\d,.]{1,20}))?"
 )
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) - ")
 _RANK = re.compile(r"\[rank(\d{1,7})\]")
 _MESH = re.compile(r"Building \d-D device mesh with \[([^\]]{1,200})\], \[([^\]]{1,200})\]")
+# since v0.2.1, torchtitan/distributed/parallel_dims.py, line 129
+_DEGREES = re.compile(r"Building device mesh with parallelism: (.{1,200})")
+_DEGREE = re.compile(r"\b([a-z_]{2,20})=(\d{1,8})\b")
 _BATCHES = re.compile(
     r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}),.{0,80}?sequence length:? (\d{1,9})"
 )
@@ -29,60 +34,123 @@ _EXPERTS = re.compile(r"\b(num_experts|n_experts|n_routed_experts)=(\d{1,6})\b")
 _COLUMNS = {"dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab"}
 _RECOMPUTE = re.compile(r"Applied (full|selective) activation checkpointing")
 _BUILT = re.compile(r"size: [\d,]{1,20} total parameters")
+_REPLICAS = re.compile(r"Applied (?:DDP|HSDP|FSDP|fully_shard) to the model")
+# torchtitan/components/quantization/float8.py and mx.py: linear layers; experts alone stay what the rest is
+_NARROW = re.compile(
+    r"(Float8 tensorwise scaled training active|Float8 training active with recipe (?:tensorwise|rowwise)"
+    r"|MX training active with recipe mxfp8|Converted Linear layers to MXFP8Linear)"
+)
+# A colour whose escape character was lost on the way into a page.
+_LOST_COLOUR = re.compile(r"\[\d{1,3}m")
 
 
 def recognises(text: str) -> bool:
     """Whether the text holds lines of torchtitan's training log, or of its start where no step was reached."""
-    return any(("tps:" in line and _STEP.search(line)) or "[titan]" in line for line in text.split("\n"))
+    return any("[titan]" in line or _line_of_step(line) for line in text.split("\n"))
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log: tokens a second and device give Sec/it, or the lines' own clock where they cannot."""
+    """The rows of one log, which may hold several trainings.
+
+    Tokens a second and device give Sec/it, or the lines' own clock where they cannot.
+    """
     lines = text.split("\n")
-    reading = LogReading(guesses={"stack": "torchtitan"}, formula="model_flops")
-    logged: dict[int, tuple[re.Match[str], float | None]] = {}
+    trainings = [_Training(LogReading(guesses={"stack": "torchtitan"}, formula="model_flops"))]
     for at, line in enumerate(lines):
-        if match := _STEP.search(line):
-            logged.setdefault(int(match[1]), (match, clock_of(_STAMP.search(line))))
-            reading.after = at + 1
-            rank = int(of[1]) if (of := _RANK.search(line)) else 0
-            reading.mem_gib_by_rank[rank] = max(float(match[3]), reading.mem_gib_by_rank.get(rank, 0.0))
-        elif mesh := _MESH.search(line):
-            reading.cells |= _degrees(mesh)
-        elif model := _MODEL.search(line):
-            reading.cells |= _shape(model[1])
+        training = trainings[-1]
+        if match := _line_of_step(line):
+            training.logged.setdefault(int(match[1]), (match, clock_of(_STAMP.search(line))))
+            training.reading.after = at + 1
+            rank, memory = int(of[1]) if (of := _RANK.search(line)) else 0, training.reading.mem_gib_by_rank
+            memory[rank] = max(float(match[3]), memory.get(rank, 0.0))
+            continue
+        degrees = _degrees_of(line)
+        model = _MODEL.search(line)
+        known = training.reading.cells
+        if training.logged and (model or any(known.get(name, size) != size for name, size in degrees.items())):
+            # every rank tells of its start, before the first of them tells of a step
+            begun = LogReading(guesses={"stack": "torchtitan"}, formula="model_flops", begin=at, after=at)
+            training = _Training(begun)
+            trainings.append(training)
+        training.reading.cells |= degrees
+        if model:
+            training.reading.cells |= _shape(model[1])
             if (experts := _EXPERTS.search(model[1])) and int(experts[2]) > 1:
-                reading.refusal = mixture(experts[1], experts[2])
-        elif recompute := _RECOMPUTE.search(line):
-            reading.cells["recompute"] = recompute[1]
-        elif _BUILT.search(line):
-            reading.guesses["recompute"] = "none"  # it would say behind this line that it is applied
-        elif batches := _BATCHES.search(line):
-            reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
-    if reading.cells.get("pp", 1) != 1:
-        reading.cells.pop("mbs", None)  # the local batch is cut further, by a setting that the log does not print
-    tokens = _tokens_per_device(reading.cells, given)
-    if tokens is None:
-        reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
-    previous: tuple[int, float] | None = None
-    gbs = reading.cells.get("gbs")
-    for number, (match, clock) in sorted(logged.items()):
-        tps = number_of(match[4])
-        seconds = tokens / tps if tokens and tps else None
-        if tokens is None and previous is not None and clock is not None:
-            seconds = (clock - previous[1]) / (number - previous[0]) or None
-        previous = (number, clock) if clock is not None else previous
-        reading.steps.append(
-            Step(
-                iteration=number,
-                sec_per_it=seconds if seconds and seconds > 0 else None,
-                gbs=gbs if isinstance(gbs, int) else None,
-                loss=number_of(match[2]),
-                tflops=number_of(match[5]),
-                tokens_per_s_per_device=tps,
+                training.reading.mixture = mixture(experts[1], experts[2])
+        else:
+            _setting(training.reading, line)
+    for training in trainings:
+        training.finish(given)
+    return drafts_of_trainings([training.reading for training in trainings], lines, given)
+
+
+@dataclass
+class _Training:
+    """One training of a log, and the first line of each of its steps with the clock of that line."""
+
+    reading: LogReading
+    logged: dict[int, tuple[re.Match[str], float | None]] = field(default_factory=dict)
+
+    def finish(self, given: Mapping[str, Cell]) -> None:
+        """Make steps of its lines."""
+        reading = self.reading
+        if reading.cells.get("pp", 1) != 1:
+            reading.cells.pop("mbs", None)  # the local batch is cut further, by a setting that the log does not print
+        tokens = _tokens_per_device(reading.cells, given)
+        if tokens is None and self.logged:
+            reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
+        previous: tuple[int, float] | None = None
+        gbs = reading.cells.get("gbs")
+        for number, (match, clock) in sorted(self.logged.items()):
+            tps = number_of(match[4])
+            seconds = tokens / tps if tokens and tps else None
+            if tokens is None and previous is not None and clock is not None:
+                seconds = (clock - previous[1]) / (number - previous[0]) or None
+            previous = (number, clock) if clock is not None else previous
+            reading.steps.append(
+                Step(
+                    iteration=number,
+                    sec_per_it=seconds if seconds and seconds > 0 else None,
+                    gbs=gbs if isinstance(gbs, int) else None,
+                    loss=math.nan if match[2].lower() in ("nan", "inf", "-inf") else number_of(match[2]),
+                    tflops=number_of(match[5]),
+                    tokens_per_s_per_device=tps,
+                )
             )
-        )
-    return drafts_of(reading, lines, given)
+
+
+def _line_of_step(line: str) -> re.Match[str] | None:
+    if "tps:" not in line and "wps:" not in line:
+        return None
+    return _STEP.search(_LOST_COLOUR.sub("", line))
+
+
+def _degrees_of(line: str) -> dict[str, Cell]:
+    """The degrees that a line states of the mesh, as columns; empty where it states none."""
+    if mesh := _MESH.search(line):
+        names = [name.strip(" '\"") for name in mesh[1].split(",")]
+        sizes = [int(size) if size.strip().isdecimal() and len(size) < 9 else 1 for size in mesh[2].split(",")]
+        return _degrees(dict(zip(names, sizes, strict=False)))
+    if stated := _DEGREES.search(line):
+        return _degrees({name: int(size) for name, size in _DEGREE.findall(stated[1])})
+    return {}
+
+
+def _setting(reading: LogReading, line: str) -> None:
+    """What a line says of how the model was set up."""
+    if recompute := _RECOMPUTE.search(line):
+        reading.cells["recompute"] = recompute[1]
+    elif _BUILT.search(line):
+        reading.guesses["recompute"] = "none"  # it would say behind this line that it is applied
+    elif batches := _BATCHES.search(line):
+        reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
+    elif narrow := _NARROW.search(line):
+        mx = "MX" in narrow[1]
+        reading.cells["precision"] = "mxfp8" if mx else "fp8_rowwise" if "rowwise" in narrow[1] else "fp8"
+    elif "Applied DDP to the model" in line:
+        reading.cells |= {"dp_kind": "all_reduce", "zero_stage": 0}
+    elif _REPLICAS.search(line):
+        reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
 
 
 def _shape(arguments: str) -> dict[str, Cell]:
@@ -97,18 +165,23 @@ def _shape(arguments: str) -> dict[str, Cell]:
         width = int(int(2 * 4 * sizes["dim"] / 3) * sizes.get("ffn_dim_multiplier", 1.0))
         step = int(sizes["multiple_of"])
         cells["ffn_hidden"] = -(-width // step) * step
+    if "hidden" in cells:
+        cells["mlp"] = "swiglu"
     if "heads" in cells:
         cells.setdefault("kv_heads", cells["heads"])
     return cells
 
 
-def _degrees(mesh: re.Match[str]) -> dict[str, Cell]:
-    names = [name.strip(" '\"") for name in mesh[1].split(",")]
-    sizes = [int(size) if size.strip().isdecimal() and len(size) < 9 else 1 for size in mesh[2].split(",")]
-    degree = dict(zip(names, sizes, strict=False))
-    shard = degree.get("dp_shard", 1) * degree.get("dp_shard_cp", 1)
+def _degrees(degree: Mapping[str, int]) -> dict[str, Cell]:
+    """Degrees by the mesh's names as columns; with experts, `dp_shard` is cut into what they share and what not.
+
+    So it is in torchtitan v0.2.0, torchtitan/distributed/parallel_dims.py, _build_mesh_with_ep.
+    """
+    shard = math.prod(degree.get(f"dp_shard{part}", 1) for part in ("", "_cp", "_mod_ep", "_in_ep"))
     cells: dict[str, Cell] = {name: degree.get(name, 1) for name in ("tp", "pp", "cp")}
     cells["dp"] = degree.get("dp_replicate", 1) * shard * degree.get("dp", 1)
+    if degree.get("ep", 1) > 1:
+        cells["ep"] = degree["ep"]
     if shard > 1:
         cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
     return cells
@@ -119,8 +192,8 @@ def _tokens_per_device(stated: Mapping[str, Cell], given: Mapping[str, Cell]) ->
     known = {**given, **stated}
     gbs, seq_len, devices, dp = (known.get(name) for name in ("gbs", "seq_len", "devices", "dp"))
     if isinstance(dp, int):
-        tp, pp = known.get("tp", 1), known.get("pp", 1)
-        devices = dp * (tp if isinstance(tp, int) else 1) * (pp if isinstance(pp, int) else 1)
+        others = [known.get(name, 1) for name in ("tp", "pp", "cp")]
+        devices = dp * math.prod(size for size in others if isinstance(size, int))
     if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int):
         return gbs * seq_len / devices
     return None

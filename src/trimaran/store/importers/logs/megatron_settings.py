@@ -1,0 +1,165 @@
+"""What Megatron-LM's printed arguments say of model, layout and software, as cells of a row.
+
+Names are those of megatron/training/arguments.py at core_v0.19.0 and of the versions before it, of Megatron-DeepSpeed's
+and GPT-NeoX's forks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from trimaran.nouns.columns import Cell
+from trimaran.store.importers.logs.steps import LogReading, mixture, optimizer_cell, stated_cell
+
+_COLUMNS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "ffn_hidden_size": "ffn_hidden",
+    "num_attention_heads": "heads",
+    "num_query_groups": "kv_heads",
+    "seq_length": "seq_len",
+    "padded_vocab_size": "vocab",
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "data_parallel_size": "dp",
+    "world_size": "devices",
+    "micro_batch_size": "mbs",
+    "global_batch_size": "gbs",
+    "zero_stage": "zero_stage",
+    "model_parallel_size": "tp",
+    "pipe_parallel_size": "pp",
+    "train_micro_batch_size_per_gpu": "mbs",
+    "train_batch_size": "gbs",
+}
+_OF_EXPERTS = {
+    "num_experts": "experts",
+    "moe_router_topk": "top_k",
+    "moe_ffn_hidden_size": "moe_ffn_hidden",
+    "expert_tensor_parallel_size": "etp",
+    "moe_expert_capacity_factor": "capacity_factor",
+}
+_DISPATCHERS = {"allgather": "allgather", "alltoall": "alltoall", "alltoall_seq": "alltoall"}
+_CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "ulysses"}
+# Values of `num_experts` that stand for a dense model.
+_DENSE = ("None", "0", "1", "[1]")
+_PRECISIONS = {
+    "torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32",
+    "fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32",
+}  # fmt: skip
+# By `data_parallel_sharding_strategy` of Megatron's own FSDP.
+_FSDP_STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+NAMES = frozenset({*_COLUMNS, *_OF_EXPERTS, "use_distributed_optimizer", "activations_checkpoint_method"})
+_OFF = ("None", "False", "0", "")
+
+
+def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
+    """State what the arguments do, by name, in a reading; arguments that no column can say refuse its row."""
+    cells = {column: stated_cell(column, arguments[name]) for name, column in _COLUMNS.items() if name in arguments}
+    cells["optimizer"] = optimizer_cell(arguments.get("optimizer", arguments.get("optimizer_type")))
+    cells["precision"] = _precision(arguments)
+    if arguments.get("group_query_attention") == "False":
+        cells["kv_heads"] = None
+    if arguments.get("swiglu") in ("True", "False"):
+        cells["mlp"] = "swiglu" if _on(arguments, "swiglu") else None
+    if cells.get("pp") == 0:  # GPT-NeoX's word for none
+        cells["pp"] = 1
+    interleaved = isinstance(cells.get("vpp"), int) and arguments.get("virtual_pipeline_model_parallel_size") != "None"
+    cells["vpp"] = cells.get("vpp") if interleaved else None
+    if cells.get("cp") not in (None, 1):
+        cells["cp_kind"] = _CONTEXT_KINDS.get(arguments.get("cp_comm_type", "").strip("[]'"))
+    cells |= _attention(arguments, cells)
+    cells |= _sharding(arguments)
+    recompute, unsaid = _recompute(arguments)
+    cells["recompute"] = recompute
+    reading.notes += [unsaid] if unsaid else []
+    if _on(arguments, "optimizer_cpu_offload"):
+        cells["offload"] = "optimizer"
+    elif _on(arguments, "cpu_offloading"):
+        cells["offload"] = "activations"
+    reading.cells |= {name: value for name, value in cells.items() if value is not None}
+    _experts(reading, arguments)
+    if _on(arguments, "is_hybrid_model"):
+        reading.refusal = "is_hybrid_model is True: layers of state spaces stand between those that a row can say"
+
+
+def _on(arguments: Mapping[str, str], name: str) -> bool:
+    """Whether a switch is on, or a choice made."""
+    return arguments.get(name, "") not in _OFF
+
+
+def _precision(arguments: Mapping[str, str]) -> str | None:
+    if _on(arguments, "fp4"):
+        return "nvfp4"
+    if _on(arguments, "fp8"):
+        return "mxfp8" if arguments.get("fp8_recipe") == "mxfp8" else "fp8"
+    return _PRECISIONS.get(arguments.get("params_dtype", arguments.get("precision", "")))
+
+
+def _attention(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    if _on(arguments, "multi_latent_attention"):
+        return {"attention": "mla", "kv_heads": None}
+    hidden, heads = cells.get("hidden"), cells.get("heads")
+    width = stated_cell("head_dim", arguments.get("kv_channels", "None"))
+    usual = hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else width
+    return {"head_dim": width} if isinstance(width, int) and width != usual else {}
+
+
+def _sharding(arguments: Mapping[str, str]) -> dict[str, Cell]:
+    """How replicas agree, and what they share out."""
+    if _on(arguments, "use_megatron_fsdp") or _on(arguments, "use_custom_fsdp"):
+        stage = _FSDP_STAGES.get(arguments.get("data_parallel_sharding_strategy", "no_shard"))
+        return {"zero_stage": stage, "dp_kind": "fully_sharded" if stage == 3 else "all_reduce"}
+    if _on(arguments, "use_torch_fsdp2"):
+        kept = arguments.get("torch_fsdp2_reshard_after_forward") == "False"
+        return {"zero_stage": 2 if kept else 3, "dp_kind": "fully_sharded"}
+    if "zero_stage" in arguments or _on(arguments, "deepspeed"):
+        return {}
+    distributed = arguments.get("use_distributed_optimizer")
+    return {} if distributed is None else {"zero_stage": int(distributed == "True"), "dp_kind": "all_reduce"}
+
+
+def _recompute(arguments: Mapping[str, str]) -> tuple[str | None, str]:
+    """The table's word, and what it cannot say."""
+    granularity = arguments.get("recompute_granularity")
+    method = arguments.get("recompute_method", arguments.get("activations_checkpoint_method"))
+    switch = arguments.get("checkpoint_activations")
+    if granularity == "selective":
+        modules = re.findall(r"\w+", arguments.get("recompute_modules", "None").replace("None", ""))
+        return ("selective" if set(modules) <= {"core_attn"} else "+".join(modules)), ""
+    if granularity == "full" or (granularity is None and method in ("uniform", "block")) or switch == "True":
+        number = arguments.get("recompute_num_layers", arguments.get("activations_checkpoint_num_layers", "1"))
+        if method == "block":
+            return None, f"{number} layers of each stage are computed again, which no word of recompute says"
+        return "full", ""
+    off = "None" in (granularity, method, switch) or switch == "False"
+    return ("none" if off else None), ""
+
+
+def _experts(reading: LogReading, arguments: Mapping[str, str]) -> None:
+    """The cells of a mixture, where its experts are stated whole; else what tells that it is one."""
+    experts = arguments.get("num_experts", "None")
+    if experts in _DENSE:
+        return
+    cells = {column: stated_cell(column, arguments[name]) for name, column in _OF_EXPERTS.items() if name in arguments}
+    if arguments.get("moe_ffn_hidden_size", "None") == "None":
+        cells["moe_ffn_hidden"] = reading.cells.get("ffn_hidden")
+    width, shared = cells.get("moe_ffn_hidden"), arguments.get("moe_shared_expert_intermediate_size", "None")
+    whole = all(isinstance(cells.get(name), int) for name in ("experts", "top_k", "moe_ffn_hidden"))
+    if isinstance(width, int) and width > 0 and shared.isdecimal():
+        cells["shared_experts"] = int(shared) // width
+        whole = whole and int(shared) % width == 0
+    kinds = "".join(re.findall(r"\d+", arguments.get("moe_layer_freq", "1")))  # a list of 0 and 1, or each n-th layer
+    with_experts = kinds.lstrip("0")
+    cells["dense_layers"] = len(kinds) - len(with_experts) or None
+    if not whole or set(with_experts) != {"1"}:
+        reading.mixture = mixture("num_experts", experts)
+        return
+    kind, backend = arguments.get("moe_token_dispatcher_type", ""), arguments.get("moe_flex_dispatcher_backend")
+    cells["dispatcher"] = _DISPATCHERS.get(kind, (backend or "deepep") if kind == "flex" else None)
+    hides = {"batch": "overlap_moe_expert_parallel_comm", "shared": "moe_shared_expert_overlap"}
+    cells["ep_overlap"] = next((word for word, name in hides.items() if _on(arguments, name)), None)
+    reading.cells |= {name: value for name, value in cells.items() if value is not None}

@@ -1,0 +1,252 @@
+"""Logs of Megatron and torchtitan that hold several trainings, mixtures, or settings that are easily missed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from test_import_logs import DEEPSPEED, MEGATRON_LM, TITAN, only, read
+
+HEAD, *TAIL = MEGATRON_LM.partition(" > padded vocab")
+STEPS = "".join(TAIL)
+
+
+def stated(name: str, value: str) -> str:
+    """An argument as Megatron-LM prints it, with fewer dots the longer its name."""
+    return f"  {name} {'.' * (48 - len(name))} {value}\n"
+
+
+def megatron(**arguments: str) -> str:
+    """The log with arguments of a later Megatron-LM."""
+    return HEAD + "".join(stated(name, value) for name, value in arguments.items()) + STEPS
+
+
+def at_step(number: int, seconds: float, loss: str = "8.1") -> str:
+    return (
+        f" [2026-04-06 03:02:12] iteration {number:8d}/     100 | consumed samples: 64 "
+        f"| elapsed time per iteration (ms): {1000 * seconds:.1f} "
+        f"| global batch size:    64 | lm loss: {loss} | loss scale: 1.0 |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cells"),
+    [
+        ({"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads_params"},
+         {"zero_stage": 3, "dp_kind": "fully_sharded"}),
+        ({"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads"},
+         {"zero_stage": 2, "dp_kind": "all_reduce"}),
+        ({"use_torch_fsdp2": "True"}, {"zero_stage": 3, "dp_kind": "fully_sharded"}),
+        ({"use_distributed_optimizer": "False"}, {"zero_stage": 0, "dp_kind": "all_reduce"}),
+        ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"precision": "fp8"}),
+        ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, {"precision": "mxfp8"}),
+        ({"fp8": "None"}, {"precision": "bf16"}),
+        ({"optimizer_cpu_offload": "True"}, {"offload": "optimizer"}),
+        ({"multi_latent_attention": "True"}, {"attention": "mla", "kv_heads": None}),
+        ({"swiglu": "True"}, {"mlp": "swiglu"}),
+        ({"recompute_modules": "['layernorm', 'mlp']"}, {"recompute": "layernorm+mlp"}),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "4"},
+         {"recompute": "full"}),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "4"},
+         {"recompute": None, "quality": "incomplete"}),
+        ({"context_parallel_size": "1"}, {"stack": "megatron-core", "cp": 1}),
+    ],
+)  # fmt: skip
+def test_what_megatron_prints_of_its_settings_is_the_rows(
+    tmp_path: Path, arguments: dict[str, str], cells: dict[str, object]
+) -> None:
+    first, _ = read(tmp_path, megatron(**arguments)).rows
+    assert {name: getattr(first, name) for name in cells} == cells
+
+
+def test_layers_that_no_row_can_say_are_refused(tmp_path: Path) -> None:
+    found = read(tmp_path, megatron(is_hybrid_model="True"))
+    assert found.rows == () and "is_hybrid_model" in found.refused[0]
+
+
+def test_an_argument_whose_name_left_no_room_for_dots_is_read(tmp_path: Path) -> None:
+    """Megatron-LM before core_v0.3 fills up to 32 letters, and `virtual_pipeline_model_parallel_size` has 36."""
+    older = megatron().replace(stated("virtual_pipeline_model_parallel_size", "4"),
+                               "  virtual_pipeline_model_parallel_size  2\n")  # fmt: skip
+    assert {row.vpp for row in read(tmp_path, older).rows} == {2}
+
+
+def test_a_mixture_whose_experts_are_stated_is_a_row(tmp_path: Path) -> None:
+    text = megatron(
+        num_experts="64", moe_router_topk="6", moe_ffn_hidden_size="1408", moe_shared_expert_intermediate_size="2816",
+        moe_layer_freq=f"[{', '.join(['0'] + ['1'] * 31)}]", expert_model_parallel_size="2",
+        expert_tensor_parallel_size="1", moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend="deepep",
+        overlap_moe_expert_parallel_comm="True",
+    )  # fmt: skip
+    row = read(tmp_path, text.replace("| \n", "| load_balancing_loss: 1.0 |\n")).rows[0]
+    assert (row.experts, row.top_k, row.moe_ffn_hidden, row.shared_experts, row.dense_layers) == (64, 6, 1408, 2, 1)
+    assert (row.ep, row.etp, row.dispatcher, row.ep_overlap) == (2, 1, "deepep", "batch")
+
+
+def test_a_mixture_of_unknown_experts_is_none_unless_the_user_knows_them(tmp_path: Path) -> None:
+    text = "".join(
+        at_step(n, 2.0).replace("lm loss: 8.1", "lm loss: 8.1 | seq_load_balancing_loss: 1.0") for n in (1, 2)
+    )
+    known = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 32000, "seq_len": 4096, "mbs": 1, "ffn_hidden": 14336}
+    found = read(tmp_path, text, **known)
+    assert found.rows == () and "load_balancing_loss" in found.refused[0] and "--model" in found.refused[0]
+    row = only(read(tmp_path, text, **known, experts=8, top_k=2, moe_ffn_hidden=14336))
+    assert (row.experts, row.sec_per_it) == (8, 2.0)
+
+
+def test_two_trainings_in_one_log_are_two_rows(tmp_path: Path) -> None:
+    tp2 = HEAD.replace(stated("tensor_model_parallel_size", "4"), stated("tensor_model_parallel_size", "2"))
+    assert tp2 != HEAD
+    vocab = " > padded vocab (size: 128256) with 256 dummy tokens (new size: 128512)\n"
+    text = HEAD + vocab + at_step(1, 9.0) + at_step(2, 5.0) + tp2 + vocab + at_step(1, 12.0) + at_step(2, 7.0)
+    first, second = read(tmp_path, text).rows
+    assert (first.tp, first.sec_per_it, first.step_times_s) == (4, 5.0, (9.0, 5.0))
+    assert (second.tp, second.sec_per_it, second.step_times_s) == (2, 7.0, (12.0, 7.0))
+    assert (first.row, second.row) == ("1", "2")
+
+
+def test_a_training_out_of_memory_leaves_the_one_before_it_as_it_was(tmp_path: Path) -> None:
+    mbs8 = HEAD.replace(stated("micro_batch_size", "1"), stated("micro_batch_size", "8"))
+    vocab = " > padded vocab (size: 128256) with 256 dummy tokens (new size: 128512)\n"
+    text = (
+        HEAD
+        + vocab
+        + at_step(1, 9.0)
+        + at_step(2, 5.0)
+        + mbs8
+        + vocab
+        + "torch.OutOfMemoryError: CUDA out of memory.\n"
+    )
+    first, second = read(tmp_path, text, gbs=64).rows
+    assert (first.mbs, first.status, first.sec_per_it) == (1, "ok", 5.0)
+    assert (second.mbs, second.status, second.sec_per_it) == (8, "oom", None)
+
+
+@pytest.mark.parametrize("again", [HEAD, ""], ids=["arguments printed again", "steps alone"])
+def test_a_training_that_was_started_again_is_one_without_its_second_start(tmp_path: Path, again: str) -> None:
+    text = HEAD + STEPS.partition("\n")[0] + "\n" + at_step(1, 9.0) + at_step(2, 5.0) + at_step(3, 5.2)
+    row = only(
+        read(tmp_path, text + "Traceback (most recent call last)\n" + again + at_step(2, 11.0) + at_step(3, 5.1))
+    )
+    assert row.step_times_s == (9.0, 5.0, 5.2, 5.1) and row.status == "ok"
+    assert "started again before iteration 2" in (row.notes or "")
+
+
+def test_what_fails_after_the_last_iteration_leaves_the_run_as_good_as_any(tmp_path: Path) -> None:
+    done = read(tmp_path, HEAD + STEPS + at_step(100, 5.0) + "Traceback (most recent call last)\nBrokenPipeError\n")
+    assert {row.status for row in done.rows} == {"ok"} and "all 100 iterations" in (done.rows[-1].notes or "")
+
+
+def test_losses_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    text = HEAD + STEPS.partition("\n")[0] + "\n" + at_step(1, 9.0) + at_step(2, 5.0, "nan") + at_step(3, 5.0, "NaN")
+    row = only(read(tmp_path, text))
+    assert row.losses == (8.1,) and "2 of 3 logged losses are not finite" in (row.notes or "")
+
+
+def test_a_line_that_stands_twice_is_one_iteration(tmp_path: Path) -> None:
+    text = HEAD + STEPS.partition("\n")[0] + "\n" + 2 * at_step(1, 9.0) + 2 * at_step(2, 5.0)
+    assert only(read(tmp_path, text)).step_times_s == (9.0, 5.0)
+
+
+def test_the_first_of_two_figures_is_the_iterations_own(tmp_path: Path) -> None:
+    """Primus prints the mean so far behind it."""
+    text = HEAD + STEPS.partition("\n")[0] + "\n" + at_step(1, 9.0) + at_step(2, 5.0).replace("5000.0", "5000.0/7000.0")
+    assert only(read(tmp_path, text)).sec_per_it == 5.0
+
+
+def test_degrees_of_the_first_line_count_where_no_argument_is_printed(tmp_path: Path) -> None:
+    world = (
+        "using world size: 16, data-parallel size: 2, context-parallel size: 1, tensor-model-parallel size: 4, "
+        "pipeline-model-parallel size: 2\n"
+    )
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 32000, "seq_len": 4096, "mbs": 1}
+    row = only(read(tmp_path, world + at_step(1, 9.0) + at_step(2, 5.0), **shape))
+    assert (row.devices, row.dp, row.tp, row.pp, row.cp) == (16, 2, 4, 2, 1)
+
+
+def test_deepspeeds_fork_is_known_by_its_fields_and_states_its_length(tmp_path: Path) -> None:
+    text = "".join(at_step(n, 5.0).replace("| loss scale", "| actual seqlen:  2048 | loss scale") for n in (1, 2))
+    row = only(read(tmp_path, text, layers=2, hidden=64, heads=2, vocab=512, mbs=1, seq_len=4096))
+    assert (row.stack, row.seq_len) == ("megatron-deepspeed", 2048)
+    assert only(read(tmp_path, DEEPSPEED)).stack == "megatron-deepspeed"
+
+
+def test_fields_with_equals_signs_are_read(tmp_path: Path) -> None:
+    line = (
+        "[2026-11-10 09:43:36][I][megatron/training_log:402]  iteration=  {}/  136100 | consumed_samples= 835608576 "
+        "| elapsed_time_per_iteration_ms=3415.3 | global_batch_size= 6144 | lm loss=12.316531 | actual_seqlen= 8192 | "
+        "TFLOPs=53.4 |\n"
+    )
+    row = only(
+        read(tmp_path, line.format(136004) + line.format(136005), layers=2, hidden=64, heads=2, vocab=512, mbs=1)
+    )
+    assert row.sec_per_it == pytest.approx(3.4153)
+    assert (row.gbs, row.seq_len, row.tflops) == (6144, 8192, 53.4)
+
+
+def test_ranks_that_share_a_sequence_share_torchtitans_tokens(tmp_path: Path) -> None:
+    """torchtitan divides tokens by all but data parallelism (torchtitan/components/metrics.py, v0.2.0, line 402)."""
+    shared = TITAN.replace("['pp', 'dp_shard', 'tp'], [1, 4, 2]", "['dp_shard', 'cp'], [4, 2]")
+    row = only(read(tmp_path, shared, layers=32, hidden=4096, heads=32, vocab=128256))
+    before = only(read(tmp_path, TITAN, layers=32, hidden=4096, heads=32, vocab=128256))
+    assert (row.cp, row.tp, row.devices) == (2, 1, 8)
+    assert row.sec_per_it == before.sec_per_it
+
+
+def test_a_second_training_of_torchtitan_has_its_own_devices_and_steps(tmp_path: Path) -> None:
+    lines = TITAN.splitlines(keepends=True)
+    fewer = [line.replace("[1, 4, 2]", "[1, 2, 2]").replace("loss: ", "loss: 1") for line in lines]
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    first, second = read(tmp_path, "".join(lines + fewer), **shape).rows
+    assert (first.dp, second.dp) == (4, 2)
+    assert first.step_times_s is not None and second.step_times_s is not None
+    assert second.step_times_s == pytest.approx([2 * each for each in first.step_times_s])
+    assert first.losses is not None and second.losses is not None and first.losses[0] != second.losses[0]
+
+
+def test_a_mesh_that_is_built_after_the_first_step_is_no_other_training(tmp_path: Path) -> None:
+    mesh, batches, step, *others = TITAN.splitlines(keepends=True)
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    late = mesh.replace(
+        "Building 3-D device mesh with ['pp', 'dp_shard', 'tp'], [1, 4, 2]",
+        "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1, etp=1",
+    )
+    assert late != mesh
+    assert (
+        only(read(tmp_path, "".join([batches, step, late, *others]), **shape)).step_times_s
+        == only(read(tmp_path, TITAN, **shape)).step_times_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ("Float8 tensorwise scaled training active", {"precision": "fp8"}),
+        ("Float8 training active with recipe rowwise", {"precision": "fp8_rowwise"}),
+        ("MX training active with recipe mxfp8_cublas", {"precision": "mxfp8"}),
+        ("Applied DDP to the model", {"dp_kind": "all_reduce", "zero_stage": 0}),
+    ],
+)
+def test_what_torchtitan_says_of_its_model_is_the_rows(tmp_path: Path, line: str, cells: dict[str, object]) -> None:
+    mesh = "['dp_replicate'], [8]" if "DDP" in line else "['dp_shard'], [8]"
+    text = TITAN.replace("['pp', 'dp_shard', 'tp'], [1, 4, 2]", mesh)
+    said = text.replace("INFO - Trainer is", f"INFO - {line}\n[titan] INFO - Trainer is", 1)
+    row = only(read(tmp_path, said, layers=32, hidden=4096, heads=32, vocab=128256))
+    assert {name: getattr(row, name) for name in cells} == cells
+
+
+def test_colours_that_lost_their_escape_and_words_a_second_are_read(tmp_path: Path) -> None:
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    whole = only(read(tmp_path, TITAN, **shape))
+    pasted = TITAN.replace("\x1b", "").replace("step:  2", "[31mstep:  2").replace("loss:  9", "[32mloss:  9")
+    assert "[31m" in pasted
+    for text in (pasted, TITAN.replace("tps:", "wps:")):
+        assert only(read(tmp_path, text, **shape)).step_times_s == whole.step_times_s
+
+
+def test_a_loss_of_torchtitan_that_is_no_number_is_told(tmp_path: Path) -> None:
+    row = only(read(tmp_path, TITAN.replace("7.62585", "nan"), layers=32, hidden=4096, heads=32, vocab=128256))
+    assert row.losses is not None and all(map(math.isfinite, row.losses))
+    assert "1 of 3 logged losses are not finite" in (row.notes or "")
