@@ -101,6 +101,8 @@ FORMATS: tuple[Format, ...] = (
     Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
     # behind documents, which may quote lines of Megatron's log; its own may hold DeepSpeed's configuration
     Format("megatron", megatron.recognises, _of_log(megatron.read)),
+    # its header, when shown, has told a Trainer's log above
+    Format("hugging-face", hugging_face.recognises_bare, _of_log(hugging_face.read)),
     Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )
 
