@@ -110,9 +110,11 @@ FORMATS: tuple[Format, ...] = (
 def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     """Read a file of any format (`form` names one) into rows; doubtful ones are flagged or repaired as asked.
 
-    Raises TrimaranError where the file cannot be read, or is of no known format.
+    Raises TrimaranError where the file cannot be read, is empty, or is of no known format.
     """
     text = read_text(path, strict=form in ("csv", "markdown"))
+    if not text.strip():
+        raise TrimaranError(f"{path} is empty: it holds no text, so there is nothing to import")
     chosen = _format(path, text, form)
     if chosen.name == "csv" and REPLACED in text:
         read_text(path, strict=True)  # a table in another encoding is refused, as where it is predicted
@@ -135,7 +137,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
 
 
 def _format(path: Path, text: str, form: str) -> Format:
-    names = ", ".join(known.name for known in FORMATS)
+    names = ", ".join(dict.fromkeys(known.name for known in FORMATS))
     if form in TOOLS or (form == "auto" and links.recognises(text)):
         raise TrimaranError(f"{path} measures a link, and no run: import it --into a cluster's .toml")
     if form != "auto":
@@ -146,4 +148,7 @@ def _format(path: Path, text: str, form: str) -> Format:
     for known in FORMATS:
         if known.recognises(text):
             return known
-    raise TrimaranError(f"{path} is of no format that can be imported: they are {names}")
+    raise TrimaranError(
+        f"{path} is of no format that is recognised: say which it is by --as ({names}), or write its figures into a "
+        f"CSV with the columns of a table"
+    )
