@@ -28,6 +28,7 @@ from trimaran.store.importers.logs import (
     wandb_summary,
 )
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
+from trimaran.store.importers.same_run import with_key
 from trimaran.store.importers.text import REPLACED, read_text
 
 
@@ -126,7 +127,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     while reading.drafts:  # a draft goes when its row is there: a table may have 100,000 of both
         finished.append(finish(reading.drafts.pop(), path.stem))
     return Imported(
-        rows=tuple(row for row in finished if isinstance(row, Measurement)),
+        rows=tuple(with_key(row) for row in finished if isinstance(row, Measurement)),
         refused=(*reading.refused, *(row for row in finished if isinstance(row, str))),
         proposals=proposals,
         unread=tuple(sorted(reading.unread)),
