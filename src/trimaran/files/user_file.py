@@ -24,6 +24,7 @@ NOUN_BYTES = 2 * MIB
 TABLE_BYTES = 128 * MIB
 # No noun is nested as deep; reading what is takes a time that grows with the square of the depth.
 MOST_NESTED = 32
+_SAVE_FIRST = "save what it gives to a file first, and name that"
 _KEY = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?<![\w.-])(?:{_KEY}[ \t]*+\.[ \t]*+){{{MOST_NESTED}}}")
 
@@ -37,6 +38,8 @@ def regular_file(path: str | Path, what: str, limit_bytes: int | None) -> Path:
     try:
         status = Path(path).stat()
     except OSError as error:
+        if str(path) == "-":
+            raise TrimaranError(f"{what} cannot be read: it is not a regular file but a pipe; {_SAVE_FIRST}") from None
         raise TrimaranError(f"{what} cannot be read: {error.strerror or error}; check the path") from None
     except ValueError as error:  # a path that no file system takes
         raise TrimaranError(f"{what} cannot be read: {error}; check the path") from None
@@ -133,7 +136,8 @@ def _check(status: os.stat_result, what: str, limit_bytes: int | None) -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
         kind = next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")
-        raise TrimaranError(f"{what} cannot be read: it is not a regular file but {kind}; check the path")
+        way_out = "name a file in it" if stat.S_ISDIR(mode) else _SAVE_FIRST
+        raise TrimaranError(f"{what} cannot be read: it is not a regular file but {kind}; {way_out}")
     if limit_bytes is not None and status.st_size > limit_bytes:
         raise _too_large(what, limit_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sqlite3
 import tempfile
@@ -28,6 +29,7 @@ from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 BUSY_TIMEOUT_S = 60.0
 # Where in a row's cells stands what stores of earlier versions did not keep.
 _KEPT_SINCE = frozenset(FIELDS.index(column.name) for column in FURTHER_COLUMNS)
+_TRIAL_KEY, _STEP_TIMES = FIELDS.index("trial_key"), FIELDS.index("step_times_s")
 _INSERT = (
     f"INSERT INTO measurement (attempt, {', '.join(map(quoted, FIELDS))}) VALUES (?, {', '.join('?' * len(FIELDS))})"
 )
@@ -171,7 +173,8 @@ class Store:
 
         A run is there, too, where it was stored before rows kept their whole layout and model. Of a trial that was run
         here as well, the run that was made last is its last attempt, whenever it was stored; one that does not say
-        when it was made is taken for older than those that do.
+        when it was made is taken for older than those that do, and among such the one of more steps for the last: a
+        log that was imported again when it had grown.
         """
         return self.add_new_of([measurements])[0]
 
@@ -188,6 +191,8 @@ class Store:
                     cells = to_cells(measurement)
                     digest = _digest(cells)
                     if digest in known or (_keeps_more(cells) and _digest(_as_before(cells)) in known):
+                        continue
+                    if measurement.trial_key and not measurement.created_at and _digest(_without_key(cells)) in known:
                         continue
                     known.add(digest)
                     if self._shared:
@@ -294,7 +299,7 @@ class Store:
         """Store a run as its trial's last attempt or, `by_time`, ahead of those that were made later."""
         attempt, key = 1, measurement.trial_key
         if key:
-            later = self._first_after(key, measurement.created_at or "") if by_time else None
+            later = self._first_after(key, measurement) if by_time else None
             attempt = self._attempts(key) + 1 if later is None else later
             if later is not None:
                 # through negative numbers, since SQLite holds the pair unique while it changes row after row
@@ -302,10 +307,15 @@ class Store:
                     self._connection.execute(f"UPDATE measurement SET {change} AND trial_key = ?", (later, key))
         self._connection.execute(_INSERT, [attempt, *(cells or to_cells(measurement))])
 
-    def _first_after(self, key: str, moment: str) -> int | None:
-        """The first attempt at a trial that was made after a moment, None where none was."""
+    def _first_after(self, key: str, measurement: Measurement) -> int | None:
+        """The first attempt at a trial that was made after a run, None where none was."""
+        moment = measurement.created_at or ""
+        # times that begin alike are longer as text where they are more
+        times = len(str(to_cells(measurement)[_STEP_TIMES])) if not moment else math.inf
         row = self._connection.execute(
-            "SELECT MIN(attempt) FROM measurement WHERE trial_key = ? AND COALESCE(created_at, '') > ?", (key, moment)
+            "SELECT MIN(attempt) FROM measurement WHERE trial_key = ? AND (COALESCE(created_at, '') > ? "
+            "OR (created_at IS NULL AND LENGTH(step_times_s) > ?))",
+            (key, moment, times),
         ).fetchone()
         return None if row[0] is None else int(row[0])
 
@@ -423,6 +433,11 @@ def _keeps_more(cells: Sequence[object]) -> bool:
 def _as_before(cells: Sequence[object]) -> list[object]:
     """The cells as a store of an earlier version kept them."""
     return [None if at in _KEPT_SINCE else cell for at, cell in enumerate(cells)]
+
+
+def _without_key(cells: Sequence[object]) -> list[object]:
+    """The cells of a log's row as they were stored before such rows had keys."""
+    return [None if at == _TRIAL_KEY else cell for at, cell in enumerate(cells)]
 
 
 def _remedy(error: sqlite3.Error) -> str:

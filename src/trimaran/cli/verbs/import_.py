@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,6 +125,7 @@ def import_(
     from trimaran.store import Store
     from trimaran.store.importers.formats import Asked, import_file
     from trimaran.store.importers.profile import load_profile
+    from trimaran.store.importers.same_run import mark_ranks
 
     stated = load_profile(profile) if profile is not None else None
     given = _given(model, cluster, stack, set_ or [])
@@ -133,6 +135,7 @@ def import_(
         reasons = [reason for imported in read for reason in imported.refused]
         names_of_files = ", ".join(path.name for path in files)
         raise TrimaranError(f"no row of {names_of_files} can be imported; the first: {(reasons or ['it has none'])[0]}")
+    read = [replace(each, rows=rows) for each, rows in zip(read, mark_ranks([each.rows for each in read]), strict=True)]
     # all files are read before the first row is stored, so that a mistake in one leaves the store alone
     with Store(into) as store:
         added = [store.add_new(imported.rows) for imported in read]

@@ -28,6 +28,7 @@ from trimaran.store.importers.logs import (
     wandb_summary,
 )
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
+from trimaran.store.importers.same_run import with_key
 from trimaran.store.importers.text import REPLACED, read_text
 
 
@@ -101,6 +102,8 @@ FORMATS: tuple[Format, ...] = (
     Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
     # behind documents, which may quote lines of Megatron's log; its own may hold DeepSpeed's configuration
     Format("megatron", megatron.recognises, _of_log(megatron.read)),
+    # its header, when shown, has told a Trainer's log above
+    Format("hugging-face", hugging_face.recognises_bare, _of_log(hugging_face.read)),
     Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )
 
@@ -108,9 +111,11 @@ FORMATS: tuple[Format, ...] = (
 def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     """Read a file of any format (`form` names one) into rows; doubtful ones are flagged or repaired as asked.
 
-    Raises TrimaranError where the file cannot be read, or is of no known format.
+    Raises TrimaranError where the file cannot be read, is empty, or is of no known format.
     """
     text = read_text(path, strict=form in ("csv", "markdown"))
+    if not text.strip():
+        raise TrimaranError(f"{path} is empty: it holds no text, so there is nothing to import")
     chosen = _format(path, text, form)
     if chosen.name == "csv" and REPLACED in text:
         read_text(path, strict=True)  # a table in another encoding is refused, as where it is predicted
@@ -122,7 +127,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     while reading.drafts:  # a draft goes when its row is there: a table may have 100,000 of both
         finished.append(finish(reading.drafts.pop(), path.stem))
     return Imported(
-        rows=tuple(row for row in finished if isinstance(row, Measurement)),
+        rows=tuple(with_key(row) for row in finished if isinstance(row, Measurement)),
         refused=(*reading.refused, *(row for row in finished if isinstance(row, str))),
         proposals=proposals,
         unread=tuple(sorted(reading.unread)),
@@ -133,7 +138,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
 
 
 def _format(path: Path, text: str, form: str) -> Format:
-    names = ", ".join(known.name for known in FORMATS)
+    names = ", ".join(dict.fromkeys(known.name for known in FORMATS))
     if form in TOOLS or (form == "auto" and links.recognises(text)):
         raise TrimaranError(f"{path} measures a link, and no run: import it --into a cluster's .toml")
     if form != "auto":
@@ -144,4 +149,7 @@ def _format(path: Path, text: str, form: str) -> Format:
     for known in FORMATS:
         if known.recognises(text):
             return known
-    raise TrimaranError(f"{path} is of no format that can be imported: they are {names}")
+    raise TrimaranError(
+        f"{path} is of no format that is recognised: say which it is by --as ({names}), or write its figures into a "
+        f"CSV with the columns of a table"
+    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
 
 from trimaran.files.user_file import read_bytes
@@ -11,6 +15,10 @@ from trimaran.nouns.noun import TrimaranError
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_LINE = 64 * 1024
+
+# How files of programs that pack begin; gzip's are read.
+_GZIP = b"\x1f\x8b"
+_PACKED = {b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 
 # What stands for bytes that are not UTF-8.
 REPLACED = "\ufffd"
@@ -22,15 +30,16 @@ _HOLE = re.compile("\0{2,}")
 
 
 def read_text(path: Path, *, strict: bool = False) -> str:
-    """The file's text in UTF-8, with line feeds as line ends and without control characters.
+    """The file's text in UTF-8 or marked UTF-16, with line feeds as line ends and without control characters.
 
-    Bytes that are not UTF-8 are replaced, since logs hold them; under `strict` they are refused.
-    Raises TrimaranError where the file cannot be read, is larger than MAX_BYTES, or has a line
-    longer than MAX_LINE.
+    What gzip packed is unpacked. Bytes that are not UTF-8 are replaced, since logs hold them; under `strict` they are
+    refused. Raises TrimaranError where the file cannot be read, is packed by another program, is larger than
+    MAX_BYTES, or has a line longer than MAX_LINE.
     """
-    raw = read_bytes(path, str(path), MAX_BYTES)
+    raw = _unpacked(read_bytes(path, str(path), MAX_BYTES), path)
+    encoding = "utf-16" if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        text = raw.decode("utf-8-sig", errors="strict" if strict else "replace")
+        text = raw.decode(encoding, errors="strict" if strict else "replace")
     except UnicodeDecodeError:
         raise TrimaranError(f"{path} is not UTF-8 text: save it as UTF-8") from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -39,6 +48,20 @@ def read_text(path: Path, *, strict: bool = False) -> str:
     if longest > MAX_LINE:
         raise TrimaranError(f"{path} has a line of {longest} characters, above the limit of {MAX_LINE}: is it text?")
     return clean(text)
+
+
+def _unpacked(raw: bytes, path: Path) -> bytes:
+    if packer := next((name for start, name in _PACKED.items() if raw.startswith(start)), None):
+        raise TrimaranError(f"{path} is packed by {packer}: unpack it first")
+    if not raw.startswith(_GZIP):
+        return raw
+    try:
+        content = gzip.GzipFile(fileobj=BytesIO(raw)).read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TrimaranError(f"{path} begins as gzip's files do, and cannot be unpacked: {error}") from None
+    if len(content) > MAX_BYTES:
+        raise TrimaranError(f"{path} unpacks to more than {MAX_BYTES // 2**20} MiB, the most that is read of a file")
+    return content
 
 
 def clean(text: str) -> str:

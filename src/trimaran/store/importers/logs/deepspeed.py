@@ -17,7 +17,10 @@ from trimaran.store.importers.text import number_of
 _SETTING = re.compile(r"\[config\.py:\d{1,5}:print\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,200}?)\s*$")
 _MOST_JSON_LINES = 2000
 _STAGE = re.compile(r"\bstage[\"']?[=:] ?(\d)\b")
-_STEP = re.compile(r"\bglobal_step=(\d{1,9}), .{0,80}CurrSamplesPerSec=(\d{1,9}(?:\.\d{1,20})?)")
+# `epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=25.0, CurrSamplesPerSec=25.7, ...`; until December 2022
+# `0/40, ...` of epoch and micro-step, whose rate is that of one micro-step
+_STEP = re.compile(r"(?:\bglobal_step=|:stop\] (\d{1,6}/))(\d{1,9}), .{0,80}CurrSamplesPerSec=(\d{1,9}(?:\.\d{1,20})?)")
+_PROGRESS = re.compile(r"\] step=(\d{1,9}), skipped=")
 _MEMORY = re.compile(r"MaxMemAllocated=(\d{1,6}(?:\.\d{1,6})?)GB")
 _PIPELINE = re.compile(r"\bsteps: (\d{1,9}) loss: (\S{1,30}) iter time \(s\): (\d{1,9}\.\d{1,9})")
 
@@ -28,8 +31,12 @@ def is_engine_setting(line: str) -> bool:
 
 
 def recognises(text: str) -> bool:
-    """Whether the text holds the dump of DeepSpeed's configuration."""
-    return any(is_engine_setting(line) and "train_micro_batch_size_per_gpu" in line for line in text.split("\n"))
+    """Whether the text holds the dump of DeepSpeed's configuration, or lines of its engine's timer."""
+    return any(
+        (is_engine_setting(line) and "train_micro_batch_size_per_gpu" in line)
+        or ("CurrSamplesPerSec=" in line and _STEP.search(line))
+        for line in text.split("\n")
+    )
 
 
 def settings(lines: Sequence[str]) -> dict[str, Cell]:
@@ -53,23 +60,36 @@ def settings(lines: Sequence[str]) -> dict[str, Cell]:
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log: a step takes the batch over the samples a second of its own."""
+    """The rows of one log: a step takes the batch over the samples a second of its own, and not of all since the last.
+
+    Source: DeepSpeed, `ThroughputTimer.stop` in `deepspeed/utils/timer.py`.
+    """
     lines = text.split("\n")
     reading = LogReading(cells=settings(lines))
-    gbs = reading.cells.get("gbs")
+    batch = reading.cells.get("gbs") or given.get("gbs")
+    gbs = batch if isinstance(batch, int) else None
+    progress = None
     for at, line in enumerate(lines):
         seconds, loss = None, None
         if pipeline := _PIPELINE.search(line):
             number, seconds, loss = int(pipeline[1]), float(pipeline[3]), number_of(pipeline[2])
         elif step := _STEP.search(line):
-            number, rate = int(step[1]), float(step[2])
-            seconds = gbs / rate if isinstance(gbs, int) and rate else None
+            number, rate = int(step[2]), float(step[3])
+            # where micro-steps were counted, a step was one of them if the engine counts as many steps
+            if gbs and rate and (not step[1] or number == progress):
+                seconds = gbs / rate
+            if step[1] and progress:
+                number = progress
+            reading.sampled = True
             if memory := _MEMORY.search(line):
                 reading.mem_gib_by_rank[0] = max(float(memory[1]), reading.mem_gib_by_rank.get(0, 0.0))
+        elif engine := _PROGRESS.search(line):
+            progress = int(engine[1])
+            continue
         else:
             continue
         reading.after = at + 1
-        reading.steps.append(Step(number, seconds, gbs if isinstance(gbs, int) else None, loss))
+        reading.steps.append(Step(number, seconds, gbs, loss))
     return drafts_of(reading, lines, given)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.deepspeed import settings
+from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell
+from trimaran.store.importers.text import number_of
 
 _START = "***** Running training *****"
 _COUNTS = {
@@ -17,6 +20,7 @@ _COUNTS = {
     "gbs": re.compile(r"Total train batch size \(.{1,60}\) = ([\d,]{1,12})"),
     "accumulation": re.compile(r"Gradient Accumulation steps = ([\d,]{1,12})"),
     "steps": re.compile(r"Total optimization steps = ([\d,]{1,12})"),
+    "begun": re.compile(r"Continuing training from global step ([\d,]{1,12})"),
 }
 # `"n_embd": 768,` in the configuration as it is printed, and `Overriding config: n_embd=7168,n_head=32`
 _SIZES = {
@@ -33,13 +37,25 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Arguments of the training, as `TrainingArguments(` lists them and as a configuration is overridden.
 _SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
-_BAR = re.compile(r"\b(\d{1,9})/(\d{1,9}) \[((?:\d{1,4}:)?\d{1,2}:\d\d)<")
+_BAR = re.compile(rf"\b(\d{{1,9}})/(\d{{1,9}}) \[{ELAPSED}")
 _ENTRY = re.compile(r"\{'(?:loss|train_runtime)'.{1,600}?\}")
+# `'loss': 0.5768`, and `'loss': '0.5768'` since Transformers 5
+_FIGURE = re.compile(r"'(\w{1,60})': '?([-+.\w]{1,40})")
+# A rate is printed to a thousandth: below this it is told to no per cent.
+_LEAST_RATE = 0.05
 
 
 def recognises(text: str) -> bool:
     """Whether the text is a Trainer's log or its state."""
     return _START in text or ('"log_history"' in text and "log_history" in json_object(text))
+
+
+def recognises_bare(text: str) -> bool:
+    """Whether the text holds what a Trainer prints of its steps, which documents quote too.
+
+    The header is logged at a level that is not shown by default.
+    """
+    return any(_ENTRY.search(line) for line in text.split("\n"))
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
@@ -81,15 +97,18 @@ def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     for at, line in enumerate(lines):
         if _START in line or _ENTRY.search(line) or _BAR.search(line):
             reading.after = at + 1
-    losses = [number_in(entry, "loss") for entry in _entries(lines)]
-    runtime = next((seconds for entry in _entries(lines) if (seconds := number_in(entry, "train_runtime"))), None)
-    total = counts.get("steps")
-    bar = _bar_steps(lines, total)
-    reading.steps += bar or [Step(number, loss=loss) for number, loss in enumerate(losses, start=1) if loss is not None]
+    entries = _entries(lines)
+    losses = [entry["loss"] for entry in entries if "loss" in entry]
+    last = next((entry for entry in entries if entry.get("train_runtime")), {})
+    total, begun = counts.get("steps") or _bar_total(lines), counts.get("begun", 0)
+    bar = _bar_steps(lines, total, begun)
+    reading.steps += bar or [Step(number, loss=loss) for number, loss in enumerate(losses, start=1)]
     if bar:
-        reading.notes.append("times from the progress bar, to a whole second")
+        reading.notes.append(BAR_NOTE)
+    elif total is None and last.get("train_steps_per_second", 0.0) >= _LEAST_RATE:
+        _mean_time(reading, last["train_runtime"], last["train_runtime"] * last["train_steps_per_second"])
     else:
-        _mean_time(reading, runtime, total)
+        _mean_time(reading, last.get("train_runtime"), total, begun)
     return drafts_of(reading, lines, given)
 
 
@@ -112,7 +131,7 @@ def _model(lines: Sequence[str], reading: LogReading) -> None:
             reading.cells[column] = int(size_text[:10])
     for trait in _EXPERTS:
         if stated.get(trait, "").isdecimal() and int(stated[trait]) > 1:
-            reading.refusal = mixture(trait, stated[trait])
+            reading.mixture = mixture(trait, stated[trait])
 
 
 def _switch(name: str, on: bool, cells: dict[str, Cell]) -> None:
@@ -122,41 +141,45 @@ def _switch(name: str, on: bool, cells: dict[str, Cell]) -> None:
         cells["precision"] = name
 
 
-def _bar_steps(lines: Sequence[str], total: int | None) -> list[Step]:
+def _bar_total(lines: Sequence[str]) -> int | None:
+    """How far the training's own bar counts, where no header says so: the bar that moved last before most losses."""
+    totals: Counter[int] = Counter()
+    of = None
+    for line in lines:
+        if bars := _BAR.findall(line):
+            of = int(bars[-1][1])
+        if of is not None and _ENTRY.search(line):
+            totals[of] += 1
+    return totals.most_common(1)[0][0] if totals else None
+
+
+def _bar_steps(lines: Sequence[str], total: int | None, begun: int) -> list[Step]:
     """Steps by the training's own progress bar, which counts to the optimization steps; every rank prints one."""
     clock: dict[int, int] = {}
     for line in lines:
         for done, of, elapsed in _BAR.findall(line):
-            if total is not None and int(of) == total:
-                seconds = 0
-                for part in elapsed.split(":"):
-                    seconds = 60 * seconds + int(part)
-                clock.setdefault(int(done), seconds)
-    steps, before = [], (0, 0)
-    for done in sorted(clock):
-        if done > before[0]:
-            took = (clock[done] - before[1]) / (done - before[0])
-            steps.append(Step(done, took if took > 0 else None))
-        before = (done, clock[done])
-    return steps
+            if int(of) == total:
+                clock.setdefault(int(done), seconds_of(elapsed))
+    return steps_of(clock, begun)
 
 
-def _mean_time(reading: LogReading, runtime: float | None, total: float | None) -> None:
-    """The mean over the whole training, where nothing else tells a step's time."""
-    if not runtime or not total:
+def _mean_time(reading: LogReading, runtime: float | None, total: float | None, begun: int = 0) -> None:
+    """The mean over the whole training, where nothing else tells a step's time; a resumed one began at a later step."""
+    if not runtime or not total or total <= begun:
         return
     losses = [step.loss for step in reading.steps if step.loss is not None]
-    reading.steps = [Step(int(total), runtime / total, loss=losses[-1] if losses else None)]
-    reading.notes.append(f"the mean over {int(total)} steps, start-up and evaluations included")
+    made = total - begun
+    reading.steps = [Step(round(total), runtime / made, loss=losses[-1] if losses else None)]
+    reading.notes.append(f"the mean over {made:.0f} steps, start-up and evaluations included")
 
 
-def _entries(lines: Sequence[str]) -> list[dict[str, object]]:
-    """What the Trainer prints of itself, as `{'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.1}`."""
-    found = []
-    for line in lines:
-        for text in _ENTRY.findall(line):
-            found.append(json_object(text.replace("'", '"')))
-    return found
+def _entries(lines: Sequence[str]) -> list[dict[str, float]]:
+    """Figures that the Trainer prints of itself, as `{'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.1}`."""
+    return [
+        {name: value for name, text in _FIGURE.findall(entry) if (value := number_of(text)) is not None}
+        for line in lines
+        for entry in _ENTRY.findall(line)
+    ]
 
 
 def _last_count(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:

@@ -100,7 +100,7 @@ def _settings(line: str, reading: LogReading) -> None:
         reading.cells.setdefault("seq_len", int(start[2]))
     for trait, count in _EXPERTS.findall(line):
         if int(count) > 1:
-            reading.refusal = mixture(trait, count)
+            reading.mixture = mixture(trait, count)
 
 
 def _fields(text: str) -> dict[str, float]:

@@ -1,12 +1,14 @@
-"""Logs of NeMo: the progress bar of its Megatron trainer, and the step lines of its Automodel."""
+"""Logs of NeMo: the bar of its Megatron trainer, the step lines of NeMo 2, and those of its Automodel."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
 from trimaran.store.importers.text import number_of
 
@@ -15,6 +17,13 @@ _BAR = re.compile(
     r"\b(\d{1,9})/\d{1,9} \[[^\]]{0,60}(?:, [^\]]{0,200})?\breduced_train_loss=([^,\]]{1,20})([^\]]{0,400})\]?"
 )
 _FIELD = re.compile(r"\b(global_step|consumed_samples|train_step_timing in s)=(\d{1,12}(?:\.\d{1,6})?)(?=[,\]]|$)")
+# `| 795/77225 [9:07:58<878:01:48, 41.36s/it, `: how far the bar is, when, and its mean since it began
+_CLOCK = re.compile(rf"\b(\d{{1,9}})/\d{{1,9}} \[{ELAPSED}[^,\]]{{1,20}}, {{1,4}}(\d{{1,6}}\.\d\d)(s/it|it/s)")
+# `Training epoch 0, iteration 1/9 | global_batch_size: 8 | global_step: 1 | reduced_train_loss: 0.66 | ...`
+_ITERATION = re.compile(r"\bTraining epoch \d{1,6}, iteration (\d{1,9})/\d{1,9} \|(.{0,1000})")
+_NAMED = re.compile(
+    r"\b(global_step|global_batch_size|reduced_train_loss|train_step_timing in s): ([-+.\deE]{1,20})(?= \||\s*$)"
+)
 # `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
 _STEP = re.compile(
     r"\bstep (\d{1,9}) \| epoch \d{1,6} \| loss (\S{1,20}) \|.{0,120}?\| mem (\d{1,6}\.\d{1,4}) GiB \| "
@@ -50,7 +59,9 @@ _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "
 def recognises(text: str) -> bool:
     """Whether the text holds steps of one of NeMo's trainers."""
     return any(
-        ("reduced_train_loss=" in line and _BAR.search(line)) or ("num_label_tokens" in line and _STEP.search(line))
+        ("reduced_train_loss=" in line and _BAR.search(line))
+        or ("reduced_train_loss: " in line and _ITERATION.search(line))
+        or ("num_label_tokens" in line and _STEP.search(line))
         for line in text.split("\n")
     )
 
@@ -61,7 +72,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     reading = LogReading()
     steps: dict[int, Step] = {}
     for at, line in enumerate(lines):
-        step = _automodel_step(line, reading) or _bar_step(line)
+        step = _automodel_step(line, reading) or _iteration_step(line) or _bar_step(line)
         if step is not None:
             steps.setdefault(step.iteration, step)
             reading.after = at + 1
@@ -74,6 +85,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         elif setting := _SETTING.search(line):
             _setting(setting[1], setting[2], reading)
     reading.steps = [steps[number] for number in sorted(steps)]
+    # NeMo times each step by itself (`TimingCallback`), however seldom one is logged
+    reading.sampled = any(step.sec_per_it for step in reading.steps)
+    if not reading.sampled:
+        _time_by_bar(lines, reading)
     return drafts_of(reading, lines, given)
 
 
@@ -102,10 +117,36 @@ def _bar_step(line: str) -> Step | None:
     return Step(int(found[1]), fields.get("train_step_timing in s") or None, gbs, number_of(found[2]))
 
 
+def _iteration_step(line: str) -> Step | None:
+    match = _ITERATION.search(line)
+    if match is None:
+        return None
+    fields = {name: value for name, text in _NAMED.findall(match[2]) if (value := number_of(text)) is not None}
+    number, gbs = fields.get("global_step", float(match[1])), fields.get("global_batch_size")
+    seconds, loss = fields.get("train_step_timing in s"), fields.get("reduced_train_loss")
+    return Step(int(number), seconds or None, int(gbs) if gbs else None, loss)
+
+
+def _time_by_bar(lines: Sequence[str], reading: LogReading) -> None:
+    """Times of a bar without any of its own: of what elapsed between its steps, and its mean up to the first."""
+    clock: dict[int, int] = {}
+    begun = None
+    for done, elapsed, rate, unit in (found for line in lines for found in _CLOCK.findall(line)):
+        clock.setdefault(int(done), seconds_of(elapsed))
+        if begun is None and float(rate):
+            passed = clock[int(done)] / float(rate) if unit == "s/it" else clock[int(done)] * float(rate)
+            # a bar that goes on from a checkpoint has made fewer steps than it counts
+            begun = max(0, round(int(done) - passed))
+    times = {step.iteration: step.sec_per_it for step in steps_of(clock, begun or 0)}
+    if any(times.values()):
+        reading.steps = [replace(step, sec_per_it=times.get(step.iteration)) for step in reading.steps]
+        reading.notes.append(BAR_NOTE)
+
+
 def _setting(name: str, value: str, reading: LogReading) -> None:
     if name in _COLUMNS and value.isdecimal():
         reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
     elif name == "precision" and value in _PRECISIONS:
         reading.cells["precision"] = _PRECISIONS[value]
     elif name in _EXPERTS and value.isdecimal() and int(value) > 1:
-        reading.refusal = mixture(name, value)
+        reading.mixture = mixture(name, value)

@@ -59,7 +59,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     lines = text.split("\n")
     reading = LogReading(cells=_settings(text))
     if (experts := _EXPERTS.search(text)) and experts[2] != "None":
-        reading.refusal = mixture(experts[1], experts[2])
+        reading.mixture = mixture(experts[1], experts[2])
     gbs = reading.cells.get("gbs")
     clocked: list[tuple[int, float | None, dict[str, float]]] = []
     for at, line in enumerate(lines):

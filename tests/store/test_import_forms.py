@@ -1,0 +1,114 @@
+"""Lines that trainers' older and newer releases print become rows of what they state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trimaran.nouns.measurement import Measurement
+from trimaran.store.importers.formats import Asked, Imported, import_file
+from trimaran.store.importers.profile import typed_cells
+
+SHAPE: dict[str, str | int | float] = {"layers": 12, "hidden": 768, "heads": 12, "vocab": 50257, "seq_len": 1024}
+BATCH: dict[str, str | int | float] = {"mbs": 4, "gbs": 64}
+HEADER = """***** Running training *****
+  Instantaneous batch size per device = 4
+  Total train batch size (w. parallel, distributed & accumulation) = 64
+  Gradient Accumulation steps = 4
+  Total optimization steps = {0}
+"""
+
+
+def read(tmp_path: Path, text: str, form: str = "auto") -> Imported:
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    return import_file(path, Asked(given=typed_cells({**SHAPE, **BATCH})), form)
+
+
+def only(found: Imported, form: str) -> Measurement:
+    assert (found.refused, found.format) == ((), form)
+    (row,) = found.rows
+    return row
+
+
+@pytest.mark.parametrize("bars", ["", " 90%|#| 902/1000 [00:20<16:20, 10.0s/it]\n"])
+def test_a_trainer_that_goes_on_from_a_checkpoint_made_the_steps_behind_it_alone(tmp_path: Path, bars: str) -> None:
+    resumed = HEADER.format(1000) + "  Continuing training from global step 900\n" + bars
+    row = only(read(tmp_path, resumed + "{'train_runtime': 1000.0, 'train_steps_per_second': 1.0}\n"), "hugging-face")
+    assert (row.sec_per_it, row.step_times_s) == (10.0, (10.0,))
+    assert ("progress bar" if bars else "the mean over 100 steps") in (row.notes or "")
+
+
+def test_figures_that_transformers_5_prints_as_words_are_numbers(tmp_path: Path) -> None:
+    said = "{'loss': '0.5768', 'grad_norm': '15.18', 'learning_rate': '2.967e-06', 'epoch': '2.558'}\n"
+    said += "{'train_runtime': '1032', 'train_samples_per_second': '18.15', 'train_steps_per_second': '1.137'}\n"
+    row = only(read(tmp_path, HEADER.format(560) + said), "hugging-face")
+    assert (row.status, row.losses) == ("ok", (0.5768,)) and row.sec_per_it == pytest.approx(1032 / 560)
+
+
+def test_a_trainers_log_below_the_level_of_its_header_is_read_by_the_bar_that_its_losses_follow(tmp_path: Path) -> None:
+    bare = """Loading checkpoint shards: 100%|##########| 3/3 [00:41<00:00, 13.90s/it]
+  6%|6         | 1/16 [01:05<16:20, 65.36s/it]
+{'loss': 2.2344, 'grad_norm': 17.139, 'learning_rate': 0.0, 'num_tokens': 51486.0, 'epoch': 0.06}
+ 12%|#2        | 2/16 [01:23<08:10, 35.06s/it]
+{'loss': 2.1689, 'grad_norm': 16.724, 'learning_rate': 0.0002, 'num_tokens': 105023.0, 'epoch': 0.12}
+ 19%|##5       | 3/16 [01:34<03:03, 15.26s/it]
+{'train_runtime': 298.36, 'train_samples_per_second': 3.352, 'train_steps_per_second': 0.054, 'train_loss': 2.086}
+"""
+    row = only(read(tmp_path, bare), "hugging-face")
+    assert (row.step_times_s, row.sec_per_it) == ((65.0, 18.0, 11.0), 14.5)
+    without_bars = "\n".join(line for line in bare.splitlines() if "|" not in line)
+    row = only(read(tmp_path, without_bars), "hugging-face")
+    assert row.losses == (2.1689,) and row.sec_per_it == pytest.approx(1 / 0.054)
+    assert "the mean over 16 steps" in (row.notes or ""), "298.36 s at 0.054 steps a second"
+    row = only(read(tmp_path, without_bars.replace("0.054", "0.004")), "hugging-face")
+    assert row.sec_per_it is None, "a rate of one digit tells no time"
+
+
+DEEPSPEED = """[INFO] [logging.py:96:log_dist] [Rank 0] step={0}, skipped=4, lr=[4.99e-05], mom=[(0.9, 0.95)]
+[INFO] [timer.py:260:stop] {1}, RunningAvgSamplesPerSec=25.02, CurrSamplesPerSec={2}, MaxMemAllocated=38.49GB
+"""
+
+
+def test_deepspeeds_timer_is_read_with_a_batch_that_the_user_states_and_times_single_steps(tmp_path: Path) -> None:
+    lines = [
+        DEEPSPEED.format(n, f"epoch=0/micro_step={4 * n}/global_step={n}", rate) for n, rate in ((10, 32), (20, 64))
+    ]
+    row = only(read(tmp_path, "".join(lines)), "deepspeed")
+    assert (row.step_times_s, row.gbs, row.mem_gib) == ((2.0, 1.0), 64, 38.49)
+    assert "mean of" not in (row.notes or "")
+
+
+@pytest.mark.parametrize(("micro_steps", "times"), [(1, (2.0, 1.0)), (4, ())])
+def test_deepspeeds_timer_of_2022_counts_micro_steps(
+    tmp_path: Path, micro_steps: int, times: tuple[float, ...]
+) -> None:
+    lines = [DEEPSPEED.format(n, f"0/{micro_steps * n}", rate) for n, rate in ((10, 32.0), (20, 64.0))]
+    row = only(read(tmp_path, "".join(lines)), "deepspeed")
+    assert (row.step_times_s, row.mem_gib) == (times, 38.49)
+
+
+@pytest.mark.parametrize("prefix", ["    ", "(pretraining, pid=4112) "])
+def test_steps_of_nemo_2_are_read_with_the_batch_that_they_name(tmp_path: Path, prefix: str) -> None:
+    step = "Training epoch {0}, iteration 0/999 | lr: 2.999e-06 | global_batch_size: 512 | global_step: {1} | "
+    step += "reduced_train_loss: 11.0{0} | train_step_timing in s: 46.8{0}{2}\n"
+    text = prefix + step.format(0, 9, "") + prefix + step.format(1, 19, " | consumed_samples: 10240")
+    row = only(read(tmp_path, text), "nemo")
+    assert (row.gbs, row.step_times_s, row.losses) == (512, (46.80, 46.81), (11.00, 11.01))
+    assert "mean of" not in (row.notes or ""), "NeMo times single steps"
+
+
+@pytest.mark.parametrize(
+    ("bar", "seconds"),
+    [
+        ("795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, ", 32878 / 795),
+        ("795/77225 [9:07:58<878:01:48, 82.72s/it, loss=3.1, v_num=, ", 32878 / 397),
+        ("795/77225 [05:18<8:29:32, 2.50it/s, ", 0.4),
+    ],
+)
+def test_a_bar_of_nemo_without_a_steps_time_gives_its_own(tmp_path: Path, bar: str, seconds: float) -> None:
+    fields = "reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]\n"
+    row = only(read(tmp_path, "Epoch 0:   1%|          | " + bar + fields), "nemo")
+    assert row.losses == (3.09,) and row.sec_per_it == pytest.approx(seconds, rel=2e-3)
+    assert "progress bar" in (row.notes or "")
