@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,9 @@ torchrun --nproc_per_node $GPUS --nnodes "$NODES" pretrain_gpt.py \\
         f"{PLAIN} --tensor-model-parallel-size=2",
         f"python pretrain_gpt.py {PLAIN} \\\n  --tensor-model-parallel-size \\\n  2",
         f"cat <<'END' > a.txt\n--tensor-model-parallel-size 8 it's\nEND\nx {PLAIN} --tensor-model-parallel-size 2",
+        f"#  --tensor-model-parallel-size 8 \\\npython pretrain_gpt.py {PLAIN} --tensor-model-parallel-size 2",
+        f"A='{PLAIN} --tensor-model-parallel-size 2'\nsrun bash -c 'python pretrain_gpt.py $A'\necho $A --seq-length 9",
+        f"TP=2\nif [ -n $1 ]; then TP=$1; fi\npython pretrain_gpt.py {PLAIN} --tensor-model-parallel-size $TP",
         f"A=2\nB=$A\npython x.py {PLAIN} --tensor-model-parallel-size ${{B:?unset}} # ' an open quote",
     ],
 )
@@ -219,6 +223,10 @@ def test_what_is_not_stated_is_named_and_nothing_is_made_up(tmp_path: Path) -> N
         read(tmp_path, "--num-layers 24 --hidden-size 2048 --micro-batch-size 1 --seq-length 2048")
     with pytest.raises(TrimaranError, match=r"--micro-batch-size is MBS, which the file does not set"):
         read(tmp_path, f"{PLAIN} --micro-batch-size $MBS")
+    with pytest.raises(TrimaranError, match=r"--micro-batch-size is \$2, which the file does not set"):
+        read(tmp_path, f"{PLAIN} --micro-batch-size $2")
+    with pytest.raises(TrimaranError, match=r"--micro-batch-size is \(\(GBS / \$DP\)\), which the file does not set"):
+        read(tmp_path, f'MBS=$(( GBS / $DP ))\nA="{PLAIN} --micro-batch-size $MBS"\npython pretrain_gpt.py $A')
     layout, workload, remarks = read(tmp_path, PLAIN.replace("--global-batch-size 64", ""))
     assert workload.global_batch == layout.dp * layout.mbs == 32 and "not stated: the global batch" in remarks
     _, workload, _ = read(tmp_path, PLAIN)
@@ -408,6 +416,50 @@ def test_the_token_that_a_null_tokenizer_adds_is_counted_of_the_core_that_the_sc
     script = export(parse_layout("dp2,tp8,mbs1,sp,zero1,bf16"), workload, core, "megatron-lm", version)
     assert f"--vocab-size {50256 if version < '0.18' else 50257} " in script
     assert read(tmp_path, script, model="gpt3-175b")[1].model.vocab == 50257
+
+
+@pytest.mark.parametrize(
+    ("flags", "cells"),
+    [
+        ("--bf16 --zero-stage 0", "zero1"),
+        ("--zero-stage 0", "dp16,tp1"),
+        ("--ds-sequence-parallel-size 4", "cp4,cp-ulysses"),
+        ("--cpu-optimizer --zero-stage 1", "offload-optimizer"),
+        ("--num-experts 1 --moe-expert-parallel-size 1", "dp16,tp1"),
+        ("--num-experts 8 --topk 1 --expert-interval 1 --moe-expert-parallel-size 8", "ep8"),
+        ("--pipeline-model-parallel-size 2 --enable-zbh1-pipeline", "zero_bubble"),
+    ],
+)
+def test_megatron_deepspeeds_own_flags_are_a_layout(tmp_path: Path, flags: str, cells: str) -> None:
+    layout, _, remarks = read(tmp_path, f"python pretrain_gpt.py {PLAIN.replace('--bf16', '')} --deepspeed {flags}")
+    assert cells in str(layout)
+    assert not [flag for flag in flags.split() if flag.startswith("--") and flag in remarks]
+
+
+def test_experts_in_every_second_layer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrimaranError, match=r"--expert-interval is not stated, which means 2"):
+        read(tmp_path, f"{PLAIN} --deepspeed --num-experts 8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "vocab"),
+    [
+        ("--pad-vocab-size-to 250880", 250880),
+        ("--vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt", 50257),
+        ("--tokenizer-type GPT2BPETokenizer", 50257),
+    ],
+)
+def test_the_vocabulary_is_known_by_what_scripts_say_of_it(tmp_path: Path, flags: str, vocab: int) -> None:
+    unsaid = re.sub(r"--(?:padded-)?vocab-size \d+", "", PLAIN)
+    assert unsaid != PLAIN
+    assert read(tmp_path, f"{unsaid} {flags}")[1].model.vocab == vocab
+
+
+def test_other_spellings_and_numbers_with_underscores_are_read(tmp_path: Path) -> None:
+    words = "--deepspeed --normalization rmsnorm --num-key-value-heads 2 --rampup-batch-size 32 16 9_765_625"
+    _, workload, _ = read(tmp_path, f"{PLAIN} {words}")
+    assert (workload.model.norm, workload.model.kv_heads) == ("rmsnorm", 2)
+    assert workload.ramp_up is not None and workload.ramp_up.samples == 9_765_625
 
 
 def test_megatron_deepspeeds_words_of_positions_and_stages_are_read(tmp_path: Path) -> None:

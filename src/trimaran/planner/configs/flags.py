@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.shell import UNSET
+from trimaran.planner.configs.shell import UNSET, unset_in
 from trimaran.planner.configs.stated import Stated
 
 
@@ -49,7 +49,7 @@ class Flags:
         values = list(self.given.get(flag, ()))
         unset = [value for value in values if UNSET in value]
         if unset:
-            self.stated.open.append(f"{flag} is {unset[0].strip(UNSET)}, which the file does not set")
+            self.stated.open.append(f"{flag} is {unset_in(unset[0])}, which the file does not set")
             return []
         return values
 

@@ -9,6 +9,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.recompute import recompute_word
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
+from trimaran.planner.configs.megatron_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
 from trimaran.planner.configs.megatron_mixtures import further_degrees, mixture
 from trimaran.planner.configs.megatron_yarn import yarn
 from trimaran.planner.configs.stated import Stated
@@ -47,15 +48,19 @@ _UNCOUNTED = (
     "--overlap-param-gather-with-optimizer-step", "--no-masked-softmax-fusion",
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
     "--external-cuda-graph", "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distribute-saved-activations",
+    "--no-overlap-p2p-communication", "--step-batch-size-schedule", "--data-parallel-sharding-strategy",
 )  # fmt: skip
 # What makes another model or another layout than any that can be said.
 _UNSAID = (
     "--hybrid-layer-pattern", "--hybrid-override-pattern", "--heterogeneous-layers-config-path",
-    "--mtp-use-repeated-layer", "--squared-relu", "--quick-geglu", "--use-megatron-fsdp", "--use-torch-fsdp2",
+    "--mtp-use-repeated-layer", "--squared-relu", "--use-megatron-fsdp", "--use-torch-fsdp2",
     "--qk-l2-norm", "--experimental-attention-variant",
 )  # fmt: skip
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
+# Of GPT-2's vocab.json, which Megatron's examples train with.
+GPT2_VOCABULARY = 50257
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
@@ -74,6 +79,8 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
     _workload(flags, stated)
     _layout(flags, stated)
     further_degrees(flags, stated)
+    if flags.has(_BY_DEEPSPEED):
+        by_deepspeed(flags, stated)
     _stages(flags, stated)
     _precision(flags, stated)
     _stack(flags, stated)
@@ -110,12 +117,14 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     sizes |= {"head_dim": flags.count("--kv-channels"), "vocab": flags.count("--padded-vocab-size")}
     numbers = {field: flags.number(flag) for flag, field in FURTHER_SIZES.items() if field != "head_dim"}
     numbers["rotary_theta"] = flags.number(ROTARY_BASE)
-    vocab = flags.count("--vocab-size")
+    vocab = _vocab(flags, stated)
     if vocab is not None and written_for in NULL_TOKENIZER_ADDS_ONE and flags.word(TOKENIZER) == NULL_TOKENIZER:
         vocab += 1
     sizes["vocab"] = vocab if sizes["vocab"] is None else sizes["vocab"]
     if flags.has("--group-query-attention"):
         sizes["kv_heads"] = flags.count(GROUPS)
+    if (groups := flags.count(DEEPSPEED_GROUPS)) is not None:
+        sizes["kv_heads"] = groups
     model |= {name: value for name, value in (sizes | numbers).items() if value is not None}
     if not model:
         return
@@ -127,8 +136,11 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     if position == YARN and LATENT not in flags.given:
         yarn(flags, stated, latent=False)
     norms = {word: norm for norm, word in NORMS.items()}
-    model["norm"] = norms[flags.word("--normalization", norms) or NORMS["layernorm"]]
+    lower = {word.lower(): word for word in norms}  # as Megatron-DeepSpeed spells them
+    model["norm"] = norms[lower.get(word := flags.word("--normalization", {*norms, *lower}) or "layernorm", word)]
     model |= {field: value for flag, (field, value) in SWITCHES.items() if flags.has(flag)}
+    if flags.has("--quick-geglu"):
+        model["mlp"] = "geglu"
     hidden = model.get("hidden")
     if "ffn_hidden" not in model and isinstance(hidden, int):
         # megatron/training/arguments.py, validate_args: a gated MLP is as large as one of 4 x hidden
@@ -152,13 +164,25 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     stated.stack["dropout"] = max(rates) > 0
 
 
+def _vocab(flags: Flags, stated: Stated) -> int | None:
+    """The vocabulary: as stated, or that of GPT-2's tokenizer, whose files almost every script names instead."""
+    vocab, padded = flags.count("--vocab-size"), flags.count("--pad-vocab-size-to")
+    # a path may begin in the environment; its end says whose vocabulary it is
+    files = [word for flag in ("--vocab-file", "--merge-file") if flags.has(flag) for word in flags.given[flag]]
+    gpt2 = flags.word(TOKENIZER) == "GPT2BPETokenizer" or any("gpt2" in file for file in files)
+    if vocab is None and padded is None and gpt2 and flags.count("--padded-vocab-size") is None:
+        stated.notes.append(f"the vocabulary is that of GPT-2's tokenizer, {GPT2_VOCABULARY:,}")
+        return GPT2_VOCABULARY
+    return padded if vocab is None else vocab
+
+
 def _workload(flags: Flags, stated: Stated) -> None:
     sizes = {"seq_len": flags.count("--seq-length"), "global_batch": flags.count("--global-batch-size")}
     stated.workload |= {name: value for name, value in sizes.items() if value is not None}
     stated.workload["optimizer"] = flags.word("--optimizer", ("adam", "sgd")) or "adam"
     ramp = flags.words("--rampup-batch-size")
     if ramp:
-        numbers = [int(word) for word in ramp if word.isdecimal()]
+        numbers = [int(word) for word in ramp if word.replace("_", "").isdecimal()]
         if len(numbers) != 3 or len(ramp) != 3:
             raise TrimaranError(
                 f"--rampup-batch-size is {quoted(' '.join(ramp))}, expected start, increment and samples"
@@ -209,7 +233,8 @@ def _stages(flags: Flags, stated: Stated) -> None:
         int(flags.has("--account-for-loss-in-pipeline-split") or both),
     )
     stated.chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
-    if virtual := flags.count("--num-virtual-stages-per-pipeline-rank"):
+    chunks = "--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size"
+    if virtual := next((count for flag in chunks if (count := flags.count(flag))), None):
         stated.layout["vpp"] = virtual
     if written := flags.word("--pipeline-model-parallel-layout"):
         split = _written(written)

@@ -55,7 +55,7 @@ def mixture(flags: Flags, stated: Stated) -> None:
         if (flags.word("--rope-type", ("rope", YARN)) or YARN) == YARN:
             yarn(flags, stated, latent=True)
     experts = {field: flags.count(flag) for flag, field in EXPERT_SIZES.items()}
-    if not experts["experts"]:
+    if (experts["experts"] or 0) <= 1:  # Megatron-DeepSpeed's word for a dense model
         return
     flags.has("--moe-grouped-gemm")
     model["experts"] = experts["experts"]

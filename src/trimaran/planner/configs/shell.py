@@ -14,9 +14,15 @@ from collections.abc import Iterator, Mapping
 from trimaran.nouns.noun import TrimaranError
 
 UNSET = "\x01"
+# What stands for a blank in the name of what is not known, so that no word is split there.
+_BLANK = "\x02"
 _LONGEST = 2**20
 _KEYWORDS = {"if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "{", "}", "!"}
 _BRANCHING = {"if", "elif", "else", "for", "while", "until", "case"}
+_BEGINS, _ENDS = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
+# Commands that show what another one is given.
+_SHOWING = {"echo", "printf", "cat", "log"}
+_SHELLS = {"bash", "sh"}
 _PREFIXES = {"export", "local", "readonly", "declare", "typeset"}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAMED = re.compile(r"([A-Za-z_]\w*|[0-9@*#?])(?:\[[@*0-9]+\])?(?::?([-=+?])(.*))?", re.DOTALL)
@@ -34,25 +40,35 @@ class Script:
     def __init__(self, text: str) -> None:
         self.values: Values = {}
         self.branches = False
+        self.depth = 0
         self.commands: list[list[str]] = []
-        for words in _statements(_HERE.sub("\n", text).replace("\\\n", " ")):
+        for words in _statements(_HERE.sub("\n", text)):
             self._follow(words)
 
     def _follow(self, words: list[str]) -> None:
         while words and (words[0] in _KEYWORDS or words[0] in _PREFIXES):
             self.branches |= words[0] in _BRANCHING
+            self.depth += (words[0] in _BEGINS) - (words[0] in _ENDS)
             words = words[1:]
         while words and (match := _ASSIGNED.fullmatch(words[0])):
             name, more, value = match.groups()
             array = value.startswith("(") and value.endswith(")")
             inner = [word for line in _statements(value[1:-1]) for word in line] if array else [value]
             new = [field for word in inner for field in self._fields(word)] if array else [self._text(value)]
-            old = self.values.get(name, []) if more else []
+            words = words[1:]
+            before = self.values.get(name, [])
+            if self.depth > 0 and before and not more and any(UNSET in field for field in new):
+                continue  # a branch that may not be taken leaves what is known
+            old = before if more else []
             self.values[name] = [*old, *new] if array or not old else [*old[:-1], old[-1] + new[0]]
             _check(sum(map(len, self.values[name])))
-            words = words[1:]
         if words:
-            self.commands.append([field for word in words for field in self._fields(word)])
+            command = [field for word in words for field in self._fields(word)]
+            self.commands.append(command)
+            for program, option, given in zip(command, command[1:], command[2:], strict=False):
+                if program.rpartition("/")[2] in _SHELLS and option == "-c":
+                    for inner in _statements(given):
+                        self._follow(inner)
 
     def _text(self, word: str) -> str:
         return " ".join(self._fields(word, split=False))
@@ -68,7 +84,7 @@ class Script:
                 quote = char
             elif char == "\\" and quote != "'" and place + 1 < len(word):
                 place += 1
-                fields[-1] += word[place]
+                fields[-1] += word[place].strip("\n")  # a line that goes on in the next
             elif char in "$`" and quote != "'":
                 end, values = self._value(word, place)
                 whole = "@" in word[place:end] and len(values) > 1
@@ -86,17 +102,19 @@ class Script:
         """Where the expansion that starts there ends, and its value."""
         if word[start] == "`":
             end = word.find("`", start + 1)
-            return (end if end >= 0 else len(word) - 1) + 1, [_unset("a command's output")]
+            return (end if end >= 0 else len(word) - 1) + 1, [_unset("the output of a command")]
         if word.startswith("$((", start):
             end = _closing(word, start + 1)
             return end, [self._sum(word[start + 3 : end - 2])]
         if word.startswith("$(", start):
-            return _closing(word, start + 1), [_unset("a command's output")]
+            return _closing(word, start + 1), [_unset("the output of a command")]
         if word.startswith("${", start):
             end = _closing(word, start + 1)
             return end, self._braced(word[start + 2 : end - 1])
         if match := _BARE.match(word, start):
-            return match.end(), self.values.get(match[1]) or [_unset(match[1])]
+            return match.end(), self.values.get(match[1]) or [
+                _unset(f"${match[1]}" if match[1].isdigit() else match[1])
+            ]
         return start + 1, ["$"]
 
     def _braced(self, inside: str) -> list[str]:
@@ -121,8 +139,9 @@ def training_words(text: str, telling: Mapping[str, object]) -> tuple[list[str],
     Where no command has any, all values that the script sets count as one, as of a file that another one sources.
     """
     script = Script(text)
-    commands = [_unpacked(words) for words in script.commands]
-    best = max(commands, key=lambda words: _told(words, telling), default=[])
+    commands = [_unpacked(words) for words in script.commands if words]
+    training = [words for words in commands if words[0] not in _SHOWING]
+    best = max(reversed(training), key=lambda words: _told(words, telling), default=[])
     if not _told(best, telling):
         best = _unpacked([word for values in script.values.values() for word in values])
     return best, script.branches
@@ -140,7 +159,7 @@ def _unpacked(words: list[str]) -> list[str]:
             unpacked.append(word)
             continue
         try:
-            unpacked += shlex.split(word, comments=True)
+            unpacked += shlex.split(word.replace("\\\n", ""), comments=True)
         except ValueError:
             unpacked += word.split()
     return unpacked
@@ -157,9 +176,9 @@ def _statements(text: str) -> Iterator[list[str]]:
             word += char
             if char == "\\" and quote == '"' and place + 1 < len(text):
                 place += 1
-                word += text[place]
+                word = word[:-1] if text[place] == "\n" else word + text[place]
         elif char == "\\":
-            word += text[place : place + 2]
+            word += "" if text[place : place + 2] == "\\\n" else text[place : place + 2]
             place += 1
         elif char == "#" and not word:
             place = text.find("\n", place) - 1 if "\n" in text[place:] else len(text)
@@ -209,7 +228,12 @@ def _split(values: list[str]) -> list[str]:
 
 
 def _unset(name: str) -> str:
-    return f"{UNSET}{name}{UNSET}"
+    return f"{UNSET}{name.replace(' ', _BLANK)}{UNSET}"
+
+
+def unset_in(value: str) -> str:
+    """How a sentence calls a value of which something is not known."""
+    return value.replace(UNSET, "").replace(_BLANK, " ")
 
 
 def _whole(expression: str) -> int | None:
