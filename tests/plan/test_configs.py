@@ -158,7 +158,7 @@ def test_a_layout_read_back_costs_what_it_costs_by_itself(tmp_path: Path, layout
 
 
 def read(
-    tmp_path: Path, text: str, name: str = "run.sh", devices: int = 16, **given_: object
+    tmp_path: Path, text: str, name: str = "run.sh", devices: int | None = 16, **given_: object
 ) -> tuple[Layout, Workload, str]:
     """Layout, workload and all remarks of a text."""
     file = tmp_path / name
@@ -229,6 +229,8 @@ def test_what_is_not_stated_is_named_and_nothing_is_made_up(tmp_path: Path) -> N
         read(tmp_path, f'MBS=$(( GBS / $DP ))\nA="{PLAIN} --micro-batch-size $MBS"\npython pretrain_gpt.py $A')
     layout, workload, remarks = read(tmp_path, PLAIN.replace("--global-batch-size 64", ""))
     assert workload.global_batch == layout.dp * layout.mbs == 32 and "not stated: the global batch" in remarks
+    layout, _, remarks = read(tmp_path, PLAIN.replace("--bf16", ""))
+    assert layout.precision == "fp32" and "neither --bf16 nor --fp16 is stated" in remarks
     _, workload, _ = read(tmp_path, PLAIN)
     assert workload.model.dropout == 0.1  # as Megatron-LM has it where nothing is said
 
@@ -439,6 +441,24 @@ def test_megatron_deepspeeds_own_flags_are_a_layout(tmp_path: Path, flags: str, 
 def test_experts_in_every_second_layer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match=r"--expert-interval is not stated, which means 2"):
         read(tmp_path, f"{PLAIN} --deepspeed --num-experts 8")
+
+
+@pytest.mark.parametrize(
+    ("directives", "launcher", "devices"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --gres=gpu:8   # number of gpus", "srun python", 32),
+        ("#SBATCH -N 4 --gpus-per-node=h100:4", "srun python", 16),
+        ("#SBATCH --nodes 2 --ntasks-per-node=8", "srun python", 16),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1",
+         "G=8\ntorchrun --nproc_per_node $G --nnodes $SLURM_NNODES", 16),
+    ],
+)  # fmt: skip
+def test_a_slurm_script_says_how_many_devices_it_takes(
+    tmp_path: Path, directives: str, launcher: str, devices: int
+) -> None:
+    script = f"#!/bin/bash\n{directives}\n{launcher} pretrain_gpt.py {PLAIN}"
+    layout, _, remarks = read(tmp_path, script, devices=None)
+    assert layout.dp == devices and "how many devices" not in remarks
 
 
 @pytest.mark.parametrize(

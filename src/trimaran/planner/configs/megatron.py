@@ -281,6 +281,8 @@ def _precision(flags: Flags, stated: Stated) -> None:
         wide = "fp8"
         stated.stack["fp8_scaling"] = recipes[recipe]
     stated.layout["precision"] = wide
+    if wide == "fp32":
+        stated.notes.append("neither --bf16 nor --fp16 is stated: it is counted as in fp32")
     if narrow:
         stated.stack["gathers_casts"] = flags.has("--fp8-param-gather")
 

@@ -12,6 +12,7 @@ from trimaran.planner.configs.flags import flags_of
 from trimaran.planner.configs.megatron import TELLING, megatron
 from trimaran.planner.configs.nested import nested_flags, yaml_document
 from trimaran.planner.configs.shell import training_words
+from trimaran.planner.configs.slurm_directives import nodes_of
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.configs.torchtitan import sections_of_module, torchtitan
 from trimaran.planner.export.megatron_words import WRITTEN_FOR
@@ -46,6 +47,10 @@ def read_config(path: Path, form: str = "auto") -> Stated:
     first = text.splitlines()[0]
     written_for = first.removeprefix(WRITTEN_FOR).partition(":")[0].strip() if first.startswith(WRITTEN_FOR) else ""
     stated = megatron(given, written_for)
+    nodes, per_node = nodes_of(text)
+    if stated.devices is None and nodes and per_node and per_node > 1:
+        stated.devices = nodes * per_node
+        stated.notes.append(f"{nodes} nodes of {per_node} devices each, by its #SBATCH lines")
     if branches:
         stated.notes.append("the script has conditions or loops, of which every branch was taken once, in its order")
     stated.notes += [f"{flag} is stated twice, and the last counts: {' '.join(given[flag])}" for flag in twice]

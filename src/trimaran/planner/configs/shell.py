@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.slurm_directives import nodes_of
 
 UNSET = "\x01"
 # What stands for a blank in the name of what is not known, so that no word is split there.
@@ -22,6 +23,8 @@ _BRANCHING = {"if", "elif", "else", "for", "while", "until", "case"}
 _BEGINS, _ENDS = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
 # Commands that show what another one is given.
 _SHOWING = {"echo", "printf", "cat", "log"}
+# What Slurm sets to the nodes of a job.
+_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _SHELLS = {"bash", "sh"}
 _PREFIXES = {"export", "local", "readonly", "declare", "typeset"}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -38,7 +41,8 @@ class Script:
     """Commands of a script as words, `branches` whether any stand in a condition or a loop."""
 
     def __init__(self, text: str) -> None:
-        self.values: Values = {}
+        nodes, _ = nodes_of(text)
+        self.values: Values = {name: [str(nodes)] for name in _NODES if nodes is not None}
         self.branches = False
         self.depth = 0
         self.commands: list[list[str]] = []
