@@ -7,10 +7,9 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.stated import Stated
+from trimaran.planner.configs.stated import Stated, optimizer_of
 
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
 # What makes a layout that cannot be said, unless it is 1; and what is not counted, unless it is none.
 _AT_ONE = ("zero_hpz_partition_size",)
 # In the order in which one includes the other.
@@ -55,11 +54,7 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
 
 def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) -> None:
     """Optimizer, overlap, buckets and offload."""
-    kind = str(_table(config, "optimizer").get("type", "Adam"))
-    if kind.lower() in _OPTIMIZERS:
-        stated.workload["optimizer"] = _OPTIMIZERS[kind.lower()]
-    else:
-        stated.uncounted.append(f"optimizer {kind}, counted as adam")
+    stated.workload["optimizer"] = optimizer_of(_table(config, "optimizer").get("type", "Adam"), stated)
     if stated.layout["zero_stage"] and "overlap_comm" in zero:
         stated.stack["overlapped_zero_stages"] = (stated.layout["zero_stage"],) if zero["overlap_comm"] is True else ()
     # engine.py:1259: unless told otherwise gradients are summed in the model's precision

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
+
 
 @dataclass
 class Stated:
@@ -37,3 +39,11 @@ class Stated:
     uncounted: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def optimizer_of(name: object, stated: Stated) -> str:
+    """The optimizer of a trainer's name for it; one that has no word here is counted as adam, which is told."""
+    word = _OPTIMIZERS.get(str(name).lower())
+    if word is None:
+        stated.uncounted.append(f"optimizer {name}, counted as adam")
+    return word or "adam"

@@ -9,7 +9,8 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.stated import Stated
+from trimaran.planner.configs.stated import Stated, optimizer_of
+from trimaran.planner.configs.torchtitan_known import unread
 from trimaran.planner.export.torchtitan import ROTATE_METHODS
 from trimaran.planner.export.torchtitan_experts import BACKENDS, OVERLAPS
 from trimaran.planner.export.torchtitan_stages import LESS, SCHEDULES, USUAL_CHUNKS
@@ -86,6 +87,8 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     _pipeline(parallelism, stated)
     if training.get("enable_cpu_offload") is True:
         layout["offload"] = "weights"
+    stated.workload["optimizer"] = optimizer_of(_table(sections, "optimizer").get("name", "AdamW"), stated)
+    stated.unread = list(unread(sections))
     return stated
 
 
@@ -117,7 +120,7 @@ def _batch(training: Mapping[str, Any], parallelism: Mapping[str, Any], stated: 
     """Sequences and their length; what comes after 0.3 counts tokens (torchtitan b5bcd76, config/configs.py)."""
     piped = stated.layout["pp"] != 1
     seq_len = _count(training, "max_context_length", 0) or _count(training, "seq_len", 2048)
-    stated.workload |= {"seq_len": seq_len, "optimizer": "adam"}
+    stated.workload["seq_len"] = seq_len
     tokens, batch = "num_tokens_per_microbatch_per_dp_rank", _count(training, "global_batch_size", -1, least=-1)
     if tokens in training:
         mbs = _whole_sequences(_count(training, tokens, 1), seq_len, tokens)

@@ -1,0 +1,38 @@
+"""Settings of torchtitan, DeepSpeed and nested files count as those trainers take them, and others are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trimaran.planner.configs.cost import ConfigCost, cost_of
+from trimaran.planner.configs.resolve import Given
+
+LLAMA = '[model]\nname = "llama3"\nflavor = "8B"\n'
+
+
+def titan(tmp_path: Path, text: str, model: str | None = None) -> tuple[ConfigCost, str]:
+    """The cost of a torchtitan file on 16 devices, and its remarks."""
+    return priced(tmp_path / "job.toml", text, Given("dgx-h100", devices=16, model=model))
+
+
+def priced(file: Path, text: str, given: Given) -> tuple[ConfigCost, str]:
+    file.write_text(text)
+    cost = cost_of(file, "auto", given)
+    return cost, "\n".join(f"{kind}: {sentence}" for kind, sentence in cost.remarks)
+
+
+def test_torchtitans_settings_that_are_not_read_are_told(tmp_path: Path) -> None:
+    text = LLAMA + (
+        '[optimizer]\nname = "SGD"\nlr = 1e-4\nimplementation = "for-loop"\n'
+        "[parallelism]\ntensor_paralel_degree = 8\ndisable_loss_parallel = false\ncontext_parallel_degree = 1\n"
+        "[metrics]\nlog_freq = 1\n[checkpoint]\nenable = true\n[validation]\nenable = false\nfreq = 5\n"
+        '[quantize.linear.float8]\nfilter_fqns = ["output"]\nrecipe = "rowwise"\n[paralelism]\ntensor = 2\n'
+    )
+    cost, remarks = titan(tmp_path, text)
+    assert cost.case.workload.optimizer == "sgd"
+    wanted = "optimizer.implementation, parallelism.tensor_paralel_degree, quantize.linear.float8.recipe, "
+    wanted += "paralelism.tensor"
+    assert remarks.endswith(f"not read: {wanted}")
+    cost, remarks = titan(tmp_path, LLAMA + '[optimizer]\nname = "Muon"\n[validation]\nenable = true\n')
+    assert cost.case.workload.optimizer == "adam"
+    assert "not counted: optimizer Muon, counted as adam" in remarks and "not read: validation.enable" in remarks
