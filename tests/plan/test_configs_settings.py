@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from trimaran.planner.configs.cost import ConfigCost, cost_of
 from trimaran.planner.configs.resolve import Given
 
@@ -36,3 +38,30 @@ def test_torchtitans_settings_that_are_not_read_are_told(tmp_path: Path) -> None
     cost, remarks = titan(tmp_path, LLAMA + '[optimizer]\nname = "Muon"\n[validation]\nenable = true\n')
     assert cost.case.workload.optimizer == "adam"
     assert "not counted: optimizer Muon, counted as adam" in remarks and "not read: validation.enable" in remarks
+
+
+@pytest.mark.parametrize(
+    ("components", "stack", "fp32_loss"),
+    [
+        ("", "torchtitan-0.2-compiled", False),
+        ('components = ["model", "loss"]', "torchtitan-0.2-compiled", False),
+        ('components = ["model"]', "torchtitan-0.2-compiled", True),
+        ('components = ["loss"]', "torchtitan-0.2", False),
+    ],
+)
+def test_torchtitan_compiles_the_components_that_are_named(
+    tmp_path: Path, components: str, stack: str, fp32_loss: bool
+) -> None:
+    cost, remarks = titan(tmp_path, f"{LLAMA}[compile]\nenable = true\n{components}\n")
+    assert (cost.case.stack.name, cost.case.stack.fp32_loss) == (stack, fp32_loss)
+    assert ("the loss alone is compiled" in remarks) == (stack == "torchtitan-0.2")
+
+
+def test_torchtitan_0_1s_words_are_read(tmp_path: Path) -> None:
+    old = f'{LLAMA}converters = ["float8"]\n[training]\ncompile = true\n[float8]\n'
+    cost, remarks = titan(tmp_path, old + "enable_fsdp_float8_all_gather = true\n")
+    assert cost.case.stack.name == "torchtitan-0.1-compiled" and cost.case.stack.gathers_casts
+    assert str(cost.layout).endswith(",fp8") and "not as known" not in remarks and "not read" not in remarks
+    cost, _ = titan(tmp_path, old + 'recipe_name = "rowwise"\n[parallelism]\nenable_async_tensor_parallel = true\n')
+    assert cost.case.stack.name == "torchtitan-0.2-async-tp" and cost.layout.precision == "fp8_rowwise"
+    assert not cost.case.stack.gathers_casts
