@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.cost import ConfigCost, cost_of
 from trimaran.planner.configs.resolve import Given
 
@@ -65,3 +67,34 @@ def test_torchtitan_0_1s_words_are_read(tmp_path: Path) -> None:
     cost, _ = titan(tmp_path, old + 'recipe_name = "rowwise"\n[parallelism]\nenable_async_tensor_parallel = true\n')
     assert cost.case.stack.name == "torchtitan-0.2-async-tp" and cost.layout.precision == "fp8_rowwise"
     assert not cost.case.stack.gathers_casts
+
+
+def test_torchtitans_resharding_is_told_where_it_is_not_counted(tmp_path: Path) -> None:
+    for policy, degree, told in (("never", 1, "dropped"), ("always", 1, ""), ("default", 2, ""), ("always", 2, "kept")):
+        text = f'{LLAMA}[parallelism]\nfsdp_reshard_after_forward = "{policy}"\npipeline_parallel_degree = {degree}\n'
+        _, remarks = titan(tmp_path, text)
+        wanted = f"not counted: fsdp_reshard_after_forward {policy}: gathered weights are counted as {told}"
+        assert wanted in remarks if told else "reshard" not in remarks
+
+
+def test_a_model_given_beside_another_that_the_file_names_is_told(tmp_path: Path) -> None:
+    qwen = '[model]\nname = "qwen3"\nflavor = "32B"\n'
+    _, remarks = titan(tmp_path, qwen, model="qwen3-8b")
+    assert "note: the file names qwen3 32B, and you gave qwen3-8b, which is what is counted" in remarks
+    _, remarks = titan(tmp_path, LLAMA, model="llama3.1-70b")
+    assert "note: the file names llama3 8B, and you gave llama3.1-70b" in remarks
+    for text, model in ((qwen.replace("32B", "8B"), "qwen3-8b"), (LLAMA, "llama3.1-8b")):
+        assert "the file names" not in titan(tmp_path, text, model=model)[1]
+    with pytest.raises(TrimaranError, match=r"it names qwen3 32B, which is not known\): give --model"):
+        titan(tmp_path, qwen)
+
+
+def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
+    settings = {
+        "num-layers": 32, "hidden-size": 4096, "num-attention-heads": 32, "group-query-attention": True,
+        "num-query-groups": 8, "micro-batch-size": 1, "global-batch-size": 8, "seq-length": 8192,
+        "max-position-embeddings": 8192, "vocab-size": 131072, "pipeline-model-parallel-size": 4, "bf16": True,
+    }  # fmt: skip
+    dashed = {"ENV_VARS": {"NCCL_ALGO": "Ring"}, "MODEL_ARGS": {f"--{name}": each for name, each in settings.items()}}
+    cost, _ = priced(tmp_path / "model_config.yaml", json.dumps(dashed), Given("dgx-h100", devices=8))
+    assert str(cost.layout) == "dp2,tp1,pp4,mbs1,bf16" and cost.case.model.kv_heads == 8

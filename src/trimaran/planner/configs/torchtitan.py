@@ -39,8 +39,7 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     )
     named = (model.get("name"), model.get("flavor"))
     stated.model_name = _MODELS.get((str(named[0]), str(named[1])))
-    if any(named) and stated.model_name is None:
-        stated.open.append(f"the shape of {' '.join(str(word) for word in named if word)}")
+    stated.named = " ".join(str(word) for word in named if word)
     _compiled(training, parallelism, compiling, stated)
     degrees = {name: _count(parallelism, f"{name}_parallel_degree", 1) for name in ("tensor", "pipeline")}
     replicate = _count(parallelism, "data_parallel_replicate_degree", 1)
@@ -53,6 +52,7 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     # what is sharded is shared out over CP as well (distributed/parallel_dims.py)
     if shard != 1 or cp > 1:
         layout |= {"zero_stage": 3, "dp_kind": "fully_sharded"}
+        _resharding(parallelism, stated)
     _context(parallelism, cp, stated)
     _experts(parallelism, stated)
     layout["sequence_parallel"] = (
@@ -109,6 +109,18 @@ def _compiled(
             stated.notes.append("the loss alone is compiled, no layer is")
         # a loss that is compiled reads 16-bit logits, whatever the layers are
         stated.stack["fp32_loss"] = "loss" not in components
+
+
+def _resharding(parallelism: Mapping[str, Any], stated: Stated) -> None:
+    """By itself torchtitan keeps weights gathered after a forward in pipelines alone, which is what a stack counts."""
+    policy = str(parallelism.get("fsdp_reshard_after_forward", "default"))
+    if policy not in ("default", "always", "never"):
+        raise TrimaranError(f"fsdp_reshard_after_forward is {quoted(policy)}: it is one of default, always, never")
+    if policy == ("never" if stated.layout["pp"] == 1 else "always"):
+        usual = "dropped" if policy == "never" else "kept"
+        stated.uncounted.append(
+            f"fsdp_reshard_after_forward {policy}: gathered weights are counted as {usual} after a forward"
+        )
 
 
 def _context(parallelism: Mapping[str, Any], cp: int, stated: Stated) -> None:
