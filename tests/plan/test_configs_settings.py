@@ -98,3 +98,30 @@ def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
     dashed = {"ENV_VARS": {"NCCL_ALGO": "Ring"}, "MODEL_ARGS": {f"--{name}": each for name, each in settings.items()}}
     cost, _ = priced(tmp_path / "model_config.yaml", json.dumps(dashed), Given("dgx-h100", devices=8))
     assert str(cost.layout) == "dp2,tp1,pp4,mbs1,bf16" and cost.case.model.kv_heads == 8
+
+
+def zero(tmp_path: Path, **settings: object) -> tuple[ConfigCost, str]:
+    """The cost of ZeRO's settings on 16 devices, and its remarks."""
+    config = {"train_batch_size": 128, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}}
+    text = json.dumps({**config, "zero_optimization": settings})
+    return priced(tmp_path / "ds.json", text, Given("dgx-h100", model="llama3-8b", devices=16, seq_len=2048))
+
+
+def test_deepspeeds_settings_of_zero_that_are_not_read_are_told(tmp_path: Path) -> None:
+    _, remarks = zero(tmp_path, stage=3, zero_quantized_weights=True, zero_quantized_gradients=False, stag=2)
+    assert remarks.endswith("not read: zero_optimization.zero_quantized_weights, zero_optimization.stag")
+    _, remarks = zero(tmp_path, stage=2, contiguous_gradients=True, reduce_scatter=False)
+    assert remarks.endswith("not read: zero_optimization.reduce_scatter")
+
+
+def test_deepspeeds_deprecated_offloads_are_read(tmp_path: Path) -> None:
+    for settings, offload in (
+        ({"cpu_offload": True}, "optimizer"),
+        ({"cpu_offload": False}, "none"),
+        ({"cpu_offload": True, "cpu_offload_param": True}, "weights"),
+    ):
+        cost, remarks = zero(tmp_path, stage=3, **settings)
+        assert cost.layout.offload == offload and "not read" not in remarks
+    cost, remarks = zero(tmp_path, stage=3, offload_optimizer={"device": "cpu", "ratio": 0.3})
+    assert cost.layout.offload == "optimizer"
+    assert "not counted: zero_optimization.offload_optimizer.ratio 0.3, counted as 1" in remarks
