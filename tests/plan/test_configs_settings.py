@@ -125,3 +125,16 @@ def test_deepspeeds_deprecated_offloads_are_read(tmp_path: Path) -> None:
     cost, remarks = zero(tmp_path, stage=3, offload_optimizer={"device": "cpu", "ratio": 0.3})
     assert cost.layout.offload == "optimizer"
     assert "not counted: zero_optimization.offload_optimizer.ratio 0.3, counted as 1" in remarks
+
+
+@pytest.mark.parametrize(("steps", "mbs"), [(None, 8), (2, 4)])
+def test_deepspeed_makes_the_micro_batch_of_a_batch(tmp_path: Path, steps: int | None, mbs: int) -> None:
+    config = {"train_batch_size": 128, **({"gradient_accumulation_steps": steps} if steps else {})}
+    given = Given("dgx-h100", model="llama3-8b", devices=16, seq_len=2048)
+    cost, _ = priced(tmp_path / "ds.json", json.dumps(config), given)
+    assert (cost.layout.mbs, cost.layout.dp, cost.case.workload.global_batch) == (mbs, 16, 128)
+    with pytest.raises(TrimaranError, match=r"a batch of 136 does not divide into \d steps of 16 replicas"):
+        priced(tmp_path / "ds.json", json.dumps({**config, "train_batch_size": 136}), given)
+    with pytest.raises(TrimaranError, match="does not state the micro-batch"):
+        auto = json.dumps({**config, "train_micro_batch_size_per_gpu": "auto"})
+        priced(tmp_path / "ds.json", auto, given)

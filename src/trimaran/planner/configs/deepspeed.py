@@ -50,6 +50,9 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
     if stage == 3:
         stated.layout["dp_kind"] = "fully_sharded"
     _batches(batch, mbs, steps, stated)
+    # runtime/config.py, _set_batch_related_parameters: a batch makes the micro-batch, in one step unless told otherwise
+    if batch is not None and mbs is None and all(config.get(name) != "auto" for name in _BATCHES):
+        stated.steps = steps or 1
     _engine(config, zero, stated)
     stated.unread = [name for name in config if name not in _KNOWN and name != "zero_optimization"]
     stated.unread += [

@@ -96,6 +96,8 @@ def _sizes(stated: Stated, given: Given, replicas: int, name: str, remarks: list
         # megatron/training/arguments.py, validate_args: global_batch_size is then micro_batch_size x DP
         sizes["global_batch"] = _number(stated.layout["mbs"]) * replicas
         remarks.append(("not stated", "the global batch: a micro-batch a replica, as Megatron-LM takes it"))
+    if stated.steps is not None:
+        stated.layout["mbs"] = _micro_batch(_number(sizes["global_batch"]), replicas, stated.steps, name)
     missing = [
         *(["the micro-batch"] if "mbs" not in stated.layout else []),
         *(["the sequence length (--seq-len)"] if "seq_len" not in sizes else []),
@@ -105,6 +107,13 @@ def _sizes(stated: Stated, given: Given, replicas: int, name: str, remarks: list
         more = f" ({'; '.join(stated.open)})" if stated.open else ""
         raise TrimaranError(f"{name} does not state {', '.join(missing)}{more}: state it there or as an option")
     return sizes
+
+
+def _micro_batch(batch: int, replicas: int, steps: int, name: str) -> int:
+    """What a replica takes in a step of a batch. Raises TrimaranError where that is no whole number."""
+    if batch % (replicas * steps):
+        raise TrimaranError(f"{name}: a batch of {batch} does not divide into {steps} steps of {replicas} replicas")
+    return batch // (replicas * steps)
 
 
 def _number(value: object) -> int:

@@ -12,12 +12,13 @@ class Stated:
     """Fields of the nouns that a trainer's configuration states; what it does not is absent.
 
     `layout` has no `dp`: `devices` or `replicas` say how many, where stated, and `batch_per_replica` the sequences of
-    one; `replicate` are the groups that hold the same, where ZeRO shards among a part. Of stages `ends` are
-    the layers of the first and the last, `ends_less` the layers that embedding and head stand for, `chunk` those of a
-    virtual stage; `titan_stages` where the first ones take what does not divide. `recomputed_layers` are those of a
-    stage. `model_name` is the catalogue's name of the model, `named` the file's. `open` names what is stated by
-    something that the file does not set, `uncounted` what the cost model has no word for, `unread`
-    settings that are not known or that nothing can feel; `notes` say how something was read.
+    one; `steps` are its micro-batches, where these and the batch make the micro-batch; `replicate` are the groups that
+    hold the same, where ZeRO shards among a part. Of stages `ends` are the layers of the first and the last,
+    `ends_less` the layers that embedding and head stand for, `chunk` those of a virtual stage; `titan_stages` where the
+    first ones take what does not divide. `recomputed_layers` are those of a stage. `model_name` is the catalogue's name
+    of the model, `named` the file's. `open` names what is stated by something that the file does not set, `uncounted`
+    what the cost model has no word for, `unread` settings that are not known or that nothing can feel; `notes` say how
+    something was read.
     """
 
     trainer: str
@@ -34,6 +35,7 @@ class Stated:
     titan_stages: bool = False
     recomputed_layers: int | None = None
     batch_per_replica: int | None = None
+    steps: int | None = None
     model_name: str | None = None
     named: str = ""
     stack_name: str | None = None
