@@ -142,7 +142,8 @@ def test_what_is_exported_is_read_back_as_the_same_layout(
     assert asked.model.model_copy(update={"name": ""}) == trained.model_copy(
         update={"name": "", "activation": asked.model.activation, "router": router}
     )
-    assert not [sentence for kind, sentence in remarks if kind in ("open", "not counted", "not stated")]
+    told = ("open", "not counted", "not stated", *([] if trainer == "megatron-lm" else ["not read"]))
+    assert not [sentence for kind, sentence in remarks if kind in told]
 
 
 @pytest.mark.parametrize("layout", ["dp8,tp2,sp,zero1,mbs1,bf16", "dp8,mbs1,zero1,fp8"])

@@ -7,14 +7,27 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.stated import Stated
+from trimaran.planner.configs.stated import Stated, optimizer_of
 
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
 # What makes a layout that cannot be said, unless it is 1; and what is not counted, unless it is none.
 _AT_ONE = ("zero_hpz_partition_size",)
-# In the order in which one includes the other.
-_OFFLOADS = {"offload_optimizer": "optimizer", "offload_param": "weights"}
+# In the order in which one includes the other, each with its deprecated name (deepspeed/runtime/zero/config.py).
+_OFFLOADS = (("offload_optimizer", "cpu_offload", "optimizer"), ("offload_param", "cpu_offload_param", "weights"))
+_KNOWN = {*_BATCHES, "sequence_parallel_size", "bf16", "fp16", "bfloat16", "optimizer", "data_types"}
+# Of ZeRO what is read, and what no step can feel.
+_KNOWN_ZERO = {
+    *_AT_ONE, *(name for names in _OFFLOADS for name in names[:2]), "stage", "mics_shard_size", "overlap_comm",
+    "reduce_bucket_size", "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
+    "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
+    "gather_16bit_weights_on_model_save", "log_trace_cache_warnings", "enable_sanity_checks",
+}  # fmt: skip
+# Settings of ZeRO that say nothing while they are as DeepSpeed has them.
+_USUAL_ZERO = {
+    "contiguous_gradients": True, "reduce_scatter": True, "allgather_partitions": True,
+    "use_multi_rank_bucket_allreduce": True, "round_robin_gradients": False, "legacy_stage1": False,
+    "zero_quantized_weights": False, "zero_quantized_gradients": False, "zero_quantized_nontrainable_weights": False,
+}  # fmt: skip
 
 
 def deepspeed(config: Mapping[str, Any]) -> Stated:
@@ -37,29 +50,22 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
     if stage == 3:
         stated.layout["dp_kind"] = "fully_sharded"
     _batches(batch, mbs, steps, stated)
+    # runtime/config.py, _set_batch_related_parameters: a batch makes the micro-batch, in one step unless told otherwise
+    if batch is not None and mbs is None and all(config.get(name) != "auto" for name in _BATCHES):
+        stated.steps = steps or 1
     _engine(config, zero, stated)
-    known = {
-        *_BATCHES,
-        *_AT_ONE,
-        "sequence_parallel_size",
-        "zero_optimization",
-        "bf16",
-        "fp16",
-        "bfloat16",
-        "optimizer",
-        "data_types",
-    }
-    stated.unread = [name for name in config if name not in known]
+    stated.unread = [name for name in config if name not in _KNOWN and name != "zero_optimization"]
+    stated.unread += [
+        f"zero_optimization.{name}"
+        for name, value in zero.items()
+        if name not in _KNOWN_ZERO and not (name in _USUAL_ZERO and value == _USUAL_ZERO[name])
+    ]
     return stated
 
 
 def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) -> None:
     """Optimizer, overlap, buckets and offload."""
-    kind = str(_table(config, "optimizer").get("type", "Adam"))
-    if kind.lower() in _OPTIMIZERS:
-        stated.workload["optimizer"] = _OPTIMIZERS[kind.lower()]
-    else:
-        stated.uncounted.append(f"optimizer {kind}, counted as adam")
+    stated.workload["optimizer"] = optimizer_of(_table(config, "optimizer").get("type", "Adam"), stated)
     if stated.layout["zero_stage"] and "overlap_comm" in zero:
         stated.stack["overlapped_zero_stages"] = (stated.layout["zero_stage"],) if zero["overlap_comm"] is True else ()
     # engine.py:1259: unless told otherwise gradients are summed in the model's precision
@@ -70,10 +76,13 @@ def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) 
         stated.stack["wide_gradients"] = ()
     if isinstance(zero.get("reduce_bucket_size"), int):
         stated.stack["bucket_elements"] = zero["reduce_bucket_size"]
-    for name, word in _OFFLOADS.items():
-        device = _table(zero, name).get("device", "none") if isinstance(zero.get(name), dict) else zero.get(name)
+    for name, deprecated, word in _OFFLOADS:
+        section = _table(zero, name) if isinstance(zero.get(name), dict) else {"device": zero.get(name)}
+        device = "cpu" if zero.get(deprecated) is True else section.get("device", "none")
         if device == "cpu":
             stated.layout["offload"] = word
+            if section.get("ratio", 1) != 1:
+                stated.uncounted.append(f"zero_optimization.{name}.ratio {section['ratio']}, counted as 1")
         elif device not in (None, "none", False):
             stated.uncounted.append(f"zero_optimization.{name}")
 

@@ -101,7 +101,8 @@ def _flags(path: str, name: str, value: Any) -> Iterator[tuple[str, list[str]]]:
 def _leaves(document: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(document, dict):
         for name, value in document.items():
-            yield from _leaves(value, f"{path}.{name}" if path else str(name))
+            plain_name = str(name).lstrip("-")  # Megatron-LM's own recipes for tests write `--num-layers: 32`
+            yield from _leaves(value, f"{path}.{plain_name}" if path else plain_name)
     else:
         plain = isinstance(document, list) and all(not isinstance(each, dict | list) for each in document)
         if plain or not isinstance(document, list):

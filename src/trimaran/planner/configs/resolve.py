@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ def layout_of(stated: Stated, given: Given, stack: Stack, name: str) -> tuple[La
     remarks = [("open", sentence) for sentence in stated.open]
     replicas = _replicas(stated, given, name, remarks)
     model = _model(stated, given, name)
+    if given.model and stated.named and not _same_model(stated, given.model):
+        remarks.append(("note", f"the file names {stated.named}, and you gave {given.model}, which is what is counted"))
     sizes = _sizes(stated, given, replicas, name, remarks)
     fields: dict[str, Any] = {**stated.layout, "dp": replicas, **_stages(stated, model.layers)}
     if fields["tp"] == 1:
@@ -93,6 +96,8 @@ def _sizes(stated: Stated, given: Given, replicas: int, name: str, remarks: list
         # megatron/training/arguments.py, validate_args: global_batch_size is then micro_batch_size x DP
         sizes["global_batch"] = _number(stated.layout["mbs"]) * replicas
         remarks.append(("not stated", "the global batch: a micro-batch a replica, as Megatron-LM takes it"))
+    if stated.steps is not None:
+        stated.layout["mbs"] = _micro_batch(_number(sizes["global_batch"]), replicas, stated.steps, name)
     missing = [
         *(["the micro-batch"] if "mbs" not in stated.layout else []),
         *(["the sequence length (--seq-len)"] if "seq_len" not in sizes else []),
@@ -102,6 +107,13 @@ def _sizes(stated: Stated, given: Given, replicas: int, name: str, remarks: list
         more = f" ({'; '.join(stated.open)})" if stated.open else ""
         raise TrimaranError(f"{name} does not state {', '.join(missing)}{more}: state it there or as an option")
     return sizes
+
+
+def _micro_batch(batch: int, replicas: int, steps: int, name: str) -> int:
+    """What a replica takes in a step of a batch. Raises TrimaranError where that is no whole number."""
+    if batch % (replicas * steps):
+        raise TrimaranError(f"{name}: a batch of {batch} does not divide into {steps} steps of {replicas} replicas")
+    return batch // (replicas * steps)
 
 
 def _number(value: object) -> int:
@@ -121,13 +133,20 @@ def _model(stated: Stated, given: Given, name: str) -> Model:
         return known
     needed = [field for field in ("layers", "hidden", "heads", "vocab") if field not in stated.model]
     if needed:
-        more = f" ({'; '.join(stated.open)})" if stated.open else ""
+        reasons = [*stated.open, *([f"it names {stated.named}, which is not known"] if stated.named else [])]
+        more = f" ({'; '.join(reasons)})" if reasons else ""
         raise TrimaranError(f"{name} does not state the model's {', '.join(needed)}{more}: give --model")
     fields = {"max_positions": stated.workload.get("seq_len", 2048), **stated.model}
     try:
         return Model.model_validate(fields)
     except ValidationError as error:
         raise TrimaranError(f"{name}: {first_error(error)}") from None
+
+
+def _same_model(stated: Stated, given: str) -> bool:
+    """Whether a name of the catalogue is that of the file, as `qwen3-8b` is of qwen3 8B."""
+    words = {re.sub(r"[^a-z0-9.]", "", word.lower()) for word in (stated.model_name or stated.named, given)}
+    return len(words) == 1
 
 
 def _stages(stated: Stated, layers: int) -> dict[str, object]:

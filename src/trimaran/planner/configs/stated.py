@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
+
 
 @dataclass
 class Stated:
     """Fields of the nouns that a trainer's configuration states; what it does not is absent.
 
     `layout` has no `dp`: `devices` or `replicas` say how many, where stated, and `batch_per_replica` the sequences of
-    one; `replicate` are the groups that hold the same, where ZeRO shards among a part. Of stages `ends` are
-    the layers of the first and the last, `ends_less` the layers that embedding and head stand for, `chunk` those of a
-    virtual stage; `titan_stages` where the first ones take what does not divide. `recomputed_layers` are those of a
-    stage. `open` names what is stated by something that the file does not set, `uncounted` what the cost model has no
-    word for, `unread` settings that are not known or that nothing can feel; `notes` say how something was read.
+    one; `steps` are its micro-batches, where these and the batch make the micro-batch; `replicate` are the groups that
+    hold the same, where ZeRO shards among a part. Of stages `ends` are the layers of the first and the last,
+    `ends_less` the layers that embedding and head stand for, `chunk` those of a virtual stage; `titan_stages` where the
+    first ones take what does not divide. `recomputed_layers` are those of a stage. `model_name` is the catalogue's name
+    of the model, `named` the file's. `open` names what is stated by something that the file does not set, `uncounted`
+    what the cost model has no word for, `unread` settings that are not known or that nothing can feel; `notes` say how
+    something was read.
     """
 
     trainer: str
@@ -31,9 +35,19 @@ class Stated:
     titan_stages: bool = False
     recomputed_layers: int | None = None
     batch_per_replica: int | None = None
+    steps: int | None = None
     model_name: str | None = None
+    named: str = ""
     stack_name: str | None = None
     open: list[str] = field(default_factory=list)
     uncounted: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def optimizer_of(name: object, stated: Stated) -> str:
+    """The optimizer of a trainer's name for it; one that has no word here is counted as adam, which is told."""
+    word = _OPTIMIZERS.get(str(name).lower())
+    if word is None:
+        stated.uncounted.append(f"optimizer {name}, counted as adam")
+    return word or "adam"

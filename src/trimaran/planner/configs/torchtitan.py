@@ -9,8 +9,9 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.stated import Stated
-from trimaran.planner.export.torchtitan import ROTATE_METHODS
+from trimaran.planner.configs.stated import Stated, optimizer_of
+from trimaran.planner.configs.torchtitan_known import unread
+from trimaran.planner.export.torchtitan import ASYNC_TP, ROTATE_METHODS
 from trimaran.planner.export.torchtitan_experts import BACKENDS, OVERLAPS
 from trimaran.planner.export.torchtitan_stages import LESS, SCHEDULES, USUAL_CHUNKS
 
@@ -38,14 +39,8 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     )
     named = (model.get("name"), model.get("flavor"))
     stated.model_name = _MODELS.get((str(named[0]), str(named[1])))
-    if any(named) and stated.model_name is None:
-        stated.open.append(f"the shape of {' '.join(str(word) for word in named if word)}")
-    if compiling.get("enable") is True:
-        # of 0.2.2 in parallelism, of 0.3.0 in compile
-        by_pieces = any(section.get("enable_async_tensor_parallel") is True for section in (parallelism, compiling))
-        stated.stack_name = "torchtitan-0.2-async-tp" if by_pieces else "torchtitan-0.2-compiled"
-    else:
-        stated.stack_name = "torchtitan-0.2"
+    stated.named = " ".join(str(word) for word in named if word)
+    _compiled(training, parallelism, compiling, stated)
     degrees = {name: _count(parallelism, f"{name}_parallel_degree", 1) for name in ("tensor", "pipeline")}
     replicate = _count(parallelism, "data_parallel_replicate_degree", 1)
     shard = _count(parallelism, "data_parallel_shard_degree", -1, least=-1)
@@ -57,6 +52,7 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     # what is sharded is shared out over CP as well (distributed/parallel_dims.py)
     if shard != 1 or cp > 1:
         layout |= {"zero_stage": 3, "dp_kind": "fully_sharded"}
+        _resharding(parallelism, stated)
     _context(parallelism, cp, stated)
     _experts(parallelism, stated)
     layout["sequence_parallel"] = (
@@ -73,7 +69,8 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
                 f"converter {quoted(str(converter))} cannot be said here: it is none of {', '.join(_NARROW)}"
             )
         layout["precision"] = _NARROW[converter]
-    float8 = _table(_table(_table(sections, "quantize"), "linear"), "float8")
+    # a section of its own in 0.1, whose files have no other
+    float8 = _table(_table(_table(sections, "quantize"), "linear"), "float8") or _table(sections, "float8")
     if layout["precision"] == "fp8":
         recipe = float8.get("recipe_name") or "tensorwise"
         if recipe not in _FP8_RECIPES:
@@ -86,7 +83,44 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     _pipeline(parallelism, stated)
     if training.get("enable_cpu_offload") is True:
         layout["offload"] = "weights"
+    stated.workload["optimizer"] = optimizer_of(_table(sections, "optimizer").get("name", "AdamW"), stated)
+    stated.unread = list(unread(sections))
     return stated
+
+
+def _compiled(
+    training: Mapping[str, Any], parallelism: Mapping[str, Any], compiling: Mapping[str, Any], stated: Stated
+) -> None:
+    """What is compiled: the layers, the loss or both (models/llama3/infra/parallelize.py of 0.2.0, line 94).
+
+    0.1 asked for both by `compile` of training.
+    """
+    stated.stack_name = "torchtitan-0.2"
+    by_pieces = any(section.get(ASYNC_TP) is True for section in (parallelism, compiling))
+    if training.get("compile") is True:
+        stated.stack_name = "torchtitan-0.2-async-tp" if by_pieces else "torchtitan-0.1-compiled"
+    elif compiling.get("enable") is True:
+        components = compiling.get("components", ["model", "loss"])
+        if not isinstance(components, list):
+            raise TrimaranError(f"components is {quoted(str(components))}, expected a list of model and loss")
+        if "model" in components:
+            stated.stack_name = "torchtitan-0.2-async-tp" if by_pieces else "torchtitan-0.2-compiled"
+        elif "loss" in components:
+            stated.notes.append("the loss alone is compiled, no layer is")
+        # a loss that is compiled reads 16-bit logits, whatever the layers are
+        stated.stack["fp32_loss"] = "loss" not in components
+
+
+def _resharding(parallelism: Mapping[str, Any], stated: Stated) -> None:
+    """By itself torchtitan keeps weights gathered after a forward in pipelines alone, which is what a stack counts."""
+    policy = str(parallelism.get("fsdp_reshard_after_forward", "default"))
+    if policy not in ("default", "always", "never"):
+        raise TrimaranError(f"fsdp_reshard_after_forward is {quoted(policy)}: it is one of default, always, never")
+    if policy == ("never" if stated.layout["pp"] == 1 else "always"):
+        usual = "dropped" if policy == "never" else "kept"
+        stated.uncounted.append(
+            f"fsdp_reshard_after_forward {policy}: gathered weights are counted as {usual} after a forward"
+        )
 
 
 def _context(parallelism: Mapping[str, Any], cp: int, stated: Stated) -> None:
@@ -117,7 +151,7 @@ def _batch(training: Mapping[str, Any], parallelism: Mapping[str, Any], stated: 
     """Sequences and their length; what comes after 0.3 counts tokens (torchtitan b5bcd76, config/configs.py)."""
     piped = stated.layout["pp"] != 1
     seq_len = _count(training, "max_context_length", 0) or _count(training, "seq_len", 2048)
-    stated.workload |= {"seq_len": seq_len, "optimizer": "adam"}
+    stated.workload["seq_len"] = seq_len
     tokens, batch = "num_tokens_per_microbatch_per_dp_rank", _count(training, "global_batch_size", -1, least=-1)
     if tokens in training:
         mbs = _whole_sequences(_count(training, tokens, 1), seq_len, tokens)

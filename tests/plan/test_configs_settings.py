@@ -1,0 +1,140 @@
+"""Settings of torchtitan, DeepSpeed and nested files count as those trainers take them, and others are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.cost import ConfigCost, cost_of
+from trimaran.planner.configs.resolve import Given
+
+LLAMA = '[model]\nname = "llama3"\nflavor = "8B"\n'
+
+
+def titan(tmp_path: Path, text: str, model: str | None = None) -> tuple[ConfigCost, str]:
+    """The cost of a torchtitan file on 16 devices, and its remarks."""
+    return priced(tmp_path / "job.toml", text, Given("dgx-h100", devices=16, model=model))
+
+
+def priced(file: Path, text: str, given: Given) -> tuple[ConfigCost, str]:
+    file.write_text(text)
+    cost = cost_of(file, "auto", given)
+    return cost, "\n".join(f"{kind}: {sentence}" for kind, sentence in cost.remarks)
+
+
+def test_torchtitans_settings_that_are_not_read_are_told(tmp_path: Path) -> None:
+    text = LLAMA + (
+        '[optimizer]\nname = "SGD"\nlr = 1e-4\nimplementation = "for-loop"\n'
+        "[parallelism]\ntensor_paralel_degree = 8\ndisable_loss_parallel = false\ncontext_parallel_degree = 1\n"
+        "[metrics]\nlog_freq = 1\n[checkpoint]\nenable = true\n[validation]\nenable = false\nfreq = 5\n"
+        '[quantize.linear.float8]\nfilter_fqns = ["output"]\nrecipe = "rowwise"\n[paralelism]\ntensor = 2\n'
+    )
+    cost, remarks = titan(tmp_path, text)
+    assert cost.case.workload.optimizer == "sgd"
+    wanted = "optimizer.implementation, parallelism.tensor_paralel_degree, quantize.linear.float8.recipe, "
+    wanted += "paralelism.tensor"
+    assert remarks.endswith(f"not read: {wanted}")
+    cost, remarks = titan(tmp_path, LLAMA + '[optimizer]\nname = "Muon"\n[validation]\nenable = true\n')
+    assert cost.case.workload.optimizer == "adam"
+    assert "not counted: optimizer Muon, counted as adam" in remarks and "not read: validation.enable" in remarks
+
+
+@pytest.mark.parametrize(
+    ("components", "stack", "fp32_loss"),
+    [
+        ("", "torchtitan-0.2-compiled", False),
+        ('components = ["model", "loss"]', "torchtitan-0.2-compiled", False),
+        ('components = ["model"]', "torchtitan-0.2-compiled", True),
+        ('components = ["loss"]', "torchtitan-0.2", False),
+    ],
+)
+def test_torchtitan_compiles_the_components_that_are_named(
+    tmp_path: Path, components: str, stack: str, fp32_loss: bool
+) -> None:
+    cost, remarks = titan(tmp_path, f"{LLAMA}[compile]\nenable = true\n{components}\n")
+    assert (cost.case.stack.name, cost.case.stack.fp32_loss) == (stack, fp32_loss)
+    assert ("the loss alone is compiled" in remarks) == (stack == "torchtitan-0.2")
+
+
+def test_torchtitan_0_1s_words_are_read(tmp_path: Path) -> None:
+    old = f'{LLAMA}converters = ["float8"]\n[training]\ncompile = true\n[float8]\n'
+    cost, remarks = titan(tmp_path, old + "enable_fsdp_float8_all_gather = true\n")
+    assert cost.case.stack.name == "torchtitan-0.1-compiled" and cost.case.stack.gathers_casts
+    assert str(cost.layout).endswith(",fp8") and "not as known" not in remarks and "not read" not in remarks
+    cost, _ = titan(tmp_path, old + 'recipe_name = "rowwise"\n[parallelism]\nenable_async_tensor_parallel = true\n')
+    assert cost.case.stack.name == "torchtitan-0.2-async-tp" and cost.layout.precision == "fp8_rowwise"
+    assert not cost.case.stack.gathers_casts
+
+
+def test_torchtitans_resharding_is_told_where_it_is_not_counted(tmp_path: Path) -> None:
+    for policy, degree, told in (("never", 1, "dropped"), ("always", 1, ""), ("default", 2, ""), ("always", 2, "kept")):
+        text = f'{LLAMA}[parallelism]\nfsdp_reshard_after_forward = "{policy}"\npipeline_parallel_degree = {degree}\n'
+        _, remarks = titan(tmp_path, text)
+        wanted = f"not counted: fsdp_reshard_after_forward {policy}: gathered weights are counted as {told}"
+        assert wanted in remarks if told else "reshard" not in remarks
+
+
+def test_a_model_given_beside_another_that_the_file_names_is_told(tmp_path: Path) -> None:
+    qwen = '[model]\nname = "qwen3"\nflavor = "32B"\n'
+    _, remarks = titan(tmp_path, qwen, model="qwen3-8b")
+    assert "note: the file names qwen3 32B, and you gave qwen3-8b, which is what is counted" in remarks
+    _, remarks = titan(tmp_path, LLAMA, model="llama3.1-70b")
+    assert "note: the file names llama3 8B, and you gave llama3.1-70b" in remarks
+    for text, model in ((qwen.replace("32B", "8B"), "qwen3-8b"), (LLAMA, "llama3.1-8b")):
+        assert "the file names" not in titan(tmp_path, text, model=model)[1]
+    with pytest.raises(TrimaranError, match=r"it names qwen3 32B, which is not known\): give --model"):
+        titan(tmp_path, qwen)
+
+
+def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
+    settings = {
+        "num-layers": 32, "hidden-size": 4096, "num-attention-heads": 32, "group-query-attention": True,
+        "num-query-groups": 8, "micro-batch-size": 1, "global-batch-size": 8, "seq-length": 8192,
+        "max-position-embeddings": 8192, "vocab-size": 131072, "pipeline-model-parallel-size": 4, "bf16": True,
+    }  # fmt: skip
+    dashed = {"ENV_VARS": {"NCCL_ALGO": "Ring"}, "MODEL_ARGS": {f"--{name}": each for name, each in settings.items()}}
+    cost, _ = priced(tmp_path / "model_config.yaml", json.dumps(dashed), Given("dgx-h100", devices=8))
+    assert str(cost.layout) == "dp2,tp1,pp4,mbs1,bf16" and cost.case.model.kv_heads == 8
+
+
+def zero(tmp_path: Path, **settings: object) -> tuple[ConfigCost, str]:
+    """The cost of ZeRO's settings on 16 devices, and its remarks."""
+    config = {"train_batch_size": 128, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}}
+    text = json.dumps({**config, "zero_optimization": settings})
+    return priced(tmp_path / "ds.json", text, Given("dgx-h100", model="llama3-8b", devices=16, seq_len=2048))
+
+
+def test_deepspeeds_settings_of_zero_that_are_not_read_are_told(tmp_path: Path) -> None:
+    _, remarks = zero(tmp_path, stage=3, zero_quantized_weights=True, zero_quantized_gradients=False, stag=2)
+    assert remarks.endswith("not read: zero_optimization.zero_quantized_weights, zero_optimization.stag")
+    _, remarks = zero(tmp_path, stage=2, contiguous_gradients=True, reduce_scatter=False)
+    assert remarks.endswith("not read: zero_optimization.reduce_scatter")
+
+
+def test_deepspeeds_deprecated_offloads_are_read(tmp_path: Path) -> None:
+    for settings, offload in (
+        ({"cpu_offload": True}, "optimizer"),
+        ({"cpu_offload": False}, "none"),
+        ({"cpu_offload": True, "cpu_offload_param": True}, "weights"),
+    ):
+        cost, remarks = zero(tmp_path, stage=3, **settings)
+        assert cost.layout.offload == offload and "not read" not in remarks
+    cost, remarks = zero(tmp_path, stage=3, offload_optimizer={"device": "cpu", "ratio": 0.3})
+    assert cost.layout.offload == "optimizer"
+    assert "not counted: zero_optimization.offload_optimizer.ratio 0.3, counted as 1" in remarks
+
+
+@pytest.mark.parametrize(("steps", "mbs"), [(None, 8), (2, 4)])
+def test_deepspeed_makes_the_micro_batch_of_a_batch(tmp_path: Path, steps: int | None, mbs: int) -> None:
+    config = {"train_batch_size": 128, **({"gradient_accumulation_steps": steps} if steps else {})}
+    given = Given("dgx-h100", model="llama3-8b", devices=16, seq_len=2048)
+    cost, _ = priced(tmp_path / "ds.json", json.dumps(config), given)
+    assert (cost.layout.mbs, cost.layout.dp, cost.case.workload.global_batch) == (mbs, 16, 128)
+    with pytest.raises(TrimaranError, match=r"a batch of 136 does not divide into \d steps of 16 replicas"):
+        priced(tmp_path / "ds.json", json.dumps({**config, "train_batch_size": 136}), given)
+    with pytest.raises(TrimaranError, match="does not state the micro-batch"):
+        auto = json.dumps({**config, "train_micro_batch_size_per_gpu": "auto"})
+        priced(tmp_path / "ds.json", auto, given)
