@@ -6,6 +6,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page
 
+# What a page may take beside ranks that want every core.
+PATIENCE_MS = 120_000
+
 
 class Watched:
     """A browser page that remembers what it complained of and what it asked of a network."""
@@ -31,6 +34,7 @@ class Watched:
 def watching(browser: Browser) -> Iterator[Watched]:
     """A page without a network, which in the end has complained of nothing and asked a network for nothing."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    context.set_default_timeout(PATIENCE_MS)
     watched = Watched(context.new_page())
     yield watched
     context.close()
