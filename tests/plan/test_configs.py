@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -168,55 +167,6 @@ def read(
     options = Given("dgx-h100", devices=devices, **given_)  # type: ignore[arg-type]
     layout, workload, remarks = layout_of(stated, options, STACKS["megatron-core"], file.name)
     return layout, workload, "\n".join(f"{kind}: {sentence}" for kind, sentence in remarks)
-
-
-def test_a_script_is_followed_through_its_variables(tmp_path: Path) -> None:
-    script = f"""#!/bin/bash
-# --tensor-model-parallel-size 16 is only a comment
-GPUS=8; NODES=${{NODES:-2}}
-export TP=2 PP=$((GPUS / 4))   # a sum
-SHAPE=({PLAIN.replace("--bf16", "")}
-    --swiglu # a comment in an array
-)
-SHAPE+=(--bf16)
-WORDS="--tensor-model-parallel-size=$TP \\
-  --pipeline-model-parallel-size ${{PP}}"
-WORDS+=" --sequence-parallel --tensor-model-parallel-size 4"
-if [[ "$X" == "y" ]]; then
-  SHAPE+=("--recompute-granularity full" "--recompute-method uniform" "--recompute-num-layers 1")
-fi
-mkdir -p "$OUT" && echo --num-layers
-torchrun --nproc_per_node $GPUS --nnodes "$NODES" pretrain_gpt.py \\
-    "${{SHAPE[@]}}" $WORDS --save "$OUT" --lr 1e-4 | tee log.txt
-"""
-    file = tmp_path / "run.sh"
-    file.write_text(script)
-    stated = read_config(file)
-    assert stated.devices == 16
-    layout, workload, remarks = read(tmp_path, script)
-    assert str(layout) == "dp2,tp4,pp2,mbs2,sp,recompute-full,bf16"
-    assert (workload.model.layers, workload.model.mlp, workload.global_batch) == (24, "swiglu", 64)
-    assert "note: --tensor-model-parallel-size is stated twice, and the last counts: 4" in remarks
-    assert "conditions or loops" in remarks and "not read: " in remarks and "--lr" in remarks
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        f'ARGS="{PLAIN}"\nsrun bash -c "python pretrain_gpt.py $ARGS --tensor-model-parallel-size 2"',
-        f"ARGS='{PLAIN} --tensor-model-parallel-size 2'",
-        f"{PLAIN} --tensor-model-parallel-size=2",
-        f"python pretrain_gpt.py {PLAIN} \\\n  --tensor-model-parallel-size \\\n  2",
-        f"cat <<'END' > a.txt\n--tensor-model-parallel-size 8 it's\nEND\nx {PLAIN} --tensor-model-parallel-size 2",
-        f"#  --tensor-model-parallel-size 8 \\\npython pretrain_gpt.py {PLAIN} --tensor-model-parallel-size 2",
-        f"A='{PLAIN} --tensor-model-parallel-size 2'\nsrun bash -c 'python pretrain_gpt.py $A'\necho $A --seq-length 9",
-        f"TP=2\nif [ -n $1 ]; then TP=$1; fi\npython pretrain_gpt.py {PLAIN} --tensor-model-parallel-size $TP",
-        f"A=2\nB=$A\npython x.py {PLAIN} --tensor-model-parallel-size ${{B:?unset}} # ' an open quote",
-    ],
-)
-def test_arguments_are_found_however_a_script_holds_them(tmp_path: Path, script: str) -> None:
-    layout, workload, _ = read(tmp_path, script)
-    assert (layout.tp, layout.dp, layout.mbs, workload.model.layers) == (2, 8, 2, 24)
 
 
 def test_what_is_not_stated_is_named_and_nothing_is_made_up(tmp_path: Path) -> None:
@@ -419,68 +369,6 @@ def test_the_token_that_a_null_tokenizer_adds_is_counted_of_the_core_that_the_sc
     script = export(parse_layout("dp2,tp8,mbs1,sp,zero1,bf16"), workload, core, "megatron-lm", version)
     assert f"--vocab-size {50256 if version < '0.18' else 50257} " in script
     assert read(tmp_path, script, model="gpt3-175b")[1].model.vocab == 50257
-
-
-@pytest.mark.parametrize(
-    ("flags", "cells"),
-    [
-        ("--bf16 --zero-stage 0", "zero1"),
-        ("--zero-stage 0", "dp16,tp1"),
-        ("--ds-sequence-parallel-size 4", "cp4,cp-ulysses"),
-        ("--cpu-optimizer --zero-stage 1", "offload-optimizer"),
-        ("--num-experts 1 --moe-expert-parallel-size 1", "dp16,tp1"),
-        ("--num-experts 8 --topk 1 --expert-interval 1 --moe-expert-parallel-size 8", "ep8"),
-        ("--pipeline-model-parallel-size 2 --enable-zbh1-pipeline", "zero_bubble"),
-    ],
-)
-def test_megatron_deepspeeds_own_flags_are_a_layout(tmp_path: Path, flags: str, cells: str) -> None:
-    layout, _, remarks = read(tmp_path, f"python pretrain_gpt.py {PLAIN.replace('--bf16', '')} --deepspeed {flags}")
-    assert cells in str(layout)
-    assert not [flag for flag in flags.split() if flag.startswith("--") and flag in remarks]
-
-
-def test_experts_in_every_second_layer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrimaranError, match=r"--expert-interval is not stated, which means 2"):
-        read(tmp_path, f"{PLAIN} --deepspeed --num-experts 8")
-
-
-@pytest.mark.parametrize(
-    ("directives", "launcher", "devices"),
-    [
-        ("#SBATCH --nodes=4\n#SBATCH --gres=gpu:8   # number of gpus", "srun python", 32),
-        ("#SBATCH -N 4 --gpus-per-node=h100:4", "srun python", 16),
-        ("#SBATCH --nodes 2 --ntasks-per-node=8", "srun python", 16),
-        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1",
-         "G=8\ntorchrun --nproc_per_node $G --nnodes $SLURM_NNODES", 16),
-    ],
-)  # fmt: skip
-def test_a_slurm_script_says_how_many_devices_it_takes(
-    tmp_path: Path, directives: str, launcher: str, devices: int
-) -> None:
-    script = f"#!/bin/bash\n{directives}\n{launcher} pretrain_gpt.py {PLAIN}"
-    layout, _, remarks = read(tmp_path, script, devices=None)
-    assert layout.dp == devices and "how many devices" not in remarks
-
-
-@pytest.mark.parametrize(
-    ("flags", "vocab"),
-    [
-        ("--pad-vocab-size-to 250880", 250880),
-        ("--vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt", 50257),
-        ("--tokenizer-type GPT2BPETokenizer", 50257),
-    ],
-)
-def test_the_vocabulary_is_known_by_what_scripts_say_of_it(tmp_path: Path, flags: str, vocab: int) -> None:
-    unsaid = re.sub(r"--(?:padded-)?vocab-size \d+", "", PLAIN)
-    assert unsaid != PLAIN
-    assert read(tmp_path, f"{unsaid} {flags}")[1].model.vocab == vocab
-
-
-def test_other_spellings_and_numbers_with_underscores_are_read(tmp_path: Path) -> None:
-    words = "--deepspeed --normalization rmsnorm --num-key-value-heads 2 --rampup-batch-size 32 16 9_765_625"
-    _, workload, _ = read(tmp_path, f"{PLAIN} {words}")
-    assert (workload.model.norm, workload.model.kv_heads) == ("rmsnorm", 2)
-    assert workload.ramp_up is not None and workload.ramp_up.samples == 9_765_625
 
 
 def test_megatron_deepspeeds_words_of_positions_and_stages_are_read(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import sqlite3
@@ -16,10 +15,10 @@ from types import TracebackType
 from typing import Self
 
 from trimaran.files.user_file import regular_file
-from trimaran.nouns.columns import FURTHER_COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.claims import Claims
+from trimaran.store.digest import as_earlier, digest_of
 from trimaran.store.filter import Condition
 from trimaran.store.owner import Owner
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
@@ -27,9 +26,7 @@ from trimaran.store.shared_rows import SharedRows, copied, is_shared, place
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
-# Where in a row's cells stands what stores of earlier versions did not keep.
-_KEPT_SINCE = frozenset(FIELDS.index(column.name) for column in FURTHER_COLUMNS)
-_TRIAL_KEY, _STEP_TIMES = FIELDS.index("trial_key"), FIELDS.index("step_times_s")
+_STEP_TIMES = FIELDS.index("step_times_s")
 _INSERT = (
     f"INSERT INTO measurement (attempt, {', '.join(map(quoted, FIELDS))}) VALUES (?, {', '.join('?' * len(FIELDS))})"
 )
@@ -184,15 +181,13 @@ class Store:
         self._merge()
         with self._writing():
             stored = self._connection.execute(f"SELECT {', '.join(map(quoted, FIELDS))} FROM measurement")
-            known = {_digest(tuple(row)) for row in stored}
+            known = {digest_of(tuple(row)) for row in stored}
             for measurements in sources:
                 before = len(known)
                 for measurement in measurements:
                     cells = to_cells(measurement)
-                    digest = _digest(cells)
-                    if digest in known or (_keeps_more(cells) and _digest(_as_before(cells)) in known):
-                        continue
-                    if measurement.trial_key and not measurement.created_at and _digest(_without_key(cells)) in known:
+                    digest = digest_of(cells)
+                    if digest in known or any(digest_of(kept) in known for kept in as_earlier(measurement, cells)):
                         continue
                     known.add(digest)
                     if self._shared:
@@ -418,26 +413,6 @@ class ChosenMeasurements:
 
     def __iter__(self) -> Iterator[Measurement]:
         return (run.measurement for run in self.runs)
-
-
-def _digest(cells: Sequence[object]) -> bytes:
-    """What a row's cells are known by: 16 bytes, where those of a hundred thousand rows would fill the memory."""
-    return hashlib.blake2b(repr(tuple(cells)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _keeps_more(cells: Sequence[object]) -> bool:
-    """Whether stores of earlier versions would have lost something of the cells."""
-    return any(cells[at] is not None for at in _KEPT_SINCE)
-
-
-def _as_before(cells: Sequence[object]) -> list[object]:
-    """The cells as a store of an earlier version kept them."""
-    return [None if at in _KEPT_SINCE else cell for at, cell in enumerate(cells)]
-
-
-def _without_key(cells: Sequence[object]) -> list[object]:
-    """The cells of a log's row as they were stored before such rows had keys."""
-    return [None if at == _TRIAL_KEY else cell for at, cell in enumerate(cells)]
 
 
 def _remedy(error: sqlite3.Error) -> str:

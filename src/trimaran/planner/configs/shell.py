@@ -116,9 +116,8 @@ class Script:
             end = _closing(word, start + 1)
             return end, self._braced(word[start + 2 : end - 1])
         if match := _BARE.match(word, start):
-            return match.end(), self.values.get(match[1]) or [
-                _unset(f"${match[1]}" if match[1].isdigit() else match[1])
-            ]
+            name = match[1]
+            return match.end(), self.values.get(name) or [_unset(f"${name}" if name.isdigit() else name)]
         return start + 1, ["$"]
 
     def _braced(self, inside: str) -> list[str]:

@@ -55,7 +55,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     Tokens a second and device give Sec/it, or the lines' own clock where they cannot.
     """
     lines = text.split("\n")
-    trainings = [_Training(LogReading(guesses={"stack": "torchtitan"}, formula="model_flops"))]
+    trainings = [_begun(0)]
     for at, line in enumerate(lines):
         training = trainings[-1]
         if match := _line_of_step(line):
@@ -69,8 +69,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         known = training.reading.cells
         if training.logged and (model or any(known.get(name, size) != size for name, size in degrees.items())):
             # every rank tells of its start, before the first of them tells of a step
-            begun = LogReading(guesses={"stack": "torchtitan"}, formula="model_flops", begin=at, after=at)
-            training = _Training(begun)
+            training = _begun(at)
             trainings.append(training)
         training.reading.cells |= degrees
         if model:
@@ -117,6 +116,11 @@ class _Training:
                     tokens_per_s_per_device=tps,
                 )
             )
+
+
+def _begun(at: int) -> _Training:
+    """A training that starts in the line `at`."""
+    return _Training(LogReading(guesses={"stack": "torchtitan"}, formula="model_flops", begin=at, after=at))
 
 
 def _line_of_step(line: str) -> re.Match[str] | None:
