@@ -18,7 +18,6 @@ from trimaran.cost.fit.solve import Observation, batches, calibrate, leave_out, 
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import packaged_table
 from trimaran.nouns.columns import FIT_QUALITIES
-from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 
 FOLDER = Path(__file__).parent.parent / "src" / "trimaran" / "catalog" / "calibrations"
@@ -26,48 +25,45 @@ FOLDER = Path(__file__).parent.parent / "src" / "trimaran" / "catalog" / "calibr
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of one packaged table that calibrate a stack on one or more clusters of the same machines."""
+    """Rows of packaged tables that calibrate a stack on one or more clusters of the same machines."""
 
-    table: str
+    tables: tuple[str, ...]
     stack: str
     clusters: tuple[str, ...]
 
 
 SOURCES = (
-    Source("seeds", "megatron-cpu", ("fugaku-a64fx", "fugaku-a64fx-2.2ghz")),
-    Source("seeds", "megatron-deepspeed", ("jean-zay-v100-16gb", "jean-zay-v100-32gb")),
-    Source("seeds", "megatron-deepspeed", ("jean-zay-a100-80gb",)),
-    Source("seeds", "gpipe", ("aws-p3-2xlarge",)),
-    Source("seeds", "torch-pipe", ("aws-p3-16xlarge",)),
-    Source("seeds", "megatron", ("aws-p3-16xlarge",)),
-    Source("vtrain_single_node", "megatron-deepspeed", ("a100-8x-node",)),
-    Source("dlperf_v100", "megatron", ("dlperf-v100",)),
-    Source("dlperf_v100", "oneflow", ("dlperf-v100",)),
-    Source("llm_foundry_a100_40gb", "torch-fsdp", ("llm-foundry-a100-40gb",)),
+    Source(("seeds", "fugaku_124m"), "megatron-cpu", ("fugaku-a64fx", "fugaku-a64fx-2.2ghz")),
+    Source(("seeds",), "megatron-deepspeed", ("jean-zay-v100-16gb", "jean-zay-v100-32gb")),
+    Source(("seeds",), "megatron-deepspeed", ("jean-zay-a100-80gb",)),
+    Source(("seeds",), "gpipe", ("aws-p3-2xlarge",)),
+    Source(("seeds",), "torch-pipe", ("aws-p3-16xlarge",)),
+    Source(("seeds",), "megatron", ("aws-p3-16xlarge",)),
+    Source(("vtrain_single_node",), "megatron-deepspeed", ("a100-8x-node",)),
+    Source(("dlperf_v100",), "megatron", ("dlperf-v100",)),
+    Source(("dlperf_v100",), "oneflow", ("dlperf-v100",)),
+    Source(("llm_foundry_a100_40gb",), "torch-fsdp", ("llm-foundry-a100-40gb",)),
 )
 
 
 def observations(source: Source) -> tuple[list[Observation], list[str]]:
     """The rows as a fit sees them, and the group that each belongs to: table, or comparable group."""
     seen, groups = [], []
-    for row in packaged_table(source.table).measurements:
-        chosen = row.stack == source.stack and row.cluster in source.clusters
-        if not chosen or row.quality not in FIT_QUALITIES or row.status != "ok":
-            continue
-        try:
-            nouns = nouns_of(row)
-        except TrimaranError:
-            continue
-        day = row.date or "" if source.table == "seeds" else ""
-        weighed = None if row.quality == "suspect_mem" else row.mem_gib
-        case = Case.of(nouns.workload, nouns.cluster, nouns.stack)
-        seen.append(Observation(case, nouns.layout, row.sec_per_it, weighed, day))
-        groups.append(_group(source, row))
+    for table in source.tables:
+        for row in packaged_table(table).measurements:
+            chosen = row.stack == source.stack and row.cluster in source.clusters
+            if not chosen or row.quality not in FIT_QUALITIES or row.status != "ok":
+                continue
+            try:
+                nouns = nouns_of(row)
+            except TrimaranError:
+                continue
+            day = row.date or "" if table == "seeds" else ""
+            weighed = None if row.quality == "suspect_mem" else row.mem_gib
+            case = Case.of(nouns.workload, nouns.cluster, nouns.stack)
+            seen.append(Observation(case, nouns.layout, row.sec_per_it, weighed, day))
+            groups.append(str(row.table if table == "seeds" else row.comparable_group))
     return seen, groups
-
-
-def _group(source: Source, row: Measurement) -> str:
-    return str(row.table if source.table == "seeds" else row.comparable_group)
 
 
 def held_out_error(seen: list[Observation], groups: list[str], what: str, found: dict[str, Calibration]) -> float:
@@ -100,7 +96,7 @@ def calibration_of(source: Source) -> Calibration:
     """The calibration that a source teaches."""
     seen, groups = observations(source)
     found = calibrated(seen, groups)
-    origin = f"{source.table}: {len(seen)} rows in {len(set(groups))} groups"
+    origin = f"{', '.join(source.tables)}: {len(seen)} rows in {len(set(groups))} groups"
     rounded = {
         name: float(f"{getattr(found, name):.4g}")
         for name, value in found.model_dump().items()

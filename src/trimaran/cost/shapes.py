@@ -17,7 +17,7 @@ from trimaran.nouns.model import LayerKind
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import Number
 from trimaran.operators.context import working_bytes
-from trimaran.operators.ends import head_operator
+from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.mixture import exchange_bytes, share_met
@@ -100,8 +100,8 @@ class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
     Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
-    input alone; `factors`, those of weights' gradients that this recompute makes again. `logits` of the head, and of
-    further tokens. What a layer at work holds besides, one after the other:
+    input alone; `factors`, those of weights' gradients that this recompute makes again. `embedding`, what stays of the
+    lookup. `logits` of the head, and of further tokens. What a layer at work holds besides, one after the other:
     `mlp_backward`, where the stack's does; `context`, what attention holds of other ranks' part of the sequences;
     `exchange`, what experts hold.
     """
@@ -110,6 +110,7 @@ class KeptBytes:
     partly: Floats
     layer_input: Floats
     factors: Floats
+    embedding: Floats
     logits: Floats
     mlp_backward: Floats
     context: Floats
@@ -131,6 +132,7 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
         partly=layer,
         layer_input=layer_input,
         factors=zero,
+        embedding=zero + _size((embedding_operator(part),), "inputs", "inside"),
         logits=zero + _logits(case, part, head, vocab, wider) + _further(part, head),
         mlp_backward=zero + (_mlp_backward(part, mixture, wider) if case.stack.holds_mlp_gradients else 0.0),
         context=zero + working_bytes(part),

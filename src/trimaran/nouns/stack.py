@@ -99,6 +99,15 @@ class Stack(Noun):
     splits_sends: tuple[Schedule, ...] = Field(
         default=(), description="schedules in which TP ranks send a part of an activation each, and gather it there"
     )
+    keeps_sent: bool = Field(
+        default=False, description="a stage keeps what it has sent until its backward, a part of it where it sent that"
+    )
+    clones_received: bool = Field(
+        default=False, description="a stage works on a copy of what it received whole, and keeps both"
+    )
+    keeps_pipeline_logits: bool = Field(
+        default=False, description="the last stage keeps the logits of all micro-batches until the next iteration"
+    )
     recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")
     recompute_stops_early: bool = Field(
         default=False, description="full recompute ends once all that the backward wants is there"
@@ -244,6 +253,9 @@ class Stack(Noun):
     )
     fragmentation: float = Field(
         default=0.0, ge=0, lt=1, description="what the allocator reserves beside the logits, of them; 0: not traced"
+    )
+    flattened_gradients: tuple[PrecisionName, ...] = Field(
+        default=(), description="precisions whose gradients replicas sum as one tensor, a copy of them all"
     )
     low_gradient_bytes: int = Field(
         default=0, ge=0, le=4, description="16-bit gradients that stay beside those of wide_gradients"

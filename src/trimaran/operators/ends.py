@@ -6,16 +6,24 @@ import numpy as np
 
 from trimaran.operators.casts import Number
 from trimaran.operators.operator import SOFTCAP_PASSES, Collective, Operator, Part, Product, Tensor
+from trimaran.operators.pieces import mask_bytes
 
 
 def embedding_operator(part: Part) -> Operator:
-    """Lookup, positions and dropout forward, and the scatter of the gradient backward; where scaled, a pass each."""
+    """Lookup, positions and dropout forward, and the scatter of the gradient backward; where scaled, a pass each.
+
+    Its dropout's mask and what its norm reads stay for the backward, and no recompute makes them again: checkpoints
+    begin behind it (Megatron-LM core_v0.8.0, megatron/core/models/common/embeddings/language_model_embedding.py, and
+    DeepSpeed v0.16.9, deepspeed/runtime/pipe/module.py, _is_checkpointable).
+    """
     moved = part.tokens * part.model.hidden * (6.0 * part.moved_element + 8.0)
     scaling = part.tokens * part.model.hidden * 2.0 * part.moved_element if part.model.scaled_embedding else 0.0
     return Operator(
         "embedding",
         moved_forward=moved / 3.0 + scaling,
         moved_backward=moved * 2.0 / 3.0 + scaling,
+        inputs=(Tensor("embedded", part.hidden_elements * part.element),) if part.model.embedding_norm else (),
+        inside=(Tensor("dropout mask", part.hidden_elements * mask_bytes(part)),) if part.stack.dropout else (),
         collectives=(Collective("all_reduce", "tp", "forward", part.message),),
     )
 

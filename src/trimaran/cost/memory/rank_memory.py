@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Bools, Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Bools, Floats, LayoutGrid, by_precision, padded_vocab_of
 from trimaran.cost.memory.limit import host_share_gib
 from trimaran.cost.memory.stage import (
     StageShape,
@@ -156,8 +156,36 @@ class RankMemory:
 
     @cached_property
     def logits(self) -> Floats:
-        """Logits and what the loss keeps beside them, on the stage of the head."""
-        return np.where(self.shape.head, self.kept.logits, 0.0)
+        """Logits and what the loss keeps beside them, on the stage of the head, with what a pipeline keeps of them."""
+        return np.where(self.shape.head, self.kept.logits + self._earlier_logits, 0.0)
+
+    @property
+    def _earlier_logits(self) -> Floats | float:
+        """Logits of a pipeline's other micro-batches, in the type that the head leaves them in, where these stay."""
+        stack, grid = self.case.stack, self.grid
+        if not stack.keeps_pipeline_logits or self.case.model.head != "vocabulary":
+            return 0.0
+        words = padded_vocab_of(self.case.model, stack, grid.tp) / grid.tp
+        each = grid.mbs * (self.case.workload.seq_len / grid.cp) * words * self.element
+        return np.where(grid.pp > 1, (grid.micro_batches - 1.0) * each, 0.0)
+
+    @cached_property
+    def _at_ends(self) -> Floats:
+        """What micro-batches in flight hold at the ends of the stage: of the embedding, and of what goes through.
+
+        A hidden state is held for each chunk but that of the head where what was sent stays, and for each but that of
+        the embedding where what came is copied.
+        """
+        stack, grid, shape = self.case.stack, self.grid, self.shape
+        held = np.where(shape.embedding, self.kept.embedding, 0.0)
+        if stack.keeps_sent or stack.clones_received:
+            chunks, hidden = np.where(grid.folded, 2.0, grid.vpp), self.kept.layer_input
+            splits = grid.chose("schedule", *stack.splits_sends) & ~grid.sequence_parallel & (grid.tp > 1)
+            sent = np.where(splits & stack.clones_received, hidden / grid.tp, hidden) if stack.keeps_sent else 0.0
+            came = np.where(splits, 0.0, hidden) if stack.clones_received else 0.0
+            through = (chunks - shape.head) * sent + (chunks - shape.embedding) * came
+            held = held + np.where(grid.pp > 1, through, 0.0)
+        return np.asarray(shape.in_flight * held)
 
     @cached_property
     def activations(self) -> Floats:
@@ -185,7 +213,7 @@ class RankMemory:
             dense = self._stored(self.every.kept_dense)
             share = self.shape.dense / np.maximum(self.shape.layers, 1.0)
             all_layers = all_layers + here * share * (dense - stored)
-        return all_layers + np.maximum(at_work - self.logits, 0.0)
+        return all_layers + self._at_ends + np.maximum(at_work - self.logits, 0.0)
 
     def _factors(self, full: Bools) -> Floats | float:
         """Factors of weights' gradients that are put off, which recompute has made again: full as large as a layer's.
@@ -226,6 +254,12 @@ class RankMemory:
 
     @cached_property
     def step_copies(self) -> Floats:
-        """Where gradients are kept in 16 bit, the step makes fp32 copies of those that it updates by."""
+        """Copies of gradients that come and go once the backward is through.
+
+        Where gradients are kept in 16 bit, the step makes fp32 ones of those that it updates by; before that replicas
+        sum one tensor of them all, where the stack flattens them.
+        """
         narrow = (self.has_master > 0) & (self.gradient == 2.0)
-        return self.kept_of(OPTIMIZER) * np.where(narrow, 4.0, 0.0)
+        copies = self.kept_of(OPTIMIZER) * np.where(narrow, 4.0, 0.0)
+        flattened = self.grid.chose("precision", *self.case.stack.flattened_gradients)
+        return np.where(flattened, np.maximum(copies, self.count * self.gradient), copies)

@@ -1,0 +1,103 @@
+"""What pipelines hold besides the layers' activations: what they send and receive, both ends, and gradients to sum."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimaran.api import workload_of
+from trimaran.cost.calibration import prior
+from trimaran.cost.case import Case
+from trimaran.cost.estimate import estimate
+from trimaran.cost.estimates import MemoryParts
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.row_nouns import nouns_of
+from trimaran.files.row_table import packaged_table
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.workload import Workload
+
+GIB = 2.0**30
+A100 = load_cluster("dgx-a100-80gb")
+GPT = Workload(model=load_model("gpt3-13b"), seq_len=2048, global_batch=256)
+HIDDEN = GPT.seq_len * GPT.model.hidden * 2 / GIB  # of one sequence in 16 bit
+
+
+def held(stack: str, label: str, workload: Workload = GPT, **facts: object) -> tuple[MemoryParts, ...]:
+    """Memory of each stage in GiB, activations as counted."""
+    case = Case.of(workload, A100, load_stack(stack).model_copy(update=facts))
+    plain = prior(A100, case.stack).model_copy(update={"activation_scale": 1.0})
+    return estimate(Case.of(workload, A100, case.stack, plain), parse_layout(label)).memory
+
+
+def more(stack: str, label: str, **without: object) -> list[float]:
+    """By how much each stage's activations shrink without some facts, in hidden states of one sequence."""
+    pairs = zip(held(stack, label), held(stack, label, **without), strict=True)
+    return [(one.activations - other.activations) / HIDDEN for one, other in pairs]
+
+
+def test_what_a_stage_has_sent_stays_once_for_each_micro_batch_in_flight() -> None:
+    found = more("megatron", "dp1,tp1,pp4,mbs1,recompute-full,fp16", keeps_sent=False)
+    assert found == pytest.approx([4, 3, 2, 0])  # the last stage sends nothing
+    assert more("megatron", "dp1,tp2,pp4,mbs2,sp,recompute-full,fp16", keeps_sent=False) == pytest.approx([4, 3, 2, 0])
+    # two chunks a rank, of which the last rank's second has the head
+    chunks = more("megatron", "dp1,tp1,pp4,vpp2,mbs1,recompute-full,fp16", keeps_sent=False)
+    assert chunks == pytest.approx([11, 9, 7, 2.5])
+
+
+def test_deepspeed_keeps_parts_of_what_tp_ranks_send_and_copies_of_what_comes_whole() -> None:
+    alone = "dp1,tp1,pp4,mbs1,recompute-full,fp16"
+    assert more("megatron-deepspeed", alone, keeps_sent=False) == pytest.approx([4, 3, 2, 0])
+    assert more("megatron-deepspeed", alone, clones_received=False) == pytest.approx([0, 3, 2, 1])
+    shared = "dp1,tp4,pp4,mbs1,recompute-full,fp16"
+    assert more("megatron-deepspeed", shared, keeps_sent=False) == pytest.approx([1, 0.75, 0.5, 0])
+
+
+def test_megatron_core_and_this_engine_keep_nothing_of_what_they_send() -> None:
+    for stack in ("megatron-core", "trimaran"):
+        known = load_stack(stack)
+        assert not known.keeps_sent and not known.clones_received and not known.keeps_pipeline_logits
+
+
+def test_the_embedding_s_dropout_mask_and_norm_stay_whatever_is_recomputed() -> None:
+    normed = GPT.model_copy(update={"model": GPT.model.model_copy(update={"embedding_norm": True})})
+    label = "dp1,tp1,pp4,mbs1,recompute-full,fp16"
+    plain, with_norm = held("megatron", label), held("megatron", label, normed)
+    assert (with_norm[0].activations - plain[0].activations) / HIDDEN == pytest.approx(4.0)
+    assert with_norm[1].activations == pytest.approx(plain[1].activations)
+
+
+def test_the_last_stage_of_an_earlier_torchtitan_keeps_the_logits_of_all_micro_batches() -> None:
+    workload = workload_of("llama3.1-8b", 8)
+    label = "dp1,tp1,pp4,mbs1,recompute-full,bf16"
+    earlier, freed = (held("torchtitan", label, workload, keeps_pipeline_logits=kept) for kept in (True, False))
+    logits = workload.seq_len * workload.model.vocab * 2 / GIB
+    assert earlier[-1].logits - freed[-1].logits == pytest.approx(7 * logits, rel=1e-3)
+    assert earlier[0] == freed[0]
+    assert not load_stack("torchtitan-0.2").keeps_pipeline_logits
+
+
+def test_flattened_gradients_count_where_activations_leave_no_room_for_them() -> None:
+    kept = {"flattened_gradients": ()}
+    small, large = "dp4,tp1,pp1,mbs1,recompute-full,fp32", "dp4,tp1,pp1,mbs8,fp32"
+    one, other = held("megatron", small)[0], held("megatron", small, **kept)[0]
+    copies = one.optimizer - other.optimizer
+    assert copies == pytest.approx(one.gradients - one.activations - one.logits)
+    assert held("megatron", large)[0] == held("megatron", large, **kept)[0]
+
+
+def test_the_30b_of_document_001_holds_what_was_measured_before_anything_is_fitted() -> None:
+    """The node's whole use: rows of TP 4 and 8 to 10%, and that of TP 1 wants more than it had when it ran out."""
+    rows = [
+        row
+        for row in packaged_table("seeds").measurements
+        if row.source.startswith("001") and row.table == "T1" and row.recompute == "full"
+    ]
+    assert [row.tp for row in rows] == [1, 4, 8, 4]
+    for row in rows:
+        nouns = nouns_of(row)
+        found = estimate(
+            Case.of(nouns.workload, nouns.cluster, nouns.stack, prior(nouns.cluster, nouns.stack)), nouns.layout
+        )
+        if row.status == "ok":
+            assert found.reported_mem_gib == pytest.approx(row.mem_gib, rel=0.1)
+        else:
+            assert row.status == "oom" and found.reported_mem_gib > (row.mem_gib or 0.0)
