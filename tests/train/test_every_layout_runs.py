@@ -80,7 +80,7 @@ def test_layouts_drawn_at_random_agree_with_one_process(pool: Pool, make_job: Ca
     def reference(model: Model) -> Run:
         return pool.run(make_job(f"dp1,mbs{BATCH}", model=model, steps=2))
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
     @given(data=st.data(), model=MODELS)
     def agrees(data: st.DataObject, model: Model) -> None:
         layout = data.draw(layouts(model).filter(lambda found: allowed(found, model)))
