@@ -57,10 +57,10 @@ def test_a_trainers_log_below_the_level_of_its_header_is_read_by_the_bar_that_it
 {'train_runtime': 298.36, 'train_samples_per_second': 3.352, 'train_steps_per_second': 0.054, 'train_loss': 2.086}
 """
     row = only(read(tmp_path, bare), "hugging-face")
-    assert (row.step_times_s, row.sec_per_it) == ((65.0, 18.0, 11.0), 14.5)
+    assert (row.step_times_s, row.sec_per_it, row.losses) == ((65.0, 18.0, 11.0), 14.5, (2.2344, 2.1689))
     without_bars = "\n".join(line for line in bare.splitlines() if "|" not in line)
     row = only(read(tmp_path, without_bars), "hugging-face")
-    assert row.losses == (2.1689,) and row.sec_per_it == pytest.approx(1 / 0.054)
+    assert row.losses == (2.2344, 2.1689) and row.sec_per_it == pytest.approx(1 / 0.054)
     assert "the mean over 16 steps" in (row.notes or ""), "298.36 s at 0.054 steps a second"
     row = only(read(tmp_path, without_bars.replace("0.054", "0.004")), "hugging-face")
     assert row.sec_per_it is None, "a rate of one digit tells no time"
@@ -78,6 +78,31 @@ def test_deepspeeds_timer_is_read_with_a_batch_that_the_user_states_and_times_si
     row = only(read(tmp_path, "".join(lines)), "deepspeed")
     assert (row.step_times_s, row.gbs, row.mem_gib) == ((2.0, 1.0), 64, 38.49)
     assert "mean of" not in (row.notes or "")
+
+
+ALL: dict[str, str | int | float] = {
+    "dp": 4, "tp": 1, "pp": 1, "zero_stage": 0, "recompute": "none", "precision": "bf16", "optimizer": "adam",
+}  # fmt: skip
+CLOCKED = """[2023-11-07 02:13:{0:02d},415] [INFO] [logging.py:96:log_dist] [Rank 0] step={1}, skipped=4, lr=[5.1e-07]
+[2023-11-07 02:13:{0:02d},417] [INFO] [timer.py:260:stop] epoch=0/micro_step={1}/global_step={1}, \
+RunningAvgSamplesPerSec=25.72, CurrSamplesPerSec=25.6, MemAllocated=4.32GB, MaxMemAllocated=38.49GB
+"""
+
+
+@pytest.mark.parametrize(("gbs", "quality"), [(64, "ok"), (70, "ok"), (512, None), (16, "suspect")])
+def test_a_batch_that_deepspeeds_clock_contradicts_makes_no_times(
+    tmp_path: Path, gbs: int, quality: str | None
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(CLOCKED.format(5 + 25 * n, 440 + 10 * n) for n in range(3)).replace("\\\n", ""))
+    found = import_file(path, Asked(given=typed_cells({**SHAPE, **ALL, "mbs": 4, "gbs": gbs})))
+    if quality is None:
+        (said,) = found.refused
+        assert found.rows == () and f"gbs is {gbs}" in said and "has about 64: correct --set gbs" in said
+        return
+    (row,) = found.rows
+    assert (row.quality, row.sec_per_it) == (quality, gbs / 25.6)
+    assert ("has about 64" in (row.notes or "")) is (quality == "suspect")
 
 
 @pytest.mark.parametrize(("micro_steps", "times"), [(1, (2.0, 1.0)), (4, ())])

@@ -27,9 +27,10 @@ from trimaran.store.importers.logs import (
     trimaran_jsonl,
     wandb_summary,
 )
+from trimaran.store.importers.logs.steps import whole
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
 from trimaran.store.importers.same_run import with_key
-from trimaran.store.importers.text import REPLACED, read_text
+from trimaran.store.importers.text import CUT, REPLACED, read_text, without_prefixes
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read, remarks."""
+    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read, remarks.
+
+    `ended` is when a log's last step was logged, in seconds by the log's own clock.
+    """
 
     rows: tuple[Measurement, ...]
     refused: tuple[str, ...]
@@ -52,6 +56,7 @@ class Imported:
     remarks: tuple[str, ...]
     format: str
     profile: str
+    ended: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Format:
 
 
 def _of_log(read: Callable[[str, Mapping[str, Cell]], list[Draft]]) -> Callable[[str, Asked, Path], Reading]:
-    return lambda text, asked, path: Reading(drafts=read(text, _stated(asked)))
+    return lambda text, asked, path: Reading(drafts=read(whole(without_prefixes(text)), _stated(asked)))
 
 
 def _stated(asked: Asked) -> dict[str, Cell]:
@@ -107,6 +112,9 @@ FORMATS: tuple[Format, ...] = (
     Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )
 
+# What a document of a format has where it cannot be read as it stands; logs are read without it.
+_SPOILT = {"csv": REPLACED, "markdown": CUT}
+
 
 def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     """Read a file of any format (`form` names one) into rows; doubtful ones are flagged or repaired as asked.
@@ -117,10 +125,11 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     if not text.strip():
         raise TrimaranError(f"{path} is empty: it holds no text, so there is nothing to import")
     chosen = _format(path, text, form)
-    if chosen.name == "csv" and REPLACED in text:
+    if _SPOILT.get(chosen.name, "\0") in text:
         read_text(path, strict=True)  # a table in another encoding is refused, as where it is predicted
     reading = chosen.read(text, asked, path)
     examine([draft for draft in reading.drafts if draft.cells.get("quality") is None], asked.accept)
+    ended = next((draft.ended for draft in reversed(reading.drafts) if draft.ended is not None), None)
     proposals = tuple(proposal for draft in reading.drafts for proposal in draft.proposals)
     finished: list[Measurement | str] = []
     reading.drafts.reverse()
@@ -134,6 +143,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
         remarks=tuple(reading.remarks),
         format=chosen.name,
         profile=reading.profile or (asked.profile.name if asked.profile else ""),
+        ended=ended,
     )
 
 

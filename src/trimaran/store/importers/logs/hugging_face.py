@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
@@ -31,7 +32,7 @@ _SIZES = {
     "ffn_hidden": ("n_inner", "intermediate_size"),
     "vocab": ("vocab_size",),
 }
-_PRINTED = re.compile(r"^\s{0,8}\"(\w{1,40})\": (\d{1,9}),?\s*$")
+_PRINTED = re.compile(r"(?:^|\s)\"(\w{1,40})\": (\d{1,9}),?\s*$")
 _OVERRIDES = re.compile(r"Overriding config: (\S{1,2000})")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Arguments of the training, as `TrainingArguments(` lists them and as a configuration is overridden.
@@ -117,7 +118,7 @@ def _model(lines: Sequence[str], reading: LogReading) -> None:
     printed: dict[str, str] = {}
     overrides: dict[str, str] = {}
     for line in lines:
-        if size := _PRINTED.match(line):
+        if size := _PRINTED.search(line):
             printed[size[1]] = size[2]
         elif override := _OVERRIDES.search(line):
             overrides |= dict(pair.partition("=")[::2] for pair in override[1].split(","))
@@ -154,22 +155,33 @@ def _bar_total(lines: Sequence[str]) -> int | None:
 
 
 def _bar_steps(lines: Sequence[str], total: int | None, begun: int) -> list[Step]:
-    """Steps by the training's own progress bar, which counts to the optimization steps; every rank prints one."""
+    """Steps by the training's own progress bar, which counts to the optimization steps; every rank prints one.
+
+    A loss is of the step that the bar showed before it or, as not every step is drawn, of the next without one.
+    """
     clock: dict[int, int] = {}
+    losses: list[tuple[int, float]] = []
+    at = begun
     for line in lines:
         for done, of, elapsed in _BAR.findall(line):
             if int(of) == total:
+                at = max(at, int(done))
                 clock.setdefault(int(done), seconds_of(elapsed))
-    return steps_of(clock, begun)
+        losses += [(at, entry["loss"]) for entry in _entries([line]) if "loss" in entry]
+    steps = []
+    for step in steps_of(clock, begun):
+        due = bool(losses) and losses[0][0] <= step.iteration
+        steps.append(replace(step, loss=losses.pop(0)[1]) if due else step)
+    return [*steps, *(Step(steps[-1].iteration, loss=loss) for _, loss in losses if steps)]
 
 
 def _mean_time(reading: LogReading, runtime: float | None, total: float | None, begun: int = 0) -> None:
     """The mean over the whole training, where nothing else tells a step's time; a resumed one began at a later step."""
     if not runtime or not total or total <= begun:
         return
-    losses = [step.loss for step in reading.steps if step.loss is not None]
     made = total - begun
-    reading.steps = [Step(round(total), runtime / made, loss=losses[-1] if losses else None)]
+    reading.steps.append(Step(round(total), runtime / made))
+    reading.sampled = True
     reading.notes.append(f"the mean over {made:.0f} steps, start-up and evaluations included")
 
 

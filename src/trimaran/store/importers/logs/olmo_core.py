@@ -11,8 +11,8 @@ from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mix
 from trimaran.store.importers.text import clock_of, number_of
 
 _STEP = re.compile(r"\[step=([\d,]{1,12})/[\d,]{1,12},epoch=\d{1,6}")
-_METRIC = re.compile(r"^\s{1,12}([\w/ ()-]{1,80})=([-+\d.,eE]{1,30})\s*$")
-_STAMP = re.compile(r"^\S{0,20}\s?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
+_METRIC = re.compile(r"(?:^|\s)\s{1,12}(\w[\w/ ()-]{0,80})=([-+\d.,eE]{1,30})\s*$")
+_STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
 _LOSS, _BATCHES, _TOKENS = "train/CE loss", "throughput/device/BPS", "throughput/device/TPS"
 _MEMORY = "system/GPU active mem (GiB)"
 
@@ -66,7 +66,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         if step := _STEP.search(line):
             clocked.append((int(step[1].replace(",", "")), clock_of(_STAMP.search(line)), {}))
             reading.after = at + 1
-        elif clocked and (metric := _METRIC.match(line)):
+        elif clocked and (metric := _METRIC.search(line)):
             if (value := number_of(metric[2])) is not None:
                 clocked[-1][2][metric[1].strip()] = value
             reading.after = at + 1
