@@ -80,6 +80,42 @@ def test_deepspeeds_timer_is_read_with_a_batch_that_the_user_states_and_times_si
     assert "mean of" not in (row.notes or "")
 
 
+def test_trainings_of_other_batches_in_one_log_of_a_trainer_are_rows_of_their_own(tmp_path: Path) -> None:
+    """A sweep's script prints them one after the other; the last one's batch was that of all of their steps."""
+    bars = "".join(
+        f" {n}0%|#| {n}/4 [00:{{0}}{n}<00:10, 1.0s/it]\n{{{{'loss': {5 - n}.5, 'epoch': 0.1}}}}\n" for n in (1, 2, 3)
+    )
+    first = HEADER.format(4) + bars.format(1)
+    other = HEADER.format(4).replace("= 64", "= 32").replace("steps = 4\n  Total", "steps = 2\n  Total") + bars.format(
+        3
+    )
+    rows = read(tmp_path, "PyTorch is here\n" + first + other).rows
+    assert [(row.gbs, row.losses, row.step_times_s) for row in rows] == [
+        (64, (4.5, 3.5, 2.5), (11.0, 1.0, 1.0)), (32, (4.5, 3.5, 2.5), (31.0, 1.0, 1.0))
+    ]  # fmt: skip
+    resumed = first.replace("steps = 4\n 1", "steps = 4\n  Continuing training from global step 0\n 1")
+    (row,) = read(tmp_path, first + resumed).rows
+    assert row.step_times_s == (11.0, 1.0, 1.0, 1.0, 1.0) and "started again" in (row.notes or "")
+
+
+@pytest.mark.parametrize("form", ["nanotron", "olmo-core", "deepspeed"])
+def test_the_first_step_of_a_further_start_tells_no_time_of_a_step(tmp_path: Path, form: str) -> None:
+    olmo = "2025-01-01 10:{2:02d}:0{0}.123 host olmo_core.train INFO [step={0}/9,epoch=1]\n    train/CE loss=9.{0}\n"
+    lines = {
+        "nanotron": "iteration: {0} / 9 | elapsed_time_per_iteration_ms: {1}K | global_batch_size: 64 | lm_loss: 9 |\n",
+        "olmo-core": olmo,
+        "deepspeed": DEEPSPEED.replace("{1}", "epoch=0/micro_step={0}/global_step={0}").replace("{2}", "{3}"),
+    }
+    again = {"nanotron": "[Start training] again\n", "olmo-core": "TransformerConfig(\n", "deepspeed": ""}
+    made = [(1, 9, 0, 8), (2, 2, 0, 32), (3, 2, 0, 32), (4, 2, 0, 32)]
+    first = 3 if form == "deepspeed" else 5
+    more = [(first, 8, 30, 4), (6, 2, 30, 32)]
+    text = "".join(lines[form].format(*each) for each in made) + again[form]
+    (row,) = read(tmp_path, text + "".join(lines[form].format(*each) for each in more)).rows
+    slow = [seconds for seconds in row.step_times_s if seconds > 2.5]
+    assert slow in ([9.0], [8.0], []) and "started again before iteration" in (row.notes or "")
+
+
 ALL: dict[str, str | int | float] = {
     "dp": 4, "tp": 1, "pp": 1, "zero_stage": 0, "recompute": "none", "precision": "bf16", "optimizer": "adam",
 }  # fmt: skip

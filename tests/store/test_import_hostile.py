@@ -85,7 +85,7 @@ def test_sizes_beyond_the_limits_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(text, "MAX_BYTES", 2**20)
     with path.open("wb") as file:
         file.truncate(2**20 + 1)
-    assert "more than 1 MiB" in attempt(path)
+    assert "has 1 MiB, more than the 1 MiB that are read: keep the lines" in attempt(path)
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:

@@ -37,8 +37,11 @@ class ImportFormat(StrEnum):
     nanotron = "nanotron"
     nemo = "nemo"
     olmo_core = "olmo-core"
+    composer = "composer"
+    nanogpt = "nanogpt"
     hugging_face = "hugging-face"
     wandb = "wandb"
+    wandb_history = "wandb-history"
     tensorboard = "tensorboard"
     trimaran = "trimaran"
     csv = "csv"
@@ -84,6 +87,9 @@ def import_(
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     stack: StackOption = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Layout that the files do not state: dp8,tp4,mbs1,bf16.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A column that the files do not state: gbs=512. Repeatable.")
     ] = None,
@@ -114,7 +120,7 @@ def import_(
         missing = "FILE" if not files else "--into STORE.sqlite"
         raise TrimaranError(f"{missing} is missing: name files and a store, or a configuration by --config")
     if into.suffix == ".toml":
-        beside = {"--profile": profile, "--model": model, "--stack": stack, "--set": set_}
+        beside = {"--profile": profile, "--model": model, "--stack": stack, "--layout": layout, "--set": set_}
         if stated_beside := [option for option, value in beside.items() if value]:
             raise TrimaranError(f"{stated_beside[0]} is of runs, and links go into {into}: leave it out")
         _write_links(files, into, cluster, link, source_format, form)
@@ -128,7 +134,7 @@ def import_(
     from trimaran.store.importers.same_run import mark_ranks
 
     stated = load_profile(profile) if profile is not None else None
-    given = _given(model, cluster, stack, set_ or [])
+    given = _given(model, cluster, stack, [*([f"layout_label={layout}"] if layout else []), *(set_ or [])])
     asked = Asked(stated, given, _accept(repairs))
     read: dict[Path, Imported] = {}
     failed: dict[Path, str] = {}

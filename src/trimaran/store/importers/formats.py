@@ -13,18 +13,22 @@ from trimaran.store.importers import csv_table, markdown
 from trimaran.store.importers.document_rows import Reading, read_document
 from trimaran.store.importers.doubts import examine
 from trimaran.store.importers.draft import Accept, Draft, finish
+from trimaran.store.importers.event_file import event_files, event_text
 from trimaran.store.importers.links import read_links as links
 from trimaran.store.importers.links.read_links import TOOLS
 from trimaran.store.importers.logs import (
+    composer,
     deepspeed,
     hugging_face,
     megatron,
+    nanogpt,
     nanotron,
     nemo,
     olmo_core,
     tensorboard,
     torchtitan,
     trimaran_jsonl,
+    wandb_history,
     wandb_summary,
 )
 from trimaran.store.importers.logs.steps import whole
@@ -98,10 +102,12 @@ FORMATS: tuple[Format, ...] = (
     Format("trimaran", trimaran_jsonl.recognises, lambda t, a, p: Reading(trimaran_jsonl.read(t, _stated(a), p))),
     Format("wandb", wandb_summary.recognises, _of_log(wandb_summary.read)),
     Format("tensorboard", tensorboard.recognises, _of_log(tensorboard.read)),
+    Format("wandb-history", wandb_history.recognises, _of_log(wandb_history.read)),
     Format("torchtitan", torchtitan.recognises, _of_log(torchtitan.read)),
     Format("nanotron", nanotron.recognises, _of_log(nanotron.read)),
     Format("nemo", nemo.recognises, _of_log(nemo.read)),
     Format("olmo-core", olmo_core.recognises, _of_log(olmo_core.read)),
+    Format("composer", composer.recognises, _of_log(composer.read)),
     Format("hugging-face", hugging_face.recognises, _of_log(hugging_face.read)),
     Format("csv", csv_table.recognises, lambda t, a, p: csv_table.read(t, _stated(a), p)),
     Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
@@ -109,6 +115,7 @@ FORMATS: tuple[Format, ...] = (
     Format("megatron", megatron.recognises, _of_log(megatron.read)),
     # its header, when shown, has told a Trainer's log above
     Format("hugging-face", hugging_face.recognises_bare, _of_log(hugging_face.read)),
+    Format("nanogpt", nanogpt.recognises, _of_log(nanogpt.read)),
     Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )
 
@@ -121,7 +128,10 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
 
     Raises TrimaranError where the file cannot be read, is empty, or is of no known format.
     """
-    text = read_text(path, strict=form in ("csv", "markdown"))
+    events = event_files(path)
+    text = event_text(events) if events else read_text(path, strict=form in ("csv", "markdown"))
+    if events and not text:
+        raise TrimaranError(f"{path} holds no scalar of TensorBoard: name the run's own folder, or its log")
     if not text.strip():
         raise TrimaranError(f"{path} is empty: it holds no text, so there is nothing to import")
     chosen = _format(path, text, form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import re
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
@@ -64,6 +65,12 @@ def decoded(path: Path, *, strict: bool = False) -> str:
     What gzip packed is unpacked. Bytes that are not UTF-8 are replaced, since logs hold them; under `strict` they are
     refused. Raises TrimaranError where the file cannot be read, is packed by another program or larger than MAX_BYTES.
     """
+    size = path.stat().st_size if path.is_file() else 0
+    if size > MAX_BYTES:
+        raise TrimaranError(
+            f"{path} has {size // 2**20} MiB, more than the {MAX_BYTES // 2**20} MiB that are read: keep the lines of "
+            f"its trainer, as by grep -av NCCL {path.name} > less.log"
+        )
     raw = _unpacked(read_bytes(path, str(path), MAX_BYTES), path)
     try:
         text = raw.decode(_encoding(raw), errors="strict" if strict else "replace")
@@ -114,6 +121,11 @@ def number_of(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if abs(value) < 1e30 else None
+
+
+def loss_of(text: str) -> float | None:
+    """The loss that a word of a log is: NaN where it is none that is finite; None where it is no number."""
+    return math.nan if text.lower().lstrip("+-") in ("nan", "inf") else number_of(text)
 
 
 def clock_of(stamp: re.Match[str] | None) -> float | None:

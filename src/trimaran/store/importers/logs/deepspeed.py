@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -78,7 +79,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         tuple[float, int, float]
     ] = []  # of the timer's lines: when, how many steps were made, samples a second
     for at, line in enumerate(lines):
-        seconds, loss = None, None
+        seconds, loss, step = None, None, None
         if pipeline := _PIPELINE.search(line):
             number, seconds, loss = int(pipeline[1]), float(pipeline[3]), number_of(pipeline[2])
         elif step := _STEP.search(line):
@@ -99,7 +100,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         else:
             continue
         reading.after = at + 1
-        reading.steps.append(Step(number, seconds, gbs, loss))
+        _add(Step(number, seconds, gbs, loss), reading, by_steps=not (step and step[1]))
     if gbs and (samples := _samples_a_step(clocked)):
         says = f"gbs is {gbs}, but by the log's clock and its samples a second a step has about {samples:.3g}"
         if gbs > _FURTHEST * samples:
@@ -107,6 +108,17 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         elif samples > _FURTHEST * gbs:
             reading.suspect = f"{says}: gbs is wrong, or the times leave out what else took that long"
     return drafts_of(reading, lines, given)
+
+
+def _add(step: Step, reading: LogReading, by_steps: bool) -> None:
+    """A step, where steps are counted and not micro-steps but once, and without the start-up of a further start."""
+    last = reading.steps[-1].iteration if reading.steps and by_steps else -1
+    if step.iteration == last:
+        return  # another rank's line, or the one step more that a further start made
+    if step.iteration < last:
+        reading.notes.append(f"started again before iteration {step.iteration}")
+        step = replace(step, sec_per_it=None)
+    reading.steps.append(step)
 
 
 def _samples_a_step(clocked: Sequence[tuple[float, int, float]]) -> float | None:

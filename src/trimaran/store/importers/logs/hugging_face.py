@@ -6,13 +6,21 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.deepspeed import settings
 from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell
+from trimaran.store.importers.logs.steps import (
+    LogReading,
+    Step,
+    drafts_of,
+    drafts_of_trainings,
+    mixture,
+    optimizer_cell,
+)
 from trimaran.store.importers.text import number_of
 
 _START = "***** Running training *****"
@@ -39,6 +47,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
 _BAR = re.compile(rf"\b(\d{{1,9}})/(\d{{1,9}}) \[{ELAPSED}")
+_BAR_ENDS = ("it/s]", "s/it]")
 _ENTRY = re.compile(r"\{'(?:loss|train_runtime)'.{1,600}?\}")
 # `'loss': 0.5768`, and `'loss': '0.5768'` since Transformers 5
 _FIGURE = re.compile(r"'(\w{1,60})': '?([-+.\w]{1,40})")
@@ -82,9 +91,29 @@ def _of_state(state: Mapping[str, object], given: Mapping[str, Cell]) -> list[Dr
 
 def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     lines = text.split("\n")
-    reading = LogReading()
-    counts = {name: found for name, pattern in _COUNTS.items() if (found := _last_count(pattern, lines)) is not None}
-    _model(lines, reading)
+    cuts = [0, *_starts(lines), len(lines)]
+    readings = [_reading_of(lines[begin:end], begin) for begin, end in pairwise(cuts)]
+    return drafts_of_trainings(readings, lines, given)
+
+
+def _starts(lines: Sequence[str]) -> list[int]:
+    """Where further trainings begin: behind what the training before made last, if another header follows it."""
+    starts, made = [], 0
+    for at, line in enumerate(lines):
+        if _START in line and made:
+            starts.append(made)
+            made = 0
+        elif _ENTRY.search(line) or any(int(done) > 0 for done, _, _ in _BAR.findall(line)):
+            made = at + 1
+    return starts
+
+
+def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
+    """What some lines of a log, from `begin` on, say of one training."""
+    reading = LogReading(begin=begin, after=begin)
+    said = [line for line in lines if not (line.endswith(_BAR_ENDS) and "%|" in line[:8])]  # a bar may fill the log
+    counts = {name: found for name, pattern in _COUNTS.items() if (found := _last_count(pattern, said)) is not None}
+    _model(said, reading)
     reading.cells |= {name: counts[name] for name in ("mbs", "gbs") if name in counts}
     ranks = counts.get("mbs", 0) * counts.get("accumulation", 1)
     if ranks and counts.get("gbs", 0) % ranks == 0:
@@ -97,7 +126,7 @@ def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         reading.cells.setdefault(name, value)
     for at, line in enumerate(lines):
         if _START in line or _ENTRY.search(line) or _BAR.search(line):
-            reading.after = at + 1
+            reading.after = begin + at + 1
     entries = _entries(lines)
     losses = [entry["loss"] for entry in entries if "loss" in entry]
     last = next((entry for entry in entries if entry.get("train_runtime")), {})
@@ -110,7 +139,7 @@ def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         _mean_time(reading, last["train_runtime"], last["train_runtime"] * last["train_steps_per_second"])
     else:
         _mean_time(reading, last.get("train_runtime"), total, begun)
-    return drafts_of(reading, lines, given)
+    return reading
 
 
 def _model(lines: Sequence[str], reading: LogReading) -> None:

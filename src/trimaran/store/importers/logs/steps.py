@@ -102,8 +102,9 @@ def ending(lines: Sequence[str]) -> tuple[str, str | None]:
 
 def whole(text: str) -> str:
     """A log without the number that its last line ends in, where that line has no end: it may be written on."""
-    torn = _TORN.search(text)
-    return text[: torn.start()] if torn and ending([text[text.rfind("\n") + 1 :]])[0] == "ok" else text
+    last = text[text.rfind("\n") + 1 :]
+    torn = _TORN.search(last)
+    return text[: len(text) - len(last) + torn.start()] if torn and ending([last])[0] == "ok" else text
 
 
 def stated_cell(column: str, text: str) -> Cell:
@@ -231,7 +232,7 @@ def _with_batch(steps: Sequence[Step]) -> Iterator[Step]:
     gbs = None
     for step in steps:
         gbs = step.gbs or gbs
-        yield replace(step, gbs=gbs)
+        yield step if step.gbs == gbs else replace(step, gbs=gbs)
 
 
 def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None:
