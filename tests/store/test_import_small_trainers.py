@@ -70,6 +70,11 @@ def test_a_log_of_build_nanogpt_is_read_alike(tmp_path: Path) -> None:
     assert (row.step_times_s, row.gbs, len(row.losses)) == ((2.8905, 2.8915), 512, 4)
 
 
+def test_a_time_that_is_none_is_left_out(tmp_path: Path) -> None:
+    (row,) = rows(tmp_path, NANOGPT.replace("time 260.00ms", "time 0.00ms"), "nanogpt")
+    assert row.step_times_s == (0.25, 0.255) and row.sec_per_it == 0.255
+
+
 COMPOSER = """max_seq_len: 2048
 model:
   name: mpt_causal_lm
@@ -135,3 +140,14 @@ def test_another_configuration_in_the_same_log_of_composer_is_another_training(t
     batches = "".join(BATCH.format("", n, 9, n, 64 * n, 5.0, 32) for n in (1, 2))
     found = rows(tmp_path, COMPOSER + batches + COMPOSER.replace("n_layers: 12", "n_layers: 6") + batches, "composer")
     assert [row.layers for row in found] == [12, 6]
+
+
+def test_batches_of_composer_that_change_tell_no_time_by_samples(tmp_path: Path) -> None:
+    text = COMPOSER + "".join(BATCH.format("", n + 1, 9, n, done, 5.0, 32) for n, done in ((1, 64), (2, 128), (3, 256)))
+    (row,) = rows(tmp_path, text, "composer", gbs=128)
+    assert row.sec_per_it is None and "other numbers of samples" in (row.notes or "")
+
+
+def test_a_document_that_quotes_a_log_of_composer_is_a_document(tmp_path: Path) -> None:
+    table = "| MBS | GBS | Sec/it |\n|--|--|--|\n| 1 | 8 | 2.0 |\n"
+    rows(tmp_path, table + BATCH.format("", 1, 9, 1, 64, 5.0, 32), "markdown", **SHAPE, seq_len=1024)

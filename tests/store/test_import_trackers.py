@@ -110,6 +110,10 @@ def test_event_files_without_a_scalar_or_damaged_are_told(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes() + struct.pack("<QI", 3, 0) + b"\xff\xff\xff" + bytes(4))
     with pytest.raises(TrimaranError, match="is damaged at byte"):
         read(path)
+    whole = events(path, megatron({1: 4.0})).read_bytes()
+    path.write_bytes(whole.replace(b"\x0a\x0eiteration-time", b"\x0a\x7fiteration-time"))
+    with pytest.raises(TrimaranError, match="is damaged at byte"):
+        read(path)
     events(path, [("loss/of/mine", 1, 2.0, 1.0)])
     (said,) = read(path).refused
     assert "no loss or time of a step is tracked under a name that is known (lm loss" in said

@@ -139,6 +139,18 @@ def test_a_log_that_was_imported_under_another_name_when_it_was_shorter_counts_o
     assert row.source == "train" and len(row.step_times_s) == 4
 
 
+def test_what_was_stated_wrong_is_mended_by_another_import(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    rows(tmp_path, [900.5, 500.5, 501.5])
+    for stated in ("dp=4", "dp=8"):
+        cells = [stated if word == "dp=8" else word for word in STATED]
+        done = run("import", str(tmp_path / "train.log"), "--into", str(path), *cells, "--format", "json")
+        assert [file["added"] for file in json.loads(done.stdout)] == [1]
+    with Store(path) as store:
+        assert [row.dp for row in store.measurements()] == [8]
+        assert len(store.measurements(every_attempt=True)) == 2
+
+
 def test_a_rank_of_the_same_times_never_stands_for_the_row_that_counts(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     for name in ("a.log", "b.log"):

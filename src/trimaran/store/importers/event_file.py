@@ -57,23 +57,28 @@ def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float]]]:
         if at + 12 + length > len(raw):
             return
         try:
-            event = list(_fields(raw[at + 12 : at + 12 + length]))
+            clock, step, values = _event(raw[at + 12 : at + 12 + length])
         except (ValueError, struct.error):
             raise TrimaranError(
                 f"{path} is damaged at byte {at}: export its scalars as CSV, or name another file"
             ) from None
-        clock, step = 0.0, 0
-        values: dict[str, float] = {}
-        for number, value in event:
-            if number == 1 and isinstance(value, float):
-                clock = value
-            elif number == 2 and isinstance(value, int):
-                step = value
-            elif number == 5 and isinstance(value, bytes):
-                values |= _scalars(value)
         if values:
             yield clock, step, values
         at += 12 + length + 4
+
+
+def _event(record: bytes) -> tuple[float, int, dict[str, float]]:
+    """The clock, the step and the scalars of one record."""
+    clock, step = 0.0, 0
+    values: dict[str, float] = {}
+    for number, value in _fields(record):
+        if number == 1 and isinstance(value, float):
+            clock = value
+        elif number == 2 and isinstance(value, int):
+            step = value
+        elif number == 5 and isinstance(value, bytes):
+            values |= _scalars(value)
+    return clock, step, values
 
 
 def _scalars(summary: bytes) -> dict[str, float]:

@@ -107,7 +107,6 @@ FORMATS: tuple[Format, ...] = (
     Format("nanotron", nanotron.recognises, _of_log(nanotron.read)),
     Format("nemo", nemo.recognises, _of_log(nemo.read)),
     Format("olmo-core", olmo_core.recognises, _of_log(olmo_core.read)),
-    Format("composer", composer.recognises, _of_log(composer.read)),
     Format("hugging-face", hugging_face.recognises, _of_log(hugging_face.read)),
     Format("csv", csv_table.recognises, lambda t, a, p: csv_table.read(t, _stated(a), p)),
     Format("markdown", lambda text: bool(markdown.read_tables(text)), _markdown),
@@ -115,6 +114,7 @@ FORMATS: tuple[Format, ...] = (
     Format("megatron", megatron.recognises, _of_log(megatron.read)),
     # its header, when shown, has told a Trainer's log above
     Format("hugging-face", hugging_face.recognises_bare, _of_log(hugging_face.read)),
+    Format("composer", composer.recognises, _of_log(composer.read)),
     Format("nanogpt", nanogpt.recognises, _of_log(nanogpt.read)),
     Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )

@@ -21,15 +21,16 @@ _CLOCKS_S, _TIMES = 5.0, 0.01
 def with_key(row: Measurement) -> Measurement:
     """A log's row under the key of its run, so that of a log which grew since the longer row is the one that counts.
 
-    A run is known by what ran and by times and losses of its first two steps, whatever its file is called now. By its
-    file's name too where there is no loss, or where times have no more than three digits. Those of a progress bar,
+    A run is known by times and losses of its first two steps, whatever its file is called now and whatever is stated of
+    it: what is stated otherwise by a later import stands for what was stated before. Where there is no loss, or where
+    times have no more than three digits, it is known by its file's name and what ran too. Times of a progress bar,
     which are whole seconds, may be the same in two runs: they give no key.
     """
     first = row.step_times_s[:2]
     if len(first) < 2 or all(time.is_integer() for time in first):
         return row
     exact = len(row.losses) > 1 and any(float(f"{time:.3g}") != time for time in first)
-    known = (_what_ran(row), first, row.losses[:2]) if exact else (row.source, _what_ran(row), first)
+    known = (first, row.losses[:2]) if exact else (row.source, _what_ran(row), first)
     return row.model_copy(update={"trial_key": _hash(known)})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
@@ -95,7 +96,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
 
 def _finish(reading: LogReading, batches: list[dict[str, float]]) -> None:
     """Make steps of the batches that were logged."""
-    samples = _samples_a_batch(batches) or reading.cells.get("gbs")
+    counts = _samples_a_batch(batches)
+    samples = reading.cells.get("gbs") if not counts else counts.pop() if len(counts) == 1 else None
+    if counts:
+        reading.notes.append("batches had other numbers of samples, so that samples a second tell no time of a step")
     smoothed = False
     for at in batches:
         rate = at.get("throughput/samples_per_sec")
@@ -123,11 +127,18 @@ def _finish(reading: LogReading, batches: list[dict[str, float]]) -> None:
         reading.cells["devices"] = nodes * per_node
 
 
-def _samples_a_batch(batches: list[dict[str, float]]) -> int | None:
-    """The global batch, where samples and batches that were done before are counted and all had as many."""
-    counts = {at["time/sample"] / at["time/batch"] for at in batches if at.get("time/batch") and at.get("time/sample")}
-    count = counts.pop() if len(counts) == 1 else 0.0
-    return int(count) if count and count.is_integer() else None
+def _samples_a_batch(batches: list[dict[str, float]]) -> set[int]:
+    """How many samples a batch had, by samples and batches that were done before; more than one where it changed."""
+    counted = [
+        (0.0, 0.0),
+        *((at["time/batch"], at["time/sample"]) for at in batches if {"time/batch", "time/sample"} <= at.keys()),
+    ]
+    ways = [
+        (samples - before) / (done - done_before)
+        for (done_before, before), (done, samples) in pairwise(counted)
+        if done > done_before
+    ]
+    return {int(way) for way in ways if way > 0}
 
 
 def _stated(name: str, value: str) -> dict[str, Cell]:

@@ -116,7 +116,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     _model(said, reading)
     reading.cells |= {name: counts[name] for name in ("mbs", "gbs") if name in counts}
     ranks = counts.get("mbs", 0) * counts.get("accumulation", 1)
-    if ranks and counts.get("gbs", 0) % ranks == 0:
+    if ranks and "gbs" in counts and counts["gbs"] % ranks == 0:
         reading.cells["dp"] = counts["gbs"] // ranks
     engine = settings(lines)
     if engine and engine.get("dp") == reading.cells.get("dp"):

@@ -251,7 +251,7 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
 
 
 def _figures(draft: Draft, steps: Sequence[Step], reading: LogReading) -> None:
-    times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
+    times = [step.sec_per_it for step in steps if step.sec_per_it is not None and step.sec_per_it > 0]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
     if not timed:

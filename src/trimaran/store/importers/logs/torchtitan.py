@@ -198,6 +198,6 @@ def _tokens_per_device(stated: Mapping[str, Cell], given: Mapping[str, Cell]) ->
     if isinstance(dp, int):
         others = [known.get(name, 1) for name in ("tp", "pp", "cp")]
         devices = dp * math.prod(size for size in others if isinstance(size, int))
-    if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int):
+    if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int) and devices > 0:
         return gbs * seq_len / devices
     return None
