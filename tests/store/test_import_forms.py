@@ -80,6 +80,13 @@ def test_deepspeeds_timer_is_read_with_a_batch_that_the_user_states_and_times_si
     assert "mean of" not in (row.notes or "")
 
 
+@pytest.mark.parametrize("name", ["'memory/max_active (GiB)': '{}'", "'memory/max_mem_active(gib)': {}"])
+def test_memory_that_axolotl_adds_to_a_trainers_figures_is_read(tmp_path: Path, name: str) -> None:
+    lines = "".join(f"{{'loss': 0.5, {name.format(gib)}, 'epoch': 0.1}}\n" for gib in (25.45, 34.89, 34.5))
+    row = only(read(tmp_path, HEADER.format(3) + lines + "{'train_runtime': 9.0}\n"), "hugging-face")
+    assert (row.mem_gib, row.sec_per_it) == (34.89, 3.0)
+
+
 def test_trainings_of_other_batches_in_one_log_of_a_trainer_are_rows_of_their_own(tmp_path: Path) -> None:
     """A sweep's script prints them one after the other; the last one's batch was that of all of their steps."""
     bars = "".join(

@@ -47,6 +47,8 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
 _BAR = re.compile(rf"\b(\d{{1,9}})/(\d{{1,9}}) \[{ELAPSED}")
+# what axolotl adds, of rank 0: `'memory/max_active (GiB)': '25.45'`, and `'memory/max_mem_active(gib)': 25.45` before
+_MEMORY = re.compile(r"'memory/max_(?:mem_)?active ?\(gib\)': '?(\d{1,6}(?:\.\d{1,6})?)", re.IGNORECASE)
 _BAR_ENDS = ("it/s]", "s/it]")
 _ENTRY = re.compile(r"\{'(?:loss|train_runtime)'.{1,600}?\}")
 # `'loss': 0.5768`, and `'loss': '0.5768'` since Transformers 5
@@ -127,6 +129,9 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     for at, line in enumerate(lines):
         if _START in line or _ENTRY.search(line) or _BAR.search(line):
             reading.after = begin + at + 1
+    if memory := [float(gib) for line in lines if "'memory/" in line for gib in _MEMORY.findall(line)]:
+        reading.mem_gib_by_rank[0] = max(memory)
+        reading.notes.append("memory is the most that PyTorch had in use")
     entries = _entries(lines)
     losses = [entry["loss"] for entry in entries if "loss" in entry]
     last = next((entry for entry in entries if entry.get("train_runtime")), {})
