@@ -111,6 +111,13 @@ def test_a_line_that_is_too_long_is_cut_in_a_log_and_refused_in_a_table(tmp_path
             import_file(tmp_path / name, STATED)
 
 
+def test_two_steps_that_were_written_into_one_line_do_not_become_one(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(MEGATRON.replace("\n", "", 1))
+    (row,) = import_file(path, STATED).rows
+    assert (row.step_times_s, row.losses) == ((0.5, 0.51), (9.2, 9.3)) and "mean of" not in (row.notes or "")
+
+
 def test_a_number_that_the_file_ends_in_is_no_figure_yet(tmp_path: Path) -> None:
     """A log is read while its trainer writes it: of `tps: 10,050` the file may hold `tps: 10,0`."""
     titan = "step: {}  loss:  9.0  memory: 66.91GiB(37.51%)  tps: {}"

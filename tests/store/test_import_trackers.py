@@ -182,6 +182,15 @@ def test_a_history_gives_the_times_that_a_trainer_tracks(tmp_path: Path) -> None
     assert row.step_times_s == (1.5, 1.5, 1.5) and "window" not in (row.notes or "")
 
 
+def test_rates_of_micro_batches_are_no_rates_of_batches(tmp_path: Path) -> None:
+    """litgpt tracks micro-batches of all devices under the name that Composer has for batches."""
+    path = tmp_path / "history.jsonl"
+    line = {"_step": 1, "iter": 16, "step": 1, "loss": 8.5, "iter_time": 2.6, "throughput/batches_per_sec": 12.0}
+    path.write_text("".join(json.dumps({**line, "_step": n, "iter": 16 * n}) + "\n" for n in (1, 2, 3)))
+    (said,) = read(path).refused
+    assert "no loss or time of a step is tracked under a name that is known" in said
+
+
 def test_a_charts_export_is_of_one_run(tmp_path: Path) -> None:
     path = tmp_path / "chart.csv"
     path.write_text(

@@ -133,7 +133,8 @@ def _planned(line: str) -> int | None:
 
 
 def _step(line: str) -> Step | None:
-    match = _ITERATION.search(line) if "iteration" in line else None
+    # where two steps were written into one line, the last is whole
+    match = max(_ITERATION.finditer(line), key=re.Match.start, default=None) if "iteration" in line else None
     if match is None:
         return None
     fields = {}

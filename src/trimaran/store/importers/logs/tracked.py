@@ -69,7 +69,7 @@ TRAINERS = (
     TrackedNames("train_loss", mark="epoch"),
 )  # fmt: skip
 # Where a tracker's own step counts what is tracked, these count steps of the training.
-OWN_STEPS = ("trainer/global_step", "train/global_step", "global_step", "iteration", "iter")
+OWN_STEPS = ("trainer/global_step", "train/global_step", "global_step", "iteration")
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,14 @@ class _Merged:
 
 
 def names_in(names: Sequence[str] | set[str]) -> TrackedNames | None:
-    """The trainer whose names these are: whose step is timed, or else whose loss is told."""
+    """The trainer whose names these are: by its loss, of those that call it alike the one whose time is told.
+
+    A rate alone tells none: litgpt counts micro-batches of all devices under the name of Composer's batches.
+    """
     known = set(names)
-    timed = (each for each in TRAINERS if known & {each.steps_per_s, *(name for name, _ in each.seconds)} - {""})
-    return next(timed, next((each for each in TRAINERS if each.loss in known), None))
+    timed = [each for each in TRAINERS if known & {name for name, _ in each.seconds}]
+    told = [each for each in TRAINERS if each.loss in known]
+    return next((each for each in told if each in timed), next(iter([*told, *timed]), None))
 
 
 def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list[Draft]:
