@@ -117,6 +117,18 @@ def test_a_log_is_imported_with_a_model_from_the_catalogue(tmp_path: Path) -> No
     assert (row["cluster"], row["stack"], row["step_times_s"]) == ("dgx-h100", "megatron", [0.9, 0.5])
 
 
+def test_a_log_that_states_no_layout_is_given_one(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text("iter 1: loss 4.2, time 900.00ms\niter 2: loss 4.1, time 250.00ms\n")
+    store = str(tmp_path / "s.sqlite")
+    stated = ["--model", "gpt2-124m", "--layout", "dp4,tp2,mbs4,bf16", "--set", "seq_len=1024", "--set", "gbs=64"]
+    done = run("import", str(tmp_path / "run.log"), "--into", store, *stated, "--set", "optimizer=adam")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(run("store", store, "show", "1", "--format", "json").stdout)
+    assert (row["devices"], row["dp"], row["tp"], row["mbs"], row["quality"]) == (8, 4, 2, 4, "ok")
+    done = run("import", str(tmp_path / "run.log"), "--into", store, "--layout", "dp4,z7")
+    assert done.returncode == 2 and "'z7' is not understood" in done.stderr
+
+
 def test_runs_are_compared_and_shown(tmp_path: Path) -> None:
     shape = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "gbs": 8}
     path = str(tmp_path / "s.sqlite")

@@ -57,10 +57,10 @@ def test_a_trainers_log_below_the_level_of_its_header_is_read_by_the_bar_that_it
 {'train_runtime': 298.36, 'train_samples_per_second': 3.352, 'train_steps_per_second': 0.054, 'train_loss': 2.086}
 """
     row = only(read(tmp_path, bare), "hugging-face")
-    assert (row.step_times_s, row.sec_per_it) == ((65.0, 18.0, 11.0), 14.5)
+    assert (row.step_times_s, row.sec_per_it, row.losses) == ((65.0, 18.0, 11.0), 14.5, (2.2344, 2.1689))
     without_bars = "\n".join(line for line in bare.splitlines() if "|" not in line)
     row = only(read(tmp_path, without_bars), "hugging-face")
-    assert row.losses == (2.1689,) and row.sec_per_it == pytest.approx(1 / 0.054)
+    assert row.losses == (2.2344, 2.1689) and row.sec_per_it == pytest.approx(1 / 0.054)
     assert "the mean over 16 steps" in (row.notes or ""), "298.36 s at 0.054 steps a second"
     row = only(read(tmp_path, without_bars.replace("0.054", "0.004")), "hugging-face")
     assert row.sec_per_it is None, "a rate of one digit tells no time"
@@ -78,6 +78,74 @@ def test_deepspeeds_timer_is_read_with_a_batch_that_the_user_states_and_times_si
     row = only(read(tmp_path, "".join(lines)), "deepspeed")
     assert (row.step_times_s, row.gbs, row.mem_gib) == ((2.0, 1.0), 64, 38.49)
     assert "mean of" not in (row.notes or "")
+
+
+@pytest.mark.parametrize("name", ["'memory/max_active (GiB)': '{}'", "'memory/max_mem_active(gib)': {}"])
+def test_memory_that_axolotl_adds_to_a_trainers_figures_is_read(tmp_path: Path, name: str) -> None:
+    lines = "".join(f"{{'loss': 0.5, {name.format(gib)}, 'epoch': 0.1}}\n" for gib in (25.45, 34.89, 34.5))
+    row = only(read(tmp_path, HEADER.format(3) + lines + "{'train_runtime': 9.0}\n"), "hugging-face")
+    assert (row.mem_gib, row.sec_per_it) == (34.89, 3.0)
+
+
+def test_trainings_of_other_batches_in_one_log_of_a_trainer_are_rows_of_their_own(tmp_path: Path) -> None:
+    """A sweep's script prints them one after the other; the last one's batch was that of all of their steps."""
+    bars = "".join(
+        f" {n}0%|#| {n}/4 [00:{{0}}{n}<00:10, 1.0s/it]\n{{{{'loss': {5 - n}.5, 'epoch': 0.1}}}}\n" for n in (1, 2, 3)
+    )
+    first = HEADER.format(4) + bars.format(1)
+    other = HEADER.format(4).replace("= 64", "= 32").replace("steps = 4\n  Total", "steps = 2\n  Total") + bars.format(
+        3
+    )
+    rows = read(tmp_path, "PyTorch is here\n" + first + other).rows
+    assert [(row.gbs, row.losses, row.step_times_s) for row in rows] == [
+        (64, (4.5, 3.5, 2.5), (11.0, 1.0, 1.0)), (32, (4.5, 3.5, 2.5), (31.0, 1.0, 1.0))
+    ]  # fmt: skip
+    resumed = first.replace("steps = 4\n 1", "steps = 4\n  Continuing training from global step 0\n 1")
+    (row,) = read(tmp_path, first + resumed).rows
+    assert row.step_times_s == (11.0, 1.0, 1.0, 1.0, 1.0) and "started again" in (row.notes or "")
+
+
+@pytest.mark.parametrize("form", ["nanotron", "olmo-core", "deepspeed"])
+def test_the_first_step_of_a_further_start_tells_no_time_of_a_step(tmp_path: Path, form: str) -> None:
+    olmo = "2025-01-01 10:{2:02d}:0{0}.123 host olmo_core.train INFO [step={0}/9,epoch=1]\n    train/CE loss=9.{0}\n"
+    lines = {
+        "nanotron": "iteration: {0} / 9 | elapsed_time_per_iteration_ms: {1}K | global_batch_size: 64 | lm_loss: 9 |\n",
+        "olmo-core": olmo,
+        "deepspeed": DEEPSPEED.replace("{1}", "epoch=0/micro_step={0}/global_step={0}").replace("{2}", "{3}"),
+    }
+    again = {"nanotron": "[Start training] again\n", "olmo-core": "TransformerConfig(\n", "deepspeed": ""}
+    made = [(1, 9, 0, 8), (2, 2, 0, 32), (3, 2, 0, 32), (4, 2, 0, 32)]
+    first = 3 if form == "deepspeed" else 5
+    more = [(first, 8, 30, 4), (6, 2, 30, 32)]
+    text = "".join(lines[form].format(*each) for each in made) + again[form]
+    (row,) = read(tmp_path, text + "".join(lines[form].format(*each) for each in more)).rows
+    slow = [seconds for seconds in row.step_times_s if seconds > 2.5]
+    assert slow in ([9.0], [8.0], []) and "started again before iteration" in (row.notes or "")
+
+
+ALL: dict[str, str | int | float] = {
+    "dp": 4, "tp": 1, "pp": 1, "zero_stage": 0, "recompute": "none", "precision": "bf16", "optimizer": "adam",
+}  # fmt: skip
+CLOCKED = """[2023-11-07 02:13:{0:02d},415] [INFO] [logging.py:96:log_dist] [Rank 0] step={1}, skipped=4, lr=[5.1e-07]
+[2023-11-07 02:13:{0:02d},417] [INFO] [timer.py:260:stop] epoch=0/micro_step={1}/global_step={1}, \
+RunningAvgSamplesPerSec=25.72, CurrSamplesPerSec=25.6, MemAllocated=4.32GB, MaxMemAllocated=38.49GB
+"""
+
+
+@pytest.mark.parametrize(("gbs", "quality"), [(64, "ok"), (70, "ok"), (512, None), (16, "suspect")])
+def test_a_batch_that_deepspeeds_clock_contradicts_makes_no_times(
+    tmp_path: Path, gbs: int, quality: str | None
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(CLOCKED.format(5 + 25 * n, 440 + 10 * n) for n in range(3)).replace("\\\n", ""))
+    found = import_file(path, Asked(given=typed_cells({**SHAPE, **ALL, "mbs": 4, "gbs": gbs})))
+    if quality is None:
+        (said,) = found.refused
+        assert found.rows == () and f"gbs is {gbs}" in said and "has about 64: correct --set gbs" in said
+        return
+    (row,) = found.rows
+    assert (row.quality, row.sec_per_it) == (quality, gbs / 25.6)
+    assert ("has about 64" in (row.notes or "")) is (quality == "suspect")
 
 
 @pytest.mark.parametrize(("micro_steps", "times"), [(1, (2.0, 1.0)), (4, ())])

@@ -58,6 +58,8 @@ def test_a_pickle_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         b"| Nodes | Sec/it |\n|--|--|\n| 1e999 | -1e999 |\n| \xff | nan |\n",
         b"{" * 50_000,
         b'{"iteration": 1, "sec_per_it": ' + b"[" * 30_000 + b"}",
+        b"***** Running training *****\n  Instantaneous batch size per device = 4\n{'loss': 1.0}\n",
+        b"Building device mesh with parallelism: dp_shard=1, tp=0\nstep:  1  loss:  1.0  memory:  1.0GiB  tps: 9\n",
         b'{"iteration": 1, "sec_per_it": 1e999, "global_batch": -3}',
         LINE.format(1, "9" * 30, "9" * 30, "1e999").encode(),
         LINE.format(1, "-5", "-7", "nan").encode() * 3,
@@ -85,7 +87,7 @@ def test_sizes_beyond_the_limits_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(text, "MAX_BYTES", 2**20)
     with path.open("wb") as file:
         file.truncate(2**20 + 1)
-    assert "more than 1 MiB" in attempt(path)
+    assert "has 1 MiB, more than the 1 MiB that are read: keep the lines" in attempt(path)
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -325,3 +327,13 @@ def test_the_command_says_in_one_line_what_it_wrote(tmp_path: Path) -> None:
     ):
         done = run("import", "test.json", *options, cwd=tmp_path)
         assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, lambda raw: raw.decode().encode("utf-16-le")])
+def test_a_measured_link_that_gzip_packed_or_windows_wrote_is_read(
+    tmp_path: Path, encode: Callable[[bytes], bytes]
+) -> None:
+    for name, text in (("plain.txt", nccl_table().encode()), ("encoded", encode(nccl_table().encode()))):
+        (tmp_path / name).write_bytes(text)
+    plain, encoded = (read_link(tmp_path / name) for name in ("plain.txt", "encoded"))
+    assert (encoded.there_gbps, encoded.start_up) == (plain.there_gbps, plain.start_up)

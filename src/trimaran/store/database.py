@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sqlite3
@@ -220,6 +221,20 @@ class Store:
     def chosen(self, conditions: Sequence[Condition] = (), *, every_attempt: bool = False) -> Chosen:
         """The runs that meet all conditions, read anew by every loop over them."""
         return Chosen(self, tuple(conditions), every_attempt)
+
+    def showing(self, rows: Iterable[Measurement]) -> list[Measurement]:
+        """The stored runs with the losses of one of `rows`, or with its times where it has no losses."""
+        self._merge()
+        alike = {("losses", row.losses) if row.losses else ("step_times_s", row.step_times_s) for row in rows}
+        with self._explained():
+            return [
+                from_cells(found)
+                for name, figures in sorted(alike)
+                if figures
+                for found in self._connection.execute(
+                    f"SELECT * FROM measurement WHERE {name} = ? ORDER BY id", (json.dumps(figures),)
+                )
+            ]
 
     def count(self) -> int:
         """How many runs are stored, every attempt counted."""

@@ -37,8 +37,11 @@ class ImportFormat(StrEnum):
     nanotron = "nanotron"
     nemo = "nemo"
     olmo_core = "olmo-core"
+    composer = "composer"
+    nanogpt = "nanogpt"
     hugging_face = "hugging-face"
     wandb = "wandb"
+    wandb_history = "wandb-history"
     tensorboard = "tensorboard"
     trimaran = "trimaran"
     csv = "csv"
@@ -84,6 +87,9 @@ def import_(
     model: Annotated[str | None, typer.Option(help="Model: catalogue name, TOML file or config.json.")] = None,
     cluster: ClusterOption = None,
     stack: StackOption = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Layout that the files do not state: dp8,tp4,mbs1,bf16.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A column that the files do not state: gbs=512. Repeatable.")
     ] = None,
@@ -114,7 +120,7 @@ def import_(
         missing = "FILE" if not files else "--into STORE.sqlite"
         raise TrimaranError(f"{missing} is missing: name files and a store, or a configuration by --config")
     if into.suffix == ".toml":
-        beside = {"--profile": profile, "--model": model, "--stack": stack, "--set": set_}
+        beside = {"--profile": profile, "--model": model, "--stack": stack, "--layout": layout, "--set": set_}
         if stated_beside := [option for option, value in beside.items() if value]:
             raise TrimaranError(f"{stated_beside[0]} is of runs, and links go into {into}: leave it out")
         _write_links(files, into, cluster, link, source_format, form)
@@ -128,23 +134,40 @@ def import_(
     from trimaran.store.importers.same_run import mark_ranks
 
     stated = load_profile(profile) if profile is not None else None
-    given = _given(model, cluster, stack, set_ or [])
+    given = _given(model, cluster, stack, [*([f"layout_label={layout}"] if layout else []), *(set_ or [])])
     asked = Asked(stated, given, _accept(repairs))
-    read = [import_file(path, asked, source_format.value) for path in files]
-    if not any(imported.rows for imported in read):
-        reasons = [reason for imported in read for reason in imported.refused]
+    read: dict[Path, Imported] = {}
+    failed: dict[Path, str] = {}
+    for path in files:
+        try:
+            read[path] = import_file(path, asked, source_format.value)
+        except TrimaranError as error:
+            if len(files) == 1:
+                raise
+            failed[path] = str(error)
+    if not any(imported.rows for imported in read.values()):
+        reasons = [*failed.values(), *(reason for imported in read.values() for reason in imported.refused)]
         names_of_files = ", ".join(path.name for path in files)
         raise TrimaranError(f"no row of {names_of_files} can be imported; the first: {(reasons or ['it has none'])[0]}")
-    read = [replace(each, rows=rows) for each, rows in zip(read, mark_ranks([each.rows for each in read]), strict=True)]
-    # all files are read before the first row is stored, so that a mistake in one leaves the store alone
+    # all files are read before the first row is stored, so that a mistake in what is stated of them leaves no store
     with Store(into) as store:
-        added = [store.add_new(imported.rows) for imported in read]
-    for path, imported in zip(files, read, strict=True):
+        stored = store.showing(row for imported in read.values() for row in imported.rows)
+        marked = mark_ranks([each.rows for each in read.values()], [each.ended for each in read.values()], stored)
+        read = {path: replace(each, rows=rows) for (path, each), rows in zip(read.items(), marked, strict=True)}
+        added = [store.add_new(imported.rows) for imported in read.values()]
+    for path, imported in read.items():
         _tell(path, imported)
-    lines = [_record(*each) for each in zip(files, read, added, strict=True)]
+    tell_each([f"not imported: {reason}" for reason in failed.values()])
+    lines = [_record(path, read[path], count) for path, count in zip(read, added, strict=True)]
     names = ("file", "format", "profile", "rows", "added", "refused", "flagged")
     fields = [Field(name, name.capitalize(), left=name not in ("rows", "added", "refused")) for name in names]
     tell(render(lines, fields, form.value))
+    if failed:
+        names_of_failed = ", ".join(path.name for path in failed)
+        raise TrimaranError(
+            f"{len(failed)} of {len(read) + len(failed)} files are not imported, for what is said above, and the "
+            f"others are: {names_of_failed}"
+        )
 
 
 def _price(

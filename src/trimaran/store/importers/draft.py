@@ -42,8 +42,8 @@ class Draft:
 
     `extra` holds fields that only a log knows (step times, losses, memory by rank).
     `stated_gbs` is a global batch named in the text above a table, evidence against its column. A row of a log
-    `leaves_blank` what the log does not state, where one of a table has the contract's default. `refusal` says why
-    there is no row for what was read.
+    `leaves_blank` what the log does not state, where one of a table has the contract's default, and `ended` when its
+    last step was logged, in seconds by its own clock. `refusal` says why there is no row for what was read.
     """
 
     table: str = ""
@@ -56,6 +56,7 @@ class Draft:
     repaired: bool = False
     stated_gbs: int | None = None
     leaves_blank: bool = False
+    ended: float | None = None
     refusal: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 

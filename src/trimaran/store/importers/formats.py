@@ -13,23 +13,28 @@ from trimaran.store.importers import csv_table, markdown
 from trimaran.store.importers.document_rows import Reading, read_document
 from trimaran.store.importers.doubts import examine
 from trimaran.store.importers.draft import Accept, Draft, finish
+from trimaran.store.importers.event_file import event_files, event_text
 from trimaran.store.importers.links import read_links as links
 from trimaran.store.importers.links.read_links import TOOLS
 from trimaran.store.importers.logs import (
+    composer,
     deepspeed,
     hugging_face,
     megatron,
+    nanogpt,
     nanotron,
     nemo,
     olmo_core,
     tensorboard,
     torchtitan,
     trimaran_jsonl,
+    wandb_history,
     wandb_summary,
 )
+from trimaran.store.importers.logs.steps import whole
 from trimaran.store.importers.profile import Profile, profile_for, typed_cells
 from trimaran.store.importers.same_run import with_key
-from trimaran.store.importers.text import REPLACED, read_text
+from trimaran.store.importers.text import CUT, REPLACED, read_text, without_prefixes
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read, remarks."""
+    """What came of a file: rows, the rows that cannot be read, repairs not made, headings not read, remarks.
+
+    `ended` is when a log's last step was logged, in seconds by the log's own clock.
+    """
 
     rows: tuple[Measurement, ...]
     refused: tuple[str, ...]
@@ -52,6 +60,7 @@ class Imported:
     remarks: tuple[str, ...]
     format: str
     profile: str
+    ended: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Format:
 
 
 def _of_log(read: Callable[[str, Mapping[str, Cell]], list[Draft]]) -> Callable[[str, Asked, Path], Reading]:
-    return lambda text, asked, path: Reading(drafts=read(text, _stated(asked)))
+    return lambda text, asked, path: Reading(drafts=read(whole(without_prefixes(text)), _stated(asked)))
 
 
 def _stated(asked: Asked) -> dict[str, Cell]:
@@ -93,6 +102,7 @@ FORMATS: tuple[Format, ...] = (
     Format("trimaran", trimaran_jsonl.recognises, lambda t, a, p: Reading(trimaran_jsonl.read(t, _stated(a), p))),
     Format("wandb", wandb_summary.recognises, _of_log(wandb_summary.read)),
     Format("tensorboard", tensorboard.recognises, _of_log(tensorboard.read)),
+    Format("wandb-history", wandb_history.recognises, _of_log(wandb_history.read)),
     Format("torchtitan", torchtitan.recognises, _of_log(torchtitan.read)),
     Format("nanotron", nanotron.recognises, _of_log(nanotron.read)),
     Format("nemo", nemo.recognises, _of_log(nemo.read)),
@@ -104,8 +114,13 @@ FORMATS: tuple[Format, ...] = (
     Format("megatron", megatron.recognises, _of_log(megatron.read)),
     # its header, when shown, has told a Trainer's log above
     Format("hugging-face", hugging_face.recognises_bare, _of_log(hugging_face.read)),
+    Format("composer", composer.recognises, _of_log(composer.read)),
+    Format("nanogpt", nanogpt.recognises, _of_log(nanogpt.read)),
     Format("deepspeed", deepspeed.recognises, _of_log(deepspeed.read)),
 )
+
+# What a document of a format has where it cannot be read as it stands; logs are read without it.
+_SPOILT = {"csv": REPLACED, "markdown": CUT}
 
 
 def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
@@ -113,14 +128,18 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
 
     Raises TrimaranError where the file cannot be read, is empty, or is of no known format.
     """
-    text = read_text(path, strict=form in ("csv", "markdown"))
+    events = event_files(path)
+    text = event_text(events) if events else read_text(path, strict=form in ("csv", "markdown"))
+    if events and not text:
+        raise TrimaranError(f"{path} holds no scalar of TensorBoard: name the run's own folder, or its log")
     if not text.strip():
         raise TrimaranError(f"{path} is empty: it holds no text, so there is nothing to import")
     chosen = _format(path, text, form)
-    if chosen.name == "csv" and REPLACED in text:
+    if _SPOILT.get(chosen.name, "\0") in text:
         read_text(path, strict=True)  # a table in another encoding is refused, as where it is predicted
     reading = chosen.read(text, asked, path)
     examine([draft for draft in reading.drafts if draft.cells.get("quality") is None], asked.accept)
+    ended = next((draft.ended for draft in reversed(reading.drafts) if draft.ended is not None), None)
     proposals = tuple(proposal for draft in reading.drafts for proposal in draft.proposals)
     finished: list[Measurement | str] = []
     reading.drafts.reverse()
@@ -134,6 +153,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
         remarks=tuple(reading.remarks),
         format=chosen.name,
         profile=reading.profile or (asked.profile.name if asked.profile else ""),
+        ended=ended,
     )
 
 

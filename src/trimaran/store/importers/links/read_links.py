@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trimaran.files.user_file import read_bytes
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.links import iperf3, nccl_tests
 from trimaran.store.importers.links.measured_link import MeasuredLink
-from trimaran.store.importers.text import MAX_BYTES, clean
+from trimaran.store.importers.text import clean, decoded
 
 TOOLS = (nccl_tests.NAME, iperf3.NAME)
 
@@ -20,7 +19,7 @@ def recognises(text: str) -> bool:
 
 def read_link(path: Path, form: str = "auto") -> MeasuredLink:
     """The link that a file measures; `form` names the tool. Raises TrimaranError where it tells none."""
-    text = clean(read_bytes(path, str(path), MAX_BYTES).decode("utf-8-sig", errors="replace").replace("\r\n", "\n"))
+    text = clean(decoded(path))
     if form not in ("auto", *TOOLS):
         raise TrimaranError(
             f"--as {form} is of runs, and {path} goes into a cluster: it is auto or {' or '.join(TOOLS)}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, optimizer_cell
-from trimaran.store.importers.text import number_of
+from trimaran.store.importers.text import clock_of, number_of
 
 # `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
 # the name leaves them no room: `train_micro_batch_size_per_gpu  4`
@@ -21,6 +24,9 @@ _STAGE = re.compile(r"\bstage[\"']?[=:] ?(\d)\b")
 # `0/40, ...` of epoch and micro-step, whose rate is that of one micro-step
 _STEP = re.compile(r"(?:\bglobal_step=|:stop\] (\d{1,6}/))(\d{1,9}), .{0,80}CurrSamplesPerSec=(\d{1,9}(?:\.\d{1,20})?)")
 _PROGRESS = re.compile(r"\] step=(\d{1,9}), skipped=")
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
+# Rates are of single steps and the clock is of all, with what stands between them: so far apart they may be.
+_FURTHEST = 1.5
 _MEMORY = re.compile(r"MaxMemAllocated=(\d{1,6}(?:\.\d{1,6})?)GB")
 _PIPELINE = re.compile(r"\bsteps: (\d{1,9}) loss: (\S{1,30}) iter time \(s\): (\d{1,9}\.\d{1,9})")
 
@@ -69,8 +75,11 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     batch = reading.cells.get("gbs") or given.get("gbs")
     gbs = batch if isinstance(batch, int) else None
     progress = None
+    clocked: list[
+        tuple[float, int, float]
+    ] = []  # of the timer's lines: when, how many steps were made, samples a second
     for at, line in enumerate(lines):
-        seconds, loss = None, None
+        seconds, loss, step = None, None, None
         if pipeline := _PIPELINE.search(line):
             number, seconds, loss = int(pipeline[1]), float(pipeline[3]), number_of(pipeline[2])
         elif step := _STEP.search(line):
@@ -81,6 +90,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             if step[1] and progress:
                 number = progress
             reading.sampled = True
+            if (clock := clock_of(_STAMP.search(line))) is not None and not step[1]:
+                clocked.append((clock, number, rate))
             if memory := _MEMORY.search(line):
                 reading.mem_gib_by_rank[0] = max(float(memory[1]), reading.mem_gib_by_rank.get(0, 0.0))
         elif engine := _PROGRESS.search(line):
@@ -89,8 +100,35 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         else:
             continue
         reading.after = at + 1
-        reading.steps.append(Step(number, seconds, gbs, loss))
+        _add(Step(number, seconds, gbs, loss), reading, by_steps=not (step and step[1]))
+    if gbs and (samples := _samples_a_step(clocked)):
+        says = f"gbs is {gbs}, but by the log's clock and its samples a second a step has about {samples:.3g}"
+        if gbs > _FURTHEST * samples:
+            reading.refusal = f"{says}: correct --set gbs"
+        elif samples > _FURTHEST * gbs:
+            reading.suspect = f"{says}: gbs is wrong, or the times leave out what else took that long"
     return drafts_of(reading, lines, given)
+
+
+def _add(step: Step, reading: LogReading, by_steps: bool) -> None:
+    """A step, where steps are counted and not micro-steps but once, and without the start-up of a further start."""
+    last = reading.steps[-1].iteration if reading.steps and by_steps else -1
+    if step.iteration == last:
+        return  # another rank's line, or the one step more that a further start made
+    if step.iteration < last:
+        reading.notes.append(f"started again before iteration {step.iteration}")
+        step = replace(step, sec_per_it=None)
+    reading.steps.append(step)
+
+
+def _samples_a_step(clocked: Sequence[tuple[float, int, float]]) -> float | None:
+    """How many samples a step has by the rates and by the clock, whose time has data and evaluations in it too."""
+    found = [
+        rate * (clock - before) / (number - number_before)
+        for (before, number_before, _), (clock, number, rate) in pairwise(clocked)
+        if number > number_before and clock > before
+    ]
+    return statistics.median(found) if found else None
 
 
 def _json_below(lines: Sequence[str], at: int) -> dict[str, Any]:

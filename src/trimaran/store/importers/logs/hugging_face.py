@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.deepspeed import settings
 from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell
+from trimaran.store.importers.logs.steps import (
+    LogReading,
+    Step,
+    drafts_of,
+    drafts_of_trainings,
+    mixture,
+    optimizer_cell,
+)
 from trimaran.store.importers.text import number_of
 
 _START = "***** Running training *****"
@@ -31,13 +40,16 @@ _SIZES = {
     "ffn_hidden": ("n_inner", "intermediate_size"),
     "vocab": ("vocab_size",),
 }
-_PRINTED = re.compile(r"^\s{0,8}\"(\w{1,40})\": (\d{1,9}),?\s*$")
+_PRINTED = re.compile(r"(?:^|\s)\"(\w{1,40})\": (\d{1,9}),?\s*$")
 _OVERRIDES = re.compile(r"Overriding config: (\S{1,2000})")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Arguments of the training, as `TrainingArguments(` lists them and as a configuration is overridden.
 _SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
 _BAR = re.compile(rf"\b(\d{{1,9}})/(\d{{1,9}}) \[{ELAPSED}")
+# what axolotl adds, of rank 0: `'memory/max_active (GiB)': '25.45'`, and `'memory/max_mem_active(gib)': 25.45` before
+_MEMORY = re.compile(r"'memory/max_(?:mem_)?active ?\(gib\)': '?(\d{1,6}(?:\.\d{1,6})?)", re.IGNORECASE)
+_BAR_ENDS = ("it/s]", "s/it]")
 _ENTRY = re.compile(r"\{'(?:loss|train_runtime)'.{1,600}?\}")
 # `'loss': 0.5768`, and `'loss': '0.5768'` since Transformers 5
 _FIGURE = re.compile(r"'(\w{1,60})': '?([-+.\w]{1,40})")
@@ -81,12 +93,32 @@ def _of_state(state: Mapping[str, object], given: Mapping[str, Cell]) -> list[Dr
 
 def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     lines = text.split("\n")
-    reading = LogReading()
-    counts = {name: found for name, pattern in _COUNTS.items() if (found := _last_count(pattern, lines)) is not None}
-    _model(lines, reading)
+    cuts = [0, *_starts(lines), len(lines)]
+    readings = [_reading_of(lines[begin:end], begin) for begin, end in pairwise(cuts)]
+    return drafts_of_trainings(readings, lines, given)
+
+
+def _starts(lines: Sequence[str]) -> list[int]:
+    """Where further trainings begin: behind what the training before made last, if another header follows it."""
+    starts, made = [], 0
+    for at, line in enumerate(lines):
+        if _START in line and made:
+            starts.append(made)
+            made = 0
+        elif _ENTRY.search(line) or any(int(done) > 0 for done, _, _ in _BAR.findall(line)):
+            made = at + 1
+    return starts
+
+
+def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
+    """What some lines of a log, from `begin` on, say of one training."""
+    reading = LogReading(begin=begin, after=begin)
+    said = [line for line in lines if not (line.endswith(_BAR_ENDS) and "%|" in line[:8])]  # a bar may fill the log
+    counts = {name: found for name, pattern in _COUNTS.items() if (found := _last_count(pattern, said)) is not None}
+    _model(said, reading)
     reading.cells |= {name: counts[name] for name in ("mbs", "gbs") if name in counts}
     ranks = counts.get("mbs", 0) * counts.get("accumulation", 1)
-    if ranks and counts.get("gbs", 0) % ranks == 0:
+    if ranks and "gbs" in counts and counts["gbs"] % ranks == 0:
         reading.cells["dp"] = counts["gbs"] // ranks
     engine = settings(lines)
     if engine and engine.get("dp") == reading.cells.get("dp"):
@@ -96,7 +128,10 @@ def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         reading.cells.setdefault(name, value)
     for at, line in enumerate(lines):
         if _START in line or _ENTRY.search(line) or _BAR.search(line):
-            reading.after = at + 1
+            reading.after = begin + at + 1
+    if memory := [float(gib) for line in lines if "'memory/" in line for gib in _MEMORY.findall(line)]:
+        reading.mem_gib_by_rank[0] = max(memory)
+        reading.notes.append("memory is the most that PyTorch had in use")
     entries = _entries(lines)
     losses = [entry["loss"] for entry in entries if "loss" in entry]
     last = next((entry for entry in entries if entry.get("train_runtime")), {})
@@ -109,7 +144,7 @@ def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         _mean_time(reading, last["train_runtime"], last["train_runtime"] * last["train_steps_per_second"])
     else:
         _mean_time(reading, last.get("train_runtime"), total, begun)
-    return drafts_of(reading, lines, given)
+    return reading
 
 
 def _model(lines: Sequence[str], reading: LogReading) -> None:
@@ -117,7 +152,7 @@ def _model(lines: Sequence[str], reading: LogReading) -> None:
     printed: dict[str, str] = {}
     overrides: dict[str, str] = {}
     for line in lines:
-        if size := _PRINTED.match(line):
+        if size := _PRINTED.search(line):
             printed[size[1]] = size[2]
         elif override := _OVERRIDES.search(line):
             overrides |= dict(pair.partition("=")[::2] for pair in override[1].split(","))
@@ -154,22 +189,33 @@ def _bar_total(lines: Sequence[str]) -> int | None:
 
 
 def _bar_steps(lines: Sequence[str], total: int | None, begun: int) -> list[Step]:
-    """Steps by the training's own progress bar, which counts to the optimization steps; every rank prints one."""
+    """Steps by the training's own progress bar, which counts to the optimization steps; every rank prints one.
+
+    A loss is of the step that the bar showed before it or, as not every step is drawn, of the next without one.
+    """
     clock: dict[int, int] = {}
+    losses: list[tuple[int, float]] = []
+    at = begun
     for line in lines:
         for done, of, elapsed in _BAR.findall(line):
             if int(of) == total:
+                at = max(at, int(done))
                 clock.setdefault(int(done), seconds_of(elapsed))
-    return steps_of(clock, begun)
+        losses += [(at, entry["loss"]) for entry in _entries([line]) if "loss" in entry]
+    steps = []
+    for step in steps_of(clock, begun):
+        due = bool(losses) and losses[0][0] <= step.iteration
+        steps.append(replace(step, loss=losses.pop(0)[1]) if due else step)
+    return [*steps, *(Step(steps[-1].iteration, loss=loss) for _, loss in losses if steps)]
 
 
 def _mean_time(reading: LogReading, runtime: float | None, total: float | None, begun: int = 0) -> None:
     """The mean over the whole training, where nothing else tells a step's time; a resumed one began at a later step."""
     if not runtime or not total or total <= begun:
         return
-    losses = [step.loss for step in reading.steps if step.loss is not None]
     made = total - begun
-    reading.steps = [Step(round(total), runtime / made, loss=losses[-1] if losses else None)]
+    reading.steps.append(Step(round(total), runtime / made))
+    reading.sampled = True
     reading.notes.append(f"the mean over {made:.0f} steps, start-up and evaluations included")
 
 

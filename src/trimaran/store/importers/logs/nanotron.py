@@ -56,10 +56,12 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     lines = text.split("\n")
     reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"])
     iterations: set[int] = set()
+    again = False
     for at, line in enumerate(lines):
         match = _ITERATION.search(line)
         if match is None:
             _settings(line, reading)
+            again = again or (bool(reading.steps) and "[Start training]" in line)
             continue
         fields = _fields(line[match.end() :])
         if reserved := fields.get("cuda_max_memory_reserved"):
@@ -68,6 +70,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             continue  # another rank's line of the same iteration
         iterations.add(int(match[1]))
         reading.after = at + 1
+        if again:
+            fields.pop("elapsed_time_per_iteration_ms", None)  # it carries the start-up once more
+            reading.notes.append(f"started again before iteration {match[1]}")
+            again = False
         milliseconds, gbs = fields.get("elapsed_time_per_iteration_ms"), fields.get("global_batch_size")
         all_tokens, tokens = fields.get("tokens_per_sec"), fields.get("tokens_per_sec_per_gpu")
         if all_tokens and tokens:

@@ -11,8 +11,8 @@ from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mix
 from trimaran.store.importers.text import clock_of, number_of
 
 _STEP = re.compile(r"\[step=([\d,]{1,12})/[\d,]{1,12},epoch=\d{1,6}")
-_METRIC = re.compile(r"^\s{1,12}([\w/ ()-]{1,80})=([-+\d.,eE]{1,30})\s*$")
-_STAMP = re.compile(r"^\S{0,20}\s?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
+_METRIC = re.compile(r"(?:^|\s)\s{1,12}(\w[\w/ ()-]{0,80})=([-+\d.,eE]{1,30})\s*$")
+_STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
 _LOSS, _BATCHES, _TOKENS = "train/CE loss", "throughput/device/BPS", "throughput/device/TPS"
 _MEMORY = "system/GPU active mem (GiB)"
 
@@ -62,21 +62,29 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         reading.mixture = mixture(experts[1], experts[2])
     gbs = reading.cells.get("gbs")
     clocked: list[tuple[int, float | None, dict[str, float]]] = []
+    starts: set[int] = set()  # places of the first steps of further starts
     for at, line in enumerate(lines):
+        if "TransformerConfig(" in line and clocked:
+            starts.add(len(clocked))
         if step := _STEP.search(line):
             clocked.append((int(step[1].replace(",", "")), clock_of(_STAMP.search(line)), {}))
             reading.after = at + 1
-        elif clocked and (metric := _METRIC.match(line)):
+        elif clocked and (metric := _METRIC.search(line)):
             if (value := number_of(metric[2])) is not None:
                 clocked[-1][2][metric[1].strip()] = value
             reading.after = at + 1
     before: tuple[int, float] | None = None
-    for number, clock, metrics in clocked:
+    by_clock = False
+    for at, (number, clock, metrics) in enumerate(clocked):
+        again = at in starts or (before is not None and number <= before[0])
         rate = metrics.get(_BATCHES)
         seconds = 1.0 / rate if rate else None
         if seconds is None and clock is not None and before is not None and number > before[0] and clock > before[1]:
             seconds = (clock - before[1]) / (number - before[0])
-            reading.notes = ["sec_per_it from the clock of the log's lines, evaluations and checkpoints included"]
+            by_clock = True
+        if again:
+            seconds = None  # it carries the start-up
+            reading.notes.append(f"started again before iteration {number}")
         before = (number, clock) if clock is not None else before
         if memory := metrics.get(_MEMORY):
             reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
@@ -84,6 +92,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         reading.steps.append(
             Step(number, seconds, batch, metrics.get(_LOSS), tokens_per_s_per_device=metrics.get(_TOKENS))
         )
+    if by_clock:
+        reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
     return drafts_of(reading, lines, given)
 
 

@@ -12,6 +12,7 @@ from itertools import groupby, pairwise
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
 from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.text import clock_of
 
 _EVIDENCE_LINES, _EVIDENCE_WIDTH = 40, 500
 
@@ -36,8 +37,8 @@ class LogReading:
     the trainer is known for, taken where it gives the TFLOPs printed. `begin` is the line where it starts, and
     `after` that behind the last step, where the reason for an early end stands. `planned` is the last iteration that
     was asked for. `refusal` is why the log gives no row, `mixture` why it gives none unless the experts are known from
-    elsewhere. A time is the mean since the step logged before, unless times
-    are `sampled`: those of single steps, of which not all are logged.
+    elsewhere. `suspect` says why its times are not to be believed. A time is the mean since the step logged before,
+    unless times are `sampled`: those of single steps, of which not all are logged.
     """
 
     cells: dict[str, Cell] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class LogReading:
     formula: str = ""
     refusal: str = ""
     mixture: str = ""
+    suspect: str = ""
     sampled: bool = False
     begin: int = 0
     after: int = 0
@@ -75,6 +77,11 @@ _ENDINGS = (
         ),
     ),
 )
+# A time as trainers print it, to the millisecond or to the second; OLMo-core's metrics follow it in lines of their own.
+_STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{3}))?")
+_STAMP_WITHIN = 300
+# A number behind which the text ends.
+_TORN = re.compile(r"(?<![\d.,])[-+]?\d[\d.,eE+-]{0,40}\Z")
 # How a training in several jobs ends each of them; its figures are as good as any.
 _TIME_LIMIT = re.compile(r"CANCELLED AT .{0,80}DUE TO TIME LIMIT")
 
@@ -91,6 +98,13 @@ def ending(lines: Sequence[str]) -> tuple[str, str | None]:
                 kept = lines[max(0, at - 2) : at + _EVIDENCE_LINES - 2]
                 return status, "\n".join(said[:_EVIDENCE_WIDTH] for said in kept)
     return "ok", None
+
+
+def whole(text: str) -> str:
+    """A log without the number that its last line ends in, where that line has no end: it may be written on."""
+    last = text[text.rfind("\n") + 1 :]
+    torn = _TORN.search(last)
+    return text[: len(text) - len(last) + torn.start()] if torn and ending([last])[0] == "ok" else text
 
 
 def stated_cell(column: str, text: str) -> Cell:
@@ -120,6 +134,8 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         draft.cells |= {"gbs": gbs} if gbs else {}
         _close(draft, reading, given)
         _figures(draft, steps, reading)
+        if reading.suspect:
+            draft.doubt("suspect", reading.suspect)
         drafts.append(draft)
     if not drafts:
         if not (reading.refusal or reading.cells or reading.mem_gib_by_rank or status != "ok"):
@@ -132,6 +148,8 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         draft.cells["status"] = "not_run"
         drafts.append(draft)
     last = drafts[-1]
+    if reading.steps:
+        last.ended = _clock_before(lines, reading.after)
     if status != "ok":
         last.cells["status"], last.extra["evidence"] = status, evidence
     elif any(_TIME_LIMIT.search(line) for line in lines[reading.after :]):
@@ -141,6 +159,12 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         last.cells["mem_gib"] = max(memory.values())
         last.extra["mem_gib_per_rank"] = tuple(memory[rank] for rank in sorted(memory))
     return drafts
+
+
+def _clock_before(lines: Sequence[str], after: int) -> float | None:
+    """The time that stands in the last of some lines before `after`."""
+    stamps = (_STAMP.search(line) for line in reversed(lines[max(0, after - _STAMP_WITHIN) : after]))
+    return next((clock for stamp in stamps if stamp and (clock := clock_of(stamp)) is not None), None)
 
 
 def drafts_of_trainings(readings: Sequence[LogReading], lines: Sequence[str], given: Mapping[str, Cell]) -> list[Draft]:
@@ -208,7 +232,7 @@ def _with_batch(steps: Sequence[Step]) -> Iterator[Step]:
     gbs = None
     for step in steps:
         gbs = step.gbs or gbs
-        yield replace(step, gbs=gbs)
+        yield step if step.gbs == gbs else replace(step, gbs=gbs)
 
 
 def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None:
@@ -227,7 +251,7 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
 
 
 def _figures(draft: Draft, steps: Sequence[Step], reading: LogReading) -> None:
-    times = [step.sec_per_it for step in steps if step.sec_per_it is not None]
+    times = [step.sec_per_it for step in steps if step.sec_per_it is not None and step.sec_per_it > 0]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
     if not timed:

@@ -1,4 +1,4 @@
-"""Scalars exported from TensorBoard: the CSV of one (`Wall time,Step,Value`), or several as JSON by their tags."""
+"""Scalars of TensorBoard: event files, the CSV of one scalar (`Wall time,Step,Value`), or several as JSON by tags."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.event_file import CLOCK, START, STEP
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of
+from trimaran.store.importers.logs.tracked import Point, drafts_of_points
 
+_EVENTS = f'{{"{START}": '
 _HEADER = "Wall time,Step,Value"
 # Tags by what they hold: Megatron's own, of which its repository keeps exports for its tests.
 _TIMES, _LOSSES = ("iteration-time",), ("lm loss",)
@@ -17,12 +20,14 @@ _MEMORIES = ("mem-max-allocated-bytes",)
 
 
 def recognises(text: str) -> bool:
-    """Whether the text is an export of scalars."""
-    return text.startswith(_HEADER) or bool(_series(json_object(text), (*_TIMES, *_LOSSES)))
+    """Whether the text is an export of scalars, or what event files hold."""
+    return text.startswith(_EVENTS) or text.startswith(_HEADER) or bool(_series(json_object(text), (*_TIMES, *_LOSSES)))
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The row of one run. Shape, batch and layout stand in no scalar: the user states them."""
+    if text.startswith(_EVENTS):
+        return drafts_of_points([point for line in text.split("\n") if (point := _point(line))], given)
     reading = LogReading(sampled=True)
     if text.startswith(_HEADER):
         _by_clock(text.split("\n")[1:], reading)
@@ -36,6 +41,14 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         reading.mem_gib_by_rank[0] = max(memory.values()) / 2**30
         reading.notes.append("memory is the most that PyTorch had allocated")
     return drafts_of(reading, (), given)
+
+
+def _point(line: str) -> Point | None:
+    fields = json_object(line)
+    step, clock, start = (number_in(fields, name) for name in (STEP, CLOCK, START))
+    if step is None or not 0 <= step < 1e9:
+        return None
+    return Point(int(step), fields, clock=clock, start=int(start or 0))
 
 
 def _by_clock(lines: Sequence[str], reading: LogReading) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
-from trimaran.store.importers.text import clock_of, number_of
+from trimaran.store.importers.text import clock_of, loss_of, number_of
 
 _STEP = re.compile(
     r"step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}"
@@ -111,7 +111,7 @@ class _Training:
                     iteration=number,
                     sec_per_it=seconds if seconds and seconds > 0 else None,
                     gbs=gbs if isinstance(gbs, int) else None,
-                    loss=math.nan if match[2].lower() in ("nan", "inf", "-inf") else number_of(match[2]),
+                    loss=loss_of(match[2]),
                     tflops=number_of(match[5]),
                     tokens_per_s_per_device=tps,
                 )
@@ -198,6 +198,6 @@ def _tokens_per_device(stated: Mapping[str, Cell], given: Mapping[str, Cell]) ->
     if isinstance(dp, int):
         others = [known.get(name, 1) for name in ("tp", "pp", "cp")]
         devices = dp * math.prod(size for size in others if isinstance(size, int))
-    if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int):
+    if isinstance(gbs, int) and isinstance(seq_len, int) and isinstance(devices, int) and devices > 0:
         return gbs * seq_len / devices
     return None

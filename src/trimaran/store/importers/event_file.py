@@ -1,0 +1,149 @@
+"""TensorBoard's event files as a text of one JSON object a point: what a tracked run's history looks like elsewhere.
+
+The container is TFRecord's (a length of 8 bytes, 4 of its checksum, the record, 4 of its checksum) and each record an
+`Event` in protocol buffers' wire format (tensorboard/compat/proto/event.proto, summary.proto, tensor.proto). Both are
+read here, since planning does without the package `tensorboard`. Checksums are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from trimaran.files.user_file import open_file, read_bytes
+from trimaran.nouns.noun import TrimaranError
+
+# Names of a point beside its scalars: the trainer's step, its clock in seconds, and which start of the run it is of.
+STEP, CLOCK, START = "_step", "_timestamp", "_start"
+
+_MAX_BYTES = 256 * 1024 * 1024
+_VERSION = b"brain.Event:"
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_FLOAT, _DOUBLE = 1, 2  # `DataType` of tensors
+
+
+def event_files(path: Path) -> list[Path]:
+    """The event files that a path is, or that lie in it; none where it is something else."""
+    if path.is_dir():
+        found = [file for file in path.iterdir() if "tfevents" in file.name and file.is_file()]
+        return sorted(found, key=lambda file: file.name)
+    if not path.is_file():
+        return []
+    with open_file(path, str(path), None) as file:
+        return [path] if _VERSION in file.read(64) else []
+
+
+def event_text(files: list[Path]) -> str:
+    """The scalars of event files of one run, a line for each point, in the order in which they were written.
+
+    Raises TrimaranError where a file is too large or damaged; a record that is cut off, as at the end of a file that is
+    being written, is left out.
+    """
+    lines = []
+    for start, path in enumerate(files):
+        for clock, step, values in _events(path):
+            point = {START: start, STEP: step, CLOCK: clock, **values}
+            lines.append(json.dumps(point, allow_nan=True) + "\n")
+    return "".join(lines)
+
+
+def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float]]]:
+    raw = read_bytes(path, str(path), _MAX_BYTES)
+    at = 0
+    while at + 12 <= len(raw):
+        (length,) = struct.unpack_from("<Q", raw, at)
+        if at + 12 + length > len(raw):
+            return
+        try:
+            clock, step, values = _event(raw[at + 12 : at + 12 + length])
+        except (ValueError, struct.error):
+            raise TrimaranError(
+                f"{path} is damaged at byte {at}: export its scalars as CSV, or name another file"
+            ) from None
+        if values:
+            yield clock, step, values
+        at += 12 + length + 4
+
+
+def _event(record: bytes) -> tuple[float, int, dict[str, float]]:
+    """The clock, the step and the scalars of one record."""
+    clock, step = 0.0, 0
+    values: dict[str, float] = {}
+    for number, value in _fields(record):
+        if number == 1 and isinstance(value, float):
+            clock = value
+        elif number == 2 and isinstance(value, int):
+            step = value
+        elif number == 5 and isinstance(value, bytes):
+            values |= _scalars(value)
+    return clock, step, values
+
+
+def _scalars(summary: bytes) -> dict[str, float]:
+    """Tags and values of a summary; what is no scalar is passed over."""
+    found = {}
+    for number, value in _fields(summary):
+        if number != 1 or not isinstance(value, bytes):
+            continue
+        tag, scalar = "", None
+        for inner, content in _fields(value):
+            if inner == 1 and isinstance(content, bytes):
+                tag = content.decode("utf-8", errors="replace")
+            elif inner == 2 and isinstance(content, bytes):
+                (scalar,) = struct.unpack("<f", content)
+            elif inner == 8 and isinstance(content, bytes):
+                scalar = _scalar_of_tensor(content)
+        if scalar is not None:
+            found[tag] = scalar
+    return found
+
+
+def _scalar_of_tensor(tensor: bytes) -> float | None:
+    """The number in a tensor of one float or double."""
+    kind, content = 0, b""
+    for number, value in _fields(tensor):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number in (4, 5, 6) and isinstance(value, bytes):
+            content = value
+    forms = {_FLOAT: "<f", _DOUBLE: "<d"}
+    if kind not in forms or len(content) != struct.calcsize(forms[kind]):
+        return None
+    return float(struct.unpack(forms[kind], content)[0])
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+    """Numbers and values of a message's fields: a double as a float, four bytes as they are."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+        elif kind == _EIGHT:
+            yield number, float(struct.unpack_from("<d", message, at)[0])
+            at += 8
+        elif kind in (_BYTES, _FOUR):
+            length, at = _varint(message, at) if kind == _BYTES else (4, at)
+            if at + length > len(message):
+                raise ValueError("a field is longer than its message")
+            yield number, message[at : at + length]
+            at += length
+        else:
+            raise ValueError(f"wire type {kind}")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits, and where the next begins."""
+    value = 0
+    for place in range(10):
+        if at + place >= len(message):
+            break
+        byte = message[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value, at + place + 1
+    raise ValueError("a number has no end")
