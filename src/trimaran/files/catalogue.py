@@ -135,6 +135,22 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise TrimaranError(f"{target} cannot be written: {reason}; free space or choose another path") from None
 
 
+def require_room(path: str | Path, size_bytes: int) -> None:
+    """Raise TrimaranError where a file of so many bytes cannot be written now: asked ahead of what takes minutes.
+
+    The nearest folder of the path that is there is tried, and nothing is left in it.
+    """
+    folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(size_bytes))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TrimaranError(f"{path} cannot be written: {reason}; free space or choose another path") from None
+
+
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
