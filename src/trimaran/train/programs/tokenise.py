@@ -248,7 +248,7 @@ def _check_training(training: Training, folder: Path) -> None:
 
 
 def tokenise(job: DataJob) -> None:
-    """Tokenise the job's text and print the folder of token files.
+    """Tokenise the job's text and print the name of the folder of token files, which is below `cache_dir`.
 
     Raises TrimaranError for what the training that is to follow would be refused for, trackers before the text is read.
     """
@@ -262,7 +262,7 @@ def tokenise(job: DataJob) -> None:
             write_megatron(Tokens(folder), Path(job.megatron))
         except OSError as error:
             raise TrimaranError(_unwritten(f"{job.megatron}.bin", error)) from None
-    print(folder)
+    print(folder.name)  # of letters and digits, whereas a path may hold the end of a line
 
 
 if __name__ == "__main__":
