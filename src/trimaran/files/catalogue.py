@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trimaran.files.hugging_face_config import model_from_config
-from trimaran.files.user_file import NOUN_BYTES, file_text, read_json, read_toml
+from trimaran.files.user_file import NOUN_BYTES, file_text, from_home, read_json, read_toml
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.faults import Faults
 from trimaran.nouns.hardware.device import Device
@@ -235,7 +235,7 @@ def looks_like_path(name: str) -> bool:
 
 def whole_path(stated: str, folder: Path) -> str:
     """A path that a file states, from the folder of that file: ranks and programs start in folders of their own."""
-    return str((folder / Path(stated).expanduser()).absolute())
+    return str((folder / from_home(stated)).absolute())
 
 
 def named_from(name_or_path: str, folder: Path) -> str:
