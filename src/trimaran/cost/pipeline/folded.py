@@ -19,8 +19,9 @@ from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.layout.schedule import Action, actions, feeds, rank_of
 from trimaran.nouns.stack import Schedule
+from trimaran.nouns.timeline import EventKind
 
-KINDS = ("forward", "backward", "backward_input", "backward_weight")
+KINDS: tuple[EventKind, ...] = ("forward", "backward", "backward_input", "backward_weight")
 # Micro-batches, in ranks, that are played at first of pipelines that have more, and how many settle every pace.
 _AT_FIRST, _LONGEST = 6, 4096
 # Times that differ by no more than this share of them are the same.
