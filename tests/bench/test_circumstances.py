@@ -142,6 +142,26 @@ def test_the_clock_that_a_killed_sweep_left_capped_is_given_back(tmp_path: Path)
     assert not kept.exists()
 
 
+def test_trials_of_two_commands_never_share_a_capped_clock(tmp_path: Path) -> None:
+    """The second took the first's cap for what had been before, and left it behind; and one without a cap ran under it.
+
+    A command is a process, but a lock of one is kept from another of the same process, too.
+    """
+    files, kept = fake_cpufreq(tmp_path), tmp_path / "kept.json"
+    with capped_clock(2.0, tmp_path, kept):
+        for other in (1.5, None):
+            with pytest.raises(TrimaranError, match=r"run this again when"), capped_clock(other, tmp_path, kept):
+                pass
+        assert [file.read_text() for file in files] == ["2000000"] * 2
+    assert [file.read_text() for file in files] == ["3200000\n"] * 2
+    with capped_clock(None, tmp_path, kept), capped_clock(None, tmp_path, kept):
+        with pytest.raises(TrimaranError, match=r"share its clock"), capped_clock(2.0, tmp_path, kept):
+            pass
+        assert [file.read_text() for file in files] == ["3200000\n"] * 2
+    with capped_clock(2.0, tmp_path, kept):
+        assert [file.read_text() for file in files] == ["2000000"] * 2
+
+
 def test_pinned_ranks_have_cores_of_their_own_while_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 4, 5})
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import combinations
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 
 from trial_helpers import fake_worker, processes_that_name
 from trimaran.bench.launch.contract import RESTARTS
+from trimaran.bench.launch.joined import Joined
 from trimaran.bench.launch.network.measure import TOLERANCE, LinkCheck, Way, measure_links
 from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
 from trimaran.bench.launch.network.switched import SwitchedNetwork
@@ -35,6 +36,7 @@ from trimaran.nouns.shaped_network import ShapedNetwork, ShapedPair
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+from trimaran.study.train_recipe import fastest_layout, train_recipe
 from trimaran.study.workspace import Workspace
 
 namespaces = pytest.mark.skipif(
@@ -165,6 +167,36 @@ def run_fake_on(
     return run_trial(
         trial, ShapedLauncher(shaped.shaped), Limits(timeout_s=30), worker=fake_worker(behaviour), on_step=on_step
     )  # fmt: skip
+
+
+@namespaces
+def test_a_training_begins_with_what_was_measured_on_its_network(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Rows of a shaped network matched no recipe: after tune, train asked for tune."""
+    workspace, layout = Workspace(tmp_path), parse_layout("dp2,mbs1")
+    row = run_fake_on(cluster.on(NEAR), recipe, tmp_path, "ok")
+    assert row.status == "ok", row.evidence
+    with Store(workspace.store) as store:
+        store.add(row)
+
+    def on(*networks: ShapedNetwork) -> Recipe:
+        return recipe.model_copy(update={"sweep": recipe.sweep.model_copy(update={"networks": networks})})
+
+    assert fastest_layout(on(NEAR), workspace) == layout
+    others = [
+        (),
+        (FAR,),
+        (NEAR, FAR),
+        (NEAR.model_copy(update={"latency_ms": 5}),),
+        (NEAR.model_copy(update={"scale": 2.0}),),
+    ]
+    assert [fastest_layout(on(*networks), workspace) for networks in others] == [None] * len(others)
+    with pytest.raises(TrimaranError, match=r"network 'near' is shaped around ranks.*leave \[\[sweep.networks\]\] out"):
+        train_recipe(
+            on(NEAR).model_copy(update={"cluster": cluster}), workspace, layout, show=lambda steps: nullcontext(print),
+            say=print, joined=Joined(0, 2, {}),
+        )  # fmt: skip
 
 
 @namespaces

@@ -24,7 +24,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.workload import Workload
-from trimaran.protocol import host
+from trimaran.protocol import control_groups, host
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 
@@ -162,8 +162,8 @@ def test_a_control_group_s_limit_counts_and_pages_of_files_are_left(
     for name, size in zip(names, (1 << 20, 900_000), strict=True):
         (group / name).write_text(f"{size}\n")
     (group / "memory.stat").write_text(f"{prefix}inactive_file 300000\n{prefix}active_file 50000\n{prefix}anon 7\n")
-    monkeypatch.setattr(host, "_CGROUP", tmp_path)
-    monkeypatch.setattr(host, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "groups")
     assert host.free_memory_bytes() == (1 << 20) - 900_000 + 350_000
     (group / names[0]).write_text("max\n")
     assert host.free_memory_bytes() > 1 << 22

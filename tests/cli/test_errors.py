@@ -214,6 +214,27 @@ def test_a_verb_that_is_stopped_promises_only_what_it_has_kept(
     assert capsys.readouterr().err == f"trimaran: {how}{kept}\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_while_the_first_is_told_changes_nothing(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback, or in the status of a killed process."""
+
+    def stopped(how: str) -> str:
+        signal.raise_signal(number)
+        return how
+
+    monkeypatch.setattr("trimaran.cli.app.app", lambda standalone_mode: signal.raise_signal(number))
+    monkeypatch.setattr("trimaran.cli._stopped", stopped)
+    with pytest.raises(SystemExit) as left:
+        main()
+    signal.raise_signal(number)
+    assert left.value.code in (130, 143) and capsys.readouterr().err in (
+        "trimaran: interrupted\n",
+        "trimaran: terminated\n",
+    )
+
+
 def test_ctrl_c_while_modules_are_read_is_a_line(tmp_path: Path) -> None:
     """A module that verbs need takes a second here, in which the signal comes."""
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")

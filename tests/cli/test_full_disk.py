@@ -81,6 +81,14 @@ def test_a_file_that_finds_no_room_leaves_the_old_one(
     assert (full / name).read_text() == "old" and sorted(path.name for path in full.iterdir()) == before
 
 
+def test_a_probe_is_refused_before_it_measures_what_finds_no_room(full: Path, tmp_path: Path) -> None:
+    """It measured for minutes first."""
+    before = sorted(path.name for path in full.iterdir())
+    done = answer(Try(("probe", "-o", str(full / "old.toml"))), tmp_path)
+    assert_told(done, "old.toml", "space")
+    assert done.cpu_s < 2 and sorted(path.name for path in full.iterdir()) == before
+
+
 def test_a_store_that_finds_no_room_keeps_its_rows(full: Path, rows: Path, tmp_path: Path) -> None:
     write_table(tmp_path / "t.csv", packaged_table().measurements)
     for arguments in (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from command import MACHINE, run, tiny_recipe
+from command import MACHINE, TRIMARAN, run, tiny_recipe
 from trimaran.files.recipe_file import load_recipe
 
 PATHS = """
@@ -58,6 +60,30 @@ def test_every_path_is_taken_from_the_recipes_folder(tmp_path: Path, monkeypatch
 def test_words_that_are_no_paths_stay(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, data='tokenizer = "bpe"')
     assert (load_recipe(str(recipe)).data.tokenizer, load_recipe(str(recipe)).data.paths) == ("bpe", ("python-stdlib",))
+
+
+def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """Of a user whom nobody knows, or of this one in a container that does not know it: it was a traceback."""
+    recipe = tiny_recipe(tmp_path, data='paths = ["~nobody-of-this-name/text"]')
+    for words in (
+        ("plan", str(recipe)),
+        ("sample", "~nobody-of-this-name/x"),
+        ("convert", "~nobody-of-this-name/x", "-o", "y"),
+    ):
+        told = run(*words, cwd=tmp_path).stderr.strip().splitlines()
+        assert len(told) == 1 and "~nobody-of-this-name has no home directory here: write the whole path" in told[0], (
+            told
+        )
+
+
+def test_a_study_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    """An end of a line in it had the text looked for in another folder; here in the plainest of all locales, too."""
+    folder = "ends\nof lines, spaces, a:b,c%d=e, ünïcode"
+    plain = {name: value for name, value in os.environ.items() if name != "HOME"} | {"LC_ALL": "C", "LANG": "C"}
+    command = [TRIMARAN, "bench", str(tiny_recipe(tmp_path)), "--runs", folder]
+    done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / folder).iterdir()) == ["tiny"]
 
 
 @pytest.mark.proof

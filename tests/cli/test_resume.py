@@ -67,13 +67,17 @@ def test_a_stopped_training_saves_leaves_with_75_and_goes_on_on_another_layout(
     assert resumed[:alike] == pytest.approx(losses(tmp_path / "whole/tiny/train")[:alike], rel=1e-5)
 
 
-def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path, times: int) -> None:
+    """Twice in a moment, too, as where what runs the command passes it on besides: that lost what was not saved."""
     running = subprocess.Popen(
         [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
     log = tmp_path / "runs/tiny/train/log.jsonl"
     wait_for(lambda: log.exists() and log.read_text().count("\n") >= 3, running)
-    running.send_signal(signal.SIGINT)
+    for _ in range(times):
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.05)
     told = running.communicate(timeout=60)[1].strip().splitlines()
     assert running.returncode == STOPPED, told
     stopped_at = len(losses(log.parent))

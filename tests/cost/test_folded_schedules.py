@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from trimaran.cost.estimate import estimate, memory_per_stage
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.stage import in_flight
 from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
+from trimaran.cost.pipeline.folded import order_of
 from trimaran.cost.pipeline.lockstep import play
 from trimaran.cost.simulate import PipelineRun, SendTimes, simulate
 from trimaran.cost.stage_work import stage_work
@@ -190,3 +192,11 @@ def test_what_folded_schedules_cannot_do_is_said(label: str, why: str) -> None:
 def test_only_stacks_that_have_folded_schedules_list_them() -> None:
     names = ("trimaran", "megatron-core", "deepspeed", "torchtitan", "torchtitan-compiled", "torch-pipe")
     assert {name for name in names if set(FOLDED) & set(load_stack(name).schedules)} == {"torchtitan", "torch-pipe"}
+
+
+def test_the_order_of_a_long_pipeline_is_known_at_once() -> None:
+    """147,456 actions took 1.8 s of a core, and a plan explained on pipelines of many lengths minutes."""
+    order_of.cache_clear()
+    began = time.process_time()
+    order = order_of("zbv", 48, 512)
+    assert len(order.work) == 147_456 and time.process_time() - began < 1.0

@@ -55,6 +55,17 @@ def modules() -> list[str]:
     return [name for name in names if name != OPENER and not name.startswith(tuple(OWN_FILES))]
 
 
+def test_homes_are_looked_up_in_one_place() -> None:
+    """A user whom the system does not know has none, which pathlib answers with a RuntimeError."""
+    callers = {
+        path.relative_to(SRC).as_posix()
+        for path in SRC.rglob("*.py")
+        for call in calls(path)
+        if name_of(call) == "expanduser"
+    }
+    assert callers == {OPENER}
+
+
 @pytest.mark.parametrize("module", modules())
 def test_no_room_opens_a_users_file_by_another_way(module: str) -> None:
     for call in calls(SRC / module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +75,15 @@ def test_a_verb_starts_no_process_and_opens_no_room_before_it_is_called(path: Pa
         for alias in node.names
     }
     assert not names & {"subprocess", "multiprocessing"}
+
+
+def test_a_table_that_is_not_there_is_told_before_the_cost_model_comes() -> None:
+    """Half of a second of a core is what the model takes to come, which a mistake should not cost."""
+    script = (
+        "import sys; sys.argv = ['trimaran', 'predict', 'nosuch']\n"
+        "from trimaran.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in sys.modules if name.startswith('trimaran.cost')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" and "table nosuch is neither a file nor a table that ships" in done.stderr

@@ -223,6 +223,18 @@ def test_a_store_that_may_not_be_read_is_not_said_to_be_one_that_cannot_be_writt
     assert done.stdout == "store s.sqlite cannot be read: check its permissions\n"
 
 
+def test_a_store_that_stays_locked_names_both_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite says the same of a lock that another holds and of a file system that gives none."""
+    monkeypatch.setattr("trimaran.store.database.BUSY_TIMEOUT_S", 0.1)
+    with Store(tmp_path / "s.sqlite") as store:
+        other = sqlite3.connect(tmp_path / "s.sqlite")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TrimaranError, match=r"end the process that holds it, or .* keeps no locks") as error:
+            store.add(row_of("other"))
+        other.close()
+    one_line(error)
+
+
 def test_a_new_store_does_not_take_the_name_of_a_table(tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match=r"name it x\.sqlite"):
         Store(tmp_path / "x.csv")

@@ -7,6 +7,8 @@ import signal
 import sys
 from types import FrameType
 
+from trimaran.protocol.wishes import Wishes
+
 INTERRUPTED = 130
 TERMINATED = 143
 # What an interrupted verb has kept; the others keep nothing before they end.
@@ -27,8 +29,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows another for it
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _terminate)
+    _end_on_signals()
     try:
         from trimaran.cli.app import app  # which takes a while, and may be interrupted
 
@@ -61,8 +62,19 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise _Terminated
+def _end_on_signals() -> None:
+    """Have signals end the verb by an exception, each wish once."""
+    endings: dict[int, type[BaseException]] = {signal.SIGTERM: _Terminated, signal.SIGUSR1: _Terminated}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this had it ignored
+        endings[signal.SIGINT] = KeyboardInterrupt
+    wishes = Wishes()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if wishes.is_new():
+            raise endings[number]
+
+    for number in endings:
+        signal.signal(number, end)
 
 
 def _stopped(how: str) -> str:
@@ -86,9 +98,10 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(message: str, status: int = 2) -> None:
+    # what is told holds: one more signal while this process ends must not leave with another status
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     from trimaran.nouns.text import one_line
 
-    # what is told holds: one more Ctrl-C while this process ends must not leave with another status
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"trimaran: {one_line(message)}", file=sys.stderr)
     sys.exit(status)

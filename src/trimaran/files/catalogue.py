@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trimaran.files.hugging_face_config import model_from_config
-from trimaran.files.user_file import NOUN_BYTES, file_text, read_json, read_toml
+from trimaran.files.user_file import NOUN_BYTES, file_text, from_home, read_json, read_toml
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.faults import Faults
 from trimaran.nouns.hardware.device import Device
@@ -135,6 +135,22 @@ def write_atomically(path: str | Path, text: str) -> None:
         raise TrimaranError(f"{target} cannot be written: {reason}; free space or choose another path") from None
 
 
+def require_room(path: str | Path, size_bytes: int) -> None:
+    """Raise TrimaranError where a file of so many bytes cannot be written now: asked ahead of what takes minutes.
+
+    The nearest folder of the path that is there is tried, and nothing is left in it.
+    """
+    folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(size_bytes))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TrimaranError(f"{path} cannot be written: {reason}; free space or choose another path") from None
+
+
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
@@ -219,7 +235,7 @@ def looks_like_path(name: str) -> bool:
 
 def whole_path(stated: str, folder: Path) -> str:
     """A path that a file states, from the folder of that file: ranks and programs start in folders of their own."""
-    return str((folder / Path(stated).expanduser()).absolute())
+    return str((folder / from_home(stated)).absolute())
 
 
 def named_from(name_or_path: str, folder: Path) -> str:

@@ -29,6 +29,18 @@ _KEY = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?<![\w.-])(?:{_KEY}[ \t]*+\.[ \t]*+){{{MOST_NESTED}}}")
 
 
+def from_home(path: str) -> Path:
+    """The path, with a home directory in place of ~ or ~NAME at its front.
+
+    Raises TrimaranError where there is none, as of a user whom a container does not know.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise TrimaranError(f"{path}: {user} has no home directory here: write the whole path, or set HOME") from None
+
+
 def regular_file(path: str | Path, what: str, limit_bytes: int | None) -> Path:
     """The path, for a library that opens files by itself, once it is known to be a regular file of no more bytes.
 

@@ -6,16 +6,13 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from trimaran.protocol.control_groups import cpu_quota, memory_left_bytes, memory_limit_bytes
+
 GIB = float(1 << 30)
-_CGROUP = Path("/sys/fs/cgroup")
-_GROUPS = Path("/proc/self/cgroup")
-# Of control groups of version 1 and 2: files of the limit and of what is held, and how names in memory.stat begin.
-_V1, _V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"), ("memory.max", "memory.current", "")
 
 
 def first_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
@@ -52,21 +49,17 @@ def name_until_reboot() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, and a container's quota rounded down."""
+    """Cores that this process may keep busy: its affinity, and the quota of its control groups rounded down."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def memory_gib() -> float:
-    """Memory that this process may use, GiB: the machine's, or a container's limit."""
+    """Memory that this process may use, GiB: the machine's, or the limit of its control groups."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup version 2, version 1
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int((_CGROUP / name).read_text()))
-    return total / GIB
+    limit = memory_limit_bytes()
+    return (total if limit is None else min(total, limit)) / GIB
 
 
 def free_memory_bytes() -> int:
@@ -78,7 +71,7 @@ def free_memory_bytes() -> int:
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, IndexError):
         free = _memory_of_machine("MemAvailable")
-    return max(0, min([free, *_left_in_groups()]))
+    return max(0, min([free, *memory_left_bytes()]))
 
 
 def swap_bytes(*, free: bool = False) -> int:
@@ -90,25 +83,6 @@ def swap_bytes(*, free: bool = False) -> int:
 
 def _memory_of_machine(name: str) -> int:
     return int(Path("/proc/meminfo").read_text().partition(f"{name}:")[2].split()[0]) * 1024
-
-
-def _left_in_groups() -> Iterator[int]:
-    """Bytes that each control group with a limit, of those that this process is in, may still take."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = _GROUPS.read_text().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, (limit, held, prefix) = (_CGROUP / "memory", _V1) if controllers else (_CGROUP, _V2)
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # a group without a limit says max
-                left = int((folder / limit).read_text()) - int((folder / held).read_text())
-                words = (entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
-                of_files = (f"{prefix}inactive_file", f"{prefix}active_file")
-                yield left + sum(int(size) for name, size in words if name in of_files)
 
 
 # Where other programs take more of the cores' time than this, it shows in the figures.

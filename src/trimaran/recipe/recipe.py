@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.shaped_network import ShapedNetwork
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.nouns.workload import Workload
@@ -38,6 +39,11 @@ class Recipe(Noun):
     def variant(self) -> Variant:
         """What tune and train run under: the only variant of the sweep, or none."""
         return self.sweep.variants[0] if len(self.sweep.variants) == 1 else PLAIN
+
+    @property
+    def network(self) -> ShapedNetwork | None:
+        """What tune and train run on: the only network of the sweep, or none."""
+        return self.sweep.networks[0] if len(self.sweep.networks) == 1 else None
 
     def variant_text(self, variant: Variant) -> str:
         """What keys and rows say of a trial under a variant: the variant, and the software that Slurm's nodes have.

@@ -434,8 +434,12 @@ def _remedy(error: sqlite3.Error) -> str:
     message = str(error)
     if "full" in message or "disk I/O" in message:
         return f"the disk is full or failing ({message}); rows stored before are kept: free space and run again"
-    if "locked" in message:
-        return f"another process has held it for {BUSY_TIMEOUT_S:.0f} s: end that process, or use another file"
+    if "locked" in message or "locking" in message:
+        # SQLite does not tell a lock that is held from one that a file system does not give
+        return (
+            f"it was locked for {BUSY_TIMEOUT_S:.0f} s ({message}): end the process that holds it, or use a file on "
+            f"another file system where this one keeps no locks"
+        )
     if "readonly" in message or "unable to open" in message:
         return f"it cannot be written ({message}): check its permissions, or name another file"
     if "not a database" in message or "malformed" in message:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
-from trimaran.files.catalogue import write_atomically
+from trimaran.files.catalogue import require_room, write_atomically
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
@@ -21,6 +21,9 @@ from trimaran.protocol import progress
 from trimaran.protocol.exits import signal_name
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import slots_wanted, stated_layouts
+
+# More than any probe of one machine, or of hundreds of nodes with their links, writes.
+CLUSTER_BYTES = 1 << 19
 
 
 def require_torch(what: str) -> None:
@@ -109,6 +112,7 @@ def probe_machine(recipe: Recipe, cluster_file: Path) -> None:
 
     `model.json` and `stack.json` are left beside it. Raises TrimaranError when the probe fails.
     """
+    require_room(cluster_file, CLUSTER_BYTES)
     model, stack = cluster_file.with_name("model.json"), cluster_file.with_name("stack.json")
     write_atomically(model, recipe.workload.model.model_dump_json())
     write_atomically(stack, recipe.stack.model_dump_json())

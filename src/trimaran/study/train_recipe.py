@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from trimaran.bench.launch.joined import Joined
+from trimaran.bench.launch.network.shaped_launcher import network_variant, require_shaping
 from trimaran.bench.trial.room import Shortage, shortage
 from trimaran.cost.calibration import load_calibration
 from trimaran.cost.case import Case
@@ -19,6 +21,7 @@ from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.shaped_network import ShapedNetwork
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.recipe.recipe import Recipe
@@ -57,10 +60,18 @@ def train_recipe(
             f"layout {layout} names the device of each rank, but torchrun or srun has numbered these ranks already: "
             f"start the training by itself, or leave on... out"
         )
+    if joined and recipe.network:
+        raise TrimaranError(
+            f"network {recipe.network.name!r} is shaped around ranks that are started here, and torchrun or srun has "
+            f"started these: start the training by itself, or leave [[sweep.networks]] out"
+        )
     if joined and joined.rank:
         joined.follow()
     stated = cluster or recipe.cluster
     cluster = stated or workspace.cluster(recipe, [layout])
+    if recipe.network and not cluster.shaped:
+        require_shaping([recipe.network])
+        cluster = cluster.on(recipe.network)
     check_layout(layout, recipe.workload, cluster, recipe.stack)
     if not joined:
         require_devices(recipe, cluster)
@@ -139,11 +150,21 @@ def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
         return []
     with Store(workspace.store) as store:
         rows = store.measurements(recipe=recipe.name)
+    network = recipe.network
+    variant = ";".join(filter(None, (recipe.variant_text(recipe.variant), network_variant(network))))
     return [
         row
         for row in rows
         if row.status == "ok"
         and row.sec_per_it
-        and (row.variant or "") == recipe.variant_text(recipe.variant)
+        and (row.variant or "") == variant
+        and (network is None or _is_of(row, network))
         and measured_workload(row, recipe.workload)
     ]
+
+
+def _is_of(row: Measurement, network: ShapedNetwork) -> bool:
+    """Whether a row's network had these delays and rates: one of the same name may have been changed since."""
+    delay_ms, gbps = network.slowest
+    stated = (row.network_delay_ms or 0.0, row.network_gbps or 0.0)
+    return all(math.isclose(*pair, rel_tol=1e-9) for pair in zip(stated, (delay_ms, gbps), strict=True))

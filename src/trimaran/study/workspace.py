@@ -126,6 +126,5 @@ class Workspace:
             job = job.model_copy(update={"training": training})
         path = self.folder / "data.json"
         write_atomically(path, job.model_dump_json(indent=1))
-        return Path(
-            run_program("trimaran.train.programs.tokenise", [str(path)], "data", capture=True).strip().splitlines()[-1]
-        )
+        told = run_program("trimaran.train.programs.tokenise", [str(path)], "data", capture=True)
+        return Path(job.cache_dir, told.strip().splitlines()[-1])

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import threading
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from virtual_cluster import controller_away
@@ -57,6 +58,28 @@ def test_a_trial_ends_as_it_would_while_the_controller_is_away(
         finally:
             start_again.join()
     assert row.status == status, row.evidence
+
+
+@pytest.mark.parametrize("submit", ["job", pytest.param("allocation", marks=pytest.mark.proof)])
+def test_a_trial_begins_when_the_controller_is_there_again(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, submit: Literal["job", "allocation"]
+) -> None:
+    """Its sweep ended with the first trial whose job was refused, though squeue and sacct were asked again."""
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    said: list[str] = []
+    with contextlib.ExitStack() as away:
+        away.enter_context(controller_away(slurm_conf))
+        with contextlib.closing(SlurmLauncher(SlurmSettings(submit=submit), said.append)) as launcher:
+            start_again = threading.Timer(5.0, away.close)
+            start_again.start()
+            try:
+                row = run_trial(trial, launcher, PATIENT, worker=fake_worker("ok"))
+            finally:
+                start_again.join()
+    assert row.status == "ok", row.evidence
+    assert [line for line in said if "controller" in line] == [
+        "Slurm's controller is away: the job is submitted when it answers again"
+    ]
 
 
 @pytest.mark.proof

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-_ROOT = Path("/sys/fs/cgroup")
+from trimaran.protocol.control_groups import oom_kills_of, own_groups
+
 _PREFIX = "trimaran-"
 _GONE_WITHIN_S = 5.0
 _count = itertools.count()
@@ -81,12 +82,7 @@ class MemoryGroup(ControlGroup):
         return self._kills() > self._kills_before
 
     def _kills(self) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            for line in (self._folder / self._events).read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        return 0
+        return oom_kills_of(self._folder / self._events) or 0
 
 
 class SpeedGroup(ControlGroup):
@@ -139,15 +135,7 @@ def _made(controller: str, make: Callable[[Path, int], Group]) -> Group | None:
 
 def _parents(controller: str) -> list[tuple[int, Path]]:
     """The groups of this process below which the controller can limit others: (version, folder)."""
-    groups = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _number, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):
-                groups.append((1, _ROOT / controller / path.lstrip("/")))
-            elif not controllers:
-                groups.append((2, _ROOT / path.lstrip("/")))
-    return [(version, folder) for version, folder in groups if _can_limit(version, folder, controller)]
+    return [(version, folder) for version, folder in own_groups(controller) if _can_limit(version, folder, controller)]
 
 
 def _can_limit(version: int, folder: Path, controller: str) -> bool:

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimaran.protocol.control_groups import oom_kills, oom_kills_of
+
 _KIB_PER_GIB = 1024 * 1024
 _MACHINE = Path("/proc/meminfo")
+_VMSTAT = Path("/proc/vmstat")
 # Below this share of the machine's memory left, the kernel may kill anything, the sweep included.
 _LEAST_FREE = 0.02
 
@@ -68,13 +71,12 @@ class HeldMemory:
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for memory since boot (0 where it does not say)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return 0
+    """How many processes the kernel has killed for memory: of this process's control group, which its ranks share.
+
+    Where that is not told, of the whole machine since boot (0 where it does not say either).
+    """
+    kills = oom_kills()
+    return (oom_kills_of(_VMSTAT) or 0) if kills is None else kills
 
 
 def _machine_gib() -> tuple[float, float]:

@@ -256,7 +256,7 @@ class LocalRanks:
         """Whether the kernel has ended a process of the trial for memory."""
         if self.memory:
             over = self.memory.over_memory()
-        else:  # the kernel counts for the whole machine, where others may be over their limits too
+        else:  # others may have been killed for memory, too: of the same control group, or of the whole machine
             killed = any(process.poll() == -signal.SIGKILL for process in self.processes)
             over = not self._ended and killed and kernel_oom_kills() > self._kills_before
         self._over_memory = self._over_memory or over

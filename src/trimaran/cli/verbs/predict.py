@@ -31,14 +31,9 @@ def predict(
 
     Example: trimaran predict recipes/bloom-176b.toml
     """
-    from trimaran.cost.calibration import load_calibration
-    from trimaran.cost.table.predict_table import predict_table, score_groups
     from trimaran.files.catalogue import catalogue_names, load_cluster, load_stack, write_atomically
     from trimaran.files.row_table import misspelt_columns, packaged_table, packaged_tables, read_table
     from trimaran.nouns.noun import TrimaranError
-    from trimaran.report.predicted import told_once
-    from trimaran.report.scores import FIELDS, csv_with_predictions, records
-    from trimaran.report.tables import render
 
     if cluster is not None:
         load_cluster(cluster)
@@ -50,6 +45,13 @@ def predict(
     stated = packaged_table(table) if table in packaged_tables() else read_table(table)
     if not stated.rows:
         raise TrimaranError(f"table {table} has a header but no rows: add a line for each run")
+    # the cost model takes half a second of a core to come, which a mistake should not cost
+    from trimaran.cost.calibration import load_calibration
+    from trimaran.cost.table.predict_table import predict_table, score_groups
+    from trimaran.report.predicted import told_once
+    from trimaran.report.scores import FIELDS, csv_with_predictions, records
+    from trimaran.report.tables import render
+
     if misspelt := misspelt_columns(stated.header):
         tell_each([f"note: {'; '.join(misspelt)}"])
     known = load_calibration(calibration) if calibration not in (None, "none") else None

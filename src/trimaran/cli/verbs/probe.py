@@ -41,7 +41,8 @@ def probe(
 
     Example: trimaran probe -o laptop.toml --slots 4 --model gpt2-124m
     """
-    from trimaran.study.torch_programs import run_program
+    from trimaran.files.catalogue import require_room
+    from trimaran.study.torch_programs import CLUSTER_BYTES, run_program
 
     arguments = ["-o", str(output)]
     arguments += ["--slots", str(slots)] if slots else []
@@ -52,6 +53,8 @@ def probe(
         arguments += ["--mbs", str(size)]
     arguments += ["--quick"] if quick else []
     place = place_among_ranks()
+    if not (place and place.rank):
+        require_room(output, CLUSTER_BYTES)
     with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
         if place:
             links = Path(folder) / "links.json"

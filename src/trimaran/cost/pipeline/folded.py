@@ -8,7 +8,7 @@ steady state goes on as it is, so that long pipelines are played with fewer micr
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -19,8 +19,9 @@ from trimaran.cost.grid import Bools, Floats, Ints
 from trimaran.cost.pipeline.runs import PipelineRuns
 from trimaran.layout.schedule import Action, actions, feeds, rank_of
 from trimaran.nouns.stack import Schedule
+from trimaran.nouns.timeline import EventKind
 
-KINDS = ("forward", "backward", "backward_input", "backward_weight")
+KINDS: tuple[EventKind, ...] = ("forward", "backward", "backward_input", "backward_weight")
 # Micro-batches, in ranks, that are played at first of pipelines that have more, and how many settle every pace.
 _AT_FIRST, _LONGEST = 6, 4096
 # Times that differ by no more than this share of them are the same.
@@ -52,62 +53,77 @@ class Order:
 @lru_cache(maxsize=64)
 def order_of(schedule: Schedule, ranks: int, micro_batches: int) -> Order:
     """An order in which the actions of a folded schedule can be played."""
-    stages = 2 * ranks
-    todo = [actions(schedule, rank, ranks, stages, micro_batches) for rank in range(ranks)]
-    level, before = dict[Action, int](), dict[Action, Action | None]()
-    fed_by = dict[Action, Action]()
-    made = dict[tuple[bool, int, int], Action]()
-    position, ready = [0] * ranks, deque(range(ranks))
-    while ready:
-        rank = ready.popleft()
-        while position[rank] < len(todo[rank]):
-            action = todo[rank][position[rank]]
-            kind, micro_batch, stage = action
-            down = kind == "forward"
-            needed = (
-                None if kind == "backward_weight" or (down and stage == 0) else made.get((down, stage, micro_batch))
-            )
-            if needed is None and not (kind == "backward_weight" or (down and stage == 0)):
-                break
-            last = todo[rank][position[rank] - 1] if position[rank] else None
-            before[action] = last
-            if needed is not None:
-                fed_by[action] = needed
-            level[action] = 1 + max(level[one] if one else -1 for one in (last, needed))
-            position[rank] += 1
-            fed = feeds(action, stages)
-            if down and stage == stages - 1:
-                made[False, stage, micro_batch] = action
-            elif fed is not None:
-                made[down, fed.stage, micro_batch] = action
-                ready.append(rank_of(schedule, fed.stage, ranks))
-    in_order = sorted(level, key=level.__getitem__)
-    index: dict[Action | None, int] = {action: place for place, action in enumerate(in_order)}
-    index[None] = len(in_order)
-    link = {action: _link(schedule, action, ranks) for action in in_order}
-    sent_before = dict[Action, Action]()
-    for rank in range(ranks):
-        latest = dict[int, Action]()
-        for action in todo[rank]:
-            if link[action] in latest:
-                sent_before[action] = latest[link[action]]
-            latest[link[action]] = action
-    bounds = np.flatnonzero(np.diff([level[action] for action in in_order], prepend=-1, append=len(in_order) + 1))
+    stages, none = 2 * ranks, 2 * ranks
+    by_rank = [actions(schedule, rank, ranks, stages, micro_batches) for rank in range(ranks)]
+    bounds = np.cumsum([0, *map(len, by_rank)]).tolist()
+    todo = [action for rank in by_rank for action in rank]
+    count = len(todo)
+    kind = np.array([KINDS.index(action.kind) for action in todo])
+    stage, micro_batch = (np.array([action[field] for action in todo]) for field in (2, 1))
+    down, weight = kind == KINDS.index("forward"), kind == KINDS.index("backward_weight")
+
+    # what goes from one action to another is known by its way, down or up, the stage that needs it, and micro-batch
+    def piece(down: Bools, stage: Ints, of: Bools) -> Ints:
+        known = (down * stages + stage) * micro_batches + micro_batch
+        return np.asarray(np.where(of, known, 2 * stages * micro_batches))
+
+    turns = down & (stage == stages - 1)
+    makes = piece(down & ~turns, stage + np.where(turns, 0, np.where(down, 1, -1)), ~weight & (down | (stage > 0)))
+    maker = np.full(2 * stages * micro_batches + 1, count)
+    maker[makes] = np.arange(count)
+    maker[-1] = count
+    fed = maker[piece(down, stage, ~weight & ~(down & (stage == 0)))]
+    before = np.arange(-1, count - 1)
+    before[[start for start, end in pairwise(bounds) if start < end]] = count
+    level = np.array(_levels(bounds, fed.tolist()))
+    in_order = np.argsort(level, kind="stable")
+    index = np.full(count + 1, count)
+    index[in_order] = np.arange(count)
+    links = [[_link(schedule, Action(name, 0, each), ranks) for each in range(stages)] for name in KINDS]
+    link = np.array(links)[kind, stage]
+    queued = np.full(count, count)
+    for start, end in pairwise(bounds):
+        for each in np.unique(link[start:end]).tolist():
+            sends = start + np.flatnonzero(link[start:end] == each)
+            queued[sends[1:]] = sends[:-1] if each < none else count
     at = np.full((3, stages, micro_batches), -1, dtype=np.int64)
-    for action in in_order:
-        row = {"forward": 0, "backward_weight": 2}.get(action.kind, 1)
-        at[row, action.stage, action.micro_batch] = index[action]
-    none = 2 * ranks
+    at[np.where(down, 0, np.where(weight, 2, 1)), stage, micro_batch] = index[:count]
+    starts = np.flatnonzero(np.diff(level[in_order], prepend=-1, append=count + 1))
     return Order(
-        before=np.array([index[before[action]] for action in in_order]),
-        fed=np.array([index[fed_by.get(action)] for action in in_order]),
-        queued=np.array([index[sent_before.get(action) if link[action] < none else None] for action in in_order]),
-        work=np.array([KINDS.index(action.kind) * stages + action.stage for action in in_order]),
-        link=np.array([link[action] for action in in_order]),
-        came=np.array([link[fed_by[action]] if action in fed_by else none for action in in_order]),
-        levels=tuple(slice(start, end) for start, end in pairwise(bounds.tolist())),
+        before=index[before][in_order],
+        fed=index[fed][in_order],
+        queued=index[queued][in_order],
+        work=(kind * stages + stage)[in_order],
+        link=link[in_order],
+        came=np.append(link, none)[fed][in_order],
+        levels=tuple(slice(start, end) for start, end in pairwise(starts.tolist())),
         at=at,
     )
+
+
+def _levels(bounds: Sequence[int], fed: Sequence[int]) -> list[int]:
+    """How many actions come before each at least: one more than before the last on its rank, and what it is fed by.
+
+    Each rank goes on until an input is not made yet, and again when it is.
+    """
+    count = len(fed)
+    level, last = [-1] * (count + 1), [-1] * len(bounds)
+    position, is_made, waits_for = list(bounds[:-1]), [False] * count + [True], dict[int, int]()
+    ready = list(range(len(position)))
+    while ready:
+        rank = ready.pop()
+        at, here = position[rank], last[rank]
+        while at < bounds[rank + 1]:
+            if not is_made[fed[at]]:
+                waits_for[fed[at]] = rank
+                break
+            here = 1 + max(here, level[fed[at]])
+            level[at], is_made[at] = here, True
+            if at in waits_for:
+                ready.append(waits_for.pop(at))
+            at += 1
+        position[rank], last[rank] = at, here
+    return level[:count]
 
 
 def _link(schedule: Schedule, action: Action, ranks: int) -> int:

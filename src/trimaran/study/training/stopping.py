@@ -14,6 +14,7 @@ from typing import Any
 from trimaran.bench.launch.contract import Launch, Launcher, Ranks
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import STOP_SIGNALS, STOPPED
+from trimaran.protocol.wishes import Wishes
 
 GO_ON = "the same command with --resume goes on"
 BEGIN_ANEW = "nothing was saved yet, so the same command begins at the first step"
@@ -84,18 +85,24 @@ class StoppableLauncher:
 
     @contextlib.contextmanager
     def passing_on_signals(self) -> Iterator[None]:
-        """Send the ranks SIGTERM on SIGTERM, SIGUSR1 or Ctrl-C; a second one does here what it did before.
+        """Send the ranks SIGTERM on SIGTERM, SIGUSR1 or Ctrl-C; a second wish does here what it did before.
 
         Raises StoppedBetweenRanksError where there are no ranks.
         """
         before: dict[int, Any] = {}
+        wishes = Wishes()
 
         def restore() -> None:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-        def pass_on(_number: int, _frame: FrameType | None) -> None:
-            restore()
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            if not wishes.is_new():
+                return
+            if self.stopping:
+                restore()
+                signal.raise_signal(number)
+                return
             self.stopping = True
             if self._ranks is None:
                 raise StoppedBetweenRanksError

@@ -6,9 +6,9 @@ JOB.json is a `trimaran.protocol.job.ConvertJob`.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from trimaran.files.hugging_face_config import config_from_model
+from trimaran.files.user_file import from_home
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import ConvertJob
 from trimaran.train.programs.run_job import run_job
@@ -18,10 +18,10 @@ from trimaran.train.text.tokenizer import load_tokenizer
 
 def convert(job: ConvertJob) -> None:
     """Write the Hugging Face folder; weights keep the precision they are stored in."""
-    output = Path(job.output).expanduser()
+    output = from_home(job.output)
     if output.exists():
         raise TrimaranError(f"{output} exists: choose another folder or remove it")
-    files = find_weights(Path(job.source).expanduser())
+    files = find_weights(from_home(job.source))
     family = job.family or (files.kind if isinstance(files, HuggingFaceFiles) else None)
     config_from_model(files.model, family)
     tokenizer = files.folder / TOKENIZER_NAME

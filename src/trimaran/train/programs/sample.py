@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from trimaran.files.user_file import from_home
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
 from trimaran.protocol.job import SampleJob
@@ -29,7 +30,7 @@ def read_tokenizer(folder: Path) -> HuggingFace:
 
 def sample(job: SampleJob) -> None:
     """Print the prompt and its continuation as it comes, up to the end of the document."""
-    files = find_weights(Path(job.source).expanduser())
+    files = find_weights(from_home(job.source))
     tokenizer = read_tokenizer(files.folder)
     prompt = tokenizer.inner.encode(job.prompt, add_special_tokens=False).ids
     if tokenizer.vocab > files.model.vocab:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trimaran.files.user_file import open_file
+from trimaran.files.user_file import from_home, open_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress
 from trimaran.protocol.job import DataJob, Training
@@ -53,7 +53,7 @@ def fingerprint(job: DataJob) -> str:
     if data.tokenizer == "bpe":
         checksum.update(str(job.vocab).encode())
     if from_file:
-        _add_files(checksum, "data.tokenizer", [Path(data.tokenizer).expanduser()], None)
+        _add_files(checksum, "data.tokenizer", [from_home(data.tokenizer)], None)
     for text in data.texts:
         for index in _megatron_indices(text):
             for path in (index.path, index.bin_path):
@@ -83,7 +83,7 @@ def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib
 
 def _megatron_indices(text: BlendedText) -> list[MegatronIndex]:
     """The Megatron-LM files that a text names, each once however it is named."""
-    paths = [Path(path).expanduser().with_suffix(".idx") for path in text.paths if is_megatron(path)]
+    paths = [from_home(path).with_suffix(".idx") for path in text.paths if is_megatron(path)]
     return [read_megatron(path) for path in dict.fromkeys(paths)]
 
 
@@ -100,7 +100,7 @@ def make_tokenizer(data: DataSettings, vocab: int) -> Tokenizer:
             )
         tokenizer = train_bpe([documents(text, data) for text in data.texts], vocab)
     else:
-        tokenizer = load_tokenizer(Path(data.tokenizer).expanduser())
+        tokenizer = load_tokenizer(from_home(data.tokenizer))
     _check_vocab(data, tokenizer.vocab, vocab)
     return tokenizer
 
@@ -243,12 +243,12 @@ def _check_training(training: Training, folder: Path) -> None:
         # the libraries that read weights, which most texts are tokenised without
         from trimaran.train.state.weight_source import check_same_model, open_source
 
-        source = open_source(Path(training.train.init_from).expanduser())
+        source = open_source(from_home(training.train.init_from))
         check_same_model(source, training.workload.model, "train.init_from")
 
 
 def tokenise(job: DataJob) -> None:
-    """Tokenise the job's text and print the folder of token files.
+    """Tokenise the job's text and print the name of the folder of token files, which is below `cache_dir`.
 
     Raises TrimaranError for what the training that is to follow would be refused for, trackers before the text is read.
     """
@@ -262,7 +262,7 @@ def tokenise(job: DataJob) -> None:
             write_megatron(Tokens(folder), Path(job.megatron))
         except OSError as error:
             raise TrimaranError(_unwritten(f"{job.megatron}.bin", error)) from None
-    print(folder)
+    print(folder.name)  # of letters and digits, whereas a path may hold the end of a line
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from torch import Tensor
 
+from trimaran.files.user_file import from_home
 from trimaran.protocol.job import TrainJob
 from trimaran.train.model.weight import Initial, WeightSpec, drawn
 
@@ -22,7 +22,7 @@ def first_weights(job: TrainJob, alive: Callable[[], None]) -> Initial:
         # the libraries that read weights, which a training from drawn numbers does not need
         from trimaran.train.state.weight_source import check_same_model, initial_from, open_source
 
-        source = open_source(Path(job.train.init_from).expanduser(), alive)
+        source = open_source(from_home(job.train.init_from), alive)
         check_same_model(source, job.workload.model, "train.init_from")
         values = initial_from(source)
 

@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from trimaran.files.user_file import open_file, regular_file
+from trimaran.files.user_file import from_home, open_file, regular_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.data_settings import BlendedText, DataSettings
 from trimaran.train.text.megatron_data import is_megatron
@@ -30,7 +30,7 @@ def text_files(text: BlendedText) -> list[Path]:
     """
     files: list[Path] = []
     for given in text_paths(text):
-        path = Path(sysconfig.get_paths()["stdlib"]) if given == STDLIB else Path(given).expanduser()
+        path = Path(sysconfig.get_paths()["stdlib"]) if given == STDLIB else from_home(given)
         if path.is_file():
             files.append(path)
         elif path.is_dir():
@@ -79,7 +79,7 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
 
     A file that is named has to be readable text; in a folder, other files are passed over.
     """
-    named = {Path(path).expanduser() for path in text.paths}
+    named = {from_home(path) for path in text.paths}
     left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
     any_document = False
     for file in text_files(text):

@@ -26,6 +26,8 @@ _HOPELESS = frozenset(
     {"BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS", "AccountNotAllowed",
      "QOSNotAllowed", "ReservationDeleted", "JobHeldAdmin", "JobHeldUser", "NodeDown"}
 )  # fmt: skip
+# A controller that was never reached has queued no job; of one that gave no answer nobody knows (slurm_errno.c).
+_NEVER_REACHED = ("(connect failure)", "(send failure)", "backup controller in standby mode")
 _FORGOTTEN = "Invalid job id"  # what squeue says of a job that ended a while ago
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING")
 _STILL_QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "REQUEUED")
@@ -199,12 +201,14 @@ class Allocations:
         hold: Sequence[str],
         folder: Path,
         dead_nodes: Collection[str],
-        hosts: Sequence[str] = (),
+        hosts: Sequence[str],
+        say: Say,
+        stop: threading.Event,
     ) -> None:
         self._nodes = nodes
         array = settings.at_once if settings.at_once > 1 else None
         self._job = submit(
-            settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, array=array, hosts=hosts
+            settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, say, stop, array=array, hosts=hosts
         )
         self._queue = _Queue(f"{self._job.number}|PENDING|")
         self._busy: set[str] = set()
@@ -271,6 +275,8 @@ def submit(
     command: Sequence[str],
     log: Path,
     dead_nodes: Collection[str],
+    say: Say,
+    stop: threading.Event,
     *,
     array: int | None = None,
     hosts: Sequence[str] = (),
@@ -278,8 +284,24 @@ def submit(
     """Submit a batch job that runs `command` on the first of `nodes` whole nodes, those named `hosts` if any are.
 
     None of `dead_nodes` is among them, unless Slurm has not enough others: it notices after minutes that a node has
-    died, and its nodes may be back by then.
+    died, and its nodes may be back by then. A controller that is away is asked again for minutes, and until `stop`.
+    Raises TrimaranError where Slurm refuses.
     """
+    deadline = time.monotonic() + _AWAY_WITHIN_S
+
+    def submitted(*command: str) -> Job:
+        is_told = False
+        while True:
+            try:
+                return Job(run(*command).strip().split(";")[0])
+            except TrimaranError as error:
+                away = any(words in str(error) for words in _NEVER_REACHED)
+                if not away or time.monotonic() > deadline or stop.wait(_ASK_EVERY_S):
+                    raise
+            if not is_told:
+                is_told = True
+                say("Slurm's controller is away: the job is submitted when it answers again")
+
     stated = {
         "partition": settings.partition,
         "account": settings.account,
@@ -305,10 +327,5 @@ def submit(
     do = (str(_SCRIPT), *command)
     if dead_nodes and not hosts:
         with contextlib.suppress(TrimaranError):
-            return _submitted(*asked, f"--exclude={','.join(sorted(dead_nodes))}", *do)
-    return _submitted(*asked, *do)
-
-
-def _submitted(*command: str) -> Job:
-    number = run(*command)
-    return Job(number.strip().split(";")[0])
+            return submitted(*asked, f"--exclude={','.join(sorted(dead_nodes))}", *do)
+    return submitted(*asked, *do)

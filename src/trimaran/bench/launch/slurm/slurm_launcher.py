@@ -73,6 +73,8 @@ class SlurmLauncher:
         if self._surrounding_job:
             self._require_in_job(nodes)
             return
+        if nodes <= self._largest:
+            return  # a sweep that goes on does not end because the controller is away now
         most, partition = largest_partition(self._settings.partition)
         if most is not None and nodes > most:
             raise TrimaranError(
@@ -145,7 +147,9 @@ class SlurmLauncher:
 
     def _as_job(self, launch: Launch, nodes: int, hosts: Sequence[str]) -> SlurmRanks:
         step, log = step_of(launch, self._settings, nodes, None, hosts=hosts), launch.out_dir / "launcher.log"
-        job = submit(self._settings, nodes, launch, step, log, self._dead_nodes.names(), hosts=hosts)
+        job = submit(
+            self._settings, nodes, launch, step, log, self._dead_nodes.names(), self._say, self._closing, hosts=hosts
+        )
         self._jobs.append(job)
         job.wait_until_running(self._say, self._closing)
         return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
@@ -161,7 +165,8 @@ class SlurmLauncher:
                 # all that are named, since the next trial may stand on others
                 asked = len(self._hosts) or max(nodes, self._largest, self._settings.nodes or 0)
                 self._allocations = Allocations(
-                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes.names(), self._hosts
+                    self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes.names(), self._hosts,
+                    self._say, self._closing,
                 )  # fmt: skip
             allocations = self._allocations
         return allocations.take(self._say, self._closing)
