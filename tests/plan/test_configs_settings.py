@@ -43,6 +43,20 @@ def test_torchtitans_settings_that_are_not_read_are_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "flavor", "model"),
+    [
+        ("llama3", "3B", "llama3.2-3b"), ("llama3", "8B_flex", "llama3.1-8b"), ("qwen3", "32B", "qwen3-32b"),
+        ("qwen3", "30B-A3B", "qwen3-30b-a3b"), ("deepseek_v3", "16B", "deepseek-v2-lite"),
+        ("deepseek_v3", "671B", "deepseek-v3"), ("gpt_oss", "120b", "gpt-oss-120b"),
+    ],
+)  # fmt: skip
+def test_torchtitans_flavors_are_models_of_the_catalogue(tmp_path: Path, name: str, flavor: str, model: str) -> None:
+    cost, remarks = titan(tmp_path, f'[model]\nname = "{name}"\nflavor = "{flavor}"\n')
+    assert cost.case.model.name == model
+    assert ("attention kernel of flavor 8B_flex" in remarks) == flavor.endswith("flex")
+
+
+@pytest.mark.parametrize(
     ("components", "stack", "fp32_loss"),
     [
         ("", "torchtitan-0.2-compiled", False),
@@ -85,8 +99,8 @@ def test_a_model_given_beside_another_that_the_file_names_is_told(tmp_path: Path
     assert "note: the file names llama3 8B, and you gave llama3.1-70b" in remarks
     for text, model in ((qwen.replace("32B", "8B"), "qwen3-8b"), (LLAMA, "llama3.1-8b")):
         assert "the file names" not in titan(tmp_path, text, model=model)[1]
-    with pytest.raises(TrimaranError, match=r"it names qwen3 32B, which is not known\): give --model"):
-        titan(tmp_path, qwen)
+    with pytest.raises(TrimaranError, match=r"it names qwen3 33B, which is not known\): give --model"):
+        titan(tmp_path, qwen.replace("32B", "33B"))
 
 
 def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
