@@ -19,6 +19,8 @@ from trimaran.planner.export.megatron_words import (
     DROPOUTS,
     FP8_RECIPES,
     FURTHER_SIZES,
+    GATE_LIMIT,
+    GATE_OFFSET,
     GROUPS,
     NORMS,
     NULL_TOKENIZER,
@@ -27,6 +29,7 @@ from trimaran.planner.export.megatron_words import (
     OFFLOADED_OPTIMIZER,
     OLD_POSITIONS,
     POSITIONS,
+    QUICK_GATE,
     ROTARY_BASE,
     SIZES,
     SWITCHES,
@@ -139,12 +142,7 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     lower = {word.lower(): word for word in norms}  # as Megatron-DeepSpeed spells them
     model["norm"] = norms[lower.get(word := flags.word("--normalization", {*norms, *lower}) or "layernorm", word)]
     model |= {field: value for flag, (field, value) in SWITCHES.items() if flags.has(flag)}
-    if flags.has("--quick-geglu"):
-        model["mlp"] = "geglu"
-    hidden = model.get("hidden")
-    if "ffn_hidden" not in model and isinstance(hidden, int):
-        # megatron/training/arguments.py, validate_args: a gated MLP is as large as one of 4 x hidden
-        model["ffn_hidden"] = hidden * 8 // 3 // 64 * 64 if model.get("mlp") == "swiglu" else 4 * hidden
+    _gate(flags, stated)
     mixture(flags, stated)
     if flags.has("--use-rope-scaling"):
         model["rotary_scaling"] = rope_scaling(flags.number("--rope-scaling-factor") or 8.0).model_dump()
@@ -162,6 +160,22 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     rates = [USUAL_DROPOUT if (rate := flags.number(flag)) is None else rate for flag in DROPOUTS]
     model["dropout"] = max(rates)
     stated.stack["dropout"] = max(rates) > 0
+
+
+def _gate(flags: Flags, stated: Stated) -> None:
+    """A gated MLP that is not --swiglu's, and the inner width where it is not stated."""
+    model = stated.model
+    quick, offset, limit = flags.has(QUICK_GATE), flags.number(GATE_OFFSET), flags.number(GATE_LIMIT)
+    hidden = model.get("hidden")
+    if "ffn_hidden" not in model and isinstance(hidden, int):
+        # megatron/training/arguments.py, validate_args: a gated MLP is as large as one of 4 x hidden
+        model["ffn_hidden"] = hidden * 8 // 3 // 64 * 64 if model.get("mlp") == "swiglu" else 4 * hidden
+    if quick and limit and offset == 1.0:
+        model |= {"mlp": "swiglu", "swiglu_limit": limit}
+        return
+    if quick:
+        model["mlp"] = "geglu"
+    stated.uncounted += [f"{flag} {value:g}" for flag, value in ((GATE_LIMIT, limit), (GATE_OFFSET, offset)) if value]
 
 
 def _vocab(flags: Flags, stated: Stated) -> int | None:
