@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,22 @@ def test_deepspeed_makes_the_micro_batch_of_a_batch(tmp_path: Path, steps: int |
     assert (cost.layout.mbs, cost.layout.dp, cost.case.workload.global_batch) == (mbs, 16, 128)
     with pytest.raises(TrimaranError, match=r"a batch of 136 does not divide into \d steps of 16 replicas"):
         priced(tmp_path / "ds.json", json.dumps({**config, "train_batch_size": 136}), given)
-    with pytest.raises(TrimaranError, match="does not state the micro-batch"):
-        auto = json.dumps({**config, "train_micro_batch_size_per_gpu": "auto"})
+    # Hugging Face's Trainer fills it in, and refuses what does not make the batch with the steps
+    auto = json.dumps({**config, "train_micro_batch_size_per_gpu": "auto"})
+    if steps:
+        assert priced(tmp_path / "ds.json", auto, given)[0].layout.mbs == mbs
+        return
+    with pytest.raises(TrimaranError, match=r"does not state the micro-batch \(--set mbs=N\)"):
         priced(tmp_path / "ds.json", auto, given)
+
+
+def test_what_hugging_faces_trainer_fills_in_can_be_stated(tmp_path: Path) -> None:
+    auto = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    given = Given("dgx-h100", model="llama3-8b", devices=16, seq_len=2048, mbs=2)
+    text = json.dumps({**auto, "bf16": {"enabled": "auto"}})
+    cost, _ = priced(tmp_path / "ds.json", text, replace(given, global_batch=128))
+    assert (cost.layout.mbs, cost.case.workload.global_batch) == (2, 128)
+    with pytest.raises(TrimaranError, match=r"does not state the global batch \(--gbs\)"):
+        priced(tmp_path / "ds.json", text, given)
+    cost, _ = priced(tmp_path / "ds.json", json.dumps({**auto, "gradient_accumulation_steps": 4}), given)
+    assert (cost.layout.mbs, cost.case.workload.global_batch) == (2, 2 * 4 * 16)

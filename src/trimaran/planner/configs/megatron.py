@@ -9,6 +9,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.recompute import recompute_word
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
+from trimaran.planner.configs.megatron_beside import is_beside
 from trimaran.planner.configs.megatron_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
 from trimaran.planner.configs.megatron_mixtures import further_degrees, mixture
 from trimaran.planner.configs.megatron_yarn import yarn
@@ -52,18 +53,21 @@ _UNCOUNTED = (
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
     "--external-cuda-graph", "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distribute-saved-activations",
-    "--no-overlap-p2p-communication", "--step-batch-size-schedule", "--data-parallel-sharding-strategy",
+    "--no-overlap-p2p-communication", "--step-batch-size-schedule",
+    "--outer-dp-sharding-strategy", "--fsdp-double-buffer", "--use-nccl-ub", "--nccl-ub",
 )  # fmt: skip
 # What makes another model or another layout than any that can be said.
 _UNSAID = (
     "--hybrid-layer-pattern", "--hybrid-override-pattern", "--heterogeneous-layers-config-path",
-    "--mtp-use-repeated-layer", "--squared-relu", "--use-megatron-fsdp", "--use-torch-fsdp2",
-    "--qk-l2-norm", "--experimental-attention-variant",
+    "--mtp-use-repeated-layer", "--squared-relu", "--qk-l2-norm", "--experimental-attention-variant",
 )  # fmt: skip
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
 # Of GPT-2's vocab.json, which Megatron's examples train with.
 GPT2_VOCABULARY = 50257
+# --data-parallel-sharding-strategy (megatron/core/distributed/distributed_data_parallel_config.py).
+_WHOLLY = "optim_grads_params"
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, _WHOLLY: 3}
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
@@ -92,7 +96,7 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
         stated.devices = int(per_node) * int(nodes)
     _offload(flags, stated)
     stated.uncounted += [flag for flag in _UNCOUNTED if flags.has(flag)]
-    stated.unread = flags.unread()
+    stated.unread = [flag for flag in flags.unread() if not is_beside(flag)]
     return stated
 
 
@@ -211,11 +215,14 @@ def _layout(flags: Flags, stated: Stated) -> None:
     if (mbs := flags.count("--micro-batch-size")) is not None:
         layout["mbs"] = mbs
     layout["zero_stage"] = 1 if flags.has("--use-distributed-optimizer") else flags.count("--zero-stage") or 0
+    _sharding(flags, stated)
     layout["sequence_parallel"] = flags.has("--sequence-parallel")
     if flags.has("--use-tp-pp-dp-mapping"):
         layout["placement"] = ("tp", "pp", "dp")
     granularity = flags.word("--recompute-granularity", ("full", "selective"))
     modules = [part for word in flags.words("--recompute-modules") for part in word.split()]
+    if flags.has("--moe-layer-recompute"):  # transformer_config.py, __post_init__: beside the others, or core_attn
+        granularity, modules = "selective", [*(modules or ["core_attn"]), *(["moe"] if "moe" not in modules else [])]
     if flags.has("--recompute-activations"):
         granularity = "selective"
     if flags.has("--checkpoint-activations"):
@@ -233,6 +240,27 @@ def _layout(flags: Flags, stated: Stated) -> None:
             stated.recomputed_layers = layers
         elif (layers or 1) > 1:
             stated.uncounted.append(f"--recompute-num-layers {layers} at once")
+
+
+def _sharding(flags: Flags, stated: Stated) -> None:
+    """What Megatron's own FSDP shards, all of it unless told otherwise (core_v0.19.0), and PyTorch's."""
+    layout = stated.layout
+    if flags.has("--use-megatron-fsdp") or flags.has("--use-custom-fsdp"):
+        strategy = flags.word("--data-parallel-sharding-strategy", _SHARDED)
+        layout["zero_stage"] = _SHARDED[strategy or _WHOLLY]
+        if strategy is None:
+            stated.notes.append(f"--data-parallel-sharding-strategy is not stated: {_WHOLLY}, as core 0.19 takes it")
+        flags.has("--init-model-with-meta-device")  # goes with it
+        flags.has("--fsdp-manual-registration")  # the same
+    elif flags.has("--use-torch-fsdp2"):
+        layout["zero_stage"] = 2 if flags.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    else:
+        flags.has("--data-parallel-sharding-strategy")  # which does nothing then
+        return
+    if layout["zero_stage"] == 3:
+        layout["dp_kind"] = "fully_sharded"
+        # gradients travel as they are summed, in fp32 unless asked otherwise
+        stated.stack["narrow_gradient_stages"] = (3,) if flags.has("--grad-reduce-in-bf16") else ()
 
 
 def _stages(flags: Flags, stated: Stated) -> None:
