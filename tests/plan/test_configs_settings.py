@@ -104,6 +104,26 @@ def test_a_model_given_beside_another_that_the_file_names_is_told(tmp_path: Path
         titan(tmp_path, qwen.replace("32B", "33B"))
 
 
+def test_what_megatron_bridge_writes_beside_a_checkpoint_is_a_layout(tmp_path: Path) -> None:
+    """Names as in run_config.yaml of Megatron-Bridge: sections with `_target_`, experts and stages as lists."""
+    model = {
+        "_target_": "megatron.bridge.models.GPTModelProvider", "num_layers": 8, "hidden_size": 1024, "vocab_size": 5120,
+        "num_attention_heads": 16, "num_query_groups": 16, "ffn_hidden_size": 4096, "gated_linear_unit": True,
+        "normalization": "RMSNorm", "add_bias_linear": False, "position_embedding_type": "rope", "seq_length": 2048,
+        "share_embeddings_and_output_weights": False, "num_moe_experts": 8, "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 512, "moe_layer_freq": [0, *[1] * 7], "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2, "bf16": True, "hidden_dropout": 0.0,
+        "moe_token_dispatcher_type": "alltoall", "attention_dropout": 0.0, "params_dtype": "torch.bfloat16",
+        "pipeline_model_parallel_layout": [["embedding", *["decoder"] * 5], [*["decoder"] * 3, "loss"]],
+    }  # fmt: skip
+    ddp = {"use_distributed_optimizer": True, "grad_reduce_in_fp32": False, "overlap_grad_reduce": True}
+    recipe = {"model": model, "train": {"micro_batch_size": 1, "global_batch_size": 64}, "ddp": ddp}
+    cost, remarks = priced(tmp_path / "run_config.yaml", json.dumps(recipe), Given("dgx-h100", devices=16))
+    assert str(cost.layout) == "dp8,tp1,pp2,ep2,mbs1,zero1,bf16,split5-3"
+    assert (cost.case.model.dense_layers, cost.case.model.mlp) == (1, "swiglu")
+    assert cost.case.stack.grad_bytes_16bit == 2 and "not read" not in remarks
+
+
 def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
     settings = {
         "num-layers": 32, "hidden-size": 4096, "num-attention-heads": 32, "group-query-attention": True,

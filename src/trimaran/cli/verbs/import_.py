@@ -110,13 +110,11 @@ def import_(
     if config is not None:
         if files or into:
             raise TrimaranError("--config is read alone: import logs and tables by another command")
-        beside = {"--profile": profile, "--link": link, "--repairs": repairs is not Repairs.keep}
-        if stated_beside := [option for option, value in beside.items() if value]:
-            raise TrimaranError(
-                f"{stated_beside[0]} is of logs and tables, and --config is a configuration: leave it out"
-            )
-        given = _of_config(cluster, model, stack, {"gbs": gbs, "seq_len": seq, "devices": devices}, set_ or [])
-        _price(config, source_format, form, given)
+        of_logs = {"--profile": profile, "--link": link, "--repairs": repairs is not Repairs.keep}
+        if option := next((option for option, value in of_logs.items() if value), None):
+            raise TrimaranError(f"{option} is of logs and tables, and --config is a configuration: leave it out")
+        sizes = {"gbs": gbs, "seq_len": seq, "devices": devices}
+        _price(config, source_format, form, _of_config(cluster, model, stack, sizes, set_ or []))
         return
     if not files or into is None:
         missing = "FILE" if not files else "--into STORE.sqlite"

@@ -7,10 +7,13 @@ from typing import Any
 
 from trimaran.files.user_file import MIB, read_json, read_text, read_toml
 from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.accelerate import accelerate, is_accelerate
 from trimaran.planner.configs.deepspeed import deepspeed
 from trimaran.planner.configs.flags import flags_of
-from trimaran.planner.configs.megatron import TELLING, megatron
+from trimaran.planner.configs.megatron.arguments import TELLING, megatron
+from trimaran.planner.configs.nanotron import is_nanotron, nanotron
 from trimaran.planner.configs.nested import nested_flags, yaml_document
+from trimaran.planner.configs.others import refuse_module, refuse_other
 from trimaran.planner.configs.shell import training_words
 from trimaran.planner.configs.slurm_directives import nodes_of
 from trimaran.planner.configs.stated import Stated
@@ -21,7 +24,12 @@ from trimaran.planner.export.megatron_words import WRITTEN_FOR
 FORMATS = ("auto", "megatron", "torchtitan", "nemo", "deepspeed")
 # Scripts and configurations are of a few KiB.
 _CONFIG_BYTES = MIB // 2
-_EXPECTED = "give Megatron-LM's arguments, a torchtitan or DeepSpeed configuration, or a NeMo recipe as YAML"
+# Nested files of trainers that have sections of their own.
+_RECOGNISED = ((is_nanotron, nanotron), (is_accelerate, accelerate))
+_EXPECTED = (
+    "give Megatron-LM's arguments, a configuration of torchtitan, DeepSpeed, accelerate or nanotron, or a NeMo recipe "
+    "as YAML"
+)
 
 
 def read_config(path: Path, form: str = "auto") -> Stated:
@@ -37,6 +45,8 @@ def read_config(path: Path, form: str = "auto") -> Stated:
     if "\x00" in text or "\x01" in text:
         raise TrimaranError(f"{what} is no text: {_EXPECTED}")
     if kind == ".py":
+        if "torchtitan" not in text:
+            refuse_module(text, what)
         return torchtitan(sections_of_module(text, what))
     if kind in (".yaml", ".yml"):
         return _nested(yaml_document(text, what), form, what)
@@ -60,6 +70,11 @@ def read_config(path: Path, form: str = "auto") -> Stated:
 def _nested(document: Any, form: str, what: str) -> Stated:
     if not isinstance(document, dict):
         raise TrimaranError(f"{what} is no table of settings: {_EXPECTED}")
+    if form == "auto":
+        for recognises, reads in _RECOGNISED:
+            if recognises(document):
+                return reads(document)
+        refuse_other(document, what)
     if form == "deepspeed" or (form == "auto" and _is_deepspeed(document)):
         return deepspeed(document)
     given = nested_flags(document)

@@ -14,11 +14,12 @@ _BEGIN = (
     "min-lr", "decoupled-", "weight-decay", "start-weight-", "end-weight-", "adam-", "eval-", "exit-", "init-method-",
     "embedding-init-", "initial-loss-", "min-loss-", "loss-scale", "override-opt", "master-", "rdzv-", "node-rank",
     "distributed-timeout-", "fp8-amax-", "inference-", "moe-aux-loss-", "moe-z-loss-", "moe-per-layer-logging",
-    "mtp-loss-", "local-ranks-", "tee", "max-restarts",
+    "mtp-loss-", "local-ranks-", "fully-parallel-", "tee", "max-restarts",
 )  # fmt: skip
 _ALONE = frozenset(
     (
-        "seed", "split", "clip-grad", "sgd-momentum", "hysteresis", "finetune", "mock-data", "num-workers",
+        "seed", "random-seed", "params-dtype",
+        "split", "clip-grad", "sgd-momentum", "hysteresis", "finetune", "mock-data", "num-workers",
         "use-mcore-models", "distributed-backend", "async-save", "auto-detect-ckpt-format", "no-mmap-bin-files",
         "data-parallel-random-init", "accumulate-allreduce-grads-in-fp32", "moe-router-load-balancing-type",
         "moe-router-bias-update-rate", "fp8-margin", "fp8-interval", "use-dist-ckpt", "use-pytorch-profiler",

@@ -9,10 +9,10 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.recompute import recompute_word
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
-from trimaran.planner.configs.megatron_beside import is_beside
-from trimaran.planner.configs.megatron_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
-from trimaran.planner.configs.megatron_mixtures import further_degrees, mixture
-from trimaran.planner.configs.megatron_yarn import yarn
+from trimaran.planner.configs.megatron.beside import is_beside
+from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
+from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
+from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (

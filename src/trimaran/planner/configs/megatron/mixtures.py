@@ -8,7 +8,7 @@ from typing import Any
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
-from trimaran.planner.configs.megatron_yarn import yarn
+from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import (
     CAPACITY,
