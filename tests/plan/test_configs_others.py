@@ -91,6 +91,7 @@ def test_nanotrons_settings_are_words_of_the_layout(tmp_path: Path, path: str, v
         ("model.dtype", "int8", "dtype is 'int8': of it only bfloat16"),
         ("model.model_config.moe_config", {"num_experts": 8}, "only dense models are read"),
         ("model.model_config.hidden_size", "wide", "hidden_size is 'wide'"),
+        ("model.model_config.num_attention_heads", 3, "hidden 2048 is not a multiple of heads 3"),
         ("tokens.micro_batch_size", None, "does not state the micro-batch (--set mbs=N)"),
     ],
 )

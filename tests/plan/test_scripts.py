@@ -173,3 +173,24 @@ def test_other_spellings_and_numbers_with_underscores_are_read(tmp_path: Path) -
     _, workload, _ = read(tmp_path, f"{PLAIN} {words}")
     assert (workload.model.norm, workload.model.kv_heads) == ("rmsnorm", 2)
     assert workload.ramp_up is not None and workload.ramp_up.samples == 9_765_625
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("pretrain_bert.py", "starts pretrain_bert.py, whose model is no decoder of text alone"),
+        ("/megatron/pretrain_t5.py", "starts pretrain_t5.py, whose model"),
+        ("tools/run_text_generation_server.py", "starts run_text_generation_server.py, which trains nothing"),
+        ("examples/inference/gpt/gpt_static_inference.py", "which trains nothing"),
+    ],
+)
+def test_a_program_that_trains_no_decoder_of_text_is_refused(tmp_path: Path, program: str, says: str) -> None:
+    with pytest.raises(TrimaranError, match=re.escape(says)):
+        read(tmp_path, f"torchrun --nproc_per_node 8 {program} {PLAIN}")
+
+
+def test_what_sees_images_beside_the_decoder_is_told(tmp_path: Path) -> None:
+    _, _, remarks = read(tmp_path, f"torchrun examples/multimodal/train.py {PLAIN}")
+    assert "not counted: what multimodal/train.py trains beside the decoder of text" in remarks
+    _, _, remarks = read(tmp_path, f"torchrun /inference/pretrain_gpt.py {PLAIN}")
+    assert "beside the decoder" not in remarks

@@ -78,7 +78,7 @@ def _decoder_of(config: Config) -> tuple[Config, tuple[str, ...]]:
     if not isinstance(inner, Mapping) or kind in FAMILIES:
         return config, ()
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
-    known = {"model_type": _OF_IMAGES[kind]} if kind in _OF_IMAGES else {}
+    known = {"model_type": _OF_IMAGES.get(kind, kind)}
     beside = tuple(f"{key} of {kind}" for key in ("vision_config", "audio_config") if config.get(key))
     return {**known, **tied, **inner}, beside
 

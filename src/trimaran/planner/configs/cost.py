@@ -64,6 +64,7 @@ def cost_of(path: Path, form: str, given: Given) -> ConfigCost:
     if impossible := [violation.sentence for violation in broken if violation.of == "arithmetic"]:
         raise TrimaranError(f"{path.name} is {layout}, which cannot be: {impossible[0]}")
     remarks += [("not as known", violation.sentence) for violation in broken]
+    remarks += [("not counted", f"{trait} of the model") for trait in workload.model.uncounted]
     predicted = estimate(case, layout, simulate=True)
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), _MARGIN)[0])
     peak = cluster.device.peak(layout.precision)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from trimaran.files.hugging_face_config import model_from_config
-from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.settings import count, table, word
 from trimaran.planner.configs.stated import Stated, optimizer_of
@@ -66,7 +68,10 @@ def _model(config: Mapping[str, Any], stated: Stated) -> None:
         )
     kind = "qwen2" if config.get("is_qwen2_config") and config.get("attention_bias") else "llama"
     known = {name: value for name, value in config.items() if name != "sliding_window_size"}
-    model = model_from_config({**known, "model_type": kind, "_name_or_path": "model"}, "model_config")
+    try:
+        model = model_from_config({**known, "model_type": kind, "_name_or_path": "model"}, "model_config")
+    except ValidationError as error:
+        raise TrimaranError(f"model_config: {first_error(error)}") from None
     stated.model = model.model_dump(exclude={"name"})
     for name in _BESIDE:
         if config.get(name) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ def read_config(path: Path, form: str = "auto") -> Stated:
         return _nested(yaml_document(text, what), form, what)
     words, branches = training_words(text, TELLING)
     given, twice = flags_of(words)
+    seen = _program(words, what)
     if not any(flag in given for flag in TELLING):
         raise TrimaranError(f"{what} states nothing that is known of a training: {_EXPECTED}")
     first = text.splitlines()[0]
@@ -61,10 +64,25 @@ def read_config(path: Path, form: str = "auto") -> Stated:
     if stated.devices is None and nodes and per_node and per_node > 1:
         stated.devices = nodes * per_node
         stated.notes.append(f"{nodes} nodes of {per_node} devices each, by its #SBATCH lines")
+    stated.uncounted += seen
     if branches:
         stated.notes.append("the script has conditions or loops, of which every branch was taken once, in its order")
     stated.notes += [f"{flag} is stated twice, and the last counts: {' '.join(given[flag])}" for flag in twice]
     return stated
+
+
+def _program(words: Sequence[str], what: str) -> list[str]:
+    """What a command's program does beside the training of a decoder of text; raises TrimaranError where it does not.
+
+    Programs by their names in Megatron-LM, whose arguments all of them take.
+    """
+    path = next((word for word in words if word.endswith(".py")), "")
+    name, place = path.rpartition("/")[2], "/".join(path.split("/")[-2:])
+    if re.search(r"generat|inference|server|eval", name):
+        raise TrimaranError(f"{what} starts {name}, which trains nothing: give the script of a training")
+    if re.search(r"bert|t5|ict|retro|vision|mamba", name):
+        raise TrimaranError(f"{what} starts {name}, whose model is no decoder of text alone: no model here has that")
+    return [f"what {place} trains beside the decoder of text"] if re.search(r"vlm|mimo|multimodal", place) else []
 
 
 def _nested(document: Any, form: str, what: str) -> Stated:
