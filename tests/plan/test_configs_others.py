@@ -173,6 +173,10 @@ def test_accelerates_other_kinds_and_degrees(tmp_path: Path) -> None:
              "gradient_accumulation_steps": 1},
             "is torchtune's, which is read for no cost; it states model._component_ 'torchtune.models.llama3_1",
         ),
+        (
+            {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000},
+            "is a model's and states no training: give it by --model",
+        ),
         ({"model": {"d_model": 4096, "n_layers": 32, "n_heads": 32}}, "is OLMo-core's, which is read for no cost"),
     ],
 )  # fmt: skip

@@ -182,6 +182,7 @@ def test_other_spellings_and_numbers_with_underscores_are_read(tmp_path: Path) -
         ("/megatron/pretrain_t5.py", "starts pretrain_t5.py, whose model"),
         ("tools/run_text_generation_server.py", "starts run_text_generation_server.py, which trains nothing"),
         ("examples/inference/gpt/gpt_static_inference.py", "which trains nothing"),
+        ("-m examples.inference.offline_inference", "starts offline_inference.py, which trains nothing"),
     ],
 )
 def test_a_program_that_trains_no_decoder_of_text_is_refused(tmp_path: Path, program: str, says: str) -> None:

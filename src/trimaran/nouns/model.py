@@ -135,8 +135,7 @@ class Model(Noun):
     router: Router = Router()
     uncounted: tuple[str, ...] = Field(
         default=(),
-        description="what the family does besides, which takes next to no time or memory, is not counted, and that "
-        "nothing here trains",
+        description="what the family has besides, by its config's key, that no operator counts and nothing trains",
     )
     mtp_depth: int = Field(
         default=0,

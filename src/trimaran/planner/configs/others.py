@@ -76,7 +76,9 @@ _MODULES = (
 
 
 def refuse_other(document: Mapping[str, Any], what: str) -> None:
-    """Raise TrimaranError where a file is another trainer's, with what it states."""
+    """Raise TrimaranError where a file is another trainer's, with what it states, or a model and no training."""
+    if {"model_type", "num_hidden_layers", "hidden_size"} <= document.keys():
+        raise TrimaranError(f"{what} is a model's and states no training: give it by --model, to trimaran plan too")
     for other in _OTHERS:
         if any(_value(document, mark) is None for mark in other.marks):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def _program(words: Sequence[str], what: str) -> list[str]:
 
     Programs by their names in Megatron-LM, whose arguments all of them take.
     """
-    path = next((word for word in words if word.endswith(".py")), "")
+    modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word in ("-m", "--module")]
+    path = next((word for word in (*words, *modules[-1:]) if word.endswith(".py")), "")
     name, place = path.rpartition("/")[2], "/".join(path.split("/")[-2:])
     if re.search(r"generat|inference|server|eval", name):
         raise TrimaranError(f"{what} starts {name}, which trains nothing: give the script of a training")
