@@ -129,6 +129,11 @@ PUBLISHED_MIXTURES: dict[str, Config] = {
         moe_intermediate_size=1536, first_k_dense_replace=3, use_qk_norm=True, attention_bias=True,
         routed_scaling_factor=2.5,
     ),
+    "dots.llm1": sizes(
+        62, 4096, 32, 10944, 152064, model_type="dots1", num_key_value_heads=32, head_dim=128, n_routed_experts=128,
+        num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2, first_k_dense_replace=1,
+        norm_topk_prob=True, routed_scaling_factor=2.5,
+    ),
     "MiniMax-M2": sizes(
         62, 3072, 48, 1536, 200064, model_type="minimax_m2", num_key_value_heads=8, head_dim=128, rotary_dim=64,
         num_local_experts=256, num_experts_per_tok=8,
@@ -268,6 +273,10 @@ KINDS: dict[str, Config] = {
         "num_key_value_heads": 2, "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 64, "first_k_dense_replace": 1, "use_qk_norm": True,
     },
+    "dots1": {
+        "num_key_value_heads": 2, "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    },
     "minimax_m2": {"num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {
@@ -323,6 +332,7 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
     ("change", "says"),
     [
         ({"model_type": "qwen3_next"}, "qwen3_next has linear attention in three of four layers: no model here has"),
+        ({"model_type": "deepseek_v32"}, "deepseek_v32 has attention to tokens that an indexer chooses"),
         ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window is True, not False"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"model_type": "llama4_text", "interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2, not 1"),

@@ -24,9 +24,12 @@ _OF_IMAGES = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_
 # Families of today that no Model can say, and what they have that none has.
 _ONE_NORM = "one norm for attention and MLP side by side"
 _STATE_SPACES = "state-space layers"
+_INDEXER = "attention to tokens that an indexer chooses"
 _LINEAR = "linear attention in three of four layers"
 _INEXPRESSIBLE = {
     "qwen3_next": _LINEAR, "qwen3_5_text": _LINEAR, "qwen3_5_moe_text": _LINEAR,
+    "minimax": "linear attention", "kimi_linear": "linear attention", "lfm2": "convolutions in place of attention",
+    "deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER,
     "cohere": _ONE_NORM, "cohere2": _ONE_NORM, "falcon": _ONE_NORM, "phi": _ONE_NORM,
     "phimoe": "a bias of its output matrix", "olmo": "norms without weights", "nemotron": "an MLP of squared ReLU",
     "arcee": "an MLP of squared ReLU", "opt": "an MLP of ReLU", "gemma3n_text": "embeddings of each layer's own",

@@ -134,6 +134,19 @@ def _glm4_moe(config: Config) -> Fields:
     return glm_like(config) | _deepseek_experts(config) | {"qk_norm": "head" if config.get("use_qk_norm") else "none"}
 
 
+def _dots1(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=32, norm_topk_prob=False, n_shared_experts=0, max_window_layers=62
+    )
+    first = config["max_window_layers"]
+    return (
+        llama_like(config)
+        | windows(config, config.get("sliding_window"), lambda layer: layer >= first)
+        | _deepseek_experts(config)
+        | {"qk_norm": "head"}
+    )
+
+
 def _minimax_m2(config: Config) -> Fields:
     config = with_defaults(config, num_key_value_heads=8, head_dim=128, max_position_embeddings=196_608, rope_theta=5e6)
     if turned := config.get("rotary_dim"):
@@ -251,6 +264,7 @@ MIXTURES: Mapping[str, Callable[[Config], Fields]] = {
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_moe,
     "glm4_moe": _glm4_moe,
+    "dots1": _dots1,
     "minimax_m2": _minimax_m2,
     "llama4_text": _llama4,
     "gpt_oss": _gpt_oss,
