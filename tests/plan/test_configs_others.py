@@ -75,6 +75,7 @@ def test_nanotron_is_a_layout_of_its_model(tmp_path: Path) -> None:
         ("parallelism.context_parallel_size", 2, "cp2,cp-all_gather"),
         ("optimizer.accumulate_grad_in_fp32", False, "bf16_pure"),
         ("model.dtype", "float16", "fp16"),
+        ("model.dtype", None, ",bf16"),  # config.py, ModelArgs.__post_init__
         ("optimizer.zero_stage", 0, "mbs3,sp"),
         ("parallelism.tp_mode", "ALL_REDUCE", "zero1,bf16"),
     ],
@@ -133,9 +134,13 @@ def test_what_accelerate_shards_is_a_layout(tmp_path: Path, change: dict[str, ob
 def test_accelerates_other_kinds_and_degrees(tmp_path: Path) -> None:
     alone, _ = price(tmp_path, {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "fp16"}, SCRIPT)
     assert str(alone.layout) == "dp8,tp1,pp1,mbs1,fp16"
-    degrees = {"parallelism_config": {f"parallelism_config_{axis}_size": 2 for axis in ("tp", "cp", "dp_replicate")}}
+    degrees: dict[str, Any] = {
+        "parallelism_config": {f"parallelism_config_{axis}_size": 2 for axis in ("tp", "cp", "dp_replicate")}
+    }
     cost, _ = price(tmp_path, FSDP | degrees, SCRIPT)
     assert str(cost.layout).startswith("dp4,shard2,tp2,cp2,cp-all_gather,pp1,mbs1,zero3")
+    degrees["parallelism_config"]["parallelism_config_cp_comm_strategy"] = "alltoall"
+    assert price(tmp_path, FSDP | degrees, SCRIPT)[0].layout.cp_kind == "ring"
     zero = {"zero_stage": 3, "gradient_accumulation_steps": 2, "offload_optimizer_device": "cpu"}
     deepspeed = {
         "distributed_type": "DEEPSPEED",

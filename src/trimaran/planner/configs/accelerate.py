@@ -1,4 +1,4 @@
-"""What `accelerate config` writes (accelerate 1.14, commands/config/config_args.py): what is sharded and by how many.
+"""What `accelerate config` writes: what is sharded and by how many (accelerate 16cb6eb, commands/config/config_args.py).
 
 The model, its sequences and batches are the script's that it starts, and stated by options.
 """
@@ -13,6 +13,7 @@ from trimaran.nouns.text import quoted
 from trimaran.planner.configs.deepspeed import deepspeed
 from trimaran.planner.configs.settings import count, table, word
 from trimaran.planner.configs.stated import Stated
+from trimaran.planner.export.torchtitan import ROTATE_METHODS
 
 _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 # torch.distributed.fsdp.ShardingStrategy by its words and numbers (accelerate/utils/constants.py): ZeRO's stage, and
@@ -86,6 +87,8 @@ def _degrees(config: Mapping[str, Any], stated: Stated) -> None:
     sizes = {axis: count(config, f"parallelism_config_{axis}_size") or 1 for axis in ("tp", "cp", "dp_replicate")}
     stated.layout["tp"] = sizes["tp"]
     if sizes["cp"] > 1:
-        stated.layout |= {"cp": sizes["cp"], "cp_kind": "all_gather"}
+        words = {method: kind for kind, method in ROTATE_METHODS.items()}
+        strategy = word(config, "parallelism_config_cp_comm_strategy", ROTATE_METHODS["all_gather"], words)
+        stated.layout |= {"cp": sizes["cp"], "cp_kind": words[strategy]}
     if sizes["dp_replicate"] > 1:
         stated.replicate = sizes["dp_replicate"]

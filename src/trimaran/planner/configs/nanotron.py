@@ -44,7 +44,7 @@ def nanotron(document: Mapping[str, Any]) -> Stated:
     layout["recompute"] = "full" if parallelism.get("recompute_layer") is True else "none"
     if sizes["pp"] > 1:
         layout["schedule"] = _SCHEDULES[word(parallelism, "pp_engine", "afab", _SCHEDULES)]
-    precision = _PRECISIONS[word(model, "dtype", "float32", _PRECISIONS)]
+    precision = _PRECISIONS[word(model, "dtype", "bfloat16", _PRECISIONS)]
     if precision == "bf16" and optimizer.get("accumulate_grad_in_fp32") is False:
         precision = "bf16_pure"  # helpers.py: weights are held in fp32 where gradients are summed in it
     layout["precision"] = precision
