@@ -1,4 +1,4 @@
-"""What `accelerate config` writes: what is sharded and by how many (accelerate 16cb6eb, commands/config/config_args.py).
+"""What `accelerate config` writes: what is sharded, by how many (accelerate 16cb6eb, commands/config/config_args.py).
 
 The model, its sequences and batches are the script's that it starts, and stated by options.
 """
