@@ -11,7 +11,8 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from trimaran.files.catalogue import load_model
+from trimaran.api import plan
+from trimaran.files.catalogue import catalogue_names, load_model
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
@@ -45,6 +46,22 @@ PUBLISHED: dict[str, Config] = {
     "Qwen3-0.6B": sizes(
         28, 1024, 16, 3072, 151936, model_type="qwen3", num_key_value_heads=8, head_dim=128, tie_word_embeddings=True
     ),
+    **{
+        f"Qwen3-{size}": sizes(
+            layers, hidden, heads, ffn, 151936, model_type="qwen3", num_key_value_heads=8, head_dim=128,
+            tie_word_embeddings=hidden < 4096,
+        )
+        for size, layers, hidden, heads, ffn in (
+            ("1.7B", 28, 2048, 16, 6144), ("4B", 36, 2560, 32, 9728), ("14B", 40, 5120, 40, 17408),
+            ("32B", 64, 5120, 64, 25600),
+        )
+    },
+    **{
+        f"Llama-3.2-{size}": sizes(
+            layers, hidden, heads, 8192, 128256, model_type="llama", num_key_value_heads=8, tie_word_embeddings=True,
+        )
+        for size, layers, hidden, heads in (("1B", 16, 2048, 32), ("3B", 28, 3072, 24))
+    },
     "OLMo-2-1124-7B": sizes(32, 4096, 32, 11008, 100352, model_type="olmo2"),
     "OLMo-2-0325-32B": sizes(64, 5120, 40, 27648, 100352, model_type="olmo2", num_key_value_heads=8),
     "Phi-3-mini-4k": sizes(32, 3072, 32, 8192, 32064, model_type="phi3", sliding_window=2047),
@@ -59,6 +76,31 @@ PUBLISHED: dict[str, Config] = {
         46, 4608, 32, 36864, 256000, model_type="gemma2", num_key_value_heads=16, head_dim=128,
         query_pre_attn_scalar=144,
     ),
+    "gemma-7b": sizes(
+        28, 3072, 16, 24576, 256000, model_type="gemma", num_key_value_heads=16, head_dim=256, hidden_act="gelu"
+    ),
+    "gemma-3-1b": sizes(
+        26, 1152, 4, 6912, 262144, model_type="gemma3_text", num_key_value_heads=1, head_dim=256, sliding_window=512,
+    ),
+    "gemma-3-27b": sizes(
+        62, 5376, 32, 21504, 262208, model_type="gemma3_text", num_key_value_heads=16, head_dim=128,
+        query_pre_attn_scalar=168, sliding_window=1024, rope_scaling={"factor": 8.0, "rope_type": "linear"},
+    ),
+    "starcoder2-3b": sizes(
+        30, 3072, 24, 12288, 49152, model_type="starcoder2", num_key_value_heads=2, sliding_window=4096
+    ),
+    "granite-3.1-8b": sizes(
+        40, 4096, 32, 12800, 49155, model_type="granite", num_key_value_heads=8, tie_word_embeddings=True,
+        attention_multiplier=0.0078125, embedding_multiplier=12.0, logits_scaling=16.0, residual_multiplier=0.22,
+    ),
+    "glm-4-9b": sizes(40, 4096, 32, 13696, 151552, model_type="glm", num_key_value_heads=2, attention_bias=True),
+    "GLM-4-32B-0414": sizes(
+        61, 6144, 48, 23040, 151552, model_type="glm4", num_key_value_heads=2, head_dim=128, attention_bias=False
+    ),
+    "SmolLM3-3B": sizes(36, 2048, 16, 11008, 128256, model_type="smollm3", num_key_value_heads=4),
+    "Olmo-3-7B": sizes(32, 4096, 32, 11008, 100278, model_type="olmo3", num_key_value_heads=32),
+    "Seed-OSS-36B": sizes(64, 5120, 80, 27648, 155136, model_type="seed_oss", num_key_value_heads=8, head_dim=128),
+    "ERNIE-4.5-0.3B": sizes(18, 1024, 16, 3072, 103424, model_type="ernie4_5", num_key_value_heads=2, head_dim=128),
 }  # fmt: skip
 
 
@@ -69,6 +111,37 @@ def yarn(factor: float, **more: float) -> Config:
 
 LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 PUBLISHED_MIXTURES: dict[str, Config] = {
+    "Qwen1.5-MoE-A2.7B": sizes(
+        24, 2048, 16, 5632, 151936, model_type="qwen2_moe", num_experts=60, num_experts_per_tok=4,
+        moe_intermediate_size=1408, shared_expert_intermediate_size=5632, use_sliding_window=False,
+    ),
+    "Qwen2-57B-A14B": sizes(
+        28, 3584, 28, 18944, 151936, model_type="qwen2_moe", num_key_value_heads=4, num_experts=64,
+        num_experts_per_tok=8, moe_intermediate_size=2560, shared_expert_intermediate_size=20480,
+    ),
+    "OLMoE-1B-7B": sizes(16, 2048, 16, 1024, 50304, model_type="olmoe", num_experts=64, num_experts_per_tok=8),
+    "granite-3.0-3b-a800m": sizes(
+        32, 1536, 24, 512, 49155, model_type="granitemoe", num_key_value_heads=8, num_local_experts=40,
+        num_experts_per_tok=8, tie_word_embeddings=True, attention_multiplier=0.015625,
+    ),
+    "GLM-4.5": sizes(
+        92, 5120, 96, 12288, 151552, model_type="glm4_moe", num_key_value_heads=8, head_dim=128, n_routed_experts=160,
+        moe_intermediate_size=1536, first_k_dense_replace=3, use_qk_norm=True, attention_bias=True,
+        routed_scaling_factor=2.5,
+    ),
+    "dots.llm1": sizes(
+        62, 4096, 32, 10944, 152064, model_type="dots1", num_key_value_heads=32, head_dim=128, n_routed_experts=128,
+        num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2, first_k_dense_replace=1,
+        norm_topk_prob=True, routed_scaling_factor=2.5,
+    ),
+    "MiniMax-M2": sizes(
+        62, 3072, 48, 1536, 200064, model_type="minimax_m2", num_key_value_heads=8, head_dim=128, rotary_dim=64,
+        num_local_experts=256, num_experts_per_tok=8,
+    ),
+    "Llama-4-Scout": sizes(
+        48, 5120, 40, 8192, 202048, model_type="llama4_text", num_key_value_heads=8, head_dim=128,
+        intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,
+    ),
     "mixtral-8x7b": sizes(
         32, 4096, 32, 14336, 32000, model_type="mixtral", num_key_value_heads=8, num_local_experts=8,
         num_experts_per_tok=2, sliding_window=None,
@@ -96,6 +169,12 @@ PUBLISHED_MIXTURES: dict[str, Config] = {
         topk_method="group_limited_greedy", n_routed_experts=160, num_experts_per_tok=6,
         moe_intermediate_size=1536, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=False,
         routed_scaling_factor=16.0, **LATENT,
+        **yarn(40, beta_fast=32, beta_slow=1, mscale=0.707, mscale_all_dim=0.707),
+    ),
+    "deepseek-v2-lite": sizes(
+        27, 2048, 16, 10944, 102400, model_type="deepseek_v2", n_group=1, topk_group=1, topk_method="greedy",
+        n_routed_experts=64, num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2,
+        first_k_dense_replace=1, norm_topk_prob=False, routed_scaling_factor=1.0, **{**LATENT, "q_lora_rank": None},
         **yarn(40, beta_fast=32, beta_slow=1, mscale=0.707, mscale_all_dim=0.707),
     ),
     "deepseek-v3": sizes(
@@ -140,9 +219,11 @@ def test_parameters_are_those_of_hugging_faces_own_model(name: str) -> None:
         ("Llama-3.1-405B", "llama3.1-405b"),
         ("Mistral-7B-v0.1", "mistral-7b"),
         ("Qwen2.5-7B", "qwen2.5-7b"),
-        ("Qwen3-8B", "qwen3-8b"),
+        *((name, name.lower()) for name in PUBLISHED if name.startswith("Qwen3-")),
+        ("Llama-3.2-1B", "llama3.2-1b"),
+        ("Llama-3.2-3B", "llama3.2-3b"),
         ("gemma-2-9b", "gemma2-9b"),
-        *((name, name) for name in PUBLISHED_MIXTURES),
+        *((name, name) for name in PUBLISHED_MIXTURES if name in catalogue_names("models")),
     ],
 )
 def test_the_catalogue_has_what_is_published(name: str, catalogued: str) -> None:
@@ -169,6 +250,34 @@ KINDS: dict[str, Config] = {
     "olmo2": {"num_key_value_heads": 2},
     "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 64},
+    "gemma": {"num_key_value_heads": 2, "head_dim": 64},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 64},
+    "starcoder2": {"num_key_value_heads": 2},
+    "granite": {"num_key_value_heads": 2, "attention_multiplier": 0.25},
+    "glm": {"num_key_value_heads": 2, "head_dim": 32, "pad_token_id": 0},
+    "glm4": {"num_key_value_heads": 2, "head_dim": 32, "pad_token_id": 0},
+    "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "olmo3": {"num_key_value_heads": 2},
+    "seed_oss": {"num_key_value_heads": 2, "head_dim": 64},
+    "ernie4_5": {"num_key_value_heads": 2, "head_dim": 64},
+    "qwen2_moe": {
+        "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 128,
+    },
+    "olmoe": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2},
+    "granitemoe": {"num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "granitemoeshared": {
+        "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 512,
+    },
+    "glm4_moe": {
+        "num_key_value_heads": 2, "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64, "first_k_dense_replace": 1, "use_qk_norm": True,
+    },
+    "dots1": {
+        "num_key_value_heads": 2, "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    },
+    "minimax_m2": {"num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {
         "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
@@ -222,6 +331,17 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"model_type": "qwen3_next"}, "qwen3_next has linear attention in three of four layers: no model here has"),
+        ({"model_type": "deepseek_v32"}, "deepseek_v32 has attention to tokens that an indexer chooses"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window is True, not False"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"model_type": "llama4_text", "interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2, not 1"),
+        ({"model_type": "llama4_text", "moe_layers": [1, 3]}, "moe_layers is [1, 3], and a Model has its dense"),
+        (
+            {"model_type": "qwen2_moe", "moe_intermediate_size": 100},
+            "shared_expert_intermediate_size is 5632, not a multiple of moe_intermediate_size 100",
+        ),
+        ({"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}}, "'qwen3_vl_text' is not one of"),
         ({"model_type": "rwkv"}, "model_type 'rwkv' is not one of gpt2, "),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers is 1"),
@@ -237,6 +357,39 @@ def test_what_no_model_can_say_is_refused_by_its_key(tmp_path: Path, change: Con
     with pytest.raises(TrimaranError) as caught:
         load_model(str(tmp_path / "config.json"))
     assert says in str(caught.value)
+
+
+def test_what_takes_no_time_is_named_and_not_trained_as_if_it_were_not_there(tmp_path: Path) -> None:
+    granite = PUBLISHED["granite-3.1-8b"]
+    model = model_from_config(granite, "granite")
+    assert model.uncounted == ("embedding_multiplier 12.0", "residual_multiplier 0.22", "logits_scaling 16.0")
+    # scores are multiplied by what the config states
+    assert model.query_scale == 128.0**2
+    (tmp_path / "config.json").write_text(json.dumps(granite))
+    file = str(tmp_path / "config.json")
+    planned = plan(file, "dgx-h100", 64, stack="megatron-core", fix={"tp": 1, "pp": 1, "mbs": 1})
+    assert "which is not counted: embedding_multiplier 12.0" in " ".join(planned.notes)
+    with pytest.raises(TrimaranError, match=r"model\.uncounted is"):
+        plan(file, "dgx-h100", 64, stack="trimaran")
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "Llama-4-Scout"])
+def test_of_a_model_that_sees_images_the_texts_decoder_is_read(name: str) -> None:
+    text = dict((PUBLISHED | PUBLISHED_MIXTURES)[name])
+    decoder = model_from_config(text, name)
+    whole = {"model_type": text["model_type"].removesuffix("_text"), "text_config": text, "vision_config": {"depth": 2}}
+    for config in (whole, whole | {"text_config": {k: v for k, v in text.items() if k != "model_type"}}):
+        model = model_from_config(config, name)
+        assert model.uncounted == (*decoder.uncounted, f"vision_config of {whole['model_type']}")
+        assert model.model_copy(update={"uncounted": decoder.uncounted}) == decoder
+
+
+def test_published_gemma_3_leaves_out_what_is_usual() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"depth": 2}}
+    counted = sum(each.numel() for each in theirs(text | {"model_type": "gemma3_text"}).parameters())
+    model = model_from_config(whole, "gemma-3-4b")
+    assert model.unpadded_parameters == counted and (model.vocab, model.full_attention_every) == (262_208, 6)
 
 
 def test_layers_that_alternate_are_told_from_their_types() -> None:

@@ -65,7 +65,7 @@ ZERO_SAYS_SOMETHING = {
     "model": {
         "ffn_hidden", "kv_heads", "head_dim", "dropout", "sliding_window", "full_attention_every", "attention_softcap",
         "logit_softcap", "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers",
-        "expert_groups", "top_groups", "mtp_depth",
+        "expert_groups", "top_groups", "mtp_depth", "swiglu_limit",
     },
     "workload": set[str](),
     "cluster": {

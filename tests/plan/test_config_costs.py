@@ -50,3 +50,15 @@ def test_the_precision_in_which_gradients_are_summed_is_read(tmp_path: Path) -> 
     del stated["data_types"]
     of_8b = {"model": "llama3-8b", "seq_len": 8192}
     assert gradients_gib(json.dumps(stated), **of_8b) == pytest.approx(gradients_gib(wide, **of_8b) / 3)
+
+
+def test_what_a_model_has_besides_is_told_beside_its_cost(tmp_path: Path) -> None:
+    granite = {
+        "model_type": "granite", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+        "intermediate_size": 1024, "vocab_size": 5120, "residual_multiplier": 0.22,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(granite))
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}))
+    given = Given("dgx-h100", model=str(tmp_path / "config.json"), devices=8, seq_len=2048)
+    remarks = cost_of(tmp_path / "ds.json", "auto", given).remarks
+    assert ("not counted", "residual_multiplier 0.22 of the model") in remarks

@@ -170,7 +170,7 @@ def read(
 
 
 def test_what_is_not_stated_is_named_and_nothing_is_made_up(tmp_path: Path) -> None:
-    with pytest.raises(TrimaranError, match=r"run\.sh does not state the model's heads, vocab: give --model"):
+    with pytest.raises(TrimaranError, match=r"heads \(--num-attention-heads\), vocab \(--vocab-size\): add --set v"):
         read(tmp_path, "--num-layers 24 --hidden-size 2048 --micro-batch-size 1 --seq-length 2048")
     with pytest.raises(TrimaranError, match=r"--micro-batch-size is MBS, which the file does not set"):
         read(tmp_path, f"{PLAIN} --micro-batch-size $MBS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,20 @@ def test_torchtitans_settings_that_are_not_read_are_told(tmp_path: Path) -> None
     cost, remarks = titan(tmp_path, LLAMA + '[optimizer]\nname = "Muon"\n[validation]\nenable = true\n')
     assert cost.case.workload.optimizer == "adam"
     assert "not counted: optimizer Muon, counted as adam" in remarks and "not read: validation.enable" in remarks
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "model"),
+    [
+        ("llama3", "3B", "llama3.2-3b"), ("llama3", "8B_flex", "llama3.1-8b"), ("qwen3", "32B", "qwen3-32b"),
+        ("qwen3", "30B-A3B", "qwen3-30b-a3b"), ("deepseek_v3", "16B", "deepseek-v2-lite"),
+        ("deepseek_v3", "671B", "deepseek-v3"), ("gpt_oss", "120b", "gpt-oss-120b"),
+    ],
+)  # fmt: skip
+def test_torchtitans_flavors_are_models_of_the_catalogue(tmp_path: Path, name: str, flavor: str, model: str) -> None:
+    cost, remarks = titan(tmp_path, f'[model]\nname = "{name}"\nflavor = "{flavor}"\n')
+    assert cost.case.model.name == model
+    assert ("attention kernel of flavor 8B_flex" in remarks) == flavor.endswith("flex")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +100,28 @@ def test_a_model_given_beside_another_that_the_file_names_is_told(tmp_path: Path
     assert "note: the file names llama3 8B, and you gave llama3.1-70b" in remarks
     for text, model in ((qwen.replace("32B", "8B"), "qwen3-8b"), (LLAMA, "llama3.1-8b")):
         assert "the file names" not in titan(tmp_path, text, model=model)[1]
-    with pytest.raises(TrimaranError, match=r"it names qwen3 32B, which is not known\): give --model"):
-        titan(tmp_path, qwen)
+    with pytest.raises(TrimaranError, match=r"it names qwen3 33B, which is not known\): give --model"):
+        titan(tmp_path, qwen.replace("32B", "33B"))
+
+
+def test_what_megatron_bridge_writes_beside_a_checkpoint_is_a_layout(tmp_path: Path) -> None:
+    """Names as in run_config.yaml of Megatron-Bridge: sections with `_target_`, experts and stages as lists."""
+    model = {
+        "_target_": "megatron.bridge.models.GPTModelProvider", "num_layers": 8, "hidden_size": 1024, "vocab_size": 5120,
+        "num_attention_heads": 16, "num_query_groups": 16, "ffn_hidden_size": 4096, "gated_linear_unit": True,
+        "normalization": "RMSNorm", "add_bias_linear": False, "position_embedding_type": "rope", "seq_length": 2048,
+        "share_embeddings_and_output_weights": False, "num_moe_experts": 8, "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 512, "moe_layer_freq": [0, *[1] * 7], "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2, "bf16": True, "hidden_dropout": 0.0,
+        "moe_token_dispatcher_type": "alltoall", "attention_dropout": 0.0, "params_dtype": "torch.bfloat16",
+        "pipeline_model_parallel_layout": [["embedding", *["decoder"] * 5], [*["decoder"] * 3, "loss"]],
+    }  # fmt: skip
+    ddp = {"use_distributed_optimizer": True, "grad_reduce_in_fp32": False, "overlap_grad_reduce": True}
+    recipe = {"model": model, "train": {"micro_batch_size": 1, "global_batch_size": 64}, "ddp": ddp}
+    cost, remarks = priced(tmp_path / "run_config.yaml", json.dumps(recipe), Given("dgx-h100", devices=16))
+    assert str(cost.layout) == "dp8,tp1,pp2,ep2,mbs1,zero1,bf16,split5-3"
+    assert (cost.case.model.dense_layers, cost.case.model.mlp) == (1, "swiglu")
+    assert cost.case.stack.grad_bytes_16bit == 2 and "not read" not in remarks
 
 
 def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
@@ -135,6 +170,22 @@ def test_deepspeed_makes_the_micro_batch_of_a_batch(tmp_path: Path, steps: int |
     assert (cost.layout.mbs, cost.layout.dp, cost.case.workload.global_batch) == (mbs, 16, 128)
     with pytest.raises(TrimaranError, match=r"a batch of 136 does not divide into \d steps of 16 replicas"):
         priced(tmp_path / "ds.json", json.dumps({**config, "train_batch_size": 136}), given)
-    with pytest.raises(TrimaranError, match="does not state the micro-batch"):
-        auto = json.dumps({**config, "train_micro_batch_size_per_gpu": "auto"})
+    # Hugging Face's Trainer fills it in, and refuses what does not make the batch with the steps
+    auto = json.dumps({**config, "train_micro_batch_size_per_gpu": "auto"})
+    if steps:
+        assert priced(tmp_path / "ds.json", auto, given)[0].layout.mbs == mbs
+        return
+    with pytest.raises(TrimaranError, match=r"does not state the micro-batch \(--set mbs=N\)"):
         priced(tmp_path / "ds.json", auto, given)
+
+
+def test_what_hugging_faces_trainer_fills_in_can_be_stated(tmp_path: Path) -> None:
+    auto = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    given = Given("dgx-h100", model="llama3-8b", devices=16, seq_len=2048, mbs=2)
+    text = json.dumps({**auto, "bf16": {"enabled": "auto"}})
+    cost, _ = priced(tmp_path / "ds.json", text, replace(given, global_batch=128))
+    assert (cost.layout.mbs, cost.case.workload.global_batch) == (2, 128)
+    with pytest.raises(TrimaranError, match=r"does not state the global batch \(--gbs\)"):
+        priced(tmp_path / "ds.json", text, given)
+    cost, _ = priced(tmp_path / "ds.json", json.dumps({**auto, "gradient_accumulation_steps": 4}), given)
+    assert (cost.layout.mbs, cost.case.workload.global_batch) == (2, 2 * 4 * 16)

@@ -19,6 +19,7 @@ GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
 PLAIN = workload_of("gpt3-1b3", 512)
 LLAMA = workload_of("llama3-8b", 256)
 MEGATRON = load_stack("megatron")
+CORE = load_stack("megatron-core")
 
 
 def flags(text: str) -> dict[str, list[str]]:
@@ -68,6 +69,29 @@ def test_megatron_lm_gets_the_kind_of_model() -> None:
     uneven = parse_layout("dp8,tp1,pp4,split7-9-9-7,bf16")
     said = flags(export(uneven, LLAMA, load_stack("trimaran"), "megatron-lm"))
     assert (said["--decoder-first-pipeline-num-layers"], said["--decoder-last-pipeline-num-layers"]) == (["7"], ["7"])
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_megatron_lm_gets_the_gate_of_gpt_oss(name: str) -> None:
+    """As examples/gptoss/02_train.sh and examples/post_training/modelopt/conf/openai state it."""
+    said = flags(export(parse_layout("dp8,ep8,mbs1,bf16"), workload_of(name, 64), CORE, "megatron-lm"))
+    assert "--swiglu" not in said and "--quick-geglu" in said
+    assert (said["--glu-linear-offset"], said["--activation-func-clamp-value"]) == (["1.0"], ["7"])
+
+
+def test_megatron_lm_gets_the_gate_of_shared_experts_where_it_has_one() -> None:
+    mixture = workload_of("qwen3-30b-a3b", 64)
+    shared = mixture.model.model_copy(update={"shared_experts": 4, "shared_gate": True})
+    workload, layout = mixture.model_copy(update={"model": shared}), parse_layout("dp8,ep8,mbs1,bf16")
+    assert "--moe-shared-expert-gate" in flags(export(layout, workload, CORE, "megatron-lm"))
+    with pytest.raises(TrimaranError, match=r"model\.shared_gate in core 0\.15"):
+        export(layout, workload, CORE, "megatron-lm", "0.15")
+
+
+def test_what_a_model_has_besides_is_written_for_no_trainer() -> None:
+    llama = LLAMA.model.model_copy(update={"uncounted": ("residual_multiplier 0.22",)})
+    with pytest.raises(TrimaranError, match=r"no setting for model\.uncounted"):
+        export(parse_layout("dp8,mbs1,bf16"), LLAMA.model_copy(update={"model": llama}), MEGATRON, "megatron-lm")
 
 
 def test_megatron_core_is_told_what_its_stack_says() -> None:

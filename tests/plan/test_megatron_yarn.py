@@ -15,7 +15,7 @@ from trimaran.nouns.attention import RotaryYarn
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.flags import flags_of
-from trimaran.planner.configs.megatron import megatron
+from trimaran.planner.configs.megatron.arguments import megatron
 from trimaran.planner.configs.nested import nested_flags
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.exporters import export

@@ -39,7 +39,59 @@ torchrun --nproc_per_node $GPUS --nnodes "$NODES" pretrain_gpt.py \\
     assert str(layout) == "dp2,tp4,pp2,mbs2,sp,recompute-full,bf16"
     assert (workload.model.layers, workload.model.mlp, workload.global_batch) == (24, "swiglu", 64)
     assert "note: --tensor-model-parallel-size is stated twice, and the last counts: 4" in remarks
-    assert "conditions or loops" in remarks and "not read: " in remarks and "--lr" in remarks
+    assert "conditions or loops" in remarks and "not read" not in remarks
+
+
+def test_what_no_step_feels_is_not_told_and_what_is_misspelt_is(tmp_path: Path) -> None:
+    beside = "--lr 1e-4 --lr-decay-style cosine --seed 1 --log-interval 1 --save-interval 9 --tensorboard-dir x "
+    beside += "--tokenizer-model t --data-path d --clip-grad 1.0 --eval-iters 0 --adam-beta1 0.9 --node_rank 0 "
+    beside += "--ckpt-format torch --no-load-optim --timing-log-level 0 --wandb-project p --exit-duration-in-mins 9"
+    told = "--tensor-model-paralel-size 8 --transformer-impl local --manual-gc"
+    _, _, remarks = read(tmp_path, f"torchrun --master_addr a pretrain_gpt.py {PLAIN} {beside} {told}")
+    assert "not read: --tensor-model-paralel-size, --transformer-impl, --manual-gc" in remarks.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--use-megatron-fsdp --use-distributed-optimizer", "zero3,fsdp"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "zero3,fsdp"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "zero2"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "zero1"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard", "mbs2,bf16"),
+        ("--use-torch-fsdp2", "zero3,fsdp"),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", "zero2"),
+        ("--data-parallel-sharding-strategy optim", "mbs2,bf16"),
+        ("--use-megatron-fsdp --num-distributed-optimizer-instances 2", "dp16,shard8,tp1"),
+    ],
+)
+def test_what_fsdp_shards_is_part_of_the_layout(tmp_path: Path, flags: str, words: str) -> None:
+    """megatron/training/arguments.py at core_v0.19.0, --data-parallel-sharding-strategy."""
+    layout, _, remarks = read(tmp_path, f"{PLAIN} {flags}")
+    assert words in str(layout) and "not read" not in remarks and "not counted" not in remarks
+    assert ("optim_grads_params, as core 0.19" in remarks) == (
+        "fsdp " in f"{flags} " and "strategy" not in flags and "torch" not in flags
+    )
+
+
+def test_gradients_of_fsdp_travel_in_16_bit_where_that_is_asked_for(tmp_path: Path) -> None:
+    for more, stages in (("", ()), (" --grad-reduce-in-bf16", (3,))):
+        (tmp_path / "run.sh").write_text(f"{PLAIN} --use-megatron-fsdp{more}")
+        assert read_config(tmp_path / "run.sh").stack["narrow_gradient_stages"] == stages
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--moe-layer-recompute", "core_attn+moe"),
+        ("--moe-layer-recompute --recompute-granularity selective --recompute-modules layernorm", "layernorm+moe"),
+        ("--moe-layer-recompute --recompute-granularity selective --recompute-modules moe", "recompute-moe,"),
+    ],
+)
+def test_a_mixtures_own_switch_of_recompute_is_one_of_modules(tmp_path: Path, flags: str, words: str) -> None:
+    """transformer_config.py at core_v0.19.0, moe_layer_recompute."""
+    layout, _, remarks = read(tmp_path, f"{PLAIN} --num-experts 8 --moe-router-topk 2 {flags}")
+    assert words in str(layout) and "not read" not in remarks
 
 
 @pytest.mark.parametrize(
@@ -121,3 +173,25 @@ def test_other_spellings_and_numbers_with_underscores_are_read(tmp_path: Path) -
     _, workload, _ = read(tmp_path, f"{PLAIN} {words}")
     assert (workload.model.norm, workload.model.kv_heads) == ("rmsnorm", 2)
     assert workload.ramp_up is not None and workload.ramp_up.samples == 9_765_625
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("pretrain_bert.py", "starts pretrain_bert.py, whose model is no decoder of text alone"),
+        ("/megatron/pretrain_t5.py", "starts pretrain_t5.py, whose model"),
+        ("tools/run_text_generation_server.py", "starts run_text_generation_server.py, which trains nothing"),
+        ("examples/inference/gpt/gpt_static_inference.py", "which trains nothing"),
+        ("-m examples.inference.offline_inference", "starts offline_inference.py, which trains nothing"),
+    ],
+)
+def test_a_program_that_trains_no_decoder_of_text_is_refused(tmp_path: Path, program: str, says: str) -> None:
+    with pytest.raises(TrimaranError, match=re.escape(says)):
+        read(tmp_path, f"torchrun --nproc_per_node 8 {program} {PLAIN}")
+
+
+def test_what_sees_images_beside_the_decoder_is_told(tmp_path: Path) -> None:
+    _, _, remarks = read(tmp_path, f"torchrun examples/multimodal/train.py {PLAIN}")
+    assert "not counted: what multimodal/train.py trains beside the decoder of text" in remarks
+    _, _, remarks = read(tmp_path, f"torchrun /inference/pretrain_gpt.py {PLAIN}")
+    assert "beside the decoder" not in remarks

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trimaran.files.hugging_face_families import DENSE, Config, InexpressibleError
+from trimaran.files.hugging_face_gemma import GEMMAS
 from trimaran.files.hugging_face_mixtures import MIXTURES
 from trimaran.files.hugging_face_values import checked_values
 from trimaran.files.hugging_face_written import DENSE_WRITTEN
@@ -17,7 +18,24 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 
-FAMILIES = {**DENSE, **MIXTURES}
+FAMILIES = {**DENSE, **GEMMAS, **MIXTURES}
+# Families that are a decoder of text, of the family that stands here, beside one of images.
+_OF_IMAGES = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
+# Families of today that no Model can say, and what they have that none has.
+_ONE_NORM = "one norm for attention and MLP side by side"
+_STATE_SPACES = "state-space layers"
+_INDEXER = "attention to tokens that an indexer chooses"
+_LINEAR = "linear attention in three of four layers"
+_INEXPRESSIBLE = {
+    "qwen3_next": _LINEAR, "qwen3_5_text": _LINEAR, "qwen3_5_moe_text": _LINEAR,
+    "minimax": "linear attention", "kimi_linear": "linear attention", "lfm2": "convolutions in place of attention",
+    "deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER,
+    "cohere": _ONE_NORM, "cohere2": _ONE_NORM, "falcon": _ONE_NORM, "phi": _ONE_NORM,
+    "phimoe": "a bias of its output matrix", "olmo": "norms without weights", "nemotron": "an MLP of squared ReLU",
+    "arcee": "an MLP of squared ReLU", "opt": "an MLP of ReLU", "gemma3n_text": "embeddings of each layer's own",
+    "gemma4_text": "embeddings of each layer's own", "granitemoehybrid": _STATE_SPACES, "jamba": _STATE_SPACES,
+    "mamba2": _STATE_SPACES, "nemotron_h": _STATE_SPACES, "falcon_h1": _STATE_SPACES,
+}  # fmt: skip
 # Families whose weights are read and written. Where several compute the same model, the first is written.
 WRITTEN = {**DENSE_WRITTEN, **MIXTURES_WRITTEN}
 
@@ -28,7 +46,13 @@ def model_from_config(config: Config, source: str) -> Model:
     Raises TrimaranError when the kind is unknown or a key is missing; pydantic's
     ValidationError when a value is not possible.
     """
+    name = config.get("_name_or_path") or source
+    config, beside = _decoder_of(config)
     kind = str(config.get("model_type"))
+    if kind in _INEXPRESSIBLE:
+        raise TrimaranError(
+            f"{source}: {kind} has {_INEXPRESSIBLE[kind]}: no model here has that; plan with the nearest"
+        )
     if kind not in FAMILIES:
         raise TrimaranError(
             f"{source}: model_type {quoted(kind)} is not one of {', '.join(FAMILIES)}: if its layers are those of one "
@@ -40,13 +64,26 @@ def model_from_config(config: Config, source: str) -> Model:
         raise TrimaranError(f"{source}: {error}") from None
     try:
         fields = FAMILIES[kind](config)
-        fields["vocab"] = config["vocab_size"]
+        fields.setdefault("vocab", config.get("vocab_size"))
+        if fields["vocab"] is None:
+            raise KeyError("vocab_size")
     except KeyError as error:
         raise TrimaranError(f"{source}: key {error} is missing from a {kind} config: add it") from None
     except InexpressibleError as error:
         raise TrimaranError(f"{source}: {error}: no model here has that; plan with the nearest") from None
-    name = config.get("_name_or_path") or source
+    fields["uncounted"] = (*fields.get("uncounted", ()), *beside)
     return Model.model_validate({"name": str(name), **fields})
+
+
+def _decoder_of(config: Config) -> tuple[Config, tuple[str, ...]]:
+    """The config of the text's decoder where a model reads images too, and what of the model that leaves out."""
+    inner, kind = config.get("text_config"), str(config.get("model_type"))
+    if not isinstance(inner, Mapping) or kind in FAMILIES:
+        return config, ()
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    known = {"model_type": _OF_IMAGES.get(kind, kind)}
+    beside = tuple(f"{key} of {kind}" for key in ("vision_config", "audio_config") if config.get(key))
+    return {**known, **tied, **inner}, beside
 
 
 def config_from_model(model: Model, family: str | None = None) -> dict[str, Any]:

@@ -29,11 +29,28 @@ class InexpressibleError(Exception):
     """A trait that a Model cannot say; the text names the config's key and its value."""
 
 
-def _one_of(config: Config, key: str, default: str, known: Mapping[str, str]) -> str:
+def one_of(config: Config, key: str, default: str, known: Mapping[str, str]) -> str:
+    """What the word of a key stands for, one of `known`; raises InexpressibleError for any other."""
     value = config.get(key) or default
     if not isinstance(value, str) or value not in known:
         raise InexpressibleError(f"{key} {quoted(value)} is not one of {', '.join(known)}")
     return known[value]
+
+
+def refuse_unless(config: Config, key: str, *usual: object) -> None:
+    """Refuse a key that makes another model unless it is absent or as all published models have it."""
+    if config.get(key) not in (None, *usual):
+        raise InexpressibleError(f"{key} is {quoted(config[key])}, not {quoted(usual[0])}")
+
+
+def uncounted(config: Config, **usual: object) -> tuple[str, ...]:
+    """What a config states by these keys and no Model has a field for, where it is not as usual: `key value`."""
+    return tuple(f"{key} {quoted(config[key])}" for key, value in usual.items() if config.get(key) not in (None, value))
+
+
+def with_defaults(config: Config, **defaults: object) -> dict[str, Any]:
+    """The config with a family's defaults for what it leaves out or states as null."""
+    return {**defaults, **{key: value for key, value in config.items() if value is not None}}
 
 
 def _gpt2(config: Config) -> Fields:
@@ -44,7 +61,7 @@ def _gpt2(config: Config) -> Fields:
         "ffn_hidden": config.get("n_inner"),
         "max_positions": config.get("n_positions", 1024),
         "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
-        "activation": _one_of(config, "activation_function", "gelu_new", _GELUS),
+        "activation": one_of(config, "activation_function", "gelu_new", _GELUS),
         "tied_embedding": config.get("tie_word_embeddings", True),
     }
 
@@ -57,7 +74,7 @@ def _gpt_neox(config: Config) -> Fields:
         "ffn_hidden": config["intermediate_size"],
         "max_positions": config.get("max_position_embeddings", 2048),
         "norm_epsilon": config.get("layer_norm_eps", 1e-5),
-        "activation": _one_of(config, "hidden_act", "gelu", _GELUS),
+        "activation": one_of(config, "hidden_act", "gelu", _GELUS),
         "attention_bias": None if config.get("attention_bias", True) else "none",
         "parallel_residual": config.get("use_parallel_residual", True),
         "tied_embedding": config.get("tie_word_embeddings", False),
@@ -92,7 +109,7 @@ def llama_like(config: Config) -> Fields:
         "max_positions": config.get("max_position_embeddings", 2048),
         "norm": "rmsnorm",
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "mlp": _one_of(config, "hidden_act", "silu", {"silu": "swiglu"}),
+        "mlp": one_of(config, "hidden_act", "silu", {"silu": "swiglu"}),
         "bias": bool(config.get("mlp_bias")),
         "attention_bias": None if config.get("mlp_bias") else attention_bias,
         "tied_embedding": config.get("tie_word_embeddings", False),
@@ -118,49 +135,107 @@ def _olmo2(config: Config) -> Fields:
     return llama_like({"rms_norm_eps": 1e-5, **config}) | {"norm_placement": "after", "qk_norm": "all_heads"}
 
 
+def _olmo3(config: Config) -> Fields:
+    config = of_whole_layers(config, sliding_window=4096, rope_theta=500_000.0)
+    return _olmo2(config) | windows(config, config["sliding_window"], lambda layer: (layer + 1) % 4 != 0)
+
+
+def _starcoder2(config: Config) -> Fields:
+    config = with_defaults(config, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True)
+    fields = llama_like({**config, "hidden_act": "silu"})
+    return (
+        fields
+        | windows(config, config.get("sliding_window"), lambda layer: True)
+        | {
+            "norm": "layernorm",
+            "norm_epsilon": config.get("norm_epsilon", 1e-5),
+            "mlp": "gelu",
+            "activation": one_of(config, "hidden_act", "gelu_pytorch_tanh", _GELUS),
+            "bias": config.get("use_bias", True),
+        }
+    )
+
+
+def granite_like(config: Config) -> Fields:
+    """Llama with multipliers of which a Model has the one of attention's scores alone."""
+    multiplier = config.get("attention_multiplier") or 1.0
+    return llama_like(config) | {
+        "query_scale": 1.0 / (multiplier * multiplier),
+        "uncounted": uncounted(config, embedding_multiplier=1.0, residual_multiplier=1.0, logits_scaling=1.0),
+    }
+
+
+def glm_like(config: Config, **defaults: object) -> Fields:
+    """What GLM's dense models and mixtures state by the same keys: they turn half of a head's features."""
+    config = with_defaults(config, partial_rotary_factor=0.5, max_position_embeddings=131_072, **defaults)
+    has_bias = config.get("attention_bias")
+    return llama_like({**config, "attention_bias": False}) | {"attention_bias": "qkv" if has_bias else None}
+
+
+def _glm(config: Config) -> Fields:
+    return glm_like(config, num_key_value_heads=2, head_dim=128, attention_bias=True, rms_norm_eps=1.5625e-7)
+
+
+def _glm4(config: Config) -> Fields:
+    return _glm(config) | {"norm_placement": "both"}
+
+
+def _smollm3(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=4, max_position_embeddings=32_768, rope_theta=2e6, tie_word_embeddings=True,
+        no_rope_layer_interval=4,
+    )  # fmt: skip
+    refuse_unless(config, "use_sliding_window", False)
+    return llama_like(config) | {"uncounted": uncounted(config, no_rope_layer_interval=0)}
+
+
+def _seed_oss(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=8, head_dim=128, attention_bias=True, max_position_embeddings=524_288
+    )
+    biases = "all" if config.get("attention_out_bias") else "qkv"
+    fields = llama_like({**config, "attention_bias": False})
+    return fields | {"attention_bias": biases if config["attention_bias"] else None}
+
+
+def _ernie4_5(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5,
+        rope_theta=500_000.0, tie_word_embeddings=True,
+    )  # fmt: skip
+    return llama_like(config) | {"bias": bool(config.get("use_bias"))}
+
+
 def _phi3(config: Config) -> Fields:
     fields = llama_like({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, **config})
     return fields | windows(config, config.get("sliding_window"), lambda layer: True)
 
 
-def _gemma2(config: Config) -> Fields:
-    # hidden_act, which its first configs have too, is not read by transformers
-    defaults = {"num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
-    fields = llama_like({**defaults, **config, "hidden_act": "silu"})
-    _one_of(config, "hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh": "gelu_tanh"})
-    if config.get("use_bidirectional_attention"):
-        raise InexpressibleError(f"use_bidirectional_attention is {quoted(config['use_bidirectional_attention'])}")
-    return (
-        fields
-        | windows(config, config.get("sliding_window", 4096), lambda layer: layer % 2 == 0)
-        | {
-            "mlp": "geglu",
-            "activation": "gelu_tanh",
-            "norm_placement": "both",
-            "query_scale": config.get("query_pre_attn_scalar", 256),
-            "attention_softcap": config.get("attn_logit_softcapping", 50.0) or 0.0,
-            "logit_softcap": config.get("final_logit_softcapping", 30.0) or 0.0,
-            "scaled_embedding": True,
-        }
-    )
+def of_whole_layers(config: Config, **defaults: object) -> dict[str, Any]:
+    """The config with the angles of layers that see the whole sequence, where layers with windows have their own."""
+    config = with_defaults(config, **defaults)
+    angles = config.get("rope_parameters")
+    if isinstance(angles, Mapping) and isinstance(whole := angles.get("full_attention"), Mapping):
+        config["rope_parameters"] = whole
+    return config
 
 
 def _rotary(config: Config, defaults: Config) -> Fields:
     """Base of the angles, what they turn and their scaling, as configs before and after transformers 5 state them."""
     field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    stated = config.get(field) or {}
-    if not isinstance(stated, Mapping):
-        raise InexpressibleError(f"{field} is {quoted(stated)}, expected an object such as {{'rope_type': 'llama3'}}")
-    known = {**defaults, **config, **stated}
+    angles = config.get(field) or {}
+    if not isinstance(angles, Mapping):
+        raise InexpressibleError(f"{field} is {quoted(angles)}, expected an object such as {{'rope_type': 'llama3'}}")
+    known = {**defaults, **config, **angles}
     fields: Fields = {
         "positions": "rotary",
         "rotary_theta": known.get("rope_theta") or known.get("rotary_emb_base") or 10_000.0,
         "rotary_share": known.get("partial_rotary_factor") or 1.0,
     }
-    kind = stated.get("rope_type") or stated.get("type") or "default"
+    kind = angles.get("rope_type") or angles.get("type") or "default"
     if kind == "llama3":
-        scaling = {name: stated[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
-        scaling["original_max_positions"] = stated["original_max_position_embeddings"]
+        scaling = {name: angles[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
+        scaling["original_max_positions"] = angles["original_max_position_embeddings"]
         return fields | {"rotary_scaling": scaling}
     if kind == "default":
         return fields
@@ -258,9 +333,17 @@ DENSE: Mapping[str, Callable[[Config], Fields]] = {
     "bloom": _bloom,
     "llama": llama_like,
     "mistral": _mistral,
+    "ministral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "phi3": _phi3,
-    "gemma2": _gemma2,
+    "starcoder2": _starcoder2,
+    "granite": granite_like,
+    "glm": _glm,
+    "glm4": _glm4,
+    "smollm3": _smollm3,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie4_5,
 }

@@ -12,18 +12,17 @@ from trimaran.files.hugging_face_families import (
     Config,
     Fields,
     InexpressibleError,
+    glm_like,
+    granite_like,
     late_windows,
     llama_like,
+    refuse_unless,
     scored_yarn,
+    uncounted,
     windows,
+    with_defaults,
 )
 from trimaran.nouns.text import quoted
-
-
-def _refuse_unless(config: Config, key: str, *usual: object) -> None:
-    """Refuse a key that makes another model unless it is absent or as all published models have it."""
-    if config.get(key) not in (None, *usual):
-        raise InexpressibleError(f"{key} is {quoted(config[key])}, not {quoted(usual[0])}")
 
 
 def _count(config: Config, key: str) -> int:
@@ -47,11 +46,48 @@ def _mixtral(config: Config) -> Fields:
     )
 
 
-def _qwen3_moe(config: Config) -> Fields:
-    _refuse_unless(config, "decoder_sparse_step", 1)
+def _first_layers(config: Config) -> int:
+    """How many layers have a dense MLP by mlp_only_layers, which must be the first ones."""
+    refuse_unless(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
     if dense != list(range(len(dense))):
         raise InexpressibleError(f"mlp_only_layers is {quoted(dense)}, and a Model has its dense layers first")
+    return len(dense)
+
+
+def _shared(config: Config, key: str, of_one: str) -> int:
+    """Shared experts of the width of a routed one that are as wide as the one that the config states."""
+    whole, one = _count(config, key), _count(config, of_one)
+    if whole % one:
+        raise InexpressibleError(f"{key} is {whole}, not a multiple of {of_one} {one}")
+    return whole // one
+
+
+def _qwen2_moe(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=16, max_position_embeddings=32_768, shared_expert_intermediate_size=5632,
+        moe_intermediate_size=1408, qkv_bias=True, max_window_layers=28, sliding_window=4096,
+    )  # fmt: skip
+    window = config["sliding_window"] if config.get("use_sliding_window") else None
+    last = config["max_window_layers"]
+    return (
+        llama_like(config)
+        | windows(config, window, lambda layer: layer % 2 == 0 and layer < last)
+        | {
+            "attention_bias": "qkv" if config["qkv_bias"] else None,
+            "experts": config.get("num_experts", 60),
+            "top_k": config.get("num_experts_per_tok", 4),
+            "moe_ffn_hidden": config["moe_intermediate_size"],
+            "shared_experts": _shared(config, "shared_expert_intermediate_size", "moe_intermediate_size"),
+            "shared_gate": True,
+            "dense_layers": _first_layers(config),
+            "router": {"normalised": bool(config.get("norm_topk_prob"))},
+        }
+    )
+
+
+def _qwen3_moe(config: Config) -> Fields:
+    dense_layers = _first_layers(config)
     defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32_768}
     return (
         llama_like({**defaults, **config})
@@ -62,14 +98,92 @@ def _qwen3_moe(config: Config) -> Fields:
             "experts": config.get("num_experts", config.get("num_local_experts", 128)),
             "top_k": config.get("num_experts_per_tok", 8),
             "moe_ffn_hidden": config.get("moe_intermediate_size", 768),
-            "dense_layers": len(dense),
+            "dense_layers": dense_layers,
             "router": {"normalised": bool(config.get("norm_topk_prob", False))},
         }
     )
 
 
+def _olmoe(config: Config) -> Fields:
+    config = with_defaults(config, rms_norm_eps=1e-5, max_position_embeddings=4096)
+    return llama_like(config) | {
+        "qk_norm": "all_heads",
+        "experts": config.get("num_experts", 64),
+        "top_k": config.get("num_experts_per_tok", 8),
+        "moe_ffn_hidden": config["intermediate_size"],
+        "router": {"normalised": bool(config.get("norm_topk_prob"))},
+        "uncounted": uncounted(config, clip_qkv=None),
+    }
+
+
+def _granite_moe(config: Config) -> Fields:
+    has_shared = bool(config.get("shared_intermediate_size"))
+    return granite_like(config) | {
+        "experts": config.get("num_local_experts", 8),
+        "top_k": config.get("num_experts_per_tok", 2),
+        "moe_ffn_hidden": config["intermediate_size"],
+        "shared_experts": _shared(config, "shared_intermediate_size", "intermediate_size") if has_shared else 0,
+    }
+
+
+def _glm4_moe(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=8, rms_norm_eps=1e-5, n_shared_experts=1, first_k_dense_replace=1,
+        num_experts_per_tok=8, norm_topk_prob=True,
+    )  # fmt: skip
+    return glm_like(config) | _deepseek_experts(config) | {"qk_norm": "head" if config.get("use_qk_norm") else "none"}
+
+
+def _dots1(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=32, norm_topk_prob=False, n_shared_experts=0, max_window_layers=62
+    )
+    first = config["max_window_layers"]
+    return (
+        llama_like(config)
+        | windows(config, config.get("sliding_window"), lambda layer: layer >= first)
+        | _deepseek_experts(config)
+        | {"qk_norm": "head"}
+    )
+
+
+def _minimax_m2(config: Config) -> Fields:
+    config = with_defaults(config, num_key_value_heads=8, head_dim=128, max_position_embeddings=196_608, rope_theta=5e6)
+    if turned := config.get("rotary_dim"):
+        config["partial_rotary_factor"] = turned / config["head_dim"]
+    return llama_like(config) | {
+        "qk_norm": "all_heads",
+        "experts": config.get("num_local_experts", 256),
+        "top_k": config.get("num_experts_per_tok", 8),
+        "moe_ffn_hidden": config["intermediate_size"],
+        "router": {"scores": "sigmoid", "bias": True},
+    }
+
+
+def _llama4(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500_000.0, use_qk_norm=True,
+        max_position_embeddings=131_072, intermediate_size_mlp=16_384, attention_chunk_size=8192,
+        no_rope_layer_interval=4, attn_temperature_tuning=True, interleave_moe_layer_step=1,
+    )  # fmt: skip
+    refuse_unless(config, "interleave_moe_layer_step", 1)
+    if (mixtures := config.get("moe_layers")) and len(mixtures) != config["num_hidden_layers"]:
+        raise InexpressibleError(f"moe_layers is {quoted(mixtures)}, and a Model has its dense layers first")
+    besides = uncounted(
+        config, attention_chunk_size=None, use_qk_norm=False, no_rope_layer_interval=0, attn_temperature_tuning=False
+    )
+    return llama_like({**config, "intermediate_size": config["intermediate_size_mlp"]}) | {
+        "experts": config.get("num_local_experts", 16),
+        "top_k": config.get("num_experts_per_tok", 1),
+        "moe_ffn_hidden": config["intermediate_size"],
+        "shared_experts": 1,
+        "router": {"scores": "sigmoid", "normalised": False},
+        "uncounted": besides,
+    }
+
+
 def _gpt_oss(config: Config) -> Fields:
-    _refuse_unless(config, "attention_bias", True)
+    refuse_unless(config, "attention_bias", True)
     defaults = {"num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5}
     fields = llama_like({**defaults, **config, "attention_bias": False})
     return (
@@ -78,6 +192,7 @@ def _gpt_oss(config: Config) -> Fields:
         | {
             "bias": True,
             "attention_sinks": True,
+            "swiglu_limit": config.get("swiglu_limit", 7.0),
             "experts": config.get("num_local_experts", 128),
             "top_k": config.get("num_experts_per_tok", 4),
             "moe_ffn_hidden": config["intermediate_size"],
@@ -91,11 +206,11 @@ def _deepseek(config: Config) -> Fields:
     of_v2 = (("norm_topk_prob", False),) if config.get("model_type") == "deepseek_v2" else ()
     usual = (("moe_layer_freq", 1), ("attention_bias", False), ("mlp_bias", False), ("rope_interleave", True))
     for key, value in (*usual, *of_v2):
-        _refuse_unless(config, key, value)
+        refuse_unless(config, key, value)
     # transformers scores by the family, whatever these two say
     is_v2 = config.get("model_type") == "deepseek_v2"
-    _refuse_unless(config, "scoring_func", "softmax" if is_v2 else "sigmoid")
-    _refuse_unless(config, "topk_method", *(("group_limited_greedy", "greedy") if is_v2 else ("noaux_tc",)))
+    refuse_unless(config, "scoring_func", "softmax" if is_v2 else "sigmoid")
+    refuse_unless(config, "topk_method", *(("group_limited_greedy", "greedy") if is_v2 else ("noaux_tc",)))
     latent = {
         "query_rank": config["q_lora_rank"] or 0,
         "kv_rank": config["kv_lora_rank"],
@@ -103,11 +218,15 @@ def _deepseek(config: Config) -> Fields:
         "rotary_dim": config["qk_rope_head_dim"],
         "value_dim": config["v_head_dim"],
     }
-    fields = scored_yarn(config, llama_like({**config, "num_key_value_heads": None})) | _groups(config)
-    return fields | {
+    fields = scored_yarn(config, llama_like({**config, "num_key_value_heads": None}))
+    head_dim = sum(_count(config, key) for key in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    return fields | {"head_dim": head_dim, "latent_attention": latent} | _deepseek_experts(config)
+
+
+def _deepseek_experts(config: Config) -> Fields:
+    """Experts as DeepSeek's configs state them, and GLM's since 4.5."""
+    return _groups(config) | {
         "router": _deepseek_router(config),
-        "head_dim": sum(_count(config, key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")),
-        "latent_attention": latent,
         "experts": config["n_routed_experts"],
         "top_k": config["num_experts_per_tok"],
         "moe_ffn_hidden": config["moe_intermediate_size"],
@@ -139,7 +258,15 @@ def _deepseek_router(config: Config) -> Fields:
 
 MIXTURES: Mapping[str, Callable[[Config], Fields]] = {
     "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "olmoe": _olmoe,
+    "granitemoe": _granite_moe,
+    "granitemoeshared": _granite_moe,
+    "glm4_moe": _glm4_moe,
+    "dots1": _dots1,
+    "minimax_m2": _minimax_m2,
+    "llama4_text": _llama4,
     "gpt_oss": _gpt_oss,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,

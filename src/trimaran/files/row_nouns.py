@@ -70,7 +70,7 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
     try:
         workload = Workload.model_validate(
             {
-                "model": _model_of(measurement),
+                "model": model_of(measurement),
                 "seq_len": measurement.seq_len,
                 "global_batch": measurement.gbs,
                 "optimizer": measurement.optimizer,
@@ -169,7 +169,7 @@ def _reshaped(model: Model, cells: Mapping[str, Cell]) -> Model:
         raise TrimaranError(first_error(error)) from None
 
 
-def _model_of(row: Measurement) -> Model:
+def model_of(row: Measurement) -> Model:
     """The row's model, with which its column `attention` must agree.
 
     Raises TrimaranError where it does not.
@@ -338,7 +338,7 @@ def measured_workload(row: Measurement, workload: Workload) -> bool:
     if any(getattr(row, name) != value for name, value in workload_cells(workload)):
         return False
     nameless = {"name": ""}
-    return row.model is None or _model_of(row).model_copy(update=nameless) == workload.model.model_copy(update=nameless)
+    return row.model is None or model_of(row).model_copy(update=nameless) == workload.model.model_copy(update=nameless)
 
 
 def implied_cells(stated: Mapping[str, Cell]) -> dict[str, Cell]:

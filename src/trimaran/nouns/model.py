@@ -40,6 +40,7 @@ PLAIN: Mapping[str, object] = {
     "logit_softcap": 0.0,
     "scaled_embedding": False,
     "attention_sinks": False,
+    "swiglu_limit": 0.0,
     "latent_attention": None,
     "experts": 0,
     "top_k": 0,
@@ -48,7 +49,9 @@ PLAIN: Mapping[str, object] = {
     "dense_layers": 0,
     "expert_groups": 0,
     "top_groups": 0,
+    "shared_gate": False,
     "router": Router(),
+    "uncounted": (),
 }
 
 
@@ -93,6 +96,12 @@ class Model(Noun):
         default="gelu_tanh",
         description="GELU, exact or by tanh. Unstated: tanh, as GPT-2, GPT-3 and BLOOM have it; exact with rotary",
     )
+    swiglu_limit: float = Field(
+        default=0.0,
+        ge=0,
+        description="of gpt-oss: both halves stay within it, the gate is a quick GELU of one, the other plus 1 is what "
+        "it multiplies; 0: SwiGLU",
+    )
     bias: bool = True
     attention_bias: AttentionBias | None = Field(
         default=None, description="biases of attention: none, of queries, keys and values, or of all; None: as `bias`"
@@ -120,7 +129,14 @@ class Model(Noun):
         default=0, ge=0, le=1_000_000, description="equal groups of experts, of which a token first chooses; 0: none"
     )
     top_groups: int = Field(default=0, ge=0, le=1_000_000, description="groups whose experts a token may go to")
+    shared_gate: bool = Field(
+        default=False, description="what shared experts give is multiplied by a learned gate of each token"
+    )
     router: Router = Router()
+    uncounted: tuple[str, ...] = Field(
+        default=(),
+        description="what the family has besides, by its config's key, that no operator counts and nothing trains",
+    )
     mtp_depth: int = Field(
         default=0,
         ge=0,
@@ -166,6 +182,11 @@ class Model(Noun):
                 f"rotary_yarn is stated, but rotary_stretch is {self.rotary_stretch}: set that to yarn, or leave "
                 f"rotary_yarn out"
             )
+        if self.swiglu_limit and self.mlp != "swiglu":
+            raise ValueError(
+                f"swiglu_limit is {self.swiglu_limit:g}, but mlp is {self.mlp}: set that to swiglu, or leave "
+                f"swiglu_limit out"
+            )
         self._check_experts()
         self._check_latent()
         if self.positions == "rotary" and self.rotary_dim % 2:
@@ -208,12 +229,18 @@ class Model(Noun):
             for name, value in sizes.items():
                 if value:
                     raise ValueError(f"{name} is {value}, but experts is 0: state experts, or leave {name} out")
+            if self.shared_gate:
+                raise ValueError("shared_gate is true, but experts is 0: state experts, or leave shared_gate out")
             if self.router != Router():
                 raise ValueError("router is stated, but experts is 0: state experts, or leave router out")
             return
         for name in ("top_k", "moe_ffn_hidden"):
             if not sizes[name]:
                 raise ValueError(f"experts is {self.experts}, but {name} is 0: state it")
+        if self.shared_gate and not self.shared_experts:
+            raise ValueError(
+                "shared_gate is true, but shared_experts is 0: state shared_experts, or leave shared_gate out"
+            )
         if self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} is more than experts {self.experts}: lower it")
         if self.dense_layers >= self.layers:
@@ -341,7 +368,8 @@ class Model(Noun):
     def mixture_parameters(self) -> int:
         """Parameters of one layer's router, routed experts and shared experts, these as one MLP of their width."""
         shared = self.mlp_parameters(self.shared_experts * self.moe_ffn_hidden) if self.shared_experts else 0
-        return self.router_parameters + self.expert_parameters + shared
+        gate = self.hidden if self.shared_gate else 0
+        return self.router_parameters + self.expert_parameters + shared + gate
 
     @property
     def expert_parameters(self) -> int:

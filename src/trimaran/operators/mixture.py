@@ -50,6 +50,7 @@ def mixture_block(part: Part) -> tuple[Operator, ...]:
         *norm_before(part, "experts norm"),
         _router(part),
         *(mlp_products(part, shared, (), "shared ") if shared else ()),
+        *((_shared_gate(part),) if model.shared_gate else ()),
         _dispatch(part),
         _grouped(part, "experts up", width * (model.mlp_matrices - 1), float(model.hidden), "dispatched"),
         activation_operator(part, "experts activation", rows * width, rows),
@@ -75,6 +76,24 @@ def _router(part: Part) -> Operator:
         inputs=(hidden_tensor(part, "normed hidden"),),
         inside=(Tensor("logits and weights", scores * 2.0 * FP32), Tensor("map", scores)),
         launches=ROUTER_LAUNCHES,
+    )
+
+
+def _shared_gate(part: Part) -> Operator:
+    """A score of each token and its sigmoid, by which what the shared experts gave is multiplied and so kept.
+
+    After Megatron-Core (moe/shared_experts.py), on each rank's own tokens.
+    """
+    tokens, hidden = part.own_tokens, float(part.model.hidden)
+    elements = tokens * hidden
+    return Operator(
+        "shared gate",
+        forward=(Product(tokens, 1.0, hidden),),
+        backward=(Product(tokens, hidden, 1.0), Product(1.0, hidden, tokens)),
+        moved_forward=elements * 2.0 * part.moved_element,
+        moved_backward=elements * 4.0 * part.moved_element,
+        inputs=(Tensor("shared results", elements * part.element),),
+        launches=4.0,
     )
 
 

@@ -36,12 +36,12 @@ MODULES: Mapping[str, Module] = {
     "mlp": Module(("up", "activation", "down")),
     "moe": Module(
         (
-            "router", "shared up", "shared activation", "shared down", "dispatch", "experts up", "experts activation",
-            "experts down", "combine",
+            "router", "shared up", "shared activation", "shared down", "shared gate", "dispatch", "experts up",
+            "experts activation", "experts down", "combine",
         )
     ),
     "moe_act": Module(("experts activation",), discards_output=True),
-    "shared_experts": Module(("shared up", "shared activation", "shared down")),
+    "shared_experts": Module(("shared up", "shared activation", "shared down", "shared gate")),
 }  # fmt: skip
 
 

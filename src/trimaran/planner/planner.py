@@ -105,6 +105,8 @@ def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
     search_of(case, settings, 1).proposer.check_fixed()
     settings, chosen = with_sensible_size(case, settings)
     notes += [note for note in (chosen, case.left_out) if note]
+    if besides := case.model.uncounted:
+        notes.append(f"the model has besides, which is not counted: {', '.join(besides)}")
     cap = settings.devices or cluster.devices
     if cap > cluster.devices:
         notes.append(

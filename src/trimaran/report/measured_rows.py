@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import ValidationError
+
+from trimaran.files.row_nouns import model_of
 from trimaran.layout.choices import CHOICE
 from trimaran.layout.flops import OWN_FORMULA
 from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.report.disturbance import others_took
 from trimaran.report.layouts import MEASURED, layout_cells, layout_fields, unused
 from trimaran.report.tables import Field
@@ -73,9 +77,19 @@ def _placed(row: Measurement) -> str | None:
 
 
 def size_label(row: Measurement) -> str:
-    """The model's size as the documents print it: `181B`, `1.3B`, `124M` (12 L h^2 + V h)."""
-    parameters = 12 * row.layers * row.hidden**2 + row.vocab * row.hidden
+    """The model's size: `181B`, `1.3B`, `124M`."""
+    parameters = _parameters(row)
     if parameters >= 1e9:
         billions = parameters / 1e9
         return f"{billions:.0f}B" if billions >= 10 else f"{billions:.1f}B"
     return f"{parameters / 1e6:.0f}M" if parameters >= 1e7 else f"{parameters / 1e6:.1f}M"
+
+
+def _parameters(row: Measurement) -> int:
+    """The model's own count where the row says more of it than its widths; else 12 L h^2 + V h, as documents count."""
+    if row.model is not None or row.experts or row.mlp == "swiglu":
+        try:
+            return model_of(row).unpadded_parameters
+        except (TrimaranError, ValidationError):
+            pass  # whose columns contradict each other, which is told where the row is predicted
+    return 12 * row.layers * row.hidden**2 + row.vocab * row.hidden

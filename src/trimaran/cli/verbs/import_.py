@@ -15,6 +15,7 @@ from trimaran.cli.terminal import tell, tell_each
 
 if TYPE_CHECKING:
     from trimaran.nouns.columns import Cell
+    from trimaran.planner.configs.resolve import Given
     from trimaran.store.importers.draft import Accept
     from trimaran.store.importers.formats import Imported
 
@@ -91,7 +92,8 @@ def import_(
         str | None, typer.Option("--layout", help="Layout that the files do not state: dp8,tp4,mbs1,bf16.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A column that the files do not state: gbs=512. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="What the files do not state: gbs=512, with --config also mbs=4. Repeatable."),
     ] = None,
     repairs: Annotated[
         Repairs, typer.Option(help="Rows that contradict themselves: keep them flagged, accept the repairs, or ask.")
@@ -114,7 +116,11 @@ def import_(
     if config is not None:
         if files or into:
             raise TrimaranError("--config is read alone: import logs and tables by another command")
-        _price(config, source_format, form, model, cluster, stack, gbs, seq, devices)
+        of_logs = {"--profile": profile, "--link": link, "--repairs": repairs is not Repairs.keep}
+        if option := next((option for option, value in of_logs.items() if value), None):
+            raise TrimaranError(f"{option} is of logs and tables, and --config is a configuration: leave it out")
+        sizes = {"gbs": gbs, "seq_len": seq, "devices": devices}
+        _price(config, source_format, form, _of_config(cluster, model, stack, sizes, set_ or []))
         return
     if not files or into is None:
         missing = "FILE" if not files else "--into STORE.sqlite"
@@ -174,22 +180,37 @@ def _price(
     config: Path,
     source_format: ImportFormat,
     form: OutputFormat,
-    model: str | None,
-    cluster: str | None,
-    stack: str | None,
-    gbs: int | None,
-    seq: int | None,
-    devices: int | None,
+    given: Given,
 ) -> None:
-    from trimaran.nouns.noun import TrimaranError
     from trimaran.planner.configs.cost import cost_of
-    from trimaran.planner.configs.resolve import Given
     from trimaran.report.configured import answer
+
+    tell(answer(cost_of(config, source_format.value, given), form.value))
+
+
+def _of_config(
+    cluster: str | None, model: str | None, stack: str | None, sizes: dict[str, int | None], pairs: list[str]
+) -> Given:
+    """What options say beside a configuration; --set states a size that has no option, or that of one."""
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.planner.configs.resolve import SHAPE, Given
 
     if cluster is None:
         raise TrimaranError("--cluster is missing: state where the configuration is to run")
-    given = Given(cluster, model, stack, gbs, seq, devices)
-    tell(answer(cost_of(config, source_format.value, given), form.value))
+    known = ("mbs", *sizes, *SHAPE)
+    found: dict[str, int] = {name: value for name, value in sizes.items() if value is not None}
+    for pair in pairs:
+        name, _, value = (word.strip() for word in pair.partition("="))
+        if name not in known:
+            raise TrimaranError(f"--set {pair!r}: of a configuration {', '.join(known)} can be set, as --set mbs=4")
+        if not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) < 10**9):
+            raise TrimaranError(f"--set {pair!r}: {name} is a whole number from 1 on")
+        if found.setdefault(name, int(value)) != int(value):
+            raise TrimaranError(f"--set {pair!r} and {name} {found[name]} contradict each other: leave one out")
+    shape = {name: value for name, value in found.items() if name in SHAPE}
+    return Given(
+        cluster, model, stack, found.get("gbs"), found.get("seq_len"), found.get("devices"), found.get("mbs"), shape
+    )
 
 
 def _write_links(

@@ -12,7 +12,7 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.layers.layer_work import LayerWork, Shapes
 from trimaran.cost.network import crowded
 
-SHARED = ("shared up", "shared activation", "shared down")
+SHARED = ("shared up", "shared activation", "shared down", "shared gate")
 
 
 def behind_shared(grid: LayoutGrid, shapes: Shapes, layer: LayerWork) -> LayerWork:

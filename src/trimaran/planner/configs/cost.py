@@ -29,6 +29,7 @@ _STACKS = {
     "megatron-deepspeed": "megatron-deepspeed",
     "torchtitan": "torchtitan-0.2",
     "deepspeed": "deepspeed",
+    "accelerate": "torch-fsdp",
 }
 _MARGIN = 0.05
 
@@ -55,7 +56,7 @@ class ConfigCost:
 def cost_of(path: Path, form: str, given: Given) -> ConfigCost:
     """Read a configuration and predict it. Raises TrimaranError naming everything that is not stated and is needed."""
     stated = read_config(path, form)
-    stack = _stack(stated, given)
+    stack = _stack(stated, given, path.name)
     layout, workload, remarks = layout_of(stated, given, stack, path.name)
     cluster = on_devices(load_cluster(given.cluster), layout.devices)
     case = Case.of(workload, cluster, stack)
@@ -63,6 +64,7 @@ def cost_of(path: Path, form: str, given: Given) -> ConfigCost:
     if impossible := [violation.sentence for violation in broken if violation.of == "arithmetic"]:
         raise TrimaranError(f"{path.name} is {layout}, which cannot be: {impossible[0]}")
     remarks += [("not as known", violation.sentence) for violation in broken]
+    remarks += [("not counted", f"{trait} of the model") for trait in workload.model.uncounted]
     predicted = estimate(case, layout, simulate=True)
     limit = float(memory_limit_gib(cluster, np.array([layout.devices]), _MARGIN)[0])
     peak = cluster.device.peak(layout.precision)
@@ -81,9 +83,17 @@ def cost_of(path: Path, form: str, given: Given) -> ConfigCost:
     )
 
 
-def _stack(stated: Stated, given: Given) -> Stack:
+def _stack(stated: Stated, given: Given, file: str) -> Stack:
     """The trainer's stack with what its configuration switches on or off; one that is given by name as it is."""
     if given.stack is not None:
         return load_stack(given.stack)
-    stack = load_stack(stated.stack_name or _STACKS[stated.trainer])
+    name = stated.stack_name or _STACKS.get(stated.trainer)
+    if name is None:
+        words = {"dp": stated.replicas, **stated.layout}
+        layout = ", ".join(f"{axis} {words[axis]}" for axis in ("dp", "tp", "cp", "pp", "mbs") if words.get(axis))
+        raise TrimaranError(
+            f"{file} is {stated.trainer}'s, of {layout}: no stack here is that software, name the nearest, as --stack "
+            f"megatron-core"
+        )
+    stack = load_stack(name)
     return stack.model_copy(update=stated.stack)

@@ -51,8 +51,9 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
         stated.layout["dp_kind"] = "fully_sharded"
     _batches(batch, mbs, steps, stated)
     # runtime/config.py, _set_batch_related_parameters: a batch makes the micro-batch, in one step unless told otherwise
-    if batch is not None and mbs is None and all(config.get(name) != "auto" for name in _BATCHES):
-        stated.steps = steps or 1
+    if mbs is None and config.get("gradient_accumulation_steps") != "auto":
+        is_alone = batch is not None and config.get("train_micro_batch_size_per_gpu") != "auto"
+        stated.steps = steps or (1 if is_alone else None)
     _engine(config, zero, stated)
     stated.unread = [name for name in config if name not in _KNOWN and name != "zero_optimization"]
     stated.unread += [

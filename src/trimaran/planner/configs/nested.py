@@ -35,6 +35,7 @@ _VALUES: Mapping[tuple[str, str], str | None] = {
     ("share_embeddings_and_output_weights", "false"): "--untie-embeddings-and-output-weights",
     ("bias", "false"): "--disable-bias-linear", ("add_bias_linear", "false"): "--disable-bias-linear",
     ("qkv_bias", "true"): "--add-qkv-bias",
+    ("grad_reduce_in_fp32", "false"): "--grad-reduce-in-bf16", ("grad_reduce_in_fp32", "true"): None,
     ("activation", "swiglu"): "--swiglu", ("activation", "fast-swiglu"): "--swiglu", ("activation", "gelu"): None,
     ("gated_linear_unit", "true"): "--swiglu",
     ("optim.name", "distributed_fused_adam"): "--use-distributed-optimizer",
@@ -45,6 +46,8 @@ _VALUES: Mapping[tuple[str, str], str | None] = {
     ("fp8", "true"): "--fp8-format=hybrid", ("fp8_hybrid", "true"): "--fp8-format=hybrid",
     ("fp8_e4m3", "true"): "--fp8-format=e4m3",
 }  # fmt: skip
+# Parts of a stage (megatron/core/transformer/enums.py, LayerType) by their letters.
+_PARTS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerNorm"}
 
 
@@ -101,12 +104,25 @@ def _flags(path: str, name: str, value: Any) -> Iterator[tuple[str, list[str]]]:
 def _leaves(document: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(document, dict):
         for name, value in document.items():
+            if str(name).startswith("_"):  # of what makes the section, as `_target_`
+                continue
             plain_name = str(name).lstrip("-")  # Megatron-LM's own recipes for tests write `--num-layers: 32`
             yield from _leaves(value, f"{path}.{plain_name}" if path else plain_name)
     else:
-        plain = isinstance(document, list) and all(not isinstance(each, dict | list) for each in document)
-        if plain or not isinstance(document, list):
-            yield path, document
+        written = _written(path.rpartition(".")[2], document)
+        plain = isinstance(written, list) and all(not isinstance(each, dict | list) for each in written)
+        if plain or not isinstance(written, list):
+            yield path, written
+
+
+def _written(name: str, value: Any) -> Any:
+    """A list as the text that Megatron-LM's argument of that name takes, where it takes one."""
+    if name == "moe_layer_freq" and isinstance(value, list):
+        return f"[{','.join(str(each) for each in value)}]"
+    if name == "pipeline_model_parallel_layout" and isinstance(value, list):
+        stages = [stage if isinstance(stage, list) else [stage] for stage in value]
+        return "|".join("".join(_PARTS.get(str(part), "?") for part in stage) for stage in stages)
+    return value
 
 
 def _resolved(value: Any, leaves: Mapping[str, Any]) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,12 +21,18 @@ from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.torchtitan_stages import titan_split
 
 # Fields of a model that a name and a configuration may both state, and must then state alike.
-_SHAPE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab")
+SHAPE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab")
+_NEEDED = {
+    "layers": "--num-layers", "hidden": "--hidden-size", "heads": "--num-attention-heads", "vocab": "--vocab-size",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line says beside the file; what it leaves out comes from the file."""
+    """What the command line says beside the file; what it leaves out comes from the file.
+
+    `shape` are sizes of the model, by the fields of `SHAPE`.
+    """
 
     cluster: str
     model: str | None = None
@@ -33,6 +40,8 @@ class Given:
     global_batch: int | None = None
     seq_len: int | None = None
     devices: int | None = None
+    mbs: int | None = None
+    shape: Mapping[str, int] = field(default_factory=dict)
 
 
 def layout_of(stated: Stated, given: Given, stack: Stack, name: str) -> tuple[Layout, Workload, list[tuple[str, str]]]:
@@ -92,14 +101,18 @@ def _sizes(stated: Stated, given: Given, replicas: int, name: str, remarks: list
         sizes.setdefault("global_batch", stated.batch_per_replica * replicas)
     sizes |= {"global_batch": given.global_batch} if given.global_batch is not None else {}
     sizes |= {"seq_len": given.seq_len} if given.seq_len is not None else {}
+    if given.mbs is not None:
+        stated.layout["mbs"] = given.mbs
+        if stated.steps is not None:
+            sizes.setdefault("global_batch", given.mbs * stated.steps * replicas)
     if "mbs" in stated.layout and "global_batch" not in sizes and stated.trainer.startswith("megatron"):
         # megatron/training/arguments.py, validate_args: global_batch_size is then micro_batch_size x DP
         sizes["global_batch"] = _number(stated.layout["mbs"]) * replicas
         remarks.append(("not stated", "the global batch: a micro-batch a replica, as Megatron-LM takes it"))
-    if stated.steps is not None:
+    if stated.steps is not None and "mbs" not in stated.layout and "global_batch" in sizes:
         stated.layout["mbs"] = _micro_batch(_number(sizes["global_batch"]), replicas, stated.steps, name)
     missing = [
-        *(["the micro-batch"] if "mbs" not in stated.layout else []),
+        *(["the micro-batch (--set mbs=N)"] if "mbs" not in stated.layout else []),
         *(["the sequence length (--seq-len)"] if "seq_len" not in sizes else []),
         *(["the global batch (--gbs)"] if "global_batch" not in sizes else []),
     ]
@@ -124,19 +137,23 @@ def _number(value: object) -> int:
 def _model(stated: Stated, given: Given, name: str) -> Model:
     word = given.model or stated.model_name
     known = load_model(word) if word else None
+    sizes = {**stated.model, **given.shape}
     if known is not None:
-        for field in _SHAPE:
-            if (value := stated.model.get(field)) is not None and value != getattr(known, field):
+        for size in SHAPE:
+            if (value := sizes.get(size)) is not None and value != getattr(known, size):
+                said = "--set states" if size in given.shape else f"{name} states"
                 raise TrimaranError(
-                    f"{name} states {field} {value}, and {word} has {getattr(known, field)}: give the model it trains"
+                    f"{said} {size} {value}, and {word} has {getattr(known, size)}: give the model it trains"
                 )
         return known
-    needed = [field for field in ("layers", "hidden", "heads", "vocab") if field not in stated.model]
+    of_megatron = stated.trainer.startswith("megatron")
+    needed = [f"{size} ({flag})" if of_megatron else size for size, flag in _NEEDED.items() if size not in sizes]
     if needed:
         reasons = [*stated.open, *([f"it names {stated.named}, which is not known"] if stated.named else [])]
         more = f" ({'; '.join(reasons)})" if reasons else ""
-        raise TrimaranError(f"{name} does not state the model's {', '.join(needed)}{more}: give --model")
-    fields = {"max_positions": stated.workload.get("seq_len", 2048), **stated.model}
+        way_out = f"add --set {needed[-1].split()[0]}=N, or " if stated.model else ""
+        raise TrimaranError(f"{name} does not state the model's {', '.join(needed)}{more}: {way_out}give --model")
+    fields = {"max_positions": stated.workload.get("seq_len", 2048), **sizes}
     try:
         return Model.model_validate(fields)
     except ValidationError as error:

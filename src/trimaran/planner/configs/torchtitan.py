@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -18,9 +19,17 @@ from trimaran.planner.export.torchtitan_stages import LESS, SCHEDULES, USUAL_CHU
 Sections = dict[str, dict[str, Any]]
 # Catalogue models by torchtitan's names and flavors (torchtitan 0.2.2 and 0.3.0, models/*/__init__.py).
 _MODELS = {
-    ("llama3", "8B"): "llama3.1-8b", ("llama3", "70B"): "llama3.1-70b", ("llama3", "405B"): "llama3.1-405b",
+    ("llama3", "1B"): "llama3.2-1b", ("llama3", "3B"): "llama3.2-3b",
+    **{("llama3", size): f"llama3.1-{size.lower()}" for size in ("8B", "70B", "405B")},
+    **{("qwen3", size): f"qwen3-{size.lower()}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+    **{("qwen3", size): f"qwen3-{size.lower()}" for size in ("30B-A3B", "235B-A22B")},
+    ("deepseek_v3", "16B"): "deepseek-v2-lite", ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
 }  # fmt: skip
-_FUNCTIONS = {f"{name}_{flavor.lower().replace('-', '_')}": (name, flavor) for name, flavor in _MODELS}
+_FUNCTIONS = {f"{name}_{re.sub(r'[-.]', '_', flavor.lower())}": (name, flavor) for name, flavor in _MODELS}
+# What a flavor's name ends in that has another attention kernel.
+_KERNELS = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _CLASSES = {"ParallelismConfig": "parallelism", "TrainingConfig": "training", "CompileConfig": "compile"}
 _SECTIONS = ("training", "parallelism", "compile")
@@ -37,9 +46,7 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     training, parallelism, recompute, model, compiling = (
         _table(sections, name) for name in ("training", "parallelism", "activation_checkpoint", "model", "compile")
     )
-    named = (model.get("name"), model.get("flavor"))
-    stated.model_name = _MODELS.get((str(named[0]), str(named[1])))
-    stated.named = " ".join(str(word) for word in named if word)
+    _named(model, stated)
     _compiled(training, parallelism, compiling, stated)
     degrees = {name: _count(parallelism, f"{name}_parallel_degree", 1) for name in ("tensor", "pipeline")}
     replicate = _count(parallelism, "data_parallel_replicate_degree", 1)
@@ -86,6 +93,16 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     stated.workload["optimizer"] = optimizer_of(_table(sections, "optimizer").get("name", "AdamW"), stated)
     stated.unread = list(unread(sections))
     return stated
+
+
+def _named(model: Mapping[str, Any], stated: Stated) -> None:
+    """The model by its name and flavor, whichever kernel its attention takes."""
+    name, flavor = model.get("name"), model.get("flavor")
+    kernel = next((end for end in _KERNELS if str(flavor).endswith(end)), "")
+    stated.model_name = _MODELS.get((str(name), str(flavor).removesuffix(kernel)))
+    stated.named = " ".join(str(word) for word in (name, flavor) if word)
+    if kernel:
+        stated.uncounted.append(f"the attention kernel of flavor {flavor}, counted as the usual one")
 
 
 def _compiled(

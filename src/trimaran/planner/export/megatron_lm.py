@@ -12,6 +12,7 @@ from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.megatron_mixtures import (
     DEEPEP_ALONE,
     MIXTURE_TRAITS,
+    WITHOUT_SHARED_GATE,
     further_degrees,
     latent_flags,
     mixture_flags,
@@ -189,6 +190,7 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 or (model.rotary_stretch == YARN and not model.latent_attention and version in WITHOUT_YARN),
                 f"model.rotary_stretch {model.rotary_stretch} in core {version}",
             ),
+            (model.shared_gate and version in WITHOUT_SHARED_GATE, f"model.shared_gate in core {version}"),
             (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
             (layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind != "all_reduce", f"data-parallel kind {layout.dp_kind}"),

@@ -28,6 +28,8 @@ EXPERT_GROUPS: Mapping[str, str] = {
 SCORES, SOFTMAX_OVER_ALL = "--moe-router-score-function", "--moe-router-pre-softmax"
 SCORE_SCALE, EXPERT_BIAS = "--moe-router-topk-scaling-factor", "--moe-router-enable-expert-bias"
 SHARED_WIDTH = "--moe-shared-expert-intermediate-size"
+# Core 0.15 has no option for it (transformer_config.py, moe_shared_expert_gate, from core_v0.16.0 on).
+SHARED_GATE, WITHOUT_SHARED_GATE = "--moe-shared-expert-gate", ("0.15",)
 LAYER_KINDS = "--moe-layer-freq"
 CAPACITY = "--moe-expert-capacity-factor"
 LATENT = "--multi-latent-attention"
@@ -59,7 +61,7 @@ OVERLAPS: Mapping[ExpertOverlap, tuple[str, ...]] = {
 DEEPEP_ALONE = ("0.15",)
 MIXTURE_TRAITS = (
     "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "latent_attention", "expert_groups",
-    "top_groups", "router",
+    "top_groups", "router", "shared_gate",
 )  # fmt: skip
 
 
@@ -75,6 +77,7 @@ def mixture_flags(workload: Workload) -> list[str]:
     flags += router_flags(model)
     if model.shared_experts:
         flags.append(f"{SHARED_WIDTH} {model.shared_experts * model.moe_ffn_hidden}")
+        flags += [SHARED_GATE] if model.shared_gate else []
     if model.dense_layers:
         flags.append(f"{LAYER_KINDS} '([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})'")
     if workload.capacity_factor is not None:

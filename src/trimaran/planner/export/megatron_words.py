@@ -47,13 +47,16 @@ SWITCHES: Mapping[str, tuple[str, object]] = {
     "--disable-bias-linear": ("bias", False),
     "--untie-embeddings-and-output-weights": ("tied_embedding", False),
 }
+# What gpt-oss has in the place of --swiglu, and by which value it stays (examples/gptoss/02_train.sh, lines 148 to 152,
+# at 2026-08-22; core_v0.15.0 has the same options).
+QUICK_GATE, GATE_OFFSET, GATE_LIMIT = "--quick-geglu", "--glu-linear-offset", "--activation-func-clamp-value"
 # Rates of dropout, each 0.1 where it is not stated (transformer_config.py, hidden_dropout and attention_dropout).
 DROPOUTS = ("--attention-dropout", "--hidden-dropout")
 USUAL_DROPOUT = 0.1
 # Traits that the flags above and those of windows and sinks say.
 TOLD_TRAITS = (
     "attention_bias", "qk_norm", "rotary_share", "sliding_window", "full_attention_every", "attention_sinks",
-    "rotary_stretch", "rotary_yarn",
+    "swiglu_limit", "rotary_stretch", "rotary_yarn",
 )  # fmt: skip
 FP8_RECIPES: Mapping[Fp8Scaling, str] = {"current": "tensorwise", "delayed": "delayed", "blockwise": "blockwise"}
 # The optimizer's states and its steps on the host, gradients and weights on their way meanwhile, which asks for the
@@ -92,7 +95,11 @@ def kind_flags(model: Model) -> list[str]:
         flags.append(f"{ROTARY_BASE} {model.rotary_theta:.0f}")
     if model.rotary_scaling is not None:
         flags += ["--use-rope-scaling", f"--rope-scaling-factor {model.rotary_scaling.factor:g}"]
-    flags += [flag for flag, (field, value) in SWITCHES.items() if getattr(model, field) == value]
+    switches = [flag for flag, (field, value) in SWITCHES.items() if getattr(model, field) == value]
+    if model.swiglu_limit:
+        limited = [QUICK_GATE, f"{GATE_OFFSET} 1.0", f"{GATE_LIMIT} {model.swiglu_limit:.10g}"]
+        switches = [flag for flag in switches if flag != "--swiglu"] + limited
+    flags += switches
     if model.sliding_window:
         flags.append(f"--window-size {model.sliding_window - 1},0")
     if model.full_attention_every:

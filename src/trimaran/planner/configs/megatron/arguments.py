@@ -9,9 +9,10 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.recompute import recompute_word
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
-from trimaran.planner.configs.megatron_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
-from trimaran.planner.configs.megatron_mixtures import further_degrees, mixture
-from trimaran.planner.configs.megatron_yarn import yarn
+from trimaran.planner.configs.megatron.beside import is_beside
+from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
+from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
+from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (
@@ -19,6 +20,8 @@ from trimaran.planner.export.megatron_words import (
     DROPOUTS,
     FP8_RECIPES,
     FURTHER_SIZES,
+    GATE_LIMIT,
+    GATE_OFFSET,
     GROUPS,
     NORMS,
     NULL_TOKENIZER,
@@ -27,6 +30,7 @@ from trimaran.planner.export.megatron_words import (
     OFFLOADED_OPTIMIZER,
     OLD_POSITIONS,
     POSITIONS,
+    QUICK_GATE,
     ROTARY_BASE,
     SIZES,
     SWITCHES,
@@ -49,18 +53,21 @@ _UNCOUNTED = (
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
     "--external-cuda-graph", "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distribute-saved-activations",
-    "--no-overlap-p2p-communication", "--step-batch-size-schedule", "--data-parallel-sharding-strategy",
+    "--no-overlap-p2p-communication", "--step-batch-size-schedule",
+    "--outer-dp-sharding-strategy", "--fsdp-double-buffer", "--use-nccl-ub", "--nccl-ub",
 )  # fmt: skip
 # What makes another model or another layout than any that can be said.
 _UNSAID = (
     "--hybrid-layer-pattern", "--hybrid-override-pattern", "--heterogeneous-layers-config-path",
-    "--mtp-use-repeated-layer", "--squared-relu", "--use-megatron-fsdp", "--use-torch-fsdp2",
-    "--qk-l2-norm", "--experimental-attention-variant",
+    "--mtp-use-repeated-layer", "--squared-relu", "--qk-l2-norm", "--experimental-attention-variant",
 )  # fmt: skip
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
 # Of GPT-2's vocab.json, which Megatron's examples train with.
 GPT2_VOCABULARY = 50257
+# --data-parallel-sharding-strategy (megatron/core/distributed/distributed_data_parallel_config.py).
+_WHOLLY = "optim_grads_params"
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, _WHOLLY: 3}
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
@@ -89,7 +96,7 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
         stated.devices = int(per_node) * int(nodes)
     _offload(flags, stated)
     stated.uncounted += [flag for flag in _UNCOUNTED if flags.has(flag)]
-    stated.unread = flags.unread()
+    stated.unread = [flag for flag in flags.unread() if not is_beside(flag)]
     return stated
 
 
@@ -139,12 +146,7 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     lower = {word.lower(): word for word in norms}  # as Megatron-DeepSpeed spells them
     model["norm"] = norms[lower.get(word := flags.word("--normalization", {*norms, *lower}) or "layernorm", word)]
     model |= {field: value for flag, (field, value) in SWITCHES.items() if flags.has(flag)}
-    if flags.has("--quick-geglu"):
-        model["mlp"] = "geglu"
-    hidden = model.get("hidden")
-    if "ffn_hidden" not in model and isinstance(hidden, int):
-        # megatron/training/arguments.py, validate_args: a gated MLP is as large as one of 4 x hidden
-        model["ffn_hidden"] = hidden * 8 // 3 // 64 * 64 if model.get("mlp") == "swiglu" else 4 * hidden
+    _gate(flags, stated)
     mixture(flags, stated)
     if flags.has("--use-rope-scaling"):
         model["rotary_scaling"] = rope_scaling(flags.number("--rope-scaling-factor") or 8.0).model_dump()
@@ -162,6 +164,22 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     rates = [USUAL_DROPOUT if (rate := flags.number(flag)) is None else rate for flag in DROPOUTS]
     model["dropout"] = max(rates)
     stated.stack["dropout"] = max(rates) > 0
+
+
+def _gate(flags: Flags, stated: Stated) -> None:
+    """A gated MLP that is not --swiglu's, and the inner width where it is not stated."""
+    model = stated.model
+    quick, offset, limit = flags.has(QUICK_GATE), flags.number(GATE_OFFSET), flags.number(GATE_LIMIT)
+    hidden = model.get("hidden")
+    if "ffn_hidden" not in model and isinstance(hidden, int):
+        # megatron/training/arguments.py, validate_args: a gated MLP is as large as one of 4 x hidden
+        model["ffn_hidden"] = hidden * 8 // 3 // 64 * 64 if model.get("mlp") == "swiglu" else 4 * hidden
+    if quick and limit and offset == 1.0:
+        model |= {"mlp": "swiglu", "swiglu_limit": limit}
+        return
+    if quick:
+        model["mlp"] = "geglu"
+    stated.uncounted += [f"{flag} {value:g}" for flag, value in ((GATE_LIMIT, limit), (GATE_OFFSET, offset)) if value]
 
 
 def _vocab(flags: Flags, stated: Stated) -> int | None:
@@ -197,11 +215,14 @@ def _layout(flags: Flags, stated: Stated) -> None:
     if (mbs := flags.count("--micro-batch-size")) is not None:
         layout["mbs"] = mbs
     layout["zero_stage"] = 1 if flags.has("--use-distributed-optimizer") else flags.count("--zero-stage") or 0
+    _sharding(flags, stated)
     layout["sequence_parallel"] = flags.has("--sequence-parallel")
     if flags.has("--use-tp-pp-dp-mapping"):
         layout["placement"] = ("tp", "pp", "dp")
     granularity = flags.word("--recompute-granularity", ("full", "selective"))
     modules = [part for word in flags.words("--recompute-modules") for part in word.split()]
+    if flags.has("--moe-layer-recompute"):  # transformer_config.py, __post_init__: beside the others, or core_attn
+        granularity, modules = "selective", [*(modules or ["core_attn"]), *(["moe"] if "moe" not in modules else [])]
     if flags.has("--recompute-activations"):
         granularity = "selective"
     if flags.has("--checkpoint-activations"):
@@ -219,6 +240,27 @@ def _layout(flags: Flags, stated: Stated) -> None:
             stated.recomputed_layers = layers
         elif (layers or 1) > 1:
             stated.uncounted.append(f"--recompute-num-layers {layers} at once")
+
+
+def _sharding(flags: Flags, stated: Stated) -> None:
+    """What Megatron's own FSDP shards, all of it unless told otherwise (core_v0.19.0), and PyTorch's."""
+    layout = stated.layout
+    if flags.has("--use-megatron-fsdp") or flags.has("--use-custom-fsdp"):
+        strategy = flags.word("--data-parallel-sharding-strategy", _SHARDED)
+        layout["zero_stage"] = _SHARDED[strategy or _WHOLLY]
+        if strategy is None:
+            stated.notes.append(f"--data-parallel-sharding-strategy is not stated: {_WHOLLY}, as core 0.19 takes it")
+        flags.has("--init-model-with-meta-device")  # goes with it
+        flags.has("--fsdp-manual-registration")  # the same
+    elif flags.has("--use-torch-fsdp2"):
+        layout["zero_stage"] = 2 if flags.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    else:
+        flags.has("--data-parallel-sharding-strategy")  # which does nothing then
+        return
+    if layout["zero_stage"] == 3:
+        layout["dp_kind"] = "fully_sharded"
+        # gradients travel as they are summed, in fp32 unless asked otherwise
+        stated.stack["narrow_gradient_stages"] = (3,) if flags.has("--grad-reduce-in-bf16") else ()
 
 
 def _stages(flags: Flags, stated: Stated) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
-from trimaran.planner.configs.megatron_yarn import yarn
+from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import (
     CAPACITY,
@@ -26,6 +26,7 @@ from trimaran.planner.export.megatron_mixtures import (
     OVERLAPS,
     SCORE_SCALE,
     SCORES,
+    SHARED_GATE,
     SHARED_WIDTH,
     SOFTMAX_OVER_ALL,
 )
@@ -69,7 +70,7 @@ def mixture(flags: Flags, stated: Stated) -> None:
     if shared := flags.count(SHARED_WIDTH):
         if shared % width:
             raise TrimaranError(f"{SHARED_WIDTH} is {shared}, not a multiple of an expert's width {width}")
-        model["shared_experts"] = shared // width
+        model |= {"shared_experts": shared // width, "shared_gate": flags.has(SHARED_GATE)}
     if kinds := flags.word(LAYER_KINDS):
         model["dense_layers"] = _dense_layers(kinds)
     if (capacity := flags.number(CAPACITY)) is not None:

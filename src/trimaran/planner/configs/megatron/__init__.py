@@ -1,0 +1,1 @@
+"""Megatron-LM's and Megatron-DeepSpeed's arguments as a layout."""

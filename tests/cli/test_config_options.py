@@ -1,0 +1,44 @@
+"""What options say beside a configuration of another trainer counts, and what says nothing of it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command import run
+
+SCRIPT = (
+    "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 2 --global-batch-size 64 --bf16 --tokenizer-model a.model"
+)
+
+
+def price(folder: Path, *options: str) -> tuple[int, str]:
+    (folder / "run.sh").write_text(SCRIPT)
+    done = run("import", "--config", "run.sh", "--cluster", "dgx-h100", "--devices", "16", *options, cwd=folder)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_sizes_that_a_configuration_leaves_out_are_set(tmp_path: Path) -> None:
+    status, said = price(tmp_path)
+    assert status == 2 and "does not state the model's vocab (--vocab-size): add --set vocab=N, or give --model" in said
+    status, said = price(tmp_path, "--set", "vocab=51200", "--set", "mbs=4")
+    assert status == 0 and said.startswith("dp16,tp1,pp1,mbs4,bf16 on 16 devices")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--set", "tp=4"), "of a configuration mbs, gbs, seq_len, devices, layers, "),
+        (("--set", "mbs"), "mbs is a whole number from 1 on"),
+        (("--set", "vocab=0"), "vocab is a whole number from 1 on"),
+        (("--set", "gbs=32", "--gbs", "64"), "--set 'gbs=32' and gbs 64 contradict each other"),
+        (("--set", "vocab=9", "--model", "gpt3-1b3"), "--set states vocab 9, and gpt3-1b3 has "),
+        (("--profile", "x"), "--profile is of logs and tables, and --config is a configuration"),
+        (("--repairs", "accept"), "--repairs is of logs and tables"),
+    ],
+)
+def test_what_says_nothing_of_a_configuration_is_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    status, said = price(tmp_path, *options)
+    assert status == 2 and says in said and len(said.strip().splitlines()) == 1

@@ -1,0 +1,211 @@
+"""Configurations of nanotron and accelerate are layouts; those of other trainers are told for what they are.
+
+Shapes of the files are those of the projects' own examples.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.cost import ConfigCost, cost_of
+from trimaran.planner.configs.resolve import Given
+
+# huggingface/nanotron 2411b02, examples/config_tiny_llama.yaml, as far as a step feels it.
+NANOTRON: dict[str, Any] = {
+    "model": {
+        "dtype": "bfloat16",
+        "model_config": {
+            "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008, "is_llama_config": True,
+            "max_position_embeddings": 4096, "num_attention_heads": 16, "num_hidden_layers": 28,
+            "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "vocab_size": 128256,
+            "rope_scaling": None,
+        },
+    },
+    "optimizer": {
+        "accumulate_grad_in_fp32": True, "optimizer_factory": {"name": "adamW"}, "zero_stage": 1,
+    },
+    "parallelism": {
+        "dp": 4, "pp": 2, "tp": 2, "pp_engine": "1f1b", "tp_mode": "REDUCE_SCATTER", "expert_parallel_size": 1,
+    },
+    "tokens": {"batch_accumulation_per_replica": 4, "micro_batch_size": 3, "sequence_length": 4096},
+}  # fmt: skip
+# accelerate's examples/config_yaml_templates/fsdp.yaml and examples/torch_native_parallelism/configs/tp_hsdp.yaml.
+FSDP: dict[str, Any] = {
+    "distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 16, "num_machines": 2,
+    "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_offload_params": False},
+}  # fmt: skip
+
+
+def price(tmp_path: Path, document: dict[str, Any], given: Given, name: str = "config.yaml") -> tuple[ConfigCost, str]:
+    (tmp_path / name).write_text(yaml.safe_dump(document) if name.endswith("yaml") else json.dumps(document))
+    cost = cost_of(tmp_path / name, "auto", given)
+    return cost, "\n".join(f"{kind}: {sentence}" for kind, sentence in cost.remarks)
+
+
+def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    copy: dict[str, Any] = json.loads(json.dumps(document))
+    inner = copy
+    *sections, name = path.split(".")
+    for section in sections:
+        inner = inner[section]
+    inner[name] = value
+    return copy
+
+
+def test_nanotron_is_a_layout_of_its_model(tmp_path: Path) -> None:
+    cost, _ = price(tmp_path, NANOTRON, Given("dgx-h100", stack="megatron-core"))
+    assert str(cost.layout) == "dp4,tp2,pp2,mbs3,zero1,sp,bf16"
+    model, workload = cost.case.model, cost.case.workload
+    assert (model.layers, model.kv_heads, model.mlp, model.tied_embedding) == (28, 2, "swiglu", True)
+    assert (workload.seq_len, workload.global_batch, cost.devices) == (4096, 3 * 4 * 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "word"),
+    [
+        ("parallelism.pp_engine", "afab", "gpipe"),
+        ("parallelism.pp_engine", None, "gpipe"),
+        ("parallelism.recompute_layer", True, "recompute-full"),
+        ("parallelism.context_parallel_size", 2, "cp2,cp-all_gather"),
+        ("optimizer.accumulate_grad_in_fp32", False, "bf16_pure"),
+        ("model.dtype", "float16", "fp16"),
+        ("model.dtype", None, ",bf16"),  # config.py, ModelArgs.__post_init__
+        ("optimizer.zero_stage", 0, "mbs3,sp"),
+        ("parallelism.tp_mode", "ALL_REDUCE", "zero1,bf16"),
+    ],
+)
+def test_nanotrons_settings_are_words_of_the_layout(tmp_path: Path, path: str, value: object, word: str) -> None:
+    cost, _ = price(tmp_path, changed(NANOTRON, path, value), Given("dgx-h100", stack="megatron-core"))
+    assert word in str(cost.layout)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("parallelism.tp", 0, "tp is '0', expected a whole number from 1 on"),
+        ("model.dtype", "int8", "dtype is 'int8': of it only bfloat16"),
+        ("model.model_config.moe_config", {"num_experts": 8}, "only dense models are read"),
+        ("model.model_config.hidden_size", "wide", "hidden_size is 'wide'"),
+        ("model.model_config.num_attention_heads", 3, "hidden 2048 is not a multiple of heads 3"),
+        ("tokens.micro_batch_size", None, "does not state the micro-batch (--set mbs=N)"),
+    ],
+)
+def test_what_nanotron_states_wrongly_ends_in_one_line(tmp_path: Path, path: str, value: object, says: str) -> None:
+    with pytest.raises(TrimaranError) as refused:
+        price(tmp_path, changed(NANOTRON, path, value), Given("dgx-h100", stack="megatron-core"))
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_nanotron_has_no_stack_here_which_is_said(tmp_path: Path) -> None:
+    with pytest.raises(
+        TrimaranError, match=r"is nanotron's, of dp 4, tp 2, pp 2, mbs 3: no stack here is that software"
+    ):
+        price(tmp_path, NANOTRON, Given("dgx-h100"))
+
+
+SCRIPT = Given("dgx-h100", model="llama3-8b", global_batch=64, seq_len=2048, mbs=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "dp16,tp1,pp1,mbs1,zero3,fsdp,bf16"),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "dp16,tp1,pp1,mbs1,zero2,bf16"),
+        ({"fsdp_sharding_strategy": 3}, "dp16,tp1,pp1,mbs1,bf16"),
+        ({"fsdp_sharding_strategy": "HYBRID_SHARD"}, "dp16,shard8,tp1,pp1,mbs1,zero3,fsdp,bf16"),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, "dp16,tp1,pp1,mbs1,zero2,bf16"),
+        ({"fsdp_version": 2, "fsdp_activation_checkpointing": True}, "zero3,fsdp,recompute-full,bf16"),
+        ({"fsdp_offload_params": True}, "offload-weights"),
+    ],
+)
+def test_what_accelerate_shards_is_a_layout(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    document = {**FSDP, "fsdp_config": FSDP["fsdp_config"] | change}
+    cost, remarks = price(tmp_path, document, SCRIPT)
+    assert words in str(cost.layout) and cost.case.stack.name == "torch-fsdp"
+    assert "those of the script that accelerate starts" in remarks and "Composer's models" in remarks
+
+
+def test_accelerates_other_kinds_and_degrees(tmp_path: Path) -> None:
+    alone, _ = price(tmp_path, {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "fp16"}, SCRIPT)
+    assert str(alone.layout) == "dp8,tp1,pp1,mbs1,fp16"
+    degrees: dict[str, Any] = {
+        "parallelism_config": {f"parallelism_config_{axis}_size": 2 for axis in ("tp", "cp", "dp_replicate")}
+    }
+    cost, _ = price(tmp_path, FSDP | degrees, SCRIPT)
+    assert str(cost.layout).startswith("dp4,shard2,tp2,cp2,cp-all_gather,pp1,mbs1,zero3")
+    degrees["parallelism_config"]["parallelism_config_cp_comm_strategy"] = "alltoall"
+    assert price(tmp_path, FSDP | degrees, SCRIPT)[0].layout.cp_kind == "ring"
+    zero = {"zero_stage": 3, "gradient_accumulation_steps": 2, "offload_optimizer_device": "cpu"}
+    deepspeed = {
+        "distributed_type": "DEEPSPEED",
+        "mixed_precision": "bf16",
+        "num_processes": 8,
+        "deepspeed_config": zero,
+    }
+    cost, _ = price(tmp_path, deepspeed, SCRIPT)
+    assert str(cost.layout) == "dp8,tp1,pp1,mbs1,zero3,fsdp,offload-optimizer,bf16"
+    assert cost.case.stack.name == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (FSDP, "does not state the model's layers, hidden, heads, vocab (model, sequences and batches are those of"),
+        (FSDP | {"distributed_type": "TPU"}, "distributed_type is 'TPU': of it only FSDP, DEEPSPEED"),
+        (FSDP | {"fsdp_config": {"fsdp_sharding_strategy": "SOME"}}, "fsdp_sharding_strategy is 'SOME': it is one of"),
+        (
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "zero1.json"}},
+            "deepspeed_config_file is 'zero1.json', which says what is trained: give that file",
+        ),
+        (
+            {"base_model": "Qwen/Qwen3-8B", "micro_batch_size": 1, "sequence_len": 8192, "bf16": True,
+             "gradient_accumulation_steps": 1, "tensor_parallel_size": 2},
+            "is axolotl's, which is read for no cost; it states base_model 'Qwen/Qwen3-8B', sequence_len 8192, micro",
+        ),
+        (
+            {"model_name_or_path": "Qwen/Qwen3-4B", "finetuning_type": "full", "per_device_train_batch_size": 1,
+             "gradient_accumulation_steps": 2, "bf16": True, "deepspeed": "ds_z3_config.json"},
+            "is LLaMA-Factory's, which is read for no cost",
+        ),
+        (
+            {"model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}, "batch_size": 2,
+             "gradient_accumulation_steps": 1},
+            "is torchtune's, which is read for no cost; it states model._component_ 'torchtune.models.llama3_1",
+        ),
+        (
+            {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000},
+            "is a model's and states no training: give it by --model",
+        ),
+        ({"model": {"d_model": 4096, "n_layers": 32, "n_heads": 32}}, "is OLMo-core's, which is read for no cost"),
+    ],
+)  # fmt: skip
+def test_other_trainers_files_are_told_with_what_they_state(
+    tmp_path: Path, document: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TrimaranError) as refused:
+        price(tmp_path, document, Given("dgx-h100"))
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "from megatron.bridge.recipes.llama import llama3",
+            "a program of Megatron-Bridge, which is not run: give the",
+        ),
+        ("import nemo_run as run", "a program of NeMo 2"),
+        ("from olmo_core.config import DType", "a program of OLMo-core"),
+        ("from transformers import Trainer", "a program of Hugging Face"),
+    ],
+)
+def test_programs_of_others_are_not_run(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "train.py").write_text(f"{line}\n\ndef main():\n    pass\n")
+    with pytest.raises(TrimaranError, match=says):
+        cost_of(tmp_path / "train.py", "auto", Given("dgx-h100"))
