@@ -37,6 +37,7 @@ def test_sizes_that_a_configuration_leaves_out_are_set(tmp_path: Path) -> None:
         (("--set", "vocab=9", "--model", "gpt3-1b3"), "--set states vocab 9, and gpt3-1b3 has "),
         (("--profile", "x"), "--profile is of logs and tables, and --config is a configuration"),
         (("--repairs", "accept"), "--repairs is of logs and tables"),
+        (("--layout", "dp8"), "--layout is of logs and tables"),
     ],
 )
 def test_what_says_nothing_of_a_configuration_is_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:

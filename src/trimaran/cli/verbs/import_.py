@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trimaran.nouns.columns import Cell
     from trimaran.planner.configs.resolve import Given
     from trimaran.store.importers.draft import Accept
-    from trimaran.store.importers.formats import Imported
+    from trimaran.store.importers.formats import Asked, Imported
 
 
 class Repairs(StrEnum):
@@ -116,7 +116,7 @@ def import_(
     if config is not None:
         if files or into:
             raise TrimaranError("--config is read alone: import logs and tables by another command")
-        of_logs = {"--profile": profile, "--link": link, "--repairs": repairs is not Repairs.keep}
+        of_logs = {"--profile": profile, "--link": link, "--layout": layout, "--repairs": repairs is not Repairs.keep}
         if option := next((option for option, value in of_logs.items() if value), None):
             raise TrimaranError(f"{option} is of logs and tables, and --config is a configuration: leave it out")
         sizes = {"gbs": gbs, "seq_len": seq, "devices": devices}
@@ -133,28 +133,29 @@ def import_(
         return
     if link is not None:
         raise TrimaranError(f"--link names a link of a cluster, and --into {into} is a store: name a .toml")
+    given = _given(model, cluster, stack, [*([f"layout_label={layout}"] if layout else []), *(set_ or [])])
+    _import_runs(files, into, given, profile, repairs, source_format, form)
+
+
+def _import_runs(
+    files: list[Path],
+    into: Path,
+    given: dict[str, Cell],
+    profile: str | None,
+    repairs: Repairs,
+    source_format: ImportFormat,
+    form: OutputFormat,
+) -> None:
+    """Add the rows of all files that can be read to a store, and tell of each file what became of it."""
+    from trimaran.nouns.noun import TrimaranError
     from trimaran.report.tables import Field, render
     from trimaran.store import Store
-    from trimaran.store.importers.formats import Asked, import_file
+    from trimaran.store.importers.formats import Asked
     from trimaran.store.importers.profile import load_profile
     from trimaran.store.importers.same_run import mark_ranks
 
     stated = load_profile(profile) if profile is not None else None
-    given = _given(model, cluster, stack, [*([f"layout_label={layout}"] if layout else []), *(set_ or [])])
-    asked = Asked(stated, given, _accept(repairs))
-    read: dict[Path, Imported] = {}
-    failed: dict[Path, str] = {}
-    for path in files:
-        try:
-            read[path] = import_file(path, asked, source_format.value)
-        except TrimaranError as error:
-            if len(files) == 1:
-                raise
-            failed[path] = str(error)
-    if not any(imported.rows for imported in read.values()):
-        reasons = [*failed.values(), *(reason for imported in read.values() for reason in imported.refused)]
-        names_of_files = ", ".join(path.name for path in files)
-        raise TrimaranError(f"no row of {names_of_files} can be imported; the first: {(reasons or ['it has none'])[0]}")
+    read, failed = _read_each(files, Asked(stated, given, _accept(repairs)), source_format)
     # all files are read before the first row is stored, so that a mistake in what is stated of them leaves no store
     with Store(into) as store:
         stored = store.showing(row for imported in read.values() for row in imported.rows)
@@ -174,6 +175,29 @@ def import_(
             f"{len(failed)} of {len(read) + len(failed)} files are not imported, for what is said above, and the "
             f"others are: {names_of_failed}"
         )
+
+
+def _read_each(
+    files: list[Path], asked: Asked, source_format: ImportFormat
+) -> tuple[dict[Path, Imported], dict[Path, str]]:
+    """What was read of each file, and of those that cannot be read why; raises TrimaranError where there is no row."""
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.store.importers.formats import import_file
+
+    read: dict[Path, Imported] = {}
+    failed: dict[Path, str] = {}
+    for path in files:
+        try:
+            read[path] = import_file(path, asked, source_format.value)
+        except TrimaranError as error:
+            if len(files) == 1:
+                raise
+            failed[path] = str(error)
+    if not any(imported.rows for imported in read.values()):
+        reasons = [*failed.values(), *(reason for imported in read.values() for reason in imported.refused)]
+        names_of_files = ", ".join(path.name for path in files)
+        raise TrimaranError(f"no row of {names_of_files} can be imported; the first: {(reasons or ['it has none'])[0]}")
+    return read, failed
 
 
 def _price(
