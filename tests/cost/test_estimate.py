@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -119,6 +121,17 @@ def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: St
     seconds = [estimate(Case.of(workload, cluster, stack), layout).sec_per_it for cluster in clusters]
     assert seconds[1] <= seconds[0] * (1 + 1e-9)
     assert seconds[2] <= seconds[1] * (1 + 1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(workloads(), layouts(), stacks)
+def test_a_faster_link_between_nodes_never_slows_whatever_its_rate(
+    workload: Workload, layout: Layout, stack: Stack
+) -> None:
+    spread = {"devices_per_node": 1, "nodes": 512}
+    clusters = [gpu_cluster(gbps).model_copy(update=spread) for gbps in (10, 45, 50, 51, 60, 80, 100)]
+    seconds = [estimate(Case.of(workload, cluster, stack), layout).sec_per_it for cluster in clusters]
+    assert all(faster <= slower * (1 + 1e-9) for slower, faster in pairwise(seconds))
 
 
 @settings(max_examples=50, deadline=None)
