@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from functools import cache
 
-from trimaran.files.catalogue import load_cluster, load_device, load_stack
+from trimaran.files.catalogue import catalogue_name, load_cluster, load_device, load_stack
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
-from trimaran.nouns.noted import first_said
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.spoken.noted import first_said
 from trimaran.nouns.stack import Stack
 
 # Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
 KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
-_load_cluster = cache(load_cluster)
 _load_device = cache(load_device)
-_load_stack = cache(load_stack)
+
+
+@cache
+def _load_cluster(name: str) -> Cluster:
+    return load_cluster(catalogue_name("clusters", name))
+
+
+@cache
+def _load_stack(name: str) -> Stack:
+    return load_stack(catalogue_name("stacks", name))
 
 
 def subject(cluster: str, stack: str) -> tuple[str, str]:

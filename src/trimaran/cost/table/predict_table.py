@@ -155,9 +155,11 @@ def _predicted_row(row: Row, answer: Answer | TrimaranError) -> PredictedRow:
     if isinstance(answer, TrimaranError):
         return PredictedRow(row, None, None, str(answer))
     asked, predicted = answer
-    nouns, notes = asked.nouns, asked.notes
+    nouns, notes = asked.nouns, (*row.readings, *asked.notes)
     if row.measurement is None:
-        notes = (f"mbs is empty: counted as {stated.mbs}, and not scored", *notes)
+        left_open = not row.cells.get("mbs", "").strip()
+        why = f"mbs is empty: counted as {stated.mbs}" if left_open else (row.error or "").partition(": ")[2]
+        notes = (f"{why}, and not scored", *notes)
     formula, tflops = formula_of(stated, nouns), None
     if formula is not None:
         devices = nouns.layout.devices

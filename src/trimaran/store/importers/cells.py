@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from trimaran.nouns.spoken.printed import PER_GIB, PER_SECOND, ended_as
+
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _BLANK = re.compile(r"-*\s*(?:GiB|GB|MiB|MB|KiB|TiB|ms|s)?")
-# How many of a unit make a GiB or a second. Documents that print "GB" may mean GiB: it is taken as they print it.
-_PER_GIB = {"TiB": 1 / 1024, "TB": 1 / 1024, "GiB": 1.0, "GB": 1.0, "MiB": 1024.0, "MB": 1024.0, "KiB": 2.0**20}
-_PER_SECOND = {"ms": 1000.0, "s": 1.0, "sec": 1.0, "min": 1 / 60}
 _UNIT = re.compile(r"\s*(TiB|TB|GiB|GB|MiB|MB|KiB|ms|sec|min|s)\b")
 _ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*G?Hz", re.IGNORECASE)
@@ -40,12 +39,12 @@ def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
     text = text.strip()
     if _BLANK.fullmatch(text):
         return Figure()
-    ended = _ending(text)
+    ended = ended_as(text)
     match = _NUMBER.match(text)
     if match is None:
         return Figure(status=ended or "unreadable", note="" if ended else f"{column} prints {text!r}")
     value, rest = float(match[0].replace(",", "")), text[match.end() :]
-    units = {"mem_gib": _PER_GIB, "sec_per_it": _PER_SECOND}.get(column, {})
+    units = {"mem_gib": PER_GIB, "sec_per_it": PER_SECOND}.get(column, {})
     alien = None
     if (unit := _UNIT.match(rest)) is not None:
         rest = rest[unit.end() :]
@@ -63,18 +62,6 @@ def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
         alien=alien,
         note=f"printed {text!r}" if words else "",
     )
-
-
-def _ending(text: str) -> str | None:
-    """How the run ended, where the cell says so: OOM, Fail, Fail(OOM), hang, x, xxxx."""
-    lower = text.lower()
-    if "oom" in lower:
-        return "oom"
-    if "hang" in lower:
-        return "hang"
-    if lower.startswith("fail") or set(lower) == {"x"}:
-        return "fail"
-    return None
 
 
 @dataclass(frozen=True)
