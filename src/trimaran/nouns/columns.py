@@ -267,7 +267,7 @@ def parse_cell(column: Column, text: str) -> Cell:
     Raises ValueError with a sentence that names the column, the value and what is expected.
     """
     text = text.strip()
-    if text == "" or says_nothing(text, none_is_a_word=column.is_free or "none" in column.words or bool(column.word)):
+    if says_nothing(text, none_is_a_word=column.is_free or "none" in column.words or bool(column.word)):
         return column.default
     if column.kind == "text":
         return _parse_word(column, without_shield(text))

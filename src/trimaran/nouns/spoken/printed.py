@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 # A cell that says that there is nothing to say.
-_NOTHING = frozenset({"-", "--", "---", "\N{EN DASH}", "\N{EM DASH}", "n/a", "na"})
+_NOTHING = frozenset({"", "-", "--", "---", "\N{EN DASH}", "\N{EM DASH}", "n/a", "na"})
 # The same under a number, and under words none of which is `none`: Python and YAML print it so.
 _NONE = frozenset({"none", "null"})
 _NUMBER = re.compile(r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z][A-Za-z/.]*)?")
@@ -19,7 +19,10 @@ _NUMBER = re.compile(r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z][A
 PER_GIB: Mapping[str, float] = {
     "TiB": 1 / 1024, "TB": 1 / 1024, "GiB": 1.0, "GB": 1.0, "MiB": 1024.0, "MB": 1024.0, "KiB": 2.0**20,
 }  # fmt: skip
-PER_SECOND: Mapping[str, float] = {"ms": 1000.0, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "min": 1 / 60}
+PER_SECOND: Mapping[str, float] = {
+    "ms": 1000.0, **dict.fromkeys(("s", "sec", "secs", "seconds"), 1.0), **dict.fromkeys(("min", "minutes"), 1 / 60),
+    **dict.fromkeys(("h", "hours"), 1 / 3600),
+}  # fmt: skip
 _PER_UNIT: Mapping[str, Mapping[str, float]] = {
     "GiB": PER_GIB,
     "s": PER_SECOND,
@@ -80,8 +83,8 @@ _STAGE = re.compile(r"(?:zero|stage|z|zero\W?stage)[\s_-]?([0-3])", re.IGNORECAS
 
 
 def says_nothing(text: str, none_is_a_word: bool) -> bool:
-    """Whether a stripped cell is one that its author left open."""
-    lower = text.lower()
+    """Whether a cell is one that its author left open."""
+    lower = text.strip().lower()
     return lower in _NOTHING or (lower in _NONE and not none_is_a_word)
 
 
