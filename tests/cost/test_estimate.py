@@ -143,6 +143,14 @@ def test_one_stage_has_no_bubble_and_no_sends(workload: Workload, layout: Layout
     assert found.time.pp == 0
 
 
+@pytest.mark.parametrize("cluster", ["aws-p3-16xlarge", "dgx-a100-80gb", "dgx-h100"])
+def test_a_vocabulary_off_the_tensor_cores_alignment_is_no_slower_in_16_bit_than_in_fp32(cluster: str) -> None:
+    model = load_model("gpt2-355m").model_copy(update={"vocab": 50257})
+    case = Case.of(Workload(model=model, seq_len=1024, global_batch=32), load_cluster(cluster), load_stack("deepspeed"))
+    narrow, wide = (estimate(case, parse_layout(f"dp8,mbs4,{precision}")).time.head for precision in ("fp16", "fp32"))
+    assert narrow < wide
+
+
 def test_a_grid_gives_back_the_layouts_it_was_built_from() -> None:
     workload = Workload(model=Model(layers=12, hidden=512, heads=8, vocab=1000), seq_len=256, global_batch=64)
     stack = load_stack("trimaran")
