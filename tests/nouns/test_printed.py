@@ -112,6 +112,32 @@ def test_an_unread_figure_does_not_hide_that_the_question_is_unread() -> None:
     assert "gbs is" in (predicted(sec_per_it="~30", gbs="1.5k").error or "")
 
 
+def test_a_row_that_names_no_vocabulary_is_answered_for_gpt_2s_and_not_scored() -> None:
+    row = predicted(vocab="")
+    assert seconds(row) == seconds(predicted(vocab="50257")) and row.row.measurement is None
+    assert "vocab is empty: counted as 50257, and not scored" in row.notes
+
+
+def test_a_micro_batch_that_is_stated_stays_where_a_figure_cannot_be_read() -> None:
+    """torchtitan makes as many micro-batches as stages where none is stated."""
+    run = {"stack": "torchtitan", "tp": "1", "pp": "4", "dp": "16", "zero_stage": "3", "gbs": "1024"}
+    assert seconds(predicted(**run, sec_per_it="~30")) == seconds(predicted(**run))
+
+
+def test_nodes_alone_tell_the_devices() -> None:
+    row = predicted(dp="", nodes="8")
+    assert seconds(row) == seconds(predicted())
+    assert "dp and devices are empty: counted as all 64 of 8 nodes of dgx-a100-80gb" in row.notes
+    assert "dp is empty" in (predicted(dp="").error or "")
+
+
+def test_a_model_of_hugging_face_is_read_by_its_name() -> None:
+    shape = dict.fromkeys(("layers", "hidden", "heads", "vocab"), "")
+    named, plain = (predicted(**shape, model=name) for name in ("meta-llama/Llama-2-70b-hf", "llama2-70b"))
+    assert seconds(named) == seconds(plain)
+    assert "no/such/folder" in (predicted(**shape, model="no/such/folder").error or "")
+
+
 @pytest.mark.parametrize("column, printed", [("stack", "Megatron-DeepSpeed"), ("cluster", "DGX_A100 80GB")])
 def test_names_of_the_catalogue_count_however_their_words_are_set_apart(column: str, printed: str) -> None:
     assert seconds(predicted(**{column: printed})) == seconds(predicted())

@@ -243,11 +243,12 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
 def catalogue_name(kind: str, text: str) -> str:
     """The catalogue's name that a table's cell spells, however its words are set apart; else the cell as it stands.
 
-    `Llama-2-7B` is llama2-7b, and `DGX-H100` dgx-h100.
+    `Llama-2-7B` is llama2-7b, `DGX-H100` dgx-h100, and Hugging Face's `meta-llama/Llama-2-7b-hf`, where no file is
+    called so, llama2-7b too.
     """
-    if looks_like_path(text):
+    if looks_like_path(text) and (os.path.lexists(text) or kind != "models" or text.count("/") != 1):
         return text
-    letters = letters_of(text)
+    letters = letters_of(text.rpartition("/")[2].removesuffix("-hf"))
     return next((name for name in catalogue_names(kind) if letters_of(name) == letters), text)
 
 

@@ -76,6 +76,13 @@ def cluster_as_run(row: Measurement, cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
 
 
+def devices_as_run(row: Measurement, cluster: str) -> Measurement:
+    """The row with the devices that it used: where it states nodes alone, all that those of the named cluster have."""
+    if row.dp or row.devices or row.devices_per_node or not row.nodes:
+        return row
+    return row.model_copy(update={"devices": row.nodes * _load_cluster(cluster).devices_per_node})
+
+
 def stack_as_run(row: Measurement, name: str) -> tuple[Stack, tuple[str, ...]]:
     """The stack of that name as the row ran it, and notes on what its words say of it.
 

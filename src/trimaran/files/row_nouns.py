@@ -11,7 +11,7 @@ from typing import cast, get_args
 from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_name, catalogue_names, load_model
-from trimaran.files.row_as_run import cluster_as_named, cluster_as_run, stack_as_run
+from trimaran.files.row_as_run import cluster_as_named, cluster_as_run, devices_as_run, stack_as_run
 from trimaran.layout.axes import devices_of, in_words
 from trimaran.layout.choices import CHOICE, IN_TABLES, usual_chunks, usual_schedule
 from trimaran.layout.flops import FlopsFormula, iteration_flops
@@ -79,7 +79,7 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
             }
         )
         known_stack, how = stack_as_run(measurement, stack_name)
-        layout = _layout_of(measurement, known_stack)
+        layout = _layout_of(devices_as_run(measurement, cluster_name), known_stack)
         stated, where = cluster_as_named(measurement, cluster_name)
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
@@ -321,6 +321,10 @@ def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...
         (
             row.devices is not None and row.devices != layout.devices,
             f"devices is {row.devices}, but {in_words(vars(layout))} = nodes x devices_per_node = {layout.devices}",
+        ),
+        (
+            row.layout_label is None and not (row.dp or row.devices or _ranks_stated(row)),
+            f"dp and devices are empty: counted as all {layout.devices} of {row.nodes} nodes of {cluster.name}",
         ),
         (
             (row.pp or 1) > 1 and row.schedule == "interleaved" and row.vpp == 1,

@@ -26,8 +26,9 @@ from trimaran.recipe.published import PublishedTable
 SEEDS = "seeds"
 
 
-# Of trainings that state none: Megatron's scripts and torchtitan's pipelines begin there.
-USUAL_MBS = 1
+# Of trainings that state none: Megatron's scripts and torchtitan's pipelines begin with a micro-batch of one sequence,
+# and most tables that name no vocabulary are of GPT-2's.
+_USUAL: Mapping[str, int] = {"mbs": 1, "vocab": 50257}
 # What a run showed of itself: a question without it, or with a figure that nobody can read, is the same question.
 _FIGURES = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 
@@ -36,9 +37,9 @@ _FIGURES = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 class Row:
     """One line of a table: its cells as they stand, and the Measurement or the reason there is none.
 
-    `supposed` is the row with the usual micro-batch where that is all that it leaves out, or without a measured figure
-    that cannot be read, where that is all that is wrong with it: good enough to be answered, and never kept or learned
-    from. `readings` say which of its words were read as which.
+    `supposed` is the row with what is usual of the columns `assumed`, where these are all that it leaves out, and
+    without measured figures that cannot be read: good enough to be answered, and never kept or learned from. `readings`
+    say which of its words were read as which.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Row:
     measurement: Measurement | None
     error: str | None
     supposed: Measurement | None = None
+    assumed: tuple[str, ...] = ()
     readings: tuple[str, ...] = ()
 
     @property
@@ -215,14 +217,14 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     )
     try:
         values = {name: column.default for name, column in BY_NAME.items()} | implied_cells(stated) | stated
-        empty = [column.name for column in COLUMNS if column.required and values[column.name] is None]
+        empty = tuple(column.name for column in COLUMNS if column.required and values[column.name] is None)
         if not empty and not unread:
             return Row(number, raw, Measurement.model_validate(values), None, readings=readings)
-        reason = unread or f"{empty[0]} is empty, and it has no default: fill it in"
-        if empty not in ([], ["mbs"]):
-            return Row(number, raw, None, f"row {number}: {reason}")
-        supposed = Measurement.model_validate(values | {"mbs": USUAL_MBS} if empty else values)
-        return Row(number, raw, None, f"row {number}: {reason}", supposed, readings)
+        reason = f"row {number}: " + (unread or f"{empty[0]} is empty, and it has no default: fill it in")
+        if not set(empty) <= set(_USUAL):
+            return Row(number, raw, None, reason)
+        supposed = Measurement.model_validate(values | {name: _USUAL[name] for name in empty})
+        return Row(number, raw, None, reason, supposed, empty, readings)
     except ValidationError as error:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")
     except (ValueError, TrimaranError) as error:
