@@ -19,13 +19,13 @@ RUN = {
 }  # fmt: skip
 
 
-def predicted(**cells: str) -> PredictedRow:
+def predicted(cluster_given: str | None = None, **cells: str) -> PredictedRow:
     run = RUN | cells
     out = io.StringIO()
     writer = csv.DictWriter(out, list(run))
     writer.writeheader()
     writer.writerow(run)
-    return predict_table(parse_table(out.getvalue(), "printed"))[0]
+    return predict_table(parse_table(out.getvalue(), "printed"), cluster=cluster_given)[0]
 
 
 def seconds(row: PredictedRow) -> float:
@@ -129,6 +129,14 @@ def test_nodes_alone_tell_the_devices() -> None:
     assert seconds(row) == seconds(predicted())
     assert "dp and devices are empty: counted as all 64 of 8 nodes of dgx-a100-80gb" in row.notes
     assert "dp is empty" in (predicted(dp="").error or "")
+
+
+def test_a_cluster_that_its_author_alone_knows_gives_way_to_the_one_that_is_given() -> None:
+    row = predicted("dgx-a100-80gb", cluster="our pod")
+    assert seconds(row) == seconds(predicted())
+    assert "cluster 'our pod' is not in the catalogue: read as dgx-a100-80gb" in row.notes
+    assert seconds(predicted("dgx-h100")) == seconds(predicted())
+    assert "our pod" in (predicted(cluster="our pod").error or "")
 
 
 def test_a_model_of_hugging_face_is_read_by_its_name() -> None:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from functools import cache
 
-from trimaran.files.catalogue import catalogue_name, load_cluster, load_device, load_stack
+from trimaran.files.catalogue import (
+    catalogue_name,
+    catalogue_names,
+    load_cluster,
+    load_device,
+    load_stack,
+    looks_like_path,
+)
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.spoken.noted import first_said
 from trimaran.nouns.stack import Stack
+from trimaran.nouns.text import quoted
 
 # Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
 KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
@@ -30,6 +38,21 @@ def _load_cluster(name: str) -> Cluster:
 @cache
 def _load_stack(name: str) -> Stack:
     return load_stack(catalogue_name("stacks", name))
+
+
+def known_or_given(row: Measurement, cluster: str | None, stack: str | None) -> tuple[Measurement, tuple[str, ...]]:
+    """The row without a cluster or stack that its author alone knows, where another is given; and notes on these."""
+    given = {"cluster": cluster, "stack": stack}
+    foreign = {
+        kind: name
+        for kind, name in (("cluster", row.cluster), ("stack", row.stack))
+        if given[kind] and name and not looks_like_path(name)
+        if catalogue_name(f"{kind}s", name) not in catalogue_names(f"{kind}s")
+    }
+    if not foreign:
+        return row, ()
+    notes = (f"{kind} {quoted(name)} is not in the catalogue: read as {given[kind]}" for kind, name in foreign.items())
+    return row.model_copy(update=dict.fromkeys(foreign)), tuple(notes)
 
 
 def subject(cluster: str, stack: str) -> tuple[str, str]:
