@@ -11,6 +11,7 @@ from trimaran.cost.table.predict_table import PredictedRow, predict_table
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import parse_table
 from trimaran.nouns.columns import BY_NAME, parse_cell
+from trimaran.report.scores import csv_with_predictions
 
 RUN = {
     "cluster": "dgx-a100-80gb", "stack": "megatron-deepspeed", "layers": "48", "hidden": "8192", "heads": "64",
@@ -129,6 +130,12 @@ def test_nodes_alone_tell_the_devices() -> None:
     assert seconds(row) == seconds(predicted())
     assert "dp and devices are empty: counted as all 64 of 8 nodes of dgx-a100-80gb" in row.notes
     assert "dp is empty" in (predicted(dp="").error or "")
+
+
+@pytest.mark.parametrize("blank", ["-", "--", "n/a", "\N{EN DASH}"])
+def test_a_dash_that_is_written_reads_back_as_a_blank(blank: str) -> None:
+    table = csv_with_predictions(tuple(RUN), [predicted(zero_stage=blank)])
+    assert parse_table(table, "read back").measurements[0].zero_stage == 0
 
 
 def test_a_cluster_that_its_author_alone_knows_gives_way_to_the_one_that_is_given() -> None:
