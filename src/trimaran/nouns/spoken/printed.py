@@ -95,7 +95,8 @@ def letters_of(text: str) -> str:
 
 def word_elsewhere(column: str, text: str) -> str | None:
     """The column's own word for what a cell calls otherwise, or None where nothing else is known by it."""
-    return _WORDS.get(column, {}).get(letters_of(text))
+    words = _WORDS.get(column)
+    return words.get(letters_of(text)) if words else None
 
 
 def number_printed(column: str, unit: str, text: str) -> float | None:
