@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -123,11 +125,30 @@ def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: St
 
 @settings(max_examples=50, deadline=None)
 @given(workloads(), layouts(), stacks)
+def test_a_faster_link_between_nodes_never_slows_whatever_its_rate(
+    workload: Workload, layout: Layout, stack: Stack
+) -> None:
+    spread = {"devices_per_node": 1, "nodes": 512}
+    clusters = [gpu_cluster(gbps).model_copy(update=spread) for gbps in (10, 45, 50, 51, 60, 80, 100)]
+    seconds = [estimate(Case.of(workload, cluster, stack), layout).sec_per_it for cluster in clusters]
+    assert all(faster <= slower * (1 + 1e-9) for slower, faster in pairwise(seconds))
+
+
+@settings(max_examples=50, deadline=None)
+@given(workloads(), layouts(), stacks)
 def test_one_stage_has_no_bubble_and_no_sends(workload: Workload, layout: Layout, stack: Stack) -> None:
     alone = layout.model_copy(update={"pp": 1, "vpp": 1, "schedule": "none"})
     found = estimate(Case.of(workload, gpu_cluster(), stack), alone)
     assert found.time.bubble == 0
     assert found.time.pp == 0
+
+
+@pytest.mark.parametrize("cluster", ["aws-p3-16xlarge", "dgx-a100-80gb", "dgx-h100"])
+def test_a_vocabulary_off_the_tensor_cores_alignment_is_no_slower_in_16_bit_than_in_fp32(cluster: str) -> None:
+    model = load_model("gpt2-355m").model_copy(update={"vocab": 50257})
+    case = Case.of(Workload(model=model, seq_len=1024, global_batch=32), load_cluster(cluster), load_stack("deepspeed"))
+    narrow, wide = (estimate(case, parse_layout(f"dp8,mbs4,{precision}")).time.head for precision in ("fp16", "fp32"))
+    assert narrow < wide
 
 
 def test_a_grid_gives_back_the_layouts_it_was_built_from() -> None:

@@ -183,7 +183,9 @@ def test_whatever_is_possible_has_a_finite_time_and_memory(
     answered = estimate(case, layout)
     figures = [answered.sec_per_it, answered.mem_gib, answered.reported_mem_gib]
     assert all(math.isfinite(figure) and figure > 0 for figure in figures), (layout, figures)
-    assert min(answered.time.model_dump().values()) >= -1e-12 and answered.time.forward > 0, answered.time
+    assert min(answered.time.model_dump().values()) >= -1e-12, answered.time
+    # the parts are those of the stage that sets the pace, which may have the loss alone
+    assert answered.time.forward > 0 or 0 in answered.stage_split, answered.time
     assert sum(answered.stage_split) == model.layers
 
 

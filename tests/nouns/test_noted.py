@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trimaran.files.catalogue import catalogue_names, load_device, load_stack
-from trimaran.nouns.noted import Noted, first_said
+from trimaran.nouns.spoken.noted import Noted, first_said
 
 ASYNC = Noted(words="async TP", read_as="torchtitan-async-tp")
 COMPILE = Noted(words="compile", read_as="torchtitan-compiled")

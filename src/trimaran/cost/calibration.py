@@ -93,9 +93,12 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
         stated["gemm"] = stated.get("gemm", Calibration().gemm) / SLOWED_BY_TRAFFIC
     if cluster.collectives:
         stated["intra_bandwidth"] = 1.0
-    if cluster.device.kind == "gpu" and cluster.inter.bandwidth_gbps <= SLOW_LINK_GBPS:
-        # Such a link is itself the bottleneck, not the hosts behind it.
-        stated.update(inter_bandwidth=0.9, send_bandwidth=0.9)
+    if cluster.device.kind == "gpu":
+        # A slow link is itself the bottleneck, not the hosts behind it; a faster one carries no less than such a link.
+        slow = 0.9 * min(1.0, SLOW_LINK_GBPS / cluster.inter.bandwidth_gbps)
+        plain = Calibration()
+        stated["inter_bandwidth"] = max(plain.inter_bandwidth, slow)
+        stated["send_bandwidth"] = max(plain.send_bandwidth, slow)
     if cluster.all_reduce_gb_s:
         stated["inter_bandwidth"] = min(1.0, cluster.all_reduce_gb_s * 1e9 / cluster.inter.bytes_per_s)
     if cluster.device.kind == "cpu":

@@ -60,7 +60,7 @@ class ProductRates:
     """What one rank multiplies in one format: arrays over layouts.
 
     `peak` operations/s, `operand` and `result` bytes of an element that is read and written, `fill_k` the elements of
-    K that prologue and epilogue of a tile take as long as.
+    K that prologue and epilogue of a tile take as long as. `plain` operations/s are those without tensor cores.
     """
 
     peak: Floats
@@ -68,6 +68,7 @@ class ProductRates:
     result: Floats
     fill_k: Floats
     tensor_cores: Bools
+    plain: float
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
     plain = (element == 4) & (device.kind == "gpu")
     fill = np.where(tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
     reached = peak * np.where(plain, calibration.gemm_plain, calibration.gemm)
-    products = ProductRates(reached, element, element, fill, tensor_cores)
+    without = (device.peak("fp32") or 0.0) * 1e12 * calibration.gemm_plain
+    products = ProductRates(reached, element, element, fill, tensor_cores, without)
     return Rates(
         products=products,
         narrow=_narrow(case, products, precision),
@@ -193,7 +195,9 @@ def gemm_time(
 
     GPU: the tiles of the output run in waves over the multiprocessors; the last wave and the
     edge tiles are paid in full, and sizes off the tensor cores' alignment run at `unaligned`
-    of the peak. Never faster than the operands and the result pass through memory.
+    of the peak, which is known of attention's batches alone (document 004, heads of 150). One product is no slower than
+    without tensor cores: before cuBLAS 11 it ran so, since then it never has to (NVIDIA, Matrix Multiplication
+    Background, table 1). Never faster than the operands and the result pass through memory.
     """
     m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
     moved = batch * ((m * k + k * n) * rate.operand + m * n * rate.result)
@@ -210,7 +214,7 @@ def gemm_time(
     tile = 2.0 * rows * columns * (k / split + rate.fill_k) / (per_sm * relative)
     best = (waves * tile).min(axis=0)
     aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
-    slow = operations / (rate.peak * unaligned)
+    slow = operations / np.maximum(rate.peak * unaligned, np.where(batch == 1, rate.plain, 0.0))
     best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)
     return np.asarray(np.maximum(best, moved / bandwidth))
 

@@ -21,6 +21,7 @@ from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.spoken.printed import letters_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.text import QUOTED, quoted, shortened
 
@@ -252,6 +253,19 @@ def _table(kind: str, name_or_path: str) -> tuple[dict[str, Any], str]:
         table = read_toml(CATALOG / kind / f"{name_or_path}.toml", f"{singular} {name_or_path}")
         return {"name": name_or_path, **table}, f"{singular} {name_or_path}"
     raise TrimaranError(unknown_name(kind, name_or_path))
+
+
+@cache
+def catalogue_name(kind: str, text: str) -> str:
+    """The catalogue's name that a table's cell spells, however its words are set apart; else the cell as it stands.
+
+    `Llama-2-7B` is llama2-7b, `DGX-H100` dgx-h100, and Hugging Face's `meta-llama/Llama-2-7b-hf`, where no file is
+    called so, llama2-7b too.
+    """
+    if looks_like_path(text) and (os.path.lexists(text) or kind != "models" or text.count("/") != 1):
+        return text
+    letters = letters_of(text.rpartition("/")[2].removesuffix("-hf"))
+    return next((name for name in catalogue_names(kind) if letters_of(name) == letters), text)
 
 
 def unknown_name(kind: str, name: str) -> str:

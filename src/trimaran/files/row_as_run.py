@@ -8,20 +8,51 @@ from __future__ import annotations
 
 from functools import cache
 
-from trimaran.files.catalogue import load_cluster, load_device, load_stack
+from trimaran.files.catalogue import (
+    catalogue_name,
+    catalogue_names,
+    load_cluster,
+    load_device,
+    load_stack,
+    looks_like_path,
+)
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
-from trimaran.nouns.noted import first_said
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.spoken.noted import first_said
 from trimaran.nouns.stack import Stack
+from trimaran.nouns.text import quoted
 
 # Allocators that keep freed memory for the process; glibc's gives large blocks back to the system.
 KEEPING_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
-_load_cluster = cache(load_cluster)
 _load_device = cache(load_device)
-_load_stack = cache(load_stack)
+
+
+@cache
+def _load_cluster(name: str) -> Cluster:
+    return load_cluster(catalogue_name("clusters", name))
+
+
+@cache
+def _load_stack(name: str) -> Stack:
+    return load_stack(catalogue_name("stacks", name))
+
+
+def known_or_given(row: Measurement, cluster: str | None, stack: str | None) -> tuple[Measurement, tuple[str, ...]]:
+    """The row without a cluster or stack that its author alone knows, where another is given; and notes on these."""
+    given = {"cluster": cluster, "stack": stack}
+    foreign = {
+        kind: name
+        for kind, name in (("cluster", row.cluster), ("stack", row.stack))
+        if given[kind] and name and not looks_like_path(name)
+        if catalogue_name(f"{kind}s", name) not in catalogue_names(f"{kind}s")
+    }
+    if not foreign:
+        return row, ()
+    notes = (f"{kind} {quoted(name)} is not in the catalogue: read as {given[kind]}" for kind, name in foreign.items())
+    return row.model_copy(update=dict.fromkeys(foreign)), tuple(notes)
 
 
 def subject(cluster: str, stack: str) -> tuple[str, str]:
@@ -66,6 +97,13 @@ def cluster_as_run(row: Measurement, cluster: Cluster) -> Cluster:
         peaks = {precision: peak * factor for precision, peak in device.peak_tflops.items()}
         device = device.model_copy(update={"clock_ghz": device.clock_ghz * factor, "peak_tflops": peaks})
     return cluster.model_copy(update={"inter": inter, "device": device, "devices_per_node": per_node})
+
+
+def devices_as_run(row: Measurement, cluster: str) -> Measurement:
+    """The row with the devices that it used: where it states nodes alone, all that those of the named cluster have."""
+    if row.dp or row.devices or row.devices_per_node or not row.nodes:
+        return row
+    return row.model_copy(update={"devices": row.nodes * _load_cluster(cluster).devices_per_node})
 
 
 def stack_as_run(row: Measurement, name: str) -> tuple[Stack, tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,8 +10,8 @@ from typing import cast, get_args
 
 from pydantic import ValidationError
 
-from trimaran.files.catalogue import catalogue_names, load_model
-from trimaran.files.row_as_run import cluster_as_named, cluster_as_run, stack_as_run
+from trimaran.files.catalogue import catalogue_name, catalogue_names, load_model
+from trimaran.files.row_as_run import cluster_as_named, cluster_as_run, devices_as_run, stack_as_run
 from trimaran.layout.axes import devices_of, in_words
 from trimaran.layout.choices import CHOICE, IN_TABLES, usual_chunks, usual_schedule
 from trimaran.layout.flops import FlopsFormula, iteration_flops
@@ -25,6 +24,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.recompute import stated_by
+from trimaran.nouns.spoken.noted import says
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -79,7 +79,7 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
             }
         )
         known_stack, how = stack_as_run(measurement, stack_name)
-        layout = _layout_of(measurement, known_stack)
+        layout = _layout_of(devices_as_run(measurement, cluster_name), known_stack)
         stated, where = cluster_as_named(measurement, cluster_name)
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
@@ -129,21 +129,13 @@ def _catalogue_models() -> tuple[Model, ...]:
 
 @cache
 def _named_model(text: str) -> Model:
-    """The model that a cell of the column `model` speaks of: a catalogue name, a file, or a Model as JSON.
-
-    A name counts however its words are set apart: `Llama-2-7B` is the catalogue's llama2-7b.
-    """
+    """The model that a cell of the column `model` speaks of: a catalogue name, a file, or a Model as JSON."""
     if not text.startswith("{"):
-        letters = _letters(text)
-        return load_model(next((name for name in catalogue_names("models") if _letters(name) == letters), text))
+        return load_model(catalogue_name("models", text))
     try:
         return Model.model_validate_json(text)
     except ValidationError as error:
         raise TrimaranError(f"model: {first_error(error)}") from None
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _known_model(text: str | None) -> Model | None:
@@ -232,11 +224,13 @@ def _of_dense_model(cells: Mapping[str, Cell]) -> dict[str, Cell]:
 def _layout_of(row: Measurement, stack: Stack) -> Layout:
     """The row's layout: what its label says, where it has one, with which its columns must agree.
 
-    What has no column, sequence parallelism, is as the stack has it by itself.
+    What has no column, sequence parallelism, is as the row's words have it, or as the stack has it by itself.
     """
     if row.layout_label is None:
         layout = _as_meant(_layout_of_columns(row), stack)
-        splits = stack.sequence_parallel_default and layout.tp > 1 and row.seq_len % layout.tp == 0
+        said = _sequence_parallel_said(row)
+        wanted = stack.sequence_parallel_default if said is None else said
+        splits = wanted and layout.tp > 1 and row.seq_len % layout.tp == 0
         return layout.model_copy(update={"sequence_parallel": splits})
     layout = parse_layout(row.layout_label)
     stated = dict(layout_cells(_layout_of_columns(row.model_copy(update={"dp": row.dp or layout.dp}))))
@@ -246,6 +240,17 @@ def _layout_of(row: Measurement, stack: Stack) -> Layout:
                 f"{name} is {stated[name]}, but layout_label {row.layout_label} says {value}: correct the wrong one"
             )
     return layout
+
+
+def _sequence_parallel_said(row: Measurement) -> bool | None:
+    """Whether a row's words say that ranks of a tensor share the sequence between products, or deny it; else None.
+
+    Beside context parallelism the words may mean that, as those of DeepSpeed's Ulysses do.
+    """
+    if (row.cp or 1) > 1 or "ulysses" in (row.notes or "").lower():
+        return None
+    said = (says("sequence parallel", text) for text in (row.notes, row.system) if text)
+    return next((each for each in said if each is not None), None)
 
 
 def _layout_of_columns(row: Measurement) -> Layout:
@@ -272,7 +277,8 @@ def _as_meant(layout: Layout, stack: Stack) -> Layout:
     """What columns that others filled in mean: their words for schedules and FSDP are less strict than the notation.
 
     1F1B with several chunks a stage is the interleaved schedule, which with one is 1F1B, or has as many as its software
-    takes by itself; folded ones have two, though a table may not count them; FSDP shards all.
+    takes by itself; folded ones have two, though a table may not count them; FSDP shards all, as ZeRO 3 does. Experts
+    whose ETP is left out are cut as TP, but for software that leaves them whole, and for ranks that are too few.
     """
     meant: dict[str, object] = {}
     if layout.schedule in ("1f1b", "interleaved"):
@@ -282,6 +288,12 @@ def _as_meant(layout: Layout, stack: Stack) -> Layout:
         meant["vpp"] = usual_chunks(layout.schedule)
     if layout.dp_kind == "fully_sharded" and layout.zero_stage == 0:
         meant["zero_stage"] = 3
+    if layout.zero_stage == 3 and layout.dp_kind == "all_reduce" and "fully_sharded" in stack.dp_kinds:
+        meant["dp_kind"] = "fully_sharded"
+    ranks = layout.dp * layout.cp * layout.tp
+    too_few = ranks % (layout.ep * layout.tp) > 0 and ranks % layout.ep == 0
+    if layout.etp == 0 and layout.tp > 1 and layout.ep > 1 and (too_few or stack.whole_experts):
+        meant["etp"] = 1
     return layout.model_copy(update=meant)
 
 
@@ -297,10 +309,22 @@ def _notes(row: Measurement, cluster: Cluster, layout: Layout) -> tuple[str, ...
             row.model is not None and _known_model(row.model) is None,
             f"model {row.model!r} is not in the catalogue: read by the columns of its shape",
         ),
+        (
+            row.layout_label is None and row.etp is None and layout.etp == 1,
+            f"etp is empty: experts on {layout.ep} ranks are counted as whole, ETP 1",
+        ),
         (row.recompute == "unknown", "recompute is unknown: counted as none"),
+        (
+            row.layout_label is None and layout.tp > 1 and _sequence_parallel_said(row) is not None,
+            f"counted with{'' if layout.sequence_parallel else 'out'} sequence parallelism, as the row's words say",
+        ),
         (
             row.devices is not None and row.devices != layout.devices,
             f"devices is {row.devices}, but {in_words(vars(layout))} = nodes x devices_per_node = {layout.devices}",
+        ),
+        (
+            row.layout_label is None and not (row.dp or row.devices or _ranks_stated(row)),
+            f"dp and devices are empty: counted as all {layout.devices} of {row.nodes} nodes of {cluster.name}",
         ),
         (
             (row.pp or 1) > 1 and row.schedule == "interleaved" and row.vpp == 1,

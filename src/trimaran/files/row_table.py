@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -19,22 +19,27 @@ from trimaran.files.user_file import TABLE_BYTES, read_text
 from trimaran.nouns.columns import BY_NAME, COLUMNS, FURTHER_COLUMNS, Cell, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
-from trimaran.nouns.text import spreadsheet_cell
+from trimaran.nouns.spoken.printed import ended_as, word_elsewhere
+from trimaran.nouns.text import quoted, spreadsheet_cell
 from trimaran.recipe.published import PublishedTable
 
 SEEDS = "seeds"
 
 
-# Of trainings that state none: Megatron's scripts and torchtitan's pipelines begin there.
-USUAL_MBS = 1
+# Of trainings that state none: Megatron's scripts and torchtitan's pipelines begin with a micro-batch of one sequence,
+# and most tables that name no vocabulary are of GPT-2's.
+_USUAL: Mapping[str, int] = {"mbs": 1, "vocab": 50257}
+# What a run showed of itself: a question without it, or with a figure that nobody can read, is the same question.
+_FIGURES = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a table: its cells as they stand, and the Measurement or the reason there is none.
 
-    `supposed` is the row with the usual micro-batch where that is all that it leaves out: good enough to be answered,
-    and never kept or learned from.
+    `supposed` is the row with what is usual of the columns `assumed`, where these are all that it leaves out, and
+    without measured figures that cannot be read: good enough to be answered, and never kept or learned from. `readings`
+    say which of its words were read as which.
     """
 
     number: int
@@ -42,6 +47,8 @@ class Row:
     measurement: Measurement | None
     error: str | None
     supposed: Measurement | None = None
+    assumed: tuple[str, ...] = ()
+    readings: tuple[str, ...] = ()
 
     @property
     def answerable(self) -> Measurement | None:
@@ -137,17 +144,46 @@ def _csv_lines(text: str, source: str) -> Iterator[list[str]]:
 
 
 def stated_cells(number: int, header: Sequence[str], cells: Sequence[str]) -> dict[str, Cell]:
-    """The typed cells that one line fills, in the contract's columns. Raises ValueError with what is wrong in it."""
-    if len(cells) != len(header):
-        raise ValueError(f"row {number} has {len(cells)} cells, the header {len(header)}: a cell is missing or shifted")
+    """The typed cells that one line fills, in the contract's columns. Raises ValueError with what is wrong in it.
+
+    A measured figure's cell that says how the run ended fills the status, where the line states none.
+    """
+    raw = _by_column(number, header, cells)
     try:
-        return {
-            name: parse_cell(BY_NAME[name], text)
-            for name, text in zip(header, cells, strict=True)
-            if name in BY_NAME and text.strip()
-        }
+        return _typed_cells(raw)
     except ValueError as error:
         raise ValueError(f"row {number}: {error}") from None
+
+
+def _by_column(number: int, header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    """The cells that are not blank, as printed, by their columns; how a run ended under `status`."""
+    if len(cells) != len(header):
+        raise ValueError(f"row {number} has {len(cells)} cells, the header {len(header)}: a cell is missing or shifted")
+    pairs = zip(header, cells, strict=True)
+    filled = {name: text for name, text in pairs if name in BY_NAME and text.strip()}
+    endings = {name: ended for name in _FIGURES if (ended := ended_as(filled.get(name, "").strip()))}
+    status = filled.get("status", "").strip().lower()
+    if endings and (not status or status in endings.values()):
+        left = {name: text for name, text in filled.items() if name not in endings}
+        return left | {"status": next(iter(endings.values()))}
+    return filled
+
+
+def _typed_cells(raw: Mapping[str, str]) -> dict[str, Cell]:
+    cells = {name: parse_cell(BY_NAME[name], text) for name, text in raw.items()}
+    return {name: value for name, value in cells.items() if value is not None}
+
+
+def _without_unread_figures(raw: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The cells without measured figures that cannot be read, and what is wrong with the first of these."""
+    left, wrong = dict(raw), ""
+    for name in _FIGURES:
+        try:
+            parse_cell(BY_NAME[name], raw.get(name, ""))
+        except ValueError as error:
+            del left[name]
+            wrong = wrong or str(error)
+    return left, wrong
 
 
 def misspelt_columns(header: Sequence[str]) -> list[str]:
@@ -168,16 +204,27 @@ def _required_names() -> str:
 def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
     raw = dict(zip(header, cells, strict=False))
     try:
-        stated = stated_cells(number, header, cells)
+        printed, unread = _without_unread_figures(_by_column(number, header, cells))
+        stated = _typed_cells(printed)
     except ValueError as error:
-        return Row(number, raw, None, str(error))
+        prefix = f"row {number}"
+        reason = str(error) if str(error).startswith(prefix) else f"{prefix}: {error}"
+        return Row(number, raw, None, reason)
+    readings = tuple(
+        f"{name} is {quoted(text)}: read as {stated[name]}"
+        for name, text in printed.items()
+        if word_elsewhere(name, text) is not None
+    )
     try:
         values = {name: column.default for name, column in BY_NAME.items()} | implied_cells(stated) | stated
-        if empty := [column.name for column in COLUMNS if column.required and values[column.name] is None]:
-            supposed = Measurement.model_validate(values | {"mbs": USUAL_MBS}) if empty == ["mbs"] else None
-            reason = f"row {number}: {empty[0]} is empty, and it has no default: fill it in"
-            return Row(number, raw, None, reason, supposed)
-        return Row(number, raw, Measurement.model_validate(values), None)
+        empty = tuple(column.name for column in COLUMNS if column.required and values[column.name] is None)
+        if not empty and not unread:
+            return Row(number, raw, Measurement.model_validate(values), None, readings=readings)
+        reason = f"row {number}: " + (unread or f"{empty[0]} is empty, and it has no default: fill it in")
+        if not set(empty) <= set(_USUAL):
+            return Row(number, raw, None, reason)
+        supposed = Measurement.model_validate(values | {name: _USUAL[name] for name in empty})
+        return Row(number, raw, None, reason, supposed, empty, readings)
     except ValidationError as error:
         return Row(number, raw, None, f"row {number}: {first_error(error)}")
     except (ValueError, TrimaranError) as error:

@@ -14,6 +14,7 @@ from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import recompute_cell
+from trimaran.nouns.spoken.printed import letters_of, number_printed, says_nothing, word_elsewhere
 from trimaran.nouns.stack import (
     Compression,
     ContextParallelKind,
@@ -36,7 +37,8 @@ _CELLS_KEPT = 4096
 class Column:
     """One column: its cell type, unit, the default of a missing cell, and whether it must be there.
 
-    `choices` are the words a text cell may hold (lower case; the cell's case is ignored, a hyphen reads as underscore).
+    `choices` are the words a text cell may hold, however a cell sets their letters and digits apart;
+    trimaran.nouns.spoken.printed has what they are called elsewhere.
     `minimum` bounds a number from below (inclusive). `looks` is a pattern that a text cell must have something of, and
     `like` what such a cell is: a row shifted by a column is noticed by it. `word` reads a cell whose words may be put
     together, and raises ValueError for what is none.
@@ -57,31 +59,13 @@ class Column:
 
     @cached_property
     def words(self) -> Mapping[str, str]:
-        """Its choices by their lower case."""
-        return {choice.lower(): choice for choice in self.choices}
+        """Its choices by their letters and digits in lower case."""
+        return {letters_of(choice): choice for choice in self.choices}
 
-
-def dispatcher_cell(text: str) -> str:
-    """A cell of the column `dispatcher`: a word, or `a2a` for alltoall; else ValueError."""
-    word = "alltoall" if text.lower() == "a2a" else text.lower()
-    if word not in get_args(DispatcherName):
-        raise ValueError(f"dispatcher is {quoted(text)}, expected one of {', '.join(get_args(DispatcherName))}")
-    return word
-
-
-# Schedules as PyTorch and papers call them, in letters and digits alone.
-_SCHEDULES = {
-    "interleaved1f1b": "interleaved", "1f1binterleaved": "interleaved", "zbh1": "zero_bubble", "zbvzerobubble": "zbv",
-}  # fmt: skip
-
-
-def schedule_cell(text: str) -> str:
-    """A cell of the column `schedule`: a word, or what others call it, `Interleaved1F1B`; else ValueError."""
-    letters = re.sub(r"[^a-z0-9]", "", text.lower())
-    known: dict[str, str] = {word.replace("_", ""): word for word in get_args(Schedule)} | _SCHEDULES
-    if letters not in known:
-        raise ValueError(f"schedule is {quoted(text)}, expected one of {', '.join(get_args(Schedule))}")
-    return known[letters]
+    @property
+    def is_free(self) -> bool:
+        """Whether it holds any text."""
+        return self.kind == "text" and not self.choices and self.word is None
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -140,7 +124,6 @@ COLUMNS: tuple[Column, ...] = (
         "text",
         default="none",
         choices=get_args(Schedule),
-        word=schedule_cell,
         says="pipeline schedule; none with PP > 1 means 1F1B",
     ),
     Column("network_delay_ms", "float", "ms", minimum=0, maximum=1e6, says="delay of the shaped network, one way"),
@@ -225,7 +208,7 @@ FURTHER_COLUMNS: tuple[Column, ...] = (
     Column(
         "dispatcher",
         "text",
-        word=dispatcher_cell,
+        choices=get_args(DispatcherName),
         says="how tokens come to the ranks of their experts; empty: alltoall",
     ),
     Column(
@@ -284,14 +267,17 @@ def parse_cell(column: Column, text: str) -> Cell:
     Raises ValueError with a sentence that names the column, the value and what is expected.
     """
     text = text.strip()
-    if text == "":
+    if says_nothing(text, none_is_a_word=column.is_free or "none" in column.words or bool(column.word)):
         return column.default
     if column.kind == "text":
         return _parse_word(column, without_shield(text))
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"{column.name} is {quoted(text)}, expected a number{_unit(column)}") from None
+        printed = number_printed(column.name, column.unit, text)
+        if printed is None:
+            raise ValueError(f"{column.name} is {quoted(text)}, expected a number{_unit(column)}") from None
+        number = printed
     return _checked(column, number, text)
 
 
@@ -323,13 +309,14 @@ def _checked(column: Column, number: float, printed: str | None) -> Cell:
 
 
 def _parse_word(column: Column, text: str) -> str:
+    elsewhere = word_elsewhere(column.name, text)
     if column.word is not None:
-        return column.word(text)
+        return column.word(elsewhere or text)
     if not column.choices:
         if column.looks and not re.search(column.looks, text):
             raise ValueError(f"{column.name} is {quoted(text)}, expected {column.like}: is a cell missing or shifted?")
         return sys.intern(text)  # a long table says the same names in every row
-    word = column.words.get(text.lower()) or column.words.get(text.lower().replace("-", "_"))
+    word = column.words.get(letters_of(text)) or elsewhere
     if word is None:
         raise ValueError(f"{column.name} is {quoted(text)}, expected one of {', '.join(column.choices)}")
     return word

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.model import Model
-from trimaran.nouns.noted import Noted
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import Recompute, modules_of
+from trimaran.nouns.spoken.noted import Noted
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
 ContextParallelKind = Literal["ring", "all_gather", "ulysses"]
@@ -374,6 +374,9 @@ class Stack(Noun):
     expert_parallel: bool = Field(default=False, description="experts of a layer lie on ranks of their own")
     own_expert_tensor: bool = Field(
         default=False, description="experts' tensor parallelism may be any, not that of the other weights or 1 alone"
+    )
+    whole_experts: bool = Field(
+        default=False, description="experts on ranks of their own are whole where a run does not say otherwise"
     )
     experts_want_slices: bool = Field(
         default=False, description="experts with tensor parallelism run with sequence parallelism alone"

@@ -51,8 +51,11 @@ def quoted(value: object) -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """A cell of a CSV that no spreadsheet runs: text that would open a formula gets an apostrophe before it."""
-    if not isinstance(value, str) or not value.startswith(_OPENS_A_FORMULA):
+    """A cell of a CSV that no spreadsheet runs: text that would open a formula gets an apostrophe before it.
+
+    Dashes alone are none, and stand for a blank in tables of others.
+    """
+    if not isinstance(value, str) or not value.startswith(_OPENS_A_FORMULA) or not value.strip("-"):
         return value
     try:
         float(value)

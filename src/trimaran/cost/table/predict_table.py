@@ -142,7 +142,10 @@ def predict_table(
     Without `calibration` the shipped one of the row's (cluster, stack) applies, unless `priors_only`.
     """
     asked = Question(cluster, stack, calibration, priors_only)
-    rows = [replace(row, supposed=with_usual_mbs(row.supposed, stack)) if row.supposed else row for row in table.rows]
+    rows = [
+        replace(row, supposed=with_usual_mbs(row.supposed, stack)) if row.supposed and "mbs" in row.assumed else row
+        for row in table.rows
+    ]
     return [
         PredictedRow(row, None, None, row.error) if answer is None else _predicted_row(row, answer)
         for row, answer in zip(rows, answers_of([row.answerable for row in rows], asked), strict=True)
@@ -155,9 +158,10 @@ def _predicted_row(row: Row, answer: Answer | TrimaranError) -> PredictedRow:
     if isinstance(answer, TrimaranError):
         return PredictedRow(row, None, None, str(answer))
     asked, predicted = answer
-    nouns, notes = asked.nouns, asked.notes
+    nouns, notes = asked.nouns, (*row.readings, *asked.notes)
     if row.measurement is None:
-        notes = (f"mbs is empty: counted as {stated.mbs}, and not scored", *notes)
+        assumed = ", ".join(f"{name} is empty: counted as {getattr(stated, name)}" for name in row.assumed)
+        notes = (f"{assumed or (row.error or '').partition(': ')[2]}, and not scored", *notes)
     formula, tflops = formula_of(stated, nouns), None
     if formula is not None:
         devices = nouns.layout.devices

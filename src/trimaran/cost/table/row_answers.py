@@ -12,6 +12,7 @@ from trimaran.cost.estimate import estimate, estimate_each
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.placed.topology import differs
+from trimaran.files.row_as_run import known_or_given
 from trimaran.files.row_nouns import Nouns, nouns_of
 from trimaran.nouns.columns import BY_NAME
 from trimaran.nouns.measurement import Measurement
@@ -84,8 +85,9 @@ class Question:
     def asked(self, stated: Measurement) -> Asked | TrimaranError:
         """What the row asks, or why that has no answer."""
         try:
+            stated, foreign = known_or_given(stated, self.cluster, self.stack)
             nouns = nouns_of(stated, self.cluster, self.stack)
-            notes = nouns.oddities()
+            notes = (*foreign, *nouns.oddities())
             plain = prior(nouns.cluster, nouns.stack)
             known = plain if self.priors_only else resolve_calibration(nouns.cluster, nouns.stack, self.calibration)
             case = Case.of(nouns.workload, nouns.cluster, nouns.stack, known.on_day(stated.date))

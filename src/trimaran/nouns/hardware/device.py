@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimaran.nouns.noted import Noted
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PRECISIONS, PrecisionName, Rate
+from trimaran.nouns.spoken.noted import Noted
 
 
 class Device(Noun):

@@ -5,13 +5,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from trimaran.nouns.spoken.printed import PER_GIB, PER_SECOND, ended_as, says_nothing
+
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _BLANK = re.compile(r"-*\s*(?:GiB|GB|MiB|MB|KiB|TiB|ms|s)?")
-# How many of a unit make a GiB or a second. Documents that print "GB" may mean GiB: it is taken as they print it.
-_PER_GIB = {"TiB": 1 / 1024, "TB": 1 / 1024, "GiB": 1.0, "GB": 1.0, "MiB": 1024.0, "MB": 1024.0, "KiB": 2.0**20}
-_PER_SECOND = {"ms": 1000.0, "s": 1.0, "sec": 1.0, "min": 1 / 60}
-_UNIT = re.compile(r"\s*(TiB|TB|GiB|GB|MiB|MB|KiB|ms|sec|min|s)\b")
+_UNIT = re.compile(r"\s*(TiB|TB|GiB|GB|MiB|MB|KiB|ms|seconds|secs|sec|minutes|min|hours|h|s)\b")
+# What may stand behind a figure without a unit: marks, brackets, a spread, of what it is. Else it is a unit: 2:05, 40%.
+_BEHIND = re.compile(
+    r"\s*(?:$|[\^?*(\[\u00b1;,]|\+\s?[-/]|(?:/\s?|per\s)(?:it|iter|iteration|step|gpu|device|rank|node)s?\b)", re.I
+)
 _ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
+_OTHER_UNITS = frozenset({"%", "k", "K", "M"})
+_OWN = {
+    "tflops": re.compile(r"\s*T(?:FLOPS|FLOP/s|FLOPs|Flops|F)\b"),
+    "tokens_per_s_per_gpu": re.compile(r"\s*(?:tokens?|tok)/s(?:ec)?\b", re.I),
+}
+_APART = re.compile(r"[/,x\u00d7-]")
+_DEGREES = {
+    **{name: name for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs")},
+    **{"mp": "tp", "d": "dp", "t": "tp", "p": "pp"},
+}
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*G?Hz", re.IGNORECASE)
 
 
@@ -38,21 +51,26 @@ def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
     `heading_unit` is that of the heading, as in `Mem (MiB)`, which holds where the cell prints none.
     """
     text = text.strip()
-    if _BLANK.fullmatch(text):
+    if _BLANK.fullmatch(text) or says_nothing(text, none_is_a_word=False):
         return Figure()
-    ended = _ending(text)
+    ended = ended_as(text)
     match = _NUMBER.match(text)
     if match is None:
         return Figure(status=ended or "unreadable", note="" if ended else f"{column} prints {text!r}")
     value, rest = float(match[0].replace(",", "")), text[match.end() :]
-    units = {"mem_gib": _PER_GIB, "sec_per_it": _PER_SECOND}.get(column, {})
+    units = {"mem_gib": PER_GIB, "sec_per_it": PER_SECOND}.get(column, {})
     alien = None
     if (unit := _UNIT.match(rest)) is not None:
         rest = rest[unit.end() :]
         alien = None if unit[1] in units else unit[1]
         value /= units.get(unit[1], 1.0)
+    elif (own := _OWN.get(column)) is not None and (unit := own.match(rest)) is not None:
+        rest = rest[unit.end() :]
     else:
         value /= units.get(heading_unit, 1.0)
+    other = unit is None and (heading_unit in _OTHER_UNITS or not _BEHIND.match(rest))
+    if other or re.match(r"\s*\d", rest):
+        return Figure(status=ended or "unreadable", note=f"{column} prints {text!r}")
     estimate, doubted = "^" in rest, "??" in rest
     words = rest.replace("^", "").replace("??", "").strip(" .,;")
     return Figure(
@@ -65,18 +83,6 @@ def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
     )
 
 
-def _ending(text: str) -> str | None:
-    """How the run ended, where the cell says so: OOM, Fail, Fail(OOM), hang, x, xxxx."""
-    lower = text.lower()
-    if "oom" in lower:
-        return "oom"
-    if "hang" in lower:
-        return "hang"
-    if lower.startswith("fail") or set(lower) == {"x"}:
-        return "fail"
-    return None
-
-
 @dataclass(frozen=True)
 class Count:
     """What a whole-number cell says, as `4 (2.2Hz, LD_PRELOAD=libtcmalloc.so)`."""
@@ -87,8 +93,10 @@ class Count:
 
 
 def read_count(text: str) -> Count:
-    """A count, with the environment and clock that are printed in brackets behind it."""
+    """A count, with the environment and clock that are printed in brackets behind it; `16x8` nodes of 8 are 128."""
     text = text.strip()
+    if product := re.fullmatch(r"(\d{1,6})\s*[x\u00d7*]\s*(\d{1,6})", text):
+        return Count(str(int(product[1]) * int(product[2])))
     match = re.match(r"([\d,]+)\s*\((.*)\)$", text)
     if match is None:
         return Count(text.replace(",", "") if re.fullmatch(r"[\d,]+", text) else text)
@@ -129,6 +137,34 @@ def read_layout(heading: str) -> dict[str, int] | None:
             return None
         cells[{"T": "tp", "P": "pp", "D": "dp"}[word[0]]] = int(match[1])
     return {"tp": 1, "pp": 1, **cells} if cells else None
+
+
+def names_degrees(heading: str) -> tuple[str, ...]:
+    """The degrees that a heading names together, `TP/PP/DP` or `(DP, TP, PP)`; empty where it names none or but one."""
+    names = [_DEGREES.get(name.strip().lower(), "") for name in _APART.split(heading.strip().strip("()"))]
+    return tuple(names) if len(names) > 1 and all(names) else ()
+
+
+def read_degrees(heading: str, text: str) -> dict[str, int]:
+    """The degrees of a cell `8/2/4` under a heading that names them; none where it names none.
+
+    Raises ValueError where the cell has not as many numbers as the heading has names.
+    """
+    degrees = names_degrees(heading)
+    sizes = _APART.split(text.strip().strip("()"))
+    if degrees and (len(sizes) != len(degrees) or not all(size.strip().isdecimal() for size in sizes)):
+        raise ValueError(f"{heading} is {text!r}, expected {len(degrees)} whole numbers set apart as the heading is")
+    return {degree: int(size) for degree, size in zip(degrees, sizes, strict=False)}
+
+
+def read_tokens(text: str, seq_len: int) -> int | None:
+    """The sequences of a batch printed in tokens: of `4,194,304`, or of `4M` where one reading alone is whole."""
+    match = re.fullmatch(r"([\d,]+(?:\.\d+)?)\s*([kKM]?)(?:\s*tokens)?", text.strip())
+    if match is None:
+        return None
+    number, times = float(match[1].replace(",", "")), {"": (1, 1), "k": (10**3, 2**10), "m": (10**6, 2**20)}
+    whole = {number * each / seq_len for each in times[match[2].lower()] if number * each % seq_len == 0}
+    return int(whole.pop()) if len(whole) == 1 else None
 
 
 def read_date(text: str, year: int | None) -> tuple[str | None, str]:

@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.spoken.printed import says_nothing
 from trimaran.store.importers.calculators import layers_by_flops, resolve_family
-from trimaran.store.importers.cells import read_count, read_date, read_figure, read_layout, read_network
+from trimaran.store.importers.cells import (
+    names_degrees,
+    read_count,
+    read_date,
+    read_degrees,
+    read_figure,
+    read_layout,
+    read_network,
+    read_tokens,
+)
 from trimaran.store.importers.draft import Accept, Draft
 from trimaran.store.importers.headings import MEASURED, NETWORK, SIZE, WORDS, column_of, unit_of
 from trimaran.store.importers.logs.megatron import times_by_tflops
@@ -57,7 +67,9 @@ class _Table:
         wide = self._columns[:1] in (["mbs"], [NETWORK]) and layouts and all(cells is not None for cells in layouts)
         if not wide:
             pairs = zip(self._table.header, self._columns, strict=True)
-            self._reading.unread |= {heading for heading, column in pairs if column is None}
+            self._reading.unread |= {
+                heading for heading, column in pairs if column is None and not names_degrees(heading)
+            }
         for number, cells in enumerate(self._table.rows, start=1):
             where = f"T{self._table.number} row {number}"
             if len(cells) != len(self._table.header):
@@ -94,7 +106,7 @@ class _Table:
 
     def _row(self, number: int, cells: Sequence[str]) -> None:
         draft = self._draft(str(number))
-        size, endings = "", []
+        size, tokens, endings = "", "", []
         shifted = self._shifted(draft, cells)
         for heading, column, printed in zip(self._table.header, self._columns, cells, strict=True):
             text = self._word(heading, column or "", printed)
@@ -106,9 +118,11 @@ class _Table:
                 endings += [] if shifted else [self._measured(draft, column, text, unit_of(heading))]
             elif column == "notes":
                 self._notes(draft, text, heading)
-            elif column and text not in ("", "-") and not self._stated_cell(draft, column, text):
+            elif column == "gbs" and unit_of(heading).lower() == "tokens":
+                tokens = text
+            elif not self._told(draft, heading, column, text):
                 return
-        self._close(draft, size, endings, " ".join(cells))
+        self._close(draft, size, endings, " ".join(cells), tokens)
 
     def _shifted(self, draft: Draft, cells: Sequence[str]) -> bool:
         """Whether the figures stand one column too far right, as a memory figure under Sec/it tells."""
@@ -141,6 +155,12 @@ class _Table:
             draft.cells |= layout
             self._close(draft, "", [self._measured(draft, "sec_per_it", text)], text)
 
+    def _told(self, draft: Draft, heading: str, column: str | None, text: str) -> bool:
+        """Fill what a cell says of what was run, if it says anything; a cell that cannot be read refuses its row."""
+        if says_nothing(text, none_is_a_word=True):
+            return True
+        return self._stated_cell(draft, column, text) if column else self._degrees(draft, heading, text)
+
     def _stated_cell(self, draft: Draft, column: str, text: str) -> bool:
         """Fill a cell that says what was run; a cell that cannot be read refuses its row."""
         count = read_count(text)
@@ -153,6 +173,28 @@ class _Table:
         if count.variant:
             draft.cells["variant"] = ";".join(count.variant)
         draft.notes += count.notes
+        return True
+
+    def _degrees(self, draft: Draft, heading: str, text: str) -> bool:
+        """Fill the degrees of a cell whose heading names several; one that has not as many refuses its row."""
+        try:
+            draft.cells |= read_degrees(heading, text)
+        except ValueError as error:
+            self._refuse(draft.name, str(error))
+            return False
+        return True
+
+    def _batch_of_tokens(self, draft: Draft, text: str) -> bool:
+        """Fill the global batch that is printed in tokens; one that is no whole number of sequences refuses its row."""
+        seq_len = draft.count("seq_len")
+        sequences = read_tokens(text, seq_len) if seq_len else None
+        if sequences is None:
+            self._refuse(
+                draft.name, f"gbs is {text!r} tokens, and seq_len {seq_len} makes no whole number of it: state gbs"
+            )
+            return False
+        draft.cells["gbs"] = sequences
+        draft.notes.append(f"gbs of {text} tokens")
         return True
 
     def _measured(self, draft: Draft, column: str, text: str, unit: str = "") -> str | None:
@@ -178,8 +220,8 @@ class _Table:
         if rest not in ("", "-"):
             draft.notes.append(f"printed note: {rest}" if heading.lower().startswith("note") else f"{heading} {rest}")
 
-    def _close(self, draft: Draft, size: str, endings: Sequence[str | None], printed: str) -> None:
-        """Everything that is stated elsewhere, the nearest to the row first."""
+    def _close(self, draft: Draft, size: str, endings: Sequence[str | None], printed: str, tokens: str = "") -> None:
+        """Everything that is stated elsewhere, the nearest to the row first; a batch in `tokens` needs it."""
         number = self._table.number
         for stated_row in self._profile.rows(number, draft.row):
             draft.cells |= typed_cells(stated_row.set)
@@ -194,6 +236,8 @@ class _Table:
         draft.fill(typed_cells(self._profile.set))
         if self._profile.name:
             draft.notes.append(f"what is not printed is stated by profile {self._profile.name}")
+        if tokens and not self._batch_of_tokens(draft, tokens):
+            return
         _derive(draft, self._stated)
         if "sec_per_it" not in self._columns:
             _time_from_log(draft, self._times)

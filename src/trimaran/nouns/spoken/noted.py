@@ -38,13 +38,19 @@ class Noted(Noun):
 
     def said_in(self, text: str) -> bool:
         """Whether a text has the words, and does not deny them: `AsyncTP` and `async-TP` are `async TP`."""
-        wanted = re.compile(r"(?<![a-z0-9])" + r"[\s._-]{0,3}".join(_letters(self.words)))
-        text = text.lower()
-        return any(
-            not _NEGATED.search(text, max(0, found.start() - _NEAR), found.start())
-            and not _OFF.match(text, found.end(), found.end() + _NEAR)
-            for found in wanted.finditer(text)
-        )
+        return says(self.words, text) is True
+
+
+def says(words: str, text: str) -> bool | None:
+    """Whether a text says the words, however they are set apart, or denies them; None where it has them nowhere."""
+    wanted = re.compile(r"(?<![a-z0-9])" + r"[\s._-]{0,3}".join(_letters(words)))
+    text = text.lower()
+    said = [
+        not _NEGATED.search(text, max(0, found.start() - _NEAR), found.start())
+        and not _OFF.match(text, found.end(), found.end() + _NEAR)
+        for found in wanted.finditer(text)
+    ]
+    return any(said) if said else None
 
 
 def _letters(words: str) -> list[str]:
