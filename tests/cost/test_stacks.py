@@ -271,3 +271,18 @@ def test_a_stack_of_ones_own_is_planned_for() -> None:
     mine = Stack(**(CORE.model_dump() | {"name": "mine", "overlap_dp": 0.0}))
     ours, theirs = (plan(BIG.model, H100, 2048, devices=16384, seq=8192, stack=s, top=1).best for s in (mine, CORE))
     assert ours.sec_per_it > theirs.sec_per_it
+
+
+def test_where_megatron_s_softmax_does_not_take_the_shape_its_probabilities_stay_in_fp32() -> None:
+    """Of 14 heads and one sequence of 16 bit 2 bytes a score more than of two sequences, which are 28 in one batch."""
+    workload = workload_of("bloom-176b", 2048)
+    case = Case.of(workload, load_cluster("jean-zay-a100-80gb"), load_stack("megatron-deepspeed"))
+
+    def kept(mbs: int, precision: str) -> float:
+        return float(
+            kept_bytes(case, LayoutGrid.build(workload, case.stack, tp=8, mbs=mbs, precision=precision)).layer[0]
+        )
+
+    scores = 14 * 2048.0**2
+    assert kept(1, "fp16") - 0.5 * kept(2, "fp16") == pytest.approx(2.0 * scores)
+    assert kept(1, "fp32") == pytest.approx(0.5 * kept(2, "fp32"))

@@ -123,7 +123,10 @@ def _attention(part: Part) -> Operator:
     """Scores, softmax and context, with the scores in memory.
 
     Fused: softmax with its scale and mask, then dropout. Unfused they pass one by one, with casts to fp32 and back
-    where the stack wants its softmax in it. A sliding window is a mask: scores outside of it are made all the same.
+    where the stack wants its softmax in it. Where Megatron's kernel does not take the shape, PyTorch's softmax keeps
+    its probabilities in fp32 (Megatron-LM v2.5, megatron/model/fused_softmax.py, lines 150 to 162, which scaling by
+    layer asks for: transformer.py, line 124) beside what dropout makes of the 16-bit ones. A sliding window is a mask:
+    scores outside of it are made all the same.
     """
     stack = part.stack
     products = _attention_products(part)
@@ -134,6 +137,9 @@ def _attention(part: Part) -> Operator:
     unfused = np.where(fused, 0.0, UNFUSED_SOFTMAX_LAUNCHES) if stack.fused_softmax else 0.0
     capped_forward, capped_backward, capped = SOFTCAP_PASSES if part.model.attention_softcap else (0.0, 0.0, 0.0)
     copies = ((2.0 if stack.dropout else 1.0) if stack.fused_softmax else 3.0) + capped
+    element = np.asarray(part.element)
+    # without dropout the product keeps the 16-bit probabilities too, which the kernel's result is at once
+    widened = np.where(fused | (element >= 4.0), 0.0, 4.0 - element * stack.dropout) if stack.fused_softmax else 0.0
     return Operator(
         ATTENTION,
         forward=products,
@@ -142,7 +148,10 @@ def _attention(part: Part) -> Operator:
         moved_forward=scores * part.moved_element * (np.where(fused, 2.0, 6.0 + casts) + dropout + capped_forward),
         moved_backward=scores * part.moved_element * (np.where(fused, 3.0, 6.5 + casts) + dropout + capped_backward),
         inputs=_queries_keys_values(part),
-        inside=(Tensor("scores", scores * copies * part.element), Tensor("dropout mask", scores * mask_bytes(part))),
+        inside=(
+            Tensor("scores", scores * (copies * part.element + widened)),
+            Tensor("dropout mask", scores * mask_bytes(part)),
+        ),
         outputs=outputs_of(part, context=part.model.context_hidden),
         launches=5.0 + unfused,
         drawn=scores if stack.dropout else 0.0,
