@@ -229,3 +229,20 @@ def test_a_layout_that_no_search_tries_has_no_rank_and_says_why() -> None:
     assert explain(text, case, settings_from(devices=72, top=1, fixed={"cp": 8})).rank is not None
     held = explain("dp1,tp1,cp2,cp-ulysses,pp12,mbs1,zero1,bf16", case, settings_from(devices=72, fixed={"cp": 8}))
     assert held.reasons[0] == "not searched: CP is held at 8, and is 2 here"
+
+
+def test_what_a_search_leaves_alone_until_it_is_held_has_no_rank_beside_what_it_ranks() -> None:
+    workload = workload_of("qwen3-235b-a22b", 1024, seq=4096)
+    case = Case.of(workload, load_cluster("gb200-nvl72"), load_stack("megatron-core"))
+    text = "dp8,tp1,pp3,ep8,etp1,dispatch-allgather,mbs1,zero1,offload-optimizer,bf16,split32-32-30"
+    offloaded = explain(text, case, settings_from(devices=24, top=1))
+    assert offloaded.estimate is not None and offloaded.estimate.sec_per_it < offloaded.best_estimate.sec_per_it / 2
+    assert offloaded.verdict == "not searched" and offloaded.rank is None
+    assert offloaded.reasons[0] == "not searched; --fix offload=optimizer searches offload optimizer"
+    narrow = explain(text.replace("offload-optimizer,bf16", "fp8"), case, settings_from(devices=48, top=1))
+    assert "not searched; --fix precision=fp8 searches precision fp8" in narrow.reasons
+    # where nothing fits without, a search offloads by itself, and nobody held that
+    text = "dp2,tp1,pp8,ep2,etp1,dispatch-allgather,mbs1,zero1,recompute-full,bf16"
+    alone = explain(text, case, settings_from(devices=16, top=1))
+    assert alone.best.offload == "optimizer" and alone.verdict == "does not fit"
+    assert not any("is held at optimizer" in reason for reason in alone.reasons)
