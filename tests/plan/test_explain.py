@@ -6,6 +6,7 @@ import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
+from trimaran.cost.effects.time_effects import PARTS
 from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import run_cells
@@ -246,3 +247,19 @@ def test_what_a_search_leaves_alone_until_it_is_held_has_no_rank_beside_what_it_
     alone = explain(text, case, settings_from(devices=16, top=1))
     assert alone.best.offload == "optimizer" and alone.verdict == "does not fit"
     assert not any("is held at optimizer" in reason for reason in alone.reasons)
+
+
+def test_what_would_lessen_a_bottleneck_is_nothing_that_the_layout_has_not() -> None:
+    case = Case.of(workload_of("llama3-8b", 64, seq=8192), load_cluster("dgx-h100"), load_stack("megatron-core"))
+
+    def ways(part: str, text: str) -> str:
+        (cause,) = [each.cause for each in PARTS if each.name == part]
+        assert cause is not None
+        return cause(parse_layout(text), case, 8)
+
+    assert "smaller micro-batch" in ways("recompute", "dp8,mbs2,recompute-full,bf16")
+    assert "micro-batch" not in ways("recompute", "dp8,mbs1,recompute-full,bf16")
+    assert "fewer layers" in ways("head", "dp4,pp2,mbs1,bf16")
+    assert "fewer layers" not in ways("head", "dp8,mbs1,bf16")
+    assert "ZeRO" in ways("optimizer", "dp8,mbs1,bf16")
+    assert "ZeRO" not in ways("optimizer", "dp8,mbs1,zero1,bf16") + ways("optimizer", "mbs1,bf16")
