@@ -17,7 +17,7 @@ from trimaran.cost.placed.placed_cost import PlacedCost
 from trimaran.cost.placed.placed_estimate import stage_limits
 from trimaran.cost.simulate import pipeline_run, simulate
 from trimaran.cost.stage_work import stage_work
-from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.files.catalogue import load_cluster, load_device, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.device import Device
@@ -73,6 +73,24 @@ def test_one_group_costs_what_a_cluster_of_alike_nodes_costs(text: str, stack: s
     grid = LayoutGrid.from_layouts([layout], plain.workload, plain.stack)
     as_one = estimate_each(plain, grid, simulate=True)[0]
     assert estimate(case_on(groups, stack), layout).sec_per_it == pytest.approx(as_one.sec_per_it, rel=1e-6)
+
+
+@pytest.mark.parametrize("stack", ["trimaran", "megatron-core", "torch-fsdp"])
+@pytest.mark.parametrize(("device", "devices"), [("a100-sxm-80gb", "8-15"), ("h100-sxm", "0-7")])
+def test_a_group_beside_another_kind_of_device_takes_what_it_takes_alone(stack: str, device: str, devices: str) -> None:
+    # devices reach different shares of their peaks, which nobody has measured on either here
+    link, wire = Link(bandwidth_gbps=4800, latency_us=5), Link(bandwidth_gbps=400, latency_us=5)
+    here, there = (
+        NodeGroup(name=name, device=load_device(kind), nodes=1, devices_per_node=8, intra=link, inter=wire)
+        for name, kind in (("here", "h100-sxm"), ("there", "a100-sxm-80gb"))
+    )
+    both = Cluster.of_groups([here, there], [far(100, 10)])
+    alone = Cluster.of_groups([here if device == here.device.name else there], ())
+    zero = "zero3,fsdp" if stack == "torch-fsdp" else "zero1"
+    layout = parse_layout(f"dp8,tp1,pp1,mbs2,{zero},bf16")
+    expected = estimate(case_on(alone.model_copy(update={"groups": ()}), stack), layout).sec_per_it
+    placed = parse_layout(f"{layout},on{devices}")
+    assert estimate(case_on(both, stack), placed).sec_per_it == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -17,6 +17,7 @@ from trimaran.files.catalogue import (
     load_faults,
     load_model,
     load_stack,
+    unknown_name,
 )
 from trimaran.files.recipe_file import load_recipe
 from trimaran.nouns.cluster import Cluster
@@ -272,3 +273,10 @@ def test_a_file_that_states_nothing_is_refused_as_empty(
     (tmp_path / "nothing.toml").write_text(text)
     with pytest.raises(TrimaranError, match=r"nothing\.toml is empty: give a TOML file"):
         load(str(tmp_path / "nothing.toml"))
+
+
+def test_a_card_that_the_catalogue_lacks_is_not_taken_for_a_cluster_of_others() -> None:
+    for name in ("rtx-4090", "rtx-5090", "l40s"):
+        assert "did you mean" not in unknown_name("clusters", name) and "dgx-h100" in unknown_name("clusters", name)
+    for name, meant in (("h100", "dgx-h100"), ("gb200", "gb200-nvl72"), ("dgx-h20", "dgx-h200")):
+        assert f"did you mean {meant!r}?" in unknown_name("clusters", name)

@@ -6,6 +6,7 @@ import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
+from trimaran.cost.effects.time_effects import PARTS
 from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import run_cells
@@ -229,3 +230,36 @@ def test_a_layout_that_no_search_tries_has_no_rank_and_says_why() -> None:
     assert explain(text, case, settings_from(devices=72, top=1, fixed={"cp": 8})).rank is not None
     held = explain("dp1,tp1,cp2,cp-ulysses,pp12,mbs1,zero1,bf16", case, settings_from(devices=72, fixed={"cp": 8}))
     assert held.reasons[0] == "not searched: CP is held at 8, and is 2 here"
+
+
+def test_what_a_search_leaves_alone_until_it_is_held_has_no_rank_beside_what_it_ranks() -> None:
+    workload = workload_of("qwen3-235b-a22b", 1024, seq=4096)
+    case = Case.of(workload, load_cluster("gb200-nvl72"), load_stack("megatron-core"))
+    text = "dp8,tp1,pp3,ep8,etp1,dispatch-allgather,mbs1,zero1,offload-optimizer,bf16,split32-32-30"
+    offloaded = explain(text, case, settings_from(devices=24, top=1))
+    assert offloaded.estimate is not None and offloaded.estimate.sec_per_it < offloaded.best_estimate.sec_per_it / 2
+    assert offloaded.verdict == "not searched" and offloaded.rank is None
+    assert offloaded.reasons[0] == "not searched; --fix offload=optimizer searches offload optimizer"
+    narrow = explain(text.replace("offload-optimizer,bf16", "fp8"), case, settings_from(devices=48, top=1))
+    assert "not searched; --fix precision=fp8 searches precision fp8" in narrow.reasons
+    # where nothing fits without, a search offloads by itself, and nobody held that
+    text = "dp2,tp1,pp8,ep2,etp1,dispatch-allgather,mbs1,zero1,recompute-full,bf16"
+    alone = explain(text, case, settings_from(devices=16, top=1))
+    assert alone.best.offload == "optimizer" and alone.verdict == "does not fit"
+    assert not any("is held at optimizer" in reason for reason in alone.reasons)
+
+
+def test_what_would_lessen_a_bottleneck_is_nothing_that_the_layout_has_not() -> None:
+    case = Case.of(workload_of("llama3-8b", 64, seq=8192), load_cluster("dgx-h100"), load_stack("megatron-core"))
+
+    def ways(part: str, text: str) -> str:
+        (cause,) = [each.cause for each in PARTS if each.name == part]
+        assert cause is not None
+        return cause(parse_layout(text), case, 8)
+
+    assert "smaller micro-batch" in ways("recompute", "dp8,mbs2,recompute-full,bf16")
+    assert "micro-batch" not in ways("recompute", "dp8,mbs1,recompute-full,bf16")
+    assert "fewer layers" in ways("head", "dp4,pp2,mbs1,bf16")
+    assert "fewer layers" not in ways("head", "dp8,mbs1,bf16")
+    assert "ZeRO" in ways("optimizer", "dp8,mbs1,bf16")
+    assert "ZeRO" not in ways("optimizer", "dp8,mbs1,zero1,bf16") + ways("optimizer", "mbs1,bf16")

@@ -240,6 +240,33 @@ def test_two_stores_stand_side_by_side(watched: Watched, tmp_path: Path) -> None
     assert {"before", "after"} <= set(opened.locator("#scaling").locator("..").locator(".legend li").all_inner_texts())
 
 
+def test_a_page_says_what_the_whole_training_takes_and_with_faults_where_its_extent_is_known(tmp_path: Path) -> None:
+    asked = [
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--devices",
+        "64",
+        "--gbs",
+        "256",
+        "--seq",
+        "8192",
+    ]
+    facts = {}
+    for extent in ([], ["--tokens", "1e12", "--price", "2"]):
+        printed = CliRunner().invoke(app, [*asked, *extent, "--top", "1", "--format", "json"], catch_exceptions=False)
+        planned = json.loads(printed.stdout)
+        facts = dict(plan_content(planned).facts)
+        assert ("Days expected" in facts) == bool(extent)
+    best, faulty = planned["layouts"][0], planned["goodput"]
+    assert facts["Days without faults"] == f"{best['days']:.1f}"
+    assert facts["Days expected"] == f"{faulty['days']:.1f} (P90 {faulty['days_p90']:.1f})"
+    assert facts["Cost without faults"] == f"{best['cost']:,.0f}"
+    assert facts["Cost expected"].startswith(f"{faulty['cost']:,.0f} ")
+
+
 @pytest.mark.parametrize(
     ("plan_text", "said"),
     [("{", "is not valid JSON"), ("[]", "holds no plan"), ("{}", "docs/json.md")],

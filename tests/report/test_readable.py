@@ -10,8 +10,10 @@ from playwright.sync_api import Browser, Page
 from werkzeug.serving import make_server
 
 from trimaran.api import plan
+from trimaran.cost.effects.time_effects import TIME_PARTS
+from trimaran.cost.memory.parts import MEMORY_PARTS
 from trimaran.nouns.measurement import Measurement
-from trimaran.report.appearance import PALETTE
+from trimaran.report.appearance import PALETTE, color_of_part
 from trimaran.report.explore import HOST, explore_app
 from trimaran.report.page.content import Content
 from trimaran.report.page.html import page
@@ -189,3 +191,8 @@ def test_a_page_of_fifty_thousand_rows_is_small_and_opens_at_once(
     assert opened.get_by_role("button", name="Previous rows").is_disabled()
     opened.get_by_label("Filter").fill("mbs=8 mem<14")
     opened.wait_for_function("() => document.querySelector('#count').textContent.startsWith('83')")
+
+
+def test_no_two_parts_of_an_iteration_or_of_a_rank_have_one_colour() -> None:
+    assert len({color_of_part(part) for part in TIME_PARTS}) == len(TIME_PARTS)
+    assert len(set(PALETTE)) == len(PALETTE) >= len(MEMORY_PARTS)

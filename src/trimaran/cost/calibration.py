@@ -116,6 +116,16 @@ def prior(cluster: Cluster, stack: Stack) -> Calibration:
     return Calibration(cluster=cluster.name, stack=stack.name).model_copy(update=stated)
 
 
+def on_nodes(known: Calibration, of: Cluster, nodes: Cluster, stack: Stack) -> Calibration:
+    """What is known of a cluster, on `nodes` of other GPUs: kernels as far above or below what is believed of each."""
+    if {of.device.kind, nodes.device.kind} != {"gpu"}:
+        return known
+    here, there = prior(of, stack), prior(nodes, stack)
+    ratios = {kernel: getattr(there, kernel) / getattr(here, kernel) for kernel in ("gemm", "attention")}
+    moved = {kernel: getattr(known, kernel) * ratio for kernel, ratio in ratios.items() if ratio != 1.0}
+    return known.model_copy(update=moved) if moved else known
+
+
 @cache
 def shipped(cluster: str, stack: str) -> Calibration | None:
     """The calibration that Trimaran ships for a catalogue cluster and stack, if there is one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from trimaran.cost.calibration import Calibration, resolve_calibration
+from trimaran.cost.calibration import Calibration, on_nodes, resolve_calibration
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.probed_model import PART_NAMES
@@ -61,6 +61,10 @@ class Case:
     def on(self, cluster: Cluster) -> Case:
         """The same on another cluster, with the calibration of this one."""
         return replace(self, cluster=cluster)
+
+    def on_nodes(self, cluster: Cluster) -> Case:
+        """The same on nodes of one group, whose devices reach another share of their peak than the cluster's."""
+        return replace(self, cluster=cluster, calibration=on_nodes(self.calibration, self.cluster, cluster, self.stack))
 
     def calibrated(self, calibration: Calibration) -> Case:
         """The same with another calibration."""

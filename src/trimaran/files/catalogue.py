@@ -270,8 +270,10 @@ def catalogue_name(kind: str, text: str) -> str:
 
 def unknown_name(kind: str, name: str) -> str:
     """What is wrong with a name of that kind that the catalogue lacks, and what it may have been meant to be."""
-    close = difflib.get_close_matches(name, catalogue_names(kind), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(catalogue_names(kind))}."
+    names = catalogue_names(kind)
+    longer = sorted((known for known in names if name and name in known), key=len)
+    close = longer or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}."
     return f"{kind.removesuffix('s')} {name!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
 
 

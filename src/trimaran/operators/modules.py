@@ -51,6 +51,8 @@ def covers(module: str, model: Model) -> bool:
         return bool(model.shared_experts)
     if module in ("moe", "moe_act"):
         return bool(model.experts)
+    if module == "mlp":
+        return "dense" in model.kinds
     return module != "mla_up_proj" or model.latent_attention is not None
 
 

@@ -91,7 +91,7 @@ def _view_plans(case: Case, settings: PlanSettings, plan_alike: Callable[[Case, 
         if of_all and not settings.device_counts:
             asked = asked.model_copy(update={"device_counts": (devices,)})
         try:
-            found = plan_alike(case.on(view), asked)
+            found = plan_alike(case.on_nodes(view), asked)
         except TrimaranError as error:
             nothing.setdefault(view.device.mem_gib, error)
             continue

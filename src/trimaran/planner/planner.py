@@ -39,6 +39,8 @@ from trimaran.planner.unmet import WholeTraining, unmet_sentence
 UNFIT_TRIED = 8
 # Layouts that `measure` names at most.
 TO_MEASURE = 4
+# A layout with a part in the host's memory is told of where it is this many times as fast as the best without.
+WORTH_OFFLOADING = 1.1
 # The closed form ranks; of its best, so many at most, those that may be among the first asked for are simulated, and
 # ranked by that.
 SIMULATED = 1000
@@ -67,7 +69,9 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
         on_devices(case.cluster, max((settings.devices or 1, *settings.device_counts)))
         return plan_on_groups(case, settings, _plan_alike)
     found = _plan_alike(case, settings)
-    notes = (*found.notes, *first_of_equals(found), *_idle(case, settings, found))
+    notes = (
+        *found.notes, *first_of_equals(found), *_idle(case, settings, found), *_faster_offloaded(case, settings, found),
+    )  # fmt: skip
     return found.model_copy(update={"notes": notes})
 
 
@@ -96,6 +100,29 @@ def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
         else "no layout that is searched uses all of them"
     )
     return [f"{best.devices} of {asked} devices are used, {asked - best.devices} are idle; {instead}"]
+
+
+def _faster_offloaded(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
+    """What a part in the host's memory would gain where the best layout computes whole layers again for want of room.
+
+    A search offloads unasked only where nothing fits without; that something fits may yet be far slower.
+    """
+    best = found.best
+    if settings.objective.goal != "time" or settings.objective.limited or best.layout.recompute != "full":
+        return []
+    value = best.sec_per_it / best.global_batch / WORTH_OFFLOADING
+    faster: list[tuple[float, str, Layout]] = []
+    for word, asked in _offloading(case, settings):
+        search = search_of(case, asked.model_copy(update={"devices": found.devices, "top": 1}), 1, value)
+        ranking = search.search()
+        if len(ranking.value):
+            value = float(ranking.value[0])
+            faster.append((float(ranking.sec_per_it[0]), word, search.proposer.grid(ranking.rows).layout(0)))
+    return [
+        f"{layout} is predicted {best.sec_per_it / seconds:.1f} times as fast as the best, {seconds:.3g} s/it, by what "
+        f"lies in the host's memory: --fix offload={word} searches such layouts"
+        for seconds, word, layout in faster[-1:]
+    ]
 
 
 def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
@@ -164,16 +191,21 @@ def searched(case: Case, settings: PlanSettings) -> tuple[Search, Ranking]:
 
 def _offloaded(case: Case, settings: PlanSettings) -> tuple[Search, Ranking] | None:
     """The first search that finds something with a part in the host's memory, since nothing fits without; else None."""
-    device = case.cluster.device
-    if "offload" in settings.fixed or not (device.host_link_gb_s and device.host_mem_gb_s):
-        return None
-    for word in case.stack.offloads:
-        asked = settings.model_copy(update={"fixed": {**settings.fixed, "offload": word}})
+    for _, asked in _offloading(case, settings):
         search = search_of(case, asked, max(settings.top, SIMULATED))
         ranking = search.search()
         if len(ranking.value):
             return search, ranking
     return None
+
+
+def _offloading(case: Case, settings: PlanSettings) -> list[tuple[str, PlanSettings]]:
+    """What the stack can put in the host's memory, and settings that ask for it; none where that was said already."""
+    device = case.cluster.device
+    if "offload" in settings.fixed or not (device.host_link_gb_s and device.host_mem_gb_s):
+        return []
+    words = case.stack.offloads
+    return [(word, settings.model_copy(update={"fixed": {**settings.fixed, "offload": word}})) for word in words]
 
 
 def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:

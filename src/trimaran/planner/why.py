@@ -40,6 +40,8 @@ Verdict = Literal["ranked", "slower", "not searched", "does not fit", "refused"]
 RANKED = 1000
 # What plans print of every layout: a text that states all of it is one of theirs, and has nothing left to choose.
 _OF_A_WHOLE_LAYOUT = {"dp", "tp", "pp", "mbs", "precision"}
+# Choices that may be another in a search and mean the same beside what else a layout chooses.
+_FOLLOW = frozenset({"etp", "schedule", "recompute_every"})
 # Parts of an iteration that differ by less than this share of the best's time are not worth a sentence.
 _WORTH_SAYING = 0.01
 
@@ -101,7 +103,9 @@ def explain(
         rank = _rank_among_placed(predicted, plan)
     else:
         search, ranking = searched(asked, far)
-        passed_over = _passed_over(layout, workload, search)
+        # Where nothing fits a search offloads of its own accord, which is no choice that anybody holds.
+        unasked = (search.proposer.space.fixed - set(far.fixed)) & {"offload"}
+        passed_over = _passed_over(layout, workload, search, _FOLLOW | unasked)
         rank = None if passed_over else _rank(layout, workload, predicted, search, ranking)
     verdict: Verdict = "ranked" if rank else "not searched" if passed_over else "slower"
     reasons = [*([passed_over] if passed_over else []), *_beside_the_best(layout, predicted, plan)]
@@ -180,19 +184,20 @@ def _without_memory_limit(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={**freed(cluster), "groups": groups})
 
 
-def _passed_over(layout: Layout, workload: Workload, search: Search) -> str | None:
-    """Why a search does not try the layout's degrees, where it does not."""
-    space = search.proposer.space
-    for axis in AXES:
-        degree, tried = getattr(layout, axis.name), space[axis.name]
-        if degree in tried:
+def _passed_over(layout: Layout, workload: Workload, search: Search, but: frozenset[str]) -> str | None:
+    """Why a search does not try what the layout chooses, where it does not; not asked of the choices `but`."""
+    space, axes = search.proposer.space, {axis.name: axis for axis in AXES}
+    for choice in CHOICES:
+        tried, value = space.values.get(choice.name, ()), getattr(layout, choice.name)
+        if not tried or not choice.distinct or choice.name in but or choice.index(value) in tried:
             continue
-        if axis.name in space.fixed:
-            return f"not searched: {axis.title} is held at {', '.join(map(str, tried))}, and is {degree} here"
-        tokens = workload.seq_len // degree
-        least = f": {axis.title} {degree} leaves a rank {tokens} tokens of a sequence, and a search {LEAST_TOKENS}"
-        because = least if axis.name == "cp" else ""
-        return f"not searched{because}; --fix {axis.name}={degree} searches {axis.title} {degree}"
+        title = axes[choice.name].title if choice.name in axes else choice.name
+        if choice.name in space.fixed:
+            held = ", ".join(str(choice.value(number)) for number in tried)
+            return f"not searched: {title} is held at {held}, and is {value} here"
+        least = f": CP {value} leaves a rank {workload.seq_len // layout.cp} tokens of a sequence, and a search "
+        because = f"{least}{LEAST_TOKENS}" if choice.name == "cp" else ""
+        return f"not searched{because}; --fix {choice.name}={value} searches {title} {value}"
     return None
 
 

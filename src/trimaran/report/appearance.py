@@ -10,7 +10,7 @@ from trimaran.cost.effects.time_effects import TIME_PARTS
 # As many colours as a chart has curves, told apart on white and on a dark page.
 PALETTE = (
     "#0b74b8", "#d1621b", "#3f9b46", "#b63e70", "#7b61c4", "#a78a0b", "#12938f", "#8a5a44", "#6c7a89", "#5fa8e8",
-    "#e08fb4", "#8fbf3f",
+    "#e08fb4", "#8fbf3f", "#c24fd0",
 )  # fmt: skip
 
 

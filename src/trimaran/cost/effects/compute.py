@@ -21,10 +21,13 @@ def _seconds(iteration: IterationCost) -> Mapping[str, Floats]:
 
 
 def _recompute_cause(layout: Layout, case: Case, micro_batches: int) -> str:
-    return "activations are computed twice to save memory; more memory or a smaller micro-batch"
+    smaller = "a smaller micro-batch" if layout.mbs > 1 else "more ranks to share a layer or a sequence"
+    return f"activations are computed twice to save memory; more memory or {smaller}"
 
 
 def _head_cause(layout: Layout, case: Case, micro_batches: int) -> str:
+    if layout.pp == 1:
+        return f"embedding, logits and loss over {case.model.vocab} words; more TP shares them out"
     return f"the logits over {case.model.vocab} words sit on the slowest stage; fewer layers there, more TP"
 
 

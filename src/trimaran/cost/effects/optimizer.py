@@ -52,7 +52,8 @@ def step_time(
 
 
 def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
-    return "the step passes through all states; a higher ZeRO stage or a larger global batch"
+    shares = layout.zero_stage == 0 and layout.dp * layout.cp > 1 and max(case.stack.zero_stages) > 0
+    return f"the step passes through all states; {'ZeRO or ' * shares}a larger global batch"
 
 
 STEP = Effect(

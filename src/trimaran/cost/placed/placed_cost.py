@@ -204,7 +204,7 @@ class PlacedCost:
                 cluster = cluster.model_copy(update=apart)
             if self.case.model.experts:  # tokens go to replicas anywhere
                 cluster = cluster.model_copy(update={"inter": self.case.cluster.inter})
-            case = self.case.on(cluster)
+            case = self.case.on_nodes(cluster)
             work, parts = stage_work(case, self.grid), time_parts(IterationCost(case, self.grid))
             if slower != 1.0:
                 work = work.scaled(np.array([slower]))

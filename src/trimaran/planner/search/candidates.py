@@ -129,13 +129,13 @@ class Proposer:
         return self.sieve.keep(take(several, ~self._same_exchange(several)), known=(frozenset(rows),))
 
     def _same_exchange(self, rows: Columns) -> Bools:
-        """Rows whose experts are laid out as another's: nothing is sent under EP 1, and an ETP of TP 1 is 1."""
+        """Rows whose experts are laid out as another's: nothing is sent under EP 1, and an ETP of 0 is as TP."""
         space = self.space
         same = np.zeros(count(rows), dtype=np.bool_)
         if "dispatcher" in rows and "dispatcher" not in space.fixed:
             same |= (rows.get("ep", np.array(1)) == 1) & (rows["dispatcher"] != space["dispatcher"][0])
         if "etp" in rows and len(space["etp"]) > 1:
-            same |= (rows["tp"] == 1) & (rows["etp"] != space["etp"][0])
+            same |= (rows["etp"] == 0) & np.isin(rows["tp"], space["etp"])
         return same
 
     def sharded(self, recomputed: Columns, parts: Parts) -> Columns:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -191,7 +192,7 @@ class Search:
 
         The leanest has the highest ZeRO stage, most recomputation and sequence parallelism; it need not be valid.
         """
-        lean = self._leanest(rows, parts) | {"recompute": np.full(count(rows), self._most)}
+        lean = self._leanest(self._with_defaults(rows, {"recompute": self._most}), parts)
         excess = self._least_memory(lean) / self._limit(rows)
         fits = excess <= 1.0
         # Nothing is ranked yet, so that of those that do not fit the nearest to it are worth their time's prediction.
@@ -207,7 +208,7 @@ class Search:
 
         That recomputes least, waits for nothing and has its layers spread best; it need not be valid.
         """
-        return busy_many(self.bounding, self._fastest(rows, parts)) * BOUND_SLACK
+        return self._fastest(rows, parts, busy_many) * BOUND_SLACK
 
     @property
     def _most(self) -> int:
@@ -245,10 +246,10 @@ class Search:
             columns[name] = np.full(size, parts.zero[name][lean_zero])
         divides = (self.case.workload.seq_len % rows["tp"] == 0) & (rows["tp"] > 1)
         columns["sequence_parallel"] = np.where(divides, max(space["sequence_parallel"]), 0)
-        columns["precision"] = np.full(size, space["precision"][0])
         columns["recompute_every"] = np.full(size, min(space["recompute_every"]))
         columns["split"] = np.full(size, max(space.split))
-        columns |= {name: np.full(size, space[name][0]) for name in space.unusual("ep_overlap", *ON_REQUEST)}
+        usual = (name for name in ("precision", *space.unusual("ep_overlap", *ON_REQUEST)) if name not in self._several)
+        columns |= {name: np.full(size, space[name][0]) for name in usual}
         if "schedule" not in rows:
             # The schedule that keeps fewest micro-batches in flight, of those that this PP can have.
             order = [index_of("schedule", name) for name in LEANEST]
@@ -260,7 +261,24 @@ class Search:
         if len(space["cp_kind"]) > 1:
             columns["cp_kind"] = np.full(size, FREE)
         columns |= self._freely_spread(rows) | rows
-        return self.proposer.usual_placement(columns)
+        return self._best_held(self.proposer.usual_placement(columns), self._least_memory)
+
+    @cached_property
+    def _several(self) -> tuple[str, ...]:
+        """Choices that are held at several values, of which none is the leanest or the fastest by its name."""
+        space = self.proposer.space
+        words = ("recompute", "precision", "ep_overlap", *ON_REQUEST)
+        return tuple(name for name in words if name in space.fixed and len(space[name]) > 1)
+
+    def _best_held(self, columns: Columns, figure: Callable[[Columns], Floats]) -> Columns:
+        """The columns, with those held values of `_several` that they lack of which each row's figure is least."""
+        names = [name for name in self._several if name not in columns]
+        if not names:
+            return columns
+        held = np.array(list(product(*(self.proposer.space[name] for name in names))), dtype=np.int64)
+        each = [dict(zip(names, np.repeat(values[:, None], count(columns), axis=1), strict=True)) for values in held]
+        best = held[np.argmin([figure(columns | one) for one in each], axis=0)]
+        return columns | {name: best[:, place] for place, name in enumerate(names)}
 
     def _spread(self, rows: Columns, parts: Parts, ranking: Ranking) -> tuple[Columns, Floats]:
         """Rows with their experts spread in every way that can fit and enter the ranking, each with a bound."""
@@ -313,25 +331,34 @@ class Search:
             rows = take(rows, self._can_fit(rows, parts))
         if not count(rows):
             return rows
-        grid = self._fastest(rows, parts)
         # How replicas agree, and over which links, is not chosen yet.
-        quiet = stages_many(self.bounding, grid)
-        value = self.objective.value(quiet * CHOICE_SLACK, grid.devices, rows["global_batch"])
+        quiet = self._fastest(rows, parts, stages_many)
+        value = self.objective.value(quiet * CHOICE_SLACK, devices_of(rows), rows["global_batch"])
         return take(rows, value <= self._threshold(ranking))
 
     def _can_fit(self, rows: Columns, parts: Parts) -> Bools:
         """Whether the leanest layout that each row can become fits."""
         lean = {"recompute": self._most, "recompute_every": min(self.proposer.space["recompute_every"])}
-        memory = self._least_memory(self._leanest(_with_defaults(rows, lean), parts))
+        memory = self._least_memory(self._leanest(self._with_defaults(rows, lean), parts))
         return np.asarray(memory <= self._limit(rows))
 
-    def _fastest(self, rows: Columns, parts: Parts) -> LayoutGrid:
-        """The rows as what computes least, of what they can become; exchanges that may hide show nothing."""
+    def _fastest(self, rows: Columns, parts: Parts, figure: Callable[[Case, LayoutGrid], Floats]) -> Floats:
+        """That figure of what computes least, of what rows can become; exchanges that may hide show nothing."""
         fast = {"recompute": self._least, "recompute_every": max(self.proposer.space["recompute_every"])}
-        columns = self._leanest(_with_defaults(rows, fast), parts)
+        columns = self._leanest(self._with_defaults(rows, fast), parts)
         if len(self.proposer.space["ep_overlap"]) > 1 and "ep_overlap" not in rows:
             columns["dispatcher"] = np.full(count(rows), FREE)
-        return self.proposer.grid(columns)
+
+        def seconds(chosen: Columns) -> Floats:
+            return figure(self.bounding, self.proposer.grid(chosen))
+
+        held = {name: values for name, values in columns.items() if name in rows or name not in self._several}
+        return seconds(self._best_held(held, seconds))
+
+    def _with_defaults(self, rows: Columns, usual: dict[str, int]) -> Columns:
+        """The rows, with a usual value in the columns that they do not have yet and of which none is held."""
+        lacking = {name: value for name, value in usual.items() if name not in self._several}
+        return {name: np.full(count(rows), value) for name, value in lacking.items()} | rows
 
     def _take_in(self, rows: Columns, seconds: Floats, memory: Floats, ranking: Ranking) -> Bools:
         """Merge evaluated layouts into the ranking; answers which of them fit."""
@@ -381,11 +408,6 @@ def _unusual_means(rows: Columns) -> Ints:
         if choice.plain:
             unusual += ~np.isin(rows[choice.name], [choice.index(value) for value in choice.plain])
     return unusual
-
-
-def _with_defaults(rows: Columns, usual: dict[str, int]) -> Columns:
-    """The rows, with a usual value in the columns that they do not have yet."""
-    return {name: np.full(count(rows), value) for name, value in usual.items()} | rows
 
 
 def _smallest_batch(batch: Columns) -> Columns:

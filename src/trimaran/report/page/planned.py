@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trimaran.files.catalogue import load_cluster
@@ -58,6 +58,7 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
             ("Devices", f"{plan['devices']:,}"),
             ("Layouts evaluated", f"{plan['evaluated']:,}"),
             ("that fit", f"{plan['fitting']:,}"),
+            *_whole_training(entries[0], plan.get("goodput")),
         ),
         answers=(answer_of_plan(plan),),
         sentences=(
@@ -69,6 +70,15 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
         mem_limit_gib=limit_gib(plan["cluster"]),
         map=_map(plan["cluster"], entries[0]["layout"]),
     )
+
+
+def _whole_training(best: Mapping[str, Any], faulty: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Days and cost of the whole training where they are known: if nothing fails, and with expected faults."""
+    for key, form in (("days", ".1f"), ("cost", ",.0f")):
+        if best[key] is not None:
+            yield f"{key.title()} without faults" if faulty else key.title(), f"{best[key]:{form}}"
+        if faulty and faulty[key] is not None:
+            yield f"{key.title()} expected", f"{faulty[key]:{form}} (P90 {faulty[f'{key}_p90']:{form}})"
 
 
 def _map(cluster: str, layout: str) -> str:
