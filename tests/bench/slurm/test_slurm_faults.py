@@ -33,7 +33,7 @@ from trimaran.store import Store
 def test_sigterm_ends_a_training_that_waits_in_the_queue(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     recipe.write_text(recipe.read_text().replace("[train]", "[sweep.slurm]\n[train]"))
-    blocker = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 300"]
+    blocker = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "exec sleep 300"]
     number = subprocess.run(blocker, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.strip()
     waiting = subprocess.Popen(
         [str(Path(sys.executable).with_name("trimaran")), "train", str(recipe), "--layout", "dp1,mbs4"],
