@@ -51,6 +51,16 @@ def test_deepspeed_keeps_parts_of_what_tp_ranks_send_and_copies_of_what_comes_wh
     assert more("megatron-deepspeed", shared, keeps_sent=False) == pytest.approx([1, 0.75, 0.5, 0])
 
 
+def test_torch_s_pipelines_have_places_for_what_they_receive_of_all_micro_batches() -> None:
+    """Of 8 micro-batches a gradient each but on the last stage, and inputs of those not in flight but on the first."""
+    workload = workload_of("llama3.1-8b", 8)
+    hidden = workload.seq_len * workload.model.hidden * 2 / GIB
+    label = "dp1,tp1,pp4,mbs1,recompute-full,bf16"
+    ready, later = (held("torchtitan", label, workload, receives_into_all=at_once) for at_once in (True, False))
+    found = [(one.activations - other.activations) / hidden for one, other in zip(ready, later, strict=True)]
+    assert found == pytest.approx([8, 8 + 5, 8 + 6, 7])
+
+
 def test_megatron_core_and_this_engine_keep_nothing_of_what_they_send() -> None:
     for stack in ("megatron-core", "trimaran"):
         known = load_stack(stack)

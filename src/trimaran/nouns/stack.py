@@ -105,6 +105,9 @@ class Stack(Noun):
     clones_received: bool = Field(
         default=False, description="a stage works on a copy of what it received whole, and keeps both"
     )
+    receives_into_all: bool = Field(
+        default=False, description="a stage has places for what it receives of all micro-batches, from the first on"
+    )
     keeps_pipeline_logits: bool = Field(
         default=False, description="the last stage keeps the logits of all micro-batches until the next iteration"
     )

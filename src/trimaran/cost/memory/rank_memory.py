@@ -171,21 +171,30 @@ class RankMemory:
 
     @cached_property
     def _at_ends(self) -> Floats:
-        """What micro-batches in flight hold at the ends of the stage: of the embedding, and of what goes through.
+        """What micro-batches in flight hold at the ends of the stage: of the embedding, and of what goes through."""
+        held = np.where(self.shape.embedding, self.kept.embedding, 0.0)
+        return np.asarray(self.shape.in_flight * held + np.where(self.grid.pp > 1, self._going_through, 0.0))
 
-        A hidden state is held for each chunk but that of the head where what was sent stays, and for each but that of
-        the embedding where what came is copied.
+    @property
+    def _going_through(self) -> Floats | float:
+        """Hidden states that a pipeline holds besides the inputs of layers.
+
+        Of micro-batches in flight one for each chunk but that of the head where what was sent stays, and for each but
+        that of the embedding where what came is copied; of all micro-batches those gradients, and of those that are not
+        in flight those inputs, where places for all of them are made at once.
         """
-        stack, grid, shape = self.case.stack, self.grid, self.shape
-        held = np.where(shape.embedding, self.kept.embedding, 0.0)
-        if stack.keeps_sent or stack.clones_received:
-            chunks, hidden = np.where(grid.folded, 2.0, grid.vpp), self.kept.layer_input
-            splits = grid.chose("schedule", *stack.splits_sends) & ~grid.sequence_parallel & (grid.tp > 1)
-            sent = np.where(splits & stack.clones_received, hidden / grid.tp, hidden) if stack.keeps_sent else 0.0
-            came = np.where(splits, 0.0, hidden) if stack.clones_received else 0.0
-            through = (chunks - shape.head) * sent + (chunks - shape.embedding) * came
-            held = held + np.where(grid.pp > 1, through, 0.0)
-        return np.asarray(shape.in_flight * held)
+        stack, grid, shape, hidden = self.case.stack, self.grid, self.shape, self.kept.layer_input
+        if not (stack.keeps_sent or stack.clones_received or stack.receives_into_all):
+            return 0.0
+        chunks = np.where(grid.folded, 2.0, grid.vpp)
+        splits = grid.chose("schedule", *stack.splits_sends) & ~grid.sequence_parallel & (grid.tp > 1)
+        sent = np.where(splits & stack.clones_received, hidden / grid.tp, hidden) if stack.keeps_sent else 0.0
+        came = np.where(splits, 0.0, hidden) if stack.clones_received else 0.0
+        places: Floats | float = 0.0
+        if stack.receives_into_all:
+            others = np.maximum(grid.micro_batches - shape.in_flight, 0.0)
+            places = hidden * ((chunks - shape.head) * grid.micro_batches + (chunks - shape.embedding) * others)
+        return shape.in_flight * ((chunks - shape.head) * sent + (chunks - shape.embedding) * came) + places
 
     @cached_property
     def activations(self) -> Floats:
