@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.fit.posterior import Posterior, Rows, posterior
 from trimaran.cost.fit.solve import (
-    CPU_MEMORY_WIDTHS,
     CPU_WIDTHS,
     MEMORY_WIDTHS,
     TIME_WIDTHS,
@@ -87,9 +86,10 @@ TIME = Quantity(
 )
 # Allocators and what a tool counts are alike in all rows of a table. Memory is counted: what errors of similar runs
 # share would move neighbours past each other that differ by less.
+_FRAGMENTED = {**MEMORY_WIDTHS, "activation_scale": 0.2}
 MEMORY = Quantity(
-    "memory", "memory_scale", "mem_error", 0.2, ({**MEMORY_WIDTHS, "activation_scale": 0.2}, CPU_MEMORY_WIDTHS),
-    (_odds(1.0), _odds(1.0)), False, False, memory_problem,
+    "memory", "memory_scale", "mem_error", 0.2, (_FRAGMENTED, _FRAGMENTED), (_odds(1.0), _odds(1.0)), False, False,
+    memory_problem,
 )  # fmt: skip
 
 

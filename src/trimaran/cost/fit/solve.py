@@ -50,8 +50,6 @@ CPU_WIDTHS: dict[str, float] = {
     "fresh_gb_s": 0.7,
 }
 MEMORY_WIDTHS: dict[str, float] = {"activation_scale": 0.05, "buffer_gib": 1.0}
-# Eager kernels on a CPU keep more than their inputs, and the system of the node is counted with them.
-CPU_MEMORY_WIDTHS: dict[str, float] = {"activation_scale": 0.3, "buffer_gib": 1.0}
 TIME_NOISE, MEMORY_NOISE, DAY_WIDTH = 0.03, 0.04, 0.08
 # A normal distribution's standard deviation over its mean absolute deviation.
 MEAN_TO_SIGMA = float(np.sqrt(np.pi / 2))
@@ -275,9 +273,8 @@ def memory_problem(observations: Sequence[Observation], base: Calibration) -> Pr
         return None
     prepared = batches([observations[i] for i in rows])
     on_cpu = observations[rows[0]].case.on_cpu
-    widths = CPU_MEMORY_WIDTHS if on_cpu else MEMORY_WIDTHS
     return Problem(
-        base, widths, MEMORY_NOISE, rows,
+        base, MEMORY_WIDTHS, MEMORY_NOISE, rows,
         np.log([observations[i].mem_gib or 0.0 for i in rows]),
         np.zeros(len(rows), dtype=np.int64),
         lambda calibration: predict_memory(prepared, len(rows), calibration),
