@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from on_slurm import LIMITS, Run, squeue
+from on_slurm import LIMITS, Run, give_back_drained, squeue
 from virtual_cluster import missing, virtual_cluster
 
 from trial_helpers import fake_worker, processes_that_name
@@ -50,11 +51,16 @@ def two_nodes(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(in_slurm: None, tmp_path: Path) -> Iterator[None]:
+    """No job and no process of a test outlives it; one that does is the next one's no more."""
     yield
     deadline = time.monotonic() + 20
     while (squeue() or processes_that_name(str(tmp_path))) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert squeue() == []
+    left = squeue()
+    if left:
+        subprocess.run(["scancel", *(line.split()[0] for line in left)], check=True)
+    give_back_drained()
+    assert left == []
     assert processes_that_name(str(tmp_path)) == []
 
 

@@ -182,7 +182,8 @@ def test_a_sweep_asks_for_its_largest_size_and_keeps_that_allocation(
 def test_ranks_of_srun_meet_where_slurm_reaches_their_nodes_without_a_name_service(tmp_path: Path) -> None:
     look = "import os; from trimaran.bench.launch.joined import joined; print(dict(joined(os.environ).environment))"
     done = subprocess.run(
-        ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c", look], capture_output=True, text=True, check=False
+        ["srun", "--nodes=2", "--ntasks=2", sys.executable, "-c", look],
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("'MASTER_ADDR': '127.0.0.1'") == done.stdout.count("'GLOO_SOCKET_IFNAME': 'lo'") == 2
