@@ -52,6 +52,21 @@ class OnEveryStage:
         return gradient_bytes(self.grid, self.case.stack)
 
     @cached_property
+    def passed(self) -> tuple[Floats, Floats | float, Floats | float]:
+        """Bytes of the hidden state that passes between stages, and what stays of a sent one and of a received one.
+
+        Of what was sent all stays, or a TP rank's part where it sent that and the software keeps it; what came whole is
+        there twice where the stage works on a copy of it. Zero without a pipeline.
+        """
+        stack, grid = self.case.stack, self.grid
+        hidden = np.where(grid.pp > 1, self.kept.layer_input, 0.0)
+        if not stack.clones_received:
+            return hidden, hidden if stack.keeps_sent else 0.0, 0.0
+        splits = grid.chose("schedule", *stack.splits_sends) & ~grid.sequence_parallel & (grid.tp > 1)
+        sent = np.where(splits, hidden / grid.tp, hidden) if stack.keeps_sent else 0.0
+        return hidden, sent, np.where(splits, 0.0, hidden)
+
+    @cached_property
     def shards(self) -> tuple[tuple[Floats, Floats], ...]:
         """Over how many ranks is cut what ZeRO shards from stage 0, 1, 2 and 3 on, and experts' part of it."""
         grid = self.grid
@@ -170,31 +185,27 @@ class RankMemory:
         return np.where(grid.pp > 1, (grid.micro_batches - 1.0) * each, 0.0)
 
     @cached_property
-    def _at_ends(self) -> Floats:
-        """What micro-batches in flight hold at the ends of the stage: of the embedding, and of what goes through."""
-        held = np.where(self.shape.embedding, self.kept.embedding, 0.0)
-        return np.asarray(self.shape.in_flight * held + np.where(self.grid.pp > 1, self._going_through, 0.0))
+    def _at_ends(self) -> Floats | float:
+        """What micro-batches in flight hold at the ends of the stage: of the embedding, and of what goes through.
 
-    @property
-    def _going_through(self) -> Floats | float:
-        """Hidden states that a pipeline holds besides the inputs of layers.
-
-        Of micro-batches in flight one for each chunk but that of the head where what was sent stays, and for each but
-        that of the embedding where what came is copied; of all micro-batches those gradients, and of those that are not
-        in flight those inputs, where places for all of them are made at once.
+        A hidden state is held for each chunk but that of the head where what was sent stays, and for each but that of
+        the embedding where what came is copied; of all micro-batches those gradients, and of those that are not in
+        flight those inputs, where places for all of them are made at once.
         """
-        stack, grid, shape, hidden = self.case.stack, self.grid, self.shape, self.kept.layer_input
+        stack, grid, shape = self.case.stack, self.grid, self.shape
+        held: Floats | float = 0.0
+        if stack.dropout or self.case.model.embedding_norm:
+            held = np.where(shape.embedding, shape.in_flight * self.kept.embedding, 0.0)
         if not (stack.keeps_sent or stack.clones_received or stack.receives_into_all):
-            return 0.0
-        chunks = np.where(grid.folded, 2.0, grid.vpp)
-        splits = grid.chose("schedule", *stack.splits_sends) & ~grid.sequence_parallel & (grid.tp > 1)
-        sent = np.where(splits & stack.clones_received, hidden / grid.tp, hidden) if stack.keeps_sent else 0.0
-        came = np.where(splits, 0.0, hidden) if stack.clones_received else 0.0
-        places: Floats | float = 0.0
+            return held
+        hidden, sent, came = self.every.passed
+        chunks = np.where(grid.folded, 2.0, grid.vpp) if grid.folded.any() else grid.vpp
+        senders, receivers = chunks - shape.head, chunks - shape.embedding
+        held = held + shape.in_flight * (senders * sent + receivers * came)
         if stack.receives_into_all:
             others = np.maximum(grid.micro_batches - shape.in_flight, 0.0)
-            places = hidden * ((chunks - shape.head) * grid.micro_batches + (chunks - shape.embedding) * others)
-        return shape.in_flight * ((chunks - shape.head) * sent + (chunks - shape.embedding) * came) + places
+            held = held + hidden * (senders * grid.micro_batches + receivers * others)
+        return held
 
     @cached_property
     def activations(self) -> Floats:
