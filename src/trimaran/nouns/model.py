@@ -24,35 +24,6 @@ AttentionBias = Literal["none", "qkv", "all"]
 RotaryStretch = Literal["none", "linear", "dynamic", "yarn", "longrope"]
 
 MOST_LAYERS = 100_000
-# What a model of GPT-2, BLOOM or Llama kind has in the fields by which other families differ from them.
-PLAIN: Mapping[str, object] = {
-    "attention_bias": None,
-    "qk_norm": "none",
-    "norm_placement": "before",
-    "parallel_residual": False,
-    "rotary_share": 1.0,
-    "rotary_stretch": "none",
-    "rotary_yarn": None,
-    "sliding_window": 0,
-    "full_attention_every": 0,
-    "query_scale": None,
-    "attention_softcap": 0.0,
-    "logit_softcap": 0.0,
-    "scaled_embedding": False,
-    "attention_sinks": False,
-    "swiglu_limit": 0.0,
-    "latent_attention": None,
-    "experts": 0,
-    "top_k": 0,
-    "moe_ffn_hidden": 0,
-    "shared_experts": 0,
-    "dense_layers": 0,
-    "expert_groups": 0,
-    "top_groups": 0,
-    "shared_gate": False,
-    "router": Router(),
-    "uncounted": (),
-}
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
@@ -459,3 +430,14 @@ class Model(Noun):
             + self.head_parameters()
             + self.norm_parameters
         )
+
+
+# The fields by which other families differ from GPT-2, BLOOM and Llama.
+_TRAITS = (
+    "attention_bias", "qk_norm", "norm_placement", "parallel_residual", "rotary_share", "rotary_stretch",
+    "rotary_yarn", "sliding_window", "full_attention_every", "query_scale", "attention_softcap", "logit_softcap",
+    "scaled_embedding", "attention_sinks", "swiglu_limit", "latent_attention", "experts", "top_k", "moe_ffn_hidden",
+    "shared_experts", "dense_layers", "expert_groups", "top_groups", "shared_gate", "router", "uncounted",
+)  # fmt: skip
+# What a model of those kinds has in them: their defaults.
+PLAIN: Mapping[str, object] = {name: Model.model_fields[name].get_default() for name in _TRAITS}
