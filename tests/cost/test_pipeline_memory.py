@@ -7,8 +7,9 @@ import pytest
 from trimaran.api import workload_of
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
-from trimaran.cost.estimate import estimate
+from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.estimates import MemoryParts
+from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import packaged_table
@@ -59,6 +60,17 @@ def test_torch_s_pipelines_have_places_for_what_they_receive_of_all_micro_batche
     ready, later = (held("torchtitan", label, workload, receives_into_all=at_once) for at_once in (True, False))
     found = [(one.activations - other.activations) / hidden for one, other in zip(ready, later, strict=True)]
     assert found == pytest.approx([8, 8 + 5, 8 + 6, 7])
+
+
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "megatron-deepspeed"])
+@pytest.mark.parametrize("label", ["dp1,tp2,pp2,vpp2,mbs1", "dp1,tp1,pp2,mbs1,recompute-full"])
+def test_of_two_stages_a_search_counts_no_third_between_them(stack: str, label: str) -> None:
+    workload = workload_of("llama3.1-8b", 64)
+    classifier = workload.model_copy(update={"model": workload.model.model_copy(update={"head": "classifier"})})
+    case = Case.of(classifier, load_cluster("jean-zay-a100-80gb"), load_stack(stack))
+    layout = parse_layout(label)
+    searched = estimate_many(case, LayoutGrid.from_layouts([layout], case.workload, case.stack))
+    assert searched.mem_gib[0] == pytest.approx(estimate(case, layout).mem_gib, rel=1e-12)
 
 
 def test_megatron_core_and_this_engine_keep_nothing_of_what_they_send() -> None:

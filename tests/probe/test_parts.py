@@ -61,6 +61,16 @@ def without(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"models": ()})
 
 
+def slower(cluster: Cluster) -> Cluster:
+    """The same machine, as if its parts had taken twice as long."""
+    (probed,) = cluster.models
+    twice = tuple(
+        time.model_copy(update={"forward_us": 2 * time.forward_us, "backward_us": 2 * time.backward_us})
+        for time in probed.times
+    )
+    return cluster.model_copy(update={"models": (probed.model_copy(update={"times": twice}),)})
+
+
 def measured(cluster: Cluster, part: str, layout: Layout) -> PartTime:
     (found,) = [
         time
@@ -89,8 +99,8 @@ def test_a_layer_that_was_measured_is_predicted_to_take_what_it_took(cluster: Cl
     times = predicted.micro_batches * MODEL.layers * 1e-6
     assert predicted.time.forward == pytest.approx(times * layer.forward_us, rel=1e-3)
     assert predicted.time.backward == pytest.approx(times * layer.backward_us, rel=1e-3)
-    bare = estimate(Case.of(WORKLOAD, without(cluster), TRIMARAN), layout)
-    assert predicted.time.forward != pytest.approx(bare.time.forward, rel=1e-3)
+    longer = estimate(Case.of(WORKLOAD, slower(cluster), TRIMARAN), layout)
+    assert longer.time.forward == pytest.approx(2 * predicted.time.forward, rel=1e-3)
     assert predicted.time.head > predicted.micro_batches * 1e-6 * (head.forward_us + head.backward_us)
 
 
@@ -98,11 +108,11 @@ def test_a_layer_with_experts_is_predicted_to_take_what_it_took() -> None:
     sizes = {"experts": 4, "top_k": 2, "moe_ffn_hidden": 64, "dense_layers": 1, "mlp": "swiglu", "bias": False}
     mixture = MODEL.model_copy(update={"name": "mixture", **sizes})
     probed = measure(settings(model=mixture, parts=tuple(model_parts(mixture, 64, (1, 4), (1,)))), "tiny")
-    known, workload, layout = without(probed), Workload(model=mixture, seq_len=64, global_batch=8), Layout(mbs=4)
-    whole, bare = (estimate(Case.of(workload, one, TRIMARAN), layout) for one in (probed, known))
+    workload, layout = Workload(model=mixture, seq_len=64, global_batch=8), Layout(mbs=4)
+    whole, longer = (estimate(Case.of(workload, one, TRIMARAN), layout) for one in (probed, slower(probed)))
     of_layer = measured(probed, "layer", layout).forward_us * 1e-6 * whole.micro_batches
     assert 2 * of_layer < whole.time.forward < 3.5 * of_layer, "the first layer is dense, and quicker"
-    assert whole.time.forward != pytest.approx(bare.time.forward, rel=1e-3)
+    assert longer.time.forward == pytest.approx(2 * whole.time.forward, rel=1e-3)
 
 
 def test_layers_are_the_same_in_a_model_of_another_depth(cluster: Cluster) -> None:

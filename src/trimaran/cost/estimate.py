@@ -148,7 +148,8 @@ def memory_many(case: Case, grid: LayoutGrid) -> tuple[Floats, Floats]:
     every = OnEveryStage(case, grid)
     stages = [stage_memory(case, grid, shape, every) for shape in end_shapes(case.model, grid)]
     totals = [stage.total / GIB for stage in stages]
-    fullest = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
+    between = np.where(grid.pp > 2, totals[1], 0.0)  # of two stages, none is between them
+    fullest = np.maximum(np.maximum(totals[0], between), totals[2])
     for rows, rank in further_ranks(case.model, grid):
         some = grid.take(rows)
         held = stage_memory(case, some, shape_between(case.model, some, rank)).total / GIB
