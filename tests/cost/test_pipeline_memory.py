@@ -62,6 +62,35 @@ def test_torch_s_pipelines_have_places_for_what_they_receive_of_all_micro_batche
     assert found == pytest.approx([8, 8 + 5, 8 + 6, 7])
 
 
+def test_oneflow_s_pipelines_have_places_for_twice_as_many_micro_batches_as_stages() -> None:
+    """Eight of each layer's input and the one that is made, on all stages but the last, however few micro-batches.
+
+    A forward has memory of its own there: as much as a layer at work takes.
+    """
+    label = "dp1,tp2,pp4,mbs1,recompute-full,fp16"
+    few = GPT.model_copy(update={"global_batch": 2})
+    layers = GPT.model.layers / 4
+    at_work = more("oneflow", label, stage_places=0)[2] - (9 - 2) * layers
+    assert at_work > 1
+    counted = [(9 - in_flight) * layers + at_work for in_flight in (4, 3, 2)]
+    masks = (9 - 4) / 2  # of the embedding's dropout, a byte an element
+    assert more("oneflow", label, stage_places=0) == pytest.approx([counted[0] + masks, *counted[1:], 0])
+    ahead = zip(held("oneflow", label, few), held("oneflow", label), strict=True)
+    assert [few_batches.activations for few_batches, _ in ahead] == pytest.approx(
+        [stage.activations for stage in held("oneflow", label)]
+    )
+
+
+def test_oneflow_s_pipelines_under_tp_hold_what_was_measured_before_anything_is_fitted() -> None:
+    rows = [row for row in packaged_table("dlperf_v100").measurements if row.stack == "oneflow" and row.mem_gib]
+    piped = [row for row in rows if (row.pp or 1) > 1 and (row.tp or 1) > 1]
+    assert len(piped) == 3
+    for row in piped:
+        nouns = nouns_of(row)
+        case = Case.of(nouns.workload, nouns.cluster, nouns.stack, prior(nouns.cluster, nouns.stack))
+        assert estimate(case, nouns.layout).reported_mem_gib == pytest.approx(row.mem_gib, rel=0.05)
+
+
 @pytest.mark.parametrize("stack", ["megatron", "torchtitan", "megatron-deepspeed"])
 @pytest.mark.parametrize("label", ["dp1,tp2,pp2,vpp2,mbs1", "dp1,tp1,pp2,mbs1,recompute-full"])
 def test_of_two_stages_a_search_counts_no_third_between_them(stack: str, label: str) -> None:

@@ -108,6 +108,11 @@ class Stack(Noun):
     receives_into_all: bool = Field(
         default=False, description="a stage has places for what it receives of all micro-batches, from the first on"
     )
+    stage_places: int = Field(
+        default=0, ge=0,
+        description="places on a pipeline's stages but the last, times the stages, for what a backward needs of a "
+        "micro-batch, made ahead beside the forward's own; 0: as many as are in flight",
+    )  # fmt: skip
     keeps_pipeline_logits: bool = Field(
         default=False, description="the last stage keeps the logits of all micro-batches until the next iteration"
     )

@@ -126,6 +126,18 @@ class RankMemory:
         return (self.count - self.experts) / cut + self.experts / cut_experts
 
     @cached_property
+    def has_places(self) -> Bools:
+        """Whether a backward's needs have places made ahead here, of which the software knows a number: no head's."""
+        return (self.grid.pp > 1) & ~self.shape.head & (self.case.stack.stage_places > 0)
+
+    @cached_property
+    def in_flight(self) -> Floats:
+        """Micro-batches of which the rank keeps activations, or has places for them beside that at work in forward."""
+        if not self.case.stack.stage_places:
+            return self.shape.in_flight
+        return np.where(self.has_places, self.case.stack.stage_places * self.grid.pp + 1.0, self.shape.in_flight)
+
+    @cached_property
     def element(self) -> Floats:
         """Bytes of an activation or a working weight."""
         return element_bytes(self.grid)
@@ -195,15 +207,15 @@ class RankMemory:
         stack, grid, shape = self.case.stack, self.grid, self.shape
         held: Floats | float = 0.0
         if stack.dropout or self.case.model.embedding_norm:
-            held = np.where(shape.embedding, shape.in_flight * self.kept.embedding, 0.0)
+            held = np.where(shape.embedding, self.in_flight * self.kept.embedding, 0.0)
         if not (stack.keeps_sent or stack.clones_received or stack.receives_into_all):
             return held
         hidden, sent, came = self.every.passed
         chunks = np.where(grid.folded, 2.0, grid.vpp) if grid.folded.any() else grid.vpp
         senders, receivers = chunks - shape.head, chunks - shape.embedding
-        held = held + shape.in_flight * (senders * sent + receivers * came)
+        held = held + self.in_flight * (senders * sent + receivers * came)
         if stack.receives_into_all:
-            others = np.maximum(grid.micro_batches - shape.in_flight, 0.0)
+            others = np.maximum(grid.micro_batches - self.in_flight, 0.0)
             held = held + hidden * (senders * grid.micro_batches + receivers * others)
         return held
 
@@ -221,8 +233,10 @@ class RankMemory:
         if stack.recomputes_stage:
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
         at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.context)
+        if stack.stage_places:  # a forward runs in memory of its own, beside a backward's
+            at_work = at_work + np.where(self.has_places, kept.layer, 0.0)
         offloaded = self.offloads("activations")
-        here: Floats = self.shape.in_flight * self.shape.layers
+        here: Floats = self.in_flight * self.shape.layers
         if stack.offload_waits:
             here, at_work = np.where(offloaded, 0.0, here), at_work + np.where(offloaded, stored, 0.0)
         else:
@@ -264,7 +278,7 @@ class RankMemory:
         master = np.where(self.has_master > 0, float(self.case.stack.master_weight_bytes), 0.0)
         states = self.kept_of(OPTIMIZER) * (self.moment_bytes + master + self.gradient)
         weights = np.where(self.grid.chose("offload", "weights"), self.kept_of(WEIGHTS) * self.element, 0.0)
-        activations = self.shape.in_flight * self.shape.layers * self._stored(self.kept)
+        activations = self.in_flight * self.shape.layers * self._stored(self.kept)
         offloaded = np.where(self.grid.chose("offload", "activations"), activations, states + weights)
         return np.asarray(offloaded <= host_share_gib(self.case.cluster, self.grid.devices) * GIB)
 
