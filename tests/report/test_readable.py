@@ -174,6 +174,24 @@ def test_explore_is_read_whole(browser: Browser) -> None:
     assert dict(colors) == {name: PALETTE[list(of_page).index(name) % len(PALETTE)] for name, _ in colors}
 
 
+def test_explore_says_that_it_plans_on_no_white_paper(browser: Browser) -> None:
+    server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048, TOKEN).server, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    opened = browser.new_page(color_scheme="dark")
+    try:
+        # an answer that does not come, as one that takes long
+        opened.route("**/_dash-update-component*", lambda route: None)
+        opened.goto(f"http://{HOST}:{server.server_port}/?token={TOKEN}")
+        paper = opened.locator("#parts .main-svg").first
+        paper.wait_for(state="attached")
+        assert opened.locator("#answer").inner_text() == "Planning ..."
+        assert paper.evaluate("one => getComputedStyle(one).backgroundColor") == "rgba(0, 0, 0, 0)"
+        assert opened.locator("#parts .xtick, #parts .ytick").count() == 0
+    finally:
+        opened.close()
+        server.shutdown()
+
+
 def said(content: Content) -> Iterator[str]:
     for answer in content.answers:
         yield from (answer.fastest, answer.sure, answer.next)
