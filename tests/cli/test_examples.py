@@ -6,8 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+from rich.text import Text
 
 from command import run
+from trimaran.cli.app import app
+
+
+def test_help_is_printed_as_it_is_written() -> None:
+    """Square brackets would be taken for a colour and left out."""
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    texts = [option.help for verb in verbs.values() for option in verb.params if getattr(option, "help", None)]
+    assert len(texts) > 50
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
 
 
 @pytest.mark.parametrize("verb", ["plan", "predict", "export"])

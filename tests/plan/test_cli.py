@@ -16,6 +16,7 @@ from trimaran.planner.search.settings import fixed_choices
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 BLOOM = ("--model", "bloom-176b", "--cluster", "jean-zay-a100-80gb", "--devices", "384", "--gbs", "2048")
 SMALL = ("--model", "gpt3-1b3", "--cluster", "jean-zay-v100-32gb", "--devices", "16", "--gbs", "64")
 
@@ -50,6 +51,22 @@ def test_table_has_the_documents_columns(trimaran: Run) -> None:
     for column in ("Nodes", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFLOPs", "MFU", "Notes"):
         assert column in header
     assert "best: dp" in done.stdout
+
+
+def test_long_iterations_are_told_in_digits(trimaran: Run) -> None:
+    asked = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--gbs", "65536", "--top", "2")
+    told = trimaran("plan", *asked).stdout
+    assert "e+0" not in told
+    seconds = [float(line.split()[told.split("\n")[2].split().index("Sec/it")]) for line in told.splitlines()[4:6]]
+    assert all(second > 1000 for second in seconds)
+
+
+def test_a_misspelt_choice_and_section_are_told_with_the_nearest(trimaran: Run, tmp_path: Path) -> None:
+    done = trimaran("plan", *SMALL, "--fix", "recompte=full")
+    assert "'recompte' is not known: did you mean 'recompute'?" in done.stderr and done.returncode == 2
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text((RECIPES / "laptop.toml").read_text().replace("[sweep]", "[sweeep]"))
+    assert "section 'sweeep' is not known: did you mean 'sweep'?" in trimaran("plan", str(recipe)).stderr
 
 
 def test_mfu_is_the_tflops_of_its_row_over_the_peak_that_is_said(trimaran: Run) -> None:

@@ -34,6 +34,8 @@ def test_a_slower_training_names_what_other_programs_took_then_and_now() -> None
 def test_nothing_is_blamed_that_did_not_change_and_nothing_is_said_of_equal_times() -> None:
     innocent = trained_otherwise(row(2.8, 0.02), row(1.0, 0.02))
     assert innocent is not None and "which is not why" in innocent
+    busy = trained_otherwise(row(1.3, 0.65), row(1.0, 0.69))
+    assert busy is not None and "neither time is certain" in busy and "not why" not in busy
     unseen = trained_otherwise(row(2.8, None), row(1.0, 0.02))
     assert unseen is not None and unseen.endswith("what else ran on its cores is not known")
     assert trained_otherwise(row(1.05, 0.5), row(1.0, 0.0)) is None

@@ -8,7 +8,7 @@ import pytest
 from trimaran.api import plan
 from trimaran.files.row_table import packaged_table
 from trimaran.nouns.noun import TrimaranError
-from trimaran.report.figures import FIGURES, pareto_front, write_figure
+from trimaran.report.figures import FIGURES, SIZE_INCHES, new_figure, pareto_front, write_figure
 from trimaran.report.page.content import Content
 from trimaran.report.page.measured import measured_content
 from trimaran.report.page.planned import plan_content
@@ -33,6 +33,25 @@ def test_a_figure_is_drawn(name: str, ending: str, planned: Content, tmp_path: P
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", ["parts", "memory"])
+def test_each_part_has_a_colour_and_its_name_beside_the_bars(name: str, planned: Content) -> None:
+    figure, (axes,) = new_figure(SIZE_INCHES)
+    assert FIGURES[name](axes, planned)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert not axes.get_legend() and not legend.get_window_extent().overlaps(axes.get_window_extent())
+    colors = [patch.get_facecolor() for patch in legend.get_patches()]
+    assert len(colors) == len(set(colors)) > 4
+
+
+def test_bars_whose_names_would_be_cut_are_named_by_what_differs(planned: Content) -> None:
+    long = "dp2,tp2,cp32,cp-ulysses,pp16,ep{},dispatch-deepep,recompute-layernorm"
+    cases = tuple(case.model_copy(update={"layout": long.format(n)}) for n, case in enumerate(planned.cases[:4]))
+    _, (axes,) = new_figure(SIZE_INCHES)
+    assert FIGURES["parts"](axes, planned.model_copy(update={"cases": cases}))
+    assert {label.get_text() for label in axes.get_yticklabels()} == {f"ep{n}" for n in range(4)}
 
 
 def test_the_front_holds_what_nothing_beats(planned: Content) -> None:

@@ -26,6 +26,8 @@ from whole_text import SCHEMES, SIZES, unreadable
 TOKEN = "the-token"
 # A page of as many rows as it holds is at most this large, Plotly's 4.7 MB included, and opens in this time.
 PAGE_BYTES, OPENS_S = 8_000_000, 3.0
+# A4 with the margins that browsers print, less the page's own padding; between charts and at their frames.
+A4_PX, GAP_PX = 680, 10
 DECIDES = ["layout", "sec_per_it", "mem_gib", "tflops", "mfu"]
 
 
@@ -90,6 +92,53 @@ def test_the_page_of_a_plan_is_read_whole(watched: Watched, written: Callable[[s
     assert opened.locator(".modebar-btn").count() == 0
 
 
+def test_charts_stay_in_their_places_where_fewer_rows_are_left(
+    watched: Watched, written: Callable[[str, Content], Path]
+) -> None:
+    found = bloom()
+    opened = watched.open(written("plan", plan_content(found)))
+    before = opened.locator("#parts").evaluate("plot => plot.clientHeight")
+    opened.get_by_label("Filter").fill(found["layouts"][0]["layout"])
+    opened.wait_for_function(f"() => document.querySelector('#parts').clientHeight < {before}")
+    # the window is as it was: one that changes has all charts drawn anew
+    drawn, place = opened.locator("#parts").evaluate(
+        "plot => [plot.querySelector('.main-svg').clientHeight, plot.clientHeight]"
+    )
+    assert 0 < drawn <= place
+
+
+def test_charts_on_paper_are_beside_one_another_and_the_screen_is_as_before(
+    watched: Watched, written: Callable[[str, Content], Path]
+) -> None:
+    opened = watched.open(written("plan", plan_content(bloom())))
+    opened.set_viewport_size({"width": 1400, "height": 900})
+    opened.locator("#theme").click()
+    theme = opened.locator("html").get_attribute("data-theme")
+    # what a printer lays out is not told to a page, so its charts are drawn for any paper
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    sizes = opened.locator("figure:visible").evaluate_all(
+        "all => all.map(one => [one.clientWidth, one.querySelector('.main-svg').clientWidth])"
+    )
+    assert all(2 * (figure + GAP_PX) <= A4_PX and 0.9 * figure < drawn <= figure for figure, drawn in sizes), sizes
+    assert opened.locator("html").get_attribute("data-theme") == "light"
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert opened.locator("html").get_attribute("data-theme") == theme
+    assert read_at_all_sizes(opened) == []
+
+
+def test_bars_whose_names_would_be_cut_are_named_by_what_differs(
+    watched: Watched, written: Callable[[str, Content], Path]
+) -> None:
+    found = bloom() | {"cluster": "of no catalogue"}
+    found["layouts"] = found["layouts"][:4]
+    for n, entry in enumerate(found["layouts"]):
+        entry["layout"] = f"dp2,tp2,cp32,cp-ulysses,pp16,ep{2**n},dispatch-deepep,recompute-layernorm+moe_act,on0.{n}-9"
+    opened = watched.open(written("long", plan_content(found)))
+    assert opened.locator("#parts .ytick").all_text_contents() == [f"ep{2**n},on0.{n}-9" for n in range(4)]
+    # a sentence is no list of devices
+    assert not [said for said in opened.locator("figcaption").all_inner_texts() if ",on0" in said]
+
+
 def test_the_page_of_a_store_is_read_whole(watched: Watched, written: Callable[[str, Content], Path]) -> None:
     opened = watched.open(written("store", measured_content({"night": rows_of_a_store()})))
     assert read_at_all_sizes(opened) == []
@@ -125,6 +174,24 @@ def test_explore_is_read_whole(browser: Browser) -> None:
     assert dict(colors) == {name: PALETTE[list(of_page).index(name) % len(PALETTE)] for name, _ in colors}
 
 
+def test_explore_says_that_it_plans_on_no_white_paper(browser: Browser) -> None:
+    server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048, TOKEN).server, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    opened = browser.new_page(color_scheme="dark")
+    try:
+        # an answer that does not come, as one that takes long
+        opened.route("**/_dash-update-component*", lambda route: None)
+        opened.goto(f"http://{HOST}:{server.server_port}/?token={TOKEN}")
+        paper = opened.locator("#parts .main-svg").first
+        paper.wait_for(state="attached")
+        assert opened.locator("#answer").inner_text() == "Planning ..."
+        assert paper.evaluate("one => getComputedStyle(one).backgroundColor") == "rgba(0, 0, 0, 0)"
+        assert opened.locator("#parts .xtick, #parts .ytick").count() == 0
+    finally:
+        opened.close()
+        server.shutdown()
+
+
 def said(content: Content) -> Iterator[str]:
     for answer in content.answers:
         yield from (answer.fastest, answer.sure, answer.next)
@@ -142,7 +209,7 @@ def test_a_store_says_first_what_is_fastest_how_sure_and_what_next(
     assert opened.locator("#answers dt").all_inner_texts() == ["Fastest", "How sure", "Next"]
     assert opened.locator("#answers dd").all_inner_texts() == list(said(content))
     fastest, sure, todo = said(content)
-    assert fastest.startswith(f"{rows[0].layout_label} (clock=0GHz), 1 s/it and 10.0 GiB")
+    assert fastest.startswith(f"{rows[0].layout_label} (clock=0GHz), 1 s/it and 10.00 GiB")
     # 1.1 s is 10% more than 1.0 s; interquartile ranges of 0.02 s are 1% and 0.9% to either side
     assert "takes 10.0% longer, beyond the 1.9% by which their times scatter" in sure
     assert "dp8,tp1,pp1,mbs8 (oom)" in todo and "hang" not in todo

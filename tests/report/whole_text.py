@@ -62,6 +62,11 @@ UNREADABLE = """() => {
   for (const one of document.querySelectorAll("input, button, select"))
     if (one.checkVisibility() && one.scrollWidth > one.clientWidth + slack)
       told.push(`cut: ${one.id || one.textContent}`);
+  for (const plot of document.querySelectorAll(".plot:has(.main-svg)")) {
+    const place = plot.getBoundingClientRect(), drawn = plot.querySelector(".main-svg").getBoundingClientRect();
+    if (plot.checkVisibility() && (drawn.right > place.right + slack || drawn.bottom > place.bottom + slack))
+      told.push(`a chart that goes beyond its place: ${plot.id}`);
+  }
   const shared = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from]);
   for (const chart of document.querySelectorAll(".main-svg")) {
     const texts = [...chart.querySelectorAll(".ytick text, .xtitle, .ytitle")];

@@ -24,7 +24,7 @@ from trimaran.files.catalogue import (
 from trimaran.files.user_file import NOUN_BYTES, read_text
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
-from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError, unknown
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 from trimaran.recipe.data_settings import STDLIB_WORDS, TOKENIZER_WORDS
@@ -50,8 +50,8 @@ def load_recipe(path: str) -> Recipe:
     table, source = read_table(file, f"recipe {path}")
     folder = file.parent
     known = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables", "manifest"}
-    if unknown := sorted(set(table) - known):
-        raise TrimaranError(f"{source}: section {unknown[0]!r} is not known: it is one of {', '.join(sorted(known))}")
+    if strange := sorted(set(table) - known):
+        raise TrimaranError(f"{source}: section {unknown(strange[0], sorted(known))}")
     for section in ("model", "workload"):
         if not isinstance(table.get(section), dict):
             stated = f"is {table[section]!r} and no section: write it" if section in table else "is missing: add it"

@@ -50,6 +50,12 @@ def quoted(value: object) -> str:
         return f"a {type(value).__name__} too large to be shown"
 
 
+def figure(value: float, spec: str = ".3g") -> str:
+    """A number by its format; a large one is written out, 5096 where `.3g` makes 5.1e+03 of it."""
+    text = f"{value:{spec}}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
 def spreadsheet_cell(value: object) -> object:
     """A cell of a CSV that no spreadsheet runs: text that would open a formula gets an apostrophe before it.
 

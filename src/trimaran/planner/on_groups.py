@@ -17,6 +17,7 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.places import mean_of_devices
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import figure
 from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.bottleneck import placed_memory_sentence
 from trimaran.planner.placement.blocks import Blocks
@@ -256,9 +257,9 @@ def _notes(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> l
     best = placings[0].placed()
     least = min(placing.least_s for placing in placings)
     notes = [
-        f"ranks of {best.plain} stand where a search put them: {best.seconds:.4g} s; on the devices in their order "
-        f"{best.in_order_s:.4g} s, at random {best.random_s:.4g} s; no placement of the layouts weighed takes less "
-        f"than {least:.4g} s"
+        f"ranks of {best.plain} stand where a search put them: {figure(best.seconds, '.4g')} s; on the devices in "
+        f"their order {figure(best.in_order_s, '.4g')} s, at random {figure(best.random_s, '.4g')} s; no placement of "
+        f"the layouts weighed takes less than {figure(least, '.4g')} s"
     ]
     topology = Topology.of(case.cluster)
     used = np.bincount(
@@ -274,6 +275,6 @@ def _notes(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> l
     if idle and best.layout.devices < asked:
         larger = [placing for placing in placings if placing.layout.devices > best.layout.devices]
         more = min(larger, key=lambda placing: placing.seconds, default=None)
-        instead = f"; {more.layout.devices} devices would take {more.seconds:.4g} s" if more else ""
+        instead = f"; {more.layout.devices} devices would take {figure(more.seconds, '.4g')} s" if more else ""
         notes.append(f"{best.layout.devices} of {asked} devices are used, idle are {', '.join(idle)}{instead}")
     return notes

@@ -19,6 +19,7 @@ from trimaran.layout.rules import RULES, Violation, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
+from trimaran.nouns.text import figure
 from trimaran.nouns.workload import Workload
 from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.advice import advise
@@ -95,7 +96,7 @@ def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
     of_all = settings.model_copy(update={"device_counts": (asked,)})
     seconds = fastest_on(case, of_all, asked)[0] * best.global_batch
     instead = (
-        f"all of them would take {seconds:.4g} s"
+        f"all of them would take {figure(seconds, '.4g')} s"
         if math.isfinite(seconds)
         else "no layout that is searched uses all of them"
     )
@@ -119,8 +120,8 @@ def _faster_offloaded(case: Case, settings: PlanSettings, found: Plan) -> list[s
             value = float(ranking.value[0])
             faster.append((float(ranking.sec_per_it[0]), word, search.proposer.grid(ranking.rows).layout(0)))
     return [
-        f"{layout} is predicted {best.sec_per_it / seconds:.1f} times as fast as the best, {seconds:.3g} s/it, by what "
-        f"lies in the host's memory: --fix offload={word} searches such layouts"
+        f"{layout} is predicted {best.sec_per_it / seconds:.1f} times as fast as the best, {figure(seconds)} s/it, by "
+        f"what lies in the host's memory: --fix offload={word} searches such layouts"
         for seconds, word, layout in faster[-1:]
     ]
 

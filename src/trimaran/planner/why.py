@@ -22,6 +22,7 @@ from trimaran.layout.rules import violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.node_group import NodeGroup
 from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.text import figure
 from trimaran.nouns.workload import Workload
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence, placed_memory_sentence
 from trimaran.planner.explain.kernel_notes import kernel_notes
@@ -226,7 +227,8 @@ def _beside_the_best(layout: Layout, predicted: Estimate, plan: Plan) -> list[st
     """
     best = plan.best.estimate
     ratio = predicted.sec_per_it / best.sec_per_it
-    told = f"{predicted.sec_per_it:.3g} s/it, {ratio:.2f} times the {best.sec_per_it:.3g} s/it of {plan.best.layout}"
+    told = f"{figure(predicted.sec_per_it)} s/it, {ratio:.2f} times the {figure(best.sec_per_it)} s/it of "
+    told += str(plan.best.layout)
     if abs(ratio - 1) <= _WORTH_SAYING:
         return [told]
     differences = {name: getattr(predicted.time, name) - getattr(best.time, name) for name in TIME_PARTS}

@@ -6,7 +6,7 @@ function fitTable(frame) {
   table.classList.toggle("cards", frame.scrollWidth > frame.clientWidth);
 }
 // What a chart has of its own on any page: its colours, and no toolbar, which would lie over the first bar.
-const CHART_CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
+const CHART_CONFIG = { displaylogo: false, displayModeBar: false };
 function chartLook(style) {
   const grid = { gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true };
   return {

@@ -33,7 +33,8 @@ def trained_otherwise(trained: Measurement, measured: Measurement | None) -> str
     """Why a training's steps took another time than those of its layout's trial; None where they took the same.
 
     Blames other programs where they took more of the cores than while the trial ran, or less where the training was
-    the faster; else it says that they are not why, or that nobody has looked.
+    the faster; where they took much both times, neither time is certain. Else it says that they are not why, or that
+    nobody has looked.
     """
     if measured is None or not trained.sec_per_it or not measured.sec_per_it:
         return None
@@ -47,4 +48,8 @@ def trained_otherwise(trained: Measurement, measured: Measurement | None) -> str
     more = trained.others_share - measured.others_share
     likely = abs(more) > QUIET_SHARE / 2 and (more > 0) == (ratio > 1)
     took = f"other programs took {now} of the cores' time, and {then} while it was measured"
-    return f"{told}{took}" if likely else f"{told}{took}, which is not why: look at the clock, the memory and the disk"
+    if likely:
+        return f"{told}{took}"
+    if min(trained.others_share, measured.others_share) > QUIET_SHARE:
+        return f"{told}{took}, beside which neither time is certain: measure and train on a quiet machine"
+    return f"{told}{took}, which is not why: look at the clock, the memory and the disk"

@@ -61,6 +61,13 @@ class Question(NamedTuple):
     mem_margin: float
 
 
+# The chart before the first answer: Plotly's own has axes without bars on white paper, in the dark too.
+CLEAR = "rgba(0,0,0,0)"
+BLANK = {
+    "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, "paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR}
+}
+
+
 @lru_cache(maxsize=KEPT)
 def answer(question: Question) -> Plan:
     """The plan for a question. Raises TrimaranError, one line, where there is none."""
@@ -201,10 +208,10 @@ def _controls(model: str, cluster: str, gbs: int) -> Any:
             dcc.Store(id="told"),
             html.Main(
                 [
-                    html.Section(id="answer"),
+                    html.Section("Planning ...", id="answer"),
                     html.H2("Where the time goes"),
                     html.Ul(id="legend", className="legend"),
-                    dcc.Graph(id="parts", config={"displayModeBar": False}, responsive=True),
+                    dcc.Graph(id="parts", figure=BLANK, config={"displayModeBar": False}, responsive=True),
                 ]
             ),
         ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.report.appearance import PALETTE
 from trimaran.report.page.content import Content, ShownLayout
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ ENDINGS = (".png", ".svg", ".pdf")
 SIZE_INCHES = (6.4, 4.0)
 BARS = 12
 LABEL_LENGTH = 34
+DASHES = ("-", "--", ":")
 
 
 def write_figure(name: str, content: Content, path: Path) -> None:
@@ -104,13 +106,13 @@ def _parts(axes: Axes, content: Content) -> bool:
     left = [0.0] * len(cases)
     for part in names:
         seconds = [case.time_s[part] for case in cases]
-        axes.barh(range(len(cases)), seconds, left=left, label=part)
+        axes.barh(range(len(cases)), seconds, left=left, label=part, color=_color(content, "time_s", part))
         left = [a + b for a, b in zip(left, seconds, strict=True)]
-    axes.set_yticks(range(len(cases)), [_short(case.layout) for case in cases], fontsize=7)
+    axes.set_yticks(range(len(cases)), _names(cases), fontsize=7)
     axes.invert_yaxis()
     axes.set(xlabel="predicted seconds an iteration")
     if names:
-        axes.legend(frameon=False, fontsize=7, ncols=2)
+        _legend_above(axes)
     return bool(cases)
 
 
@@ -123,12 +125,12 @@ def _memory(axes: Axes, content: Content) -> bool:
     for part in (name for name in case.memory_gib[0] if name != "layers"):
         gib = [stage[part] for stage in case.memory_gib]
         if any(gib):
-            axes.bar(stages, gib, bottom=bottom, label=part)
+            axes.bar(stages, gib, bottom=bottom, label=part, color=_color(content, "memory_gib", part))
         bottom = [a + b for a, b in zip(bottom, gib, strict=True)]
     if content.mem_limit_gib is not None:
         axes.axhline(content.mem_limit_gib, color="firebrick", ls=":", lw=1)
     axes.set(xlabel=f"pipeline stage of {_short(case.layout)}", ylabel="GiB")
-    axes.legend(frameon=False, fontsize=7, ncols=2)
+    _legend_above(axes)
     return True
 
 
@@ -173,9 +175,10 @@ def _scaling(axes: Axes, content: Content) -> bool:
 
 def _losses(axes: Axes, content: Content) -> bool:
     curves = [case for case in content.cases if len(case.losses) > 1][:BARS]
-    for case in curves:
-        steps = [1 + case.loss_every * place for place in range(len(case.losses))]
-        axes.plot(steps, case.losses, lw=1, label=_short(case.layout))
+    for place, (case, name) in enumerate(zip(curves, _names(curves), strict=True)):
+        steps = [1 + case.loss_every * step for step in range(len(case.losses))]
+        color, dash = PALETTE[place % len(PALETTE)], DASHES[place % len(DASHES)]
+        axes.plot(steps, case.losses, dash, color=color, lw=1, label=name)
     axes.set(xlabel="step", ylabel="nats a token")
     if curves:
         axes.legend(frameon=False, fontsize=7)
@@ -214,6 +217,25 @@ def _seconds(case: ShownLayout, content: Content) -> float:
 
 def _seconds_label(content: Content) -> str:
     return "seconds an iteration" if _same_work(content) else "seconds a sample"
+
+
+def _color(content: Content, kind: str, part: str) -> str:
+    """The colour that the page has for a part of time or of memory."""
+    return PALETTE[list(content.legend[kind]).index(part) % len(PALETTE)]
+
+
+def _legend_above(axes: Axes) -> None:
+    """Bars fill their axes, so that what names their parts stands outside."""
+    axes.figure.legend(loc="outside upper center", frameon=False, fontsize=7, ncols=6)
+
+
+def _names(cases: Sequence[ShownLayout]) -> list[str]:
+    """The layouts by name, or by what differs between them where a whole name would be cut."""
+    words = [case.layout.split(",") for case in cases]
+    shared = set(words[0]).intersection(*words) if words else set()
+    apart = [",".join(word for word in own if word not in shared) for own in words]
+    cut = any(len(case.layout) > LABEL_LENGTH for case in cases)
+    return [_short(name) for name in (apart if cut and all(apart) else [case.layout for case in cases])]
 
 
 def _short(layout: str) -> str:

@@ -72,9 +72,11 @@ def placement_map(cluster: Cluster, layout: Layout) -> str:
     drawn = PlacementMap.of(cluster, layout)
     idle = [name for box, name in enumerate(drawn.names) if box not in drawn.used]
     without = f" No rank stands in {escape(_listed(idle))}." if idle else ""
+    # the boxes have what its text would say of every rank
+    unplaced = layout.model_copy(update={"placed": ()})
     return (
         f'<section id="map" aria-labelledby="map-title"><h2 id="map-title">{_HEADING}</h2>'
-        f"<p>Of <code>{escape(str(layout)).replace(',', ',<wbr>')}</code>: R is a replica, S a stage, both from 0, "
+        f"<p>Of <code>{escape(str(unplaced)).replace(',', ',<wbr>')}</code>: R is a replica, S a stage, both from 0, "
         f"beside them the ranks.{without}</p>"
         f'<div class="map">{_drawing(drawn) if 1 < len(drawn.used) <= _DRAWN else ""}'
         f'<div class="places">{"".join(_box(drawn, cluster, box) for box in drawn.used)}</div></div>'

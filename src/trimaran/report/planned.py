@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trimaran.layout.flops import aggregate_pflops
+from trimaran.nouns.text import figure
 from trimaran.planner.goodput.forecast import Forecast
 from trimaran.planner.plan import Entry, Plan
 from trimaran.planner.ramp_up import RampUpSchedule
@@ -54,7 +55,7 @@ def _record(entry: Entry, alike: bool, left_out: frozenset[str]) -> dict[str, An
         **dict(layout_cells(PLANNED, layout, entry.global_batch, left_out)),
         "mem_gib": entry.mem_gib,
         "sec_per_it": entry.sec_per_it,
-        "between": f"{entry.sec_per_it_low:.3g} to {entry.sec_per_it_high:.3g}",
+        "between": f"{figure(entry.sec_per_it_low)} to {figure(entry.sec_per_it_high)}",
         "tflops": entry.tflops,
         "mfu": entry.mfu,
         "pflops": aggregate_pflops(entry.tflops, entry.devices),
@@ -83,8 +84,8 @@ def explanation(plan: Plan) -> str:
     """What stands below the table: the winner, what to measure, what fell out and why."""
     best = plan.best
     lines = [
-        f"best: {best.layout}, predicted {best.sec_per_it:.3g} s/it ({best.sec_per_it_low:.3g} to "
-        f"{best.sec_per_it_high:.3g}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
+        f"best: {best.layout}, predicted {figure(best.sec_per_it)} s/it ({figure(best.sec_per_it_low)} to "
+        f"{figure(best.sec_per_it_high)}, {plan.calibrated_by}) and {best.mem_gib:.1f} GiB",
         f"bottleneck: {best.bottleneck}",
     ]
     lines.append(counted((entry.layout.precision, entry.tflops, entry.mfu) for entry in plan.entries))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trimaran.nouns.text import markdown_text, printable, spreadsheet_cell
+from trimaran.nouns.text import figure, markdown_text, printable, spreadsheet_cell
 
 Format = Literal["table", "json", "csv", "markdown", "latex"]
 Record = Mapping[str, Any]
@@ -38,7 +38,7 @@ class Field:
         if value is None:
             return ""
         if isinstance(value, float) and self.spec:
-            return f"{value:{self.spec}}{self.suffix}"
+            return f"{figure(value, self.spec)}{self.suffix}"
         return printable(f"{value}{self.suffix}").replace("\n", " ").replace("\t", " ")
 
 

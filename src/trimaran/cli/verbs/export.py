@@ -40,7 +40,7 @@ def export(
     fix: Annotated[list[str] | None, typer.Option(help="Hold a choice: tp=8. May be repeated.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A field of a manifest, over the recipe's [manifest]: image=NAME. May be repeated."),
+        typer.Option("--set", help="A field of a manifest, over the recipe's own: image=NAME. May be repeated."),
     ] = None,
     runs: RunsOption = Path("runs"),
     for_version: Annotated[

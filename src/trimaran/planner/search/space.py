@@ -12,7 +12,7 @@ from trimaran.layout.axes import DEGREES, DEGREES_IN_WORDS, PLACEMENTS, USUAL_PL
 from trimaran.layout.choices import CHOICE, CHOICES
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.noun import TrimaranError, first_error, unknown
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
@@ -81,7 +81,7 @@ def space_of(
 def _fixed_values(name: str, values: object) -> tuple[int, ...]:
     """The values of one fixed choice, each checked as Layout checks it; words as indexes."""
     if name not in FIXABLE:
-        raise TrimaranError(f"fixed field {name!r} is not one of {', '.join(FIXABLE)}: choose one of them")
+        raise TrimaranError(f"fixed field {unknown(name, FIXABLE)}")
     several = values if isinstance(values, list | tuple) else str(values).split(",")
     return tuple(dict.fromkeys(_fixed_value(name, value) for value in several))
 

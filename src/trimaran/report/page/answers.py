@@ -13,6 +13,7 @@ from trimaran.layout.axes import DEGREES
 from trimaran.layout.choices import CHOICE
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun
+from trimaran.nouns.text import figure
 from trimaran.report.disturbance import disturbed
 from trimaran.report.layouts import MEASURED
 from trimaran.report.measured_rows import size_label
@@ -45,7 +46,7 @@ def answer_of_plan(plan: Mapping[str, Any]) -> Answer:
     """The answer of a plan, from its JSON. Raises KeyError where it lacks a key."""
     best, measure = plan["layouts"][0], plan["measure"]
     alike = plan["cannot_tell_apart"]
-    sure = f"{best['sec_per_it_low']:.3g} to {best['sec_per_it_high']:.3g} s/it ({plan['calibrated_by']})"
+    sure = f"{figure(best['sec_per_it_low'])} to {figure(best['sec_per_it_high'])} s/it ({plan['calibrated_by']})"
     if alike > 1:
         more = " or more" if alike == len(plan["layouts"]) else ""
         sure += f". {alike}{more} layouts cannot be told apart: predictions err by {plan['time_error']:.0%}"
@@ -55,7 +56,7 @@ def answer_of_plan(plan: Mapping[str, Any]) -> Answer:
     return Answer(
         source="plan",
         work=f"{plan['model']} on {plan['cluster']}",
-        fastest=f"{best['layout']}, predicted {best['sec_per_it']:.3g} s/it and {best['mem_gib']:.1f} GiB",
+        fastest=f"{best['layout']}, predicted {figure(best['sec_per_it'])} s/it and {best['mem_gib']:.2f} GiB",
         sure=f"{sure}.",
         next=todo,
     )
@@ -74,11 +75,11 @@ def answer_of_rows(source: str, rows: Sequence[Measurement]) -> Answer:
             next="`trimaran plan` names layouts that fit; measure those.",
         )
     best = timed[0]
-    memory = f" and {best.row.mem_gib:.1f} GiB" if best.row.mem_gib is not None else ""
+    memory = f" and {best.row.mem_gib:.2f} GiB" if best.row.mem_gib is not None else ""
     return Answer(
         source=source,
         work=work_of(rows[0]),
-        fastest=f"{best.layout}, {best.row.sec_per_it:.3g} s/it{memory}",
+        fastest=f"{best.layout}, {figure(best.row.sec_per_it or 0.0)} s/it{memory}",
         sure=" ".join(filter(None, (_standing(timed), _scored(rows), _disturbance(rows)))),
         next=_next(timed, rows),
     )

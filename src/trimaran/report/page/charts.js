@@ -13,6 +13,15 @@ function short(text) {
   const kept = lines.slice(0, 2).map((line) => plain(line.length > LINE + 4 ? `${line.slice(0, LINE)}\u2026` : line));
   return kept.join("<br>") + (lines.length > 2 ? "\u2026" : "");
 }
+// Where a name would be cut, all bars are named by what differs between them.
+function barNames(layouts) {
+  const named = layouts.map(short);
+  const words = layouts.map((layout) => layout.split(","));
+  const apart = words.map((own) => own.filter((word) => !words.every((other) => other.includes(word))));
+  return named.some((name) => name.includes("\u2026")) && apart.every((own) => own.length) ? apart.map((own) => short(own.join(","))) : named;
+}
+// A sentence names a layout without the device of every rank, which the table has.
+const named = (one) => one.layout.replace(/,on\d[\d.-]*/, "");
 // a part has one colour in every chart, whatever other parts are shown
 const colorOf = (kind, part) => PALETTE[Object.keys(content.legend[kind]).indexOf(part) % PALETTE.length];
 // neighbours differ in their dashes too
@@ -37,6 +46,7 @@ chart("front", "Time against memory", () => {
   const front = [];
   for (const one of [...all].sort((a, b) => a.mem_gib - b.mem_gib || seconds(a) - seconds(b)))
     if (!front.length || seconds(one) < seconds(front[front.length - 1])) front.push(one);
+  const fastest = front[front.length - 1];
   const groups = new Map();
   const bySource = differs("source");
   const group = (one) => (bySource ? one.source : `TP ${one.tp}`);
@@ -57,9 +67,11 @@ chart("front", "Time against memory", () => {
   const drawn = all.length > DRAWN ? ` ${DRAWN.toLocaleString("en")} of ${all.length.toLocaleString("en")} are drawn.` : "";
   return {
     traces, layout: { xaxis: axis("memory of the fullest rank, GiB"), yaxis: axis(state.sameBatch ? "seconds an iteration" : "seconds a sample"), shapes },
-    said: `${front.length} of ${all.length.toLocaleString("en")} layouts are on the front: no other is both faster and smaller. ` +
-      `It goes from ${front[0].layout} (${front[0].mem_gib.toFixed(1)} GiB) to ${front[front.length - 1].layout} ` +
-      `(${significant(4)(front[front.length - 1].sec_per_it)} s/it).` + drawn + (near ? ` The dotted line is the device's ${limit} GiB.` : ""),
+    said: (front.length === 1
+      ? `${named(fastest)} is both the fastest and the smallest of ${all.length.toLocaleString("en")} layouts.`
+      : `${front.length} of ${all.length.toLocaleString("en")} layouts are on the front: no other is both faster and smaller. ` +
+        `It goes from ${named(front[0])} (${front[0].mem_gib.toFixed(2)} GiB) to ${named(fastest)} ` +
+        `(${significant(4)(fastest.sec_per_it)} s/it).`) + drawn + (near ? ` The dotted line is the device's ${limit} GiB.` : ""),
   };
 });
 
@@ -70,7 +82,7 @@ chart("parts", "Where the time goes", () => {
   const names = Object.keys(listed[0].time_s).filter((part) => listed.some((one) => one.time_s[part] > 0));
   // two rows may carry one layout (two sources, two networks): bars are placed by number and named by layout
   const places = listed.map((_, i) => i);
-  const named = listed.map((one) => short(one.layout));
+  const bars = barNames(listed.map((one) => one.layout));
   const traces = names.map((part) => ({
     type: "bar", orientation: "h", name: part, marker: { color: colorOf("time_s", part) }, y: places, x: listed.map((one) => one.time_s[part]),
     customdata: listed.map((one) => one.id), hovertemplate: `${part}: %{x:.4g} s<extra></extra>`,
@@ -80,12 +92,12 @@ chart("parts", "Where the time goes", () => {
   const largest = names.reduce((a, b) => (first.time_s[a] >= first.time_s[b] ? a : b));
   return {
     // the names of neighbours would run into each other in a narrow window
-    traces, says: content.legend.time_s, least: `${90 + listed.length * (named.some((name) => name.includes("<br>")) ? 26 : 16)}px`,
+    traces, says: content.legend.time_s, least: `${90 + listed.length * (bars.some((name) => name.includes("<br>")) ? 26 : 16)}px`,
     layout: {
       barmode: "stack", xaxis: axis("predicted s/it"),
-      yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: named, tickfont: { size: 9 } },
+      yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: bars, tickfont: { size: 9 } },
     },
-    said: `Predicted parts of the first ${listed.length} layouts of the table. ${first.layout}: ` +
+    said: `Predicted parts of the first ${listed.length} layouts of the table. ${named(first)}: ` +
       names.map((part) => [part, first.time_s[part] / total]).filter(([, share]) => share >= 0.005)
         .map(([part, share]) => `${part} ${(share * 100).toFixed(0)}%`).join(", ") + `; most in ${largest}.`,
   };
@@ -110,7 +122,7 @@ chart("memory", "Memory of each stage", () => {
       barmode: "stack", xaxis: axis("pipeline stage", { dtick: stages.length > 16 ? 4 : 1 }), yaxis: axis("GiB"),
       shapes: near ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: limit, y1: limit, line: { dash: "dot", color: "#c23b3b" } }] : [],
     },
-    said: `${one.layout}: stage ${fullest} is the fullest, ${totals[fullest].toFixed(2)} GiB predicted` + (limit === null ? "." : ` of ${limit} GiB.`),
+    said: `${named(one)}: stage ${fullest} is the fullest, ${totals[fullest].toFixed(2)} GiB predicted` + (limit === null ? "." : ` of ${limit} GiB.`),
   };
 });
 
@@ -132,7 +144,7 @@ chart("predicted", "Predicted against measured", () => {
     ],
     layout: { xaxis: axis("measured, s/it", { type: "log" }), yaxis: axis("predicted, s/it", { type: "log" }) },
     said: `Predictions are off by ${((errors.reduce((a, b) => a + b) / errors.length) * 100).toFixed(1)}% on average over ${both.length} rows; ` +
-      `furthest off is ${worst.layout}, ${(Math.max(...errors) * 100).toFixed(0)}%.`,
+      `furthest off is ${named(worst)}, ${(Math.max(...errors) * 100).toFixed(0)}%.`,
   };
 });
 
@@ -176,7 +188,7 @@ chart("losses", "Loss", () => {
       hovertemplate: `${plain(one.layout)}<br>step %{x}: %{y:.4f}<extra></extra>`,
     })),
     layout: { xaxis: axis("step"), yaxis: axis("nats a token") },
-    said: `Loss of the first ${curves.length} layouts of the table; ${curves[0].layout} goes from ${curves[0].losses[0].toFixed(3)} to ` +
+    said: `Loss of the first ${curves.length} layouts of the table; ${named(curves[0])} goes from ${curves[0].losses[0].toFixed(3)} to ` +
       `${curves[0].losses[curves[0].losses.length - 1].toFixed(3)} in ${1 + (curves[0].losses.length - 1) * curves[0].loss_every} steps.`,
   };
 });

@@ -25,6 +25,15 @@ function axis(title, more = {}) {
   return { ...chartLook(style).xaxis, title: { text: title, standoff: 8 }, ...more };
 }
 
+// A chart is as large as its place, also where that changes without the window: Plotly looks at the window alone.
+const roomOf = (plot) => ({ width: plot.clientWidth, height: plot.clientHeight });
+const drawnAgain = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const room = roomOf(target), drawn = target.layout;
+    if (drawn && room.width && (drawn.width !== room.width || drawn.height !== room.height)) Plotly.relayout(target, room);
+  }
+});
+
 // What a click on a point of a chart does.
 let onPoint = () => {};
 const charts = [];
@@ -33,6 +42,7 @@ function chart(id, title, build) {
   const plot = element("div", { class: "plot", id, role: "img", "aria-labelledby": `${id}-said` });
   figure.append(element("h2", { id: `${id}-title` }, title), element("ul", { class: "legend" }), plot, element("figcaption", { id: `${id}-said` }));
   $("#charts").append(figure);
+  drawnAgain.observe(plot);
   charts.push({ id, figure, plot, build });
 }
 
@@ -44,11 +54,11 @@ function drawCharts() {
   placeCharts();
   for (const [{ id, figure, plot }, made] of built) {
     if (made === null) continue;
-    const layout = {
-      ...chartLook(style), margin: { l: 50, r: 12, t: 10, b: 44 }, showlegend: false, ...made.layout,
-    };
     drawLegend(figure.querySelector(".legend"), made.traces, made.says);
     plot.style.minHeight = made.least ?? "";
+    const layout = {
+      ...chartLook(style), ...roomOf(plot), margin: { l: 50, r: 12, t: 10, b: 44 }, showlegend: false, ...made.layout,
+    };
     Plotly.react(plot, made.traces, layout, CHART_CONFIG);
     if (!plot.wired) {
       plot.on("plotly_click", (event) => onPoint(id, event.points[0].customdata));
@@ -92,9 +102,18 @@ $("#theme").addEventListener("click", () => changeTheme(document.documentElement
 const preferred = matchMedia("(prefers-color-scheme: dark)");
 preferred.addEventListener("change", (event) => changeTheme(event.matches));
 setTheme(preferred.matches);
-// charts are drawn light on paper
-addEventListener("beforeprint", () => changeTheme(false));
-addEventListener("afterprint", () => changeTheme(preferred.matches));
+// on paper, whose width is told to no script, charts are light and of one width
+const root = document.documentElement.dataset;
+let darkOnScreen = false;
+addEventListener("beforeprint", () => {
+  darkOnScreen = root.theme === "dark";
+  root.paper = "";
+  changeTheme(false);
+});
+addEventListener("afterprint", () => {
+  delete root.paper;
+  changeTheme(darkOnScreen);
+});
 
 // What stands above the charts.
 $("h1").textContent = content.title;
