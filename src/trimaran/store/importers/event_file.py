@@ -8,6 +8,7 @@ read here, since planning does without the package `tensorboard`. Checksums are 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,24 @@ def event_files(path: Path) -> list[Path]:
         return []
     with open_file(path, str(path), None) as file:
         return [path] if _VERSION in file.read(64) else []
+
+
+def event_runs(folder: Path) -> list[Path]:
+    """The folders at and below a folder that hold event files: TensorBoard shows each of them as a run.
+
+    Those without a scalar, as a Trainer makes for its hyperparameters, are left out where others have one.
+    """
+    below = (Path(at) for at, _, _ in os.walk(folder))
+    runs = sorted(run for run in below if event_files(run))
+    return [run for run in runs if any(_has_scalars(file) for file in event_files(run))] or runs
+
+
+def _has_scalars(path: Path) -> bool:
+    """Whether a file holds a scalar; one that cannot be read may hold some."""
+    try:
+        return next(_events(path), None) is not None
+    except TrimaranError:
+        return True
 
 
 def event_text(files: list[Path]) -> str:
