@@ -112,6 +112,20 @@ def test_an_event_file_that_is_being_written_is_read_up_to_its_last_whole_record
     assert only(path, "tensorboard").step_times_s == (4.0, 0.5)
 
 
+def test_an_event_file_of_any_size_is_read_without_its_images(tmp_path: Path) -> None:
+    path = events(tmp_path / "events.out.tfevents.1", megatron({1: 4.0, 2: 0.5}))
+    scalars, more = path.read_bytes(), events(tmp_path / "more", megatron({3: 0.25})).read_bytes()
+    image = 2**40  # a hole in the file: nothing of it may be read
+    with path.open("wb") as file:
+        file.write(scalars + struct.pack("<QI", image, 0))
+        file.seek(image, 1)
+        file.write(bytes(4) + more)
+    assert only(path, "tensorboard").step_times_s == (4.0, 0.5, 0.25)
+    with path.open("r+b") as file:
+        file.truncate(len(scalars) + image)  # the image is still being written
+    assert only(path, "tensorboard").step_times_s == (4.0, 0.5)
+
+
 @pytest.mark.parametrize(("mark", "times"), [("train/epoch", (2.5, 2.5)), ("val/accuracy", ())])
 def test_steps_of_a_tracker_are_the_trainings_where_the_trainer_is_known(
     tmp_path: Path, mark: str, times: tuple[float, ...]
