@@ -17,7 +17,7 @@ import pytest
 
 from processes import bound_by_permissions
 from trial_helpers import LIMITS, fake_worker, processes_that_name
-from trimaran.bench.sweep import Prediction, Progress, run_sweep
+from trimaran.bench.sweep import Prediction, Progress, overlong, run_sweep
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
@@ -81,6 +81,14 @@ def assert_no_process_is_left(folder: Path) -> None:
     while processes_that_name(str(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_that_name(str(folder)) == []
+
+
+def test_trials_without_time_for_their_steps_are_counted_and_the_longest_is_named() -> None:
+    trials = [(parse_layout(text), sec) for text, sec in zip(LAYOUTS[:3], (9.0, 11.0, 12.0), strict=True)]
+    sentence = overlong(trials, 10, 100.0) or ""
+    assert "100 s is shorter than the 10 steps of 2 of 3 trials" in sentence
+    assert f"120 s of {trials[2][0]}" in sentence and "raise it" in sentence
+    assert overlong(trials, 10, 120.0) is None and overlong([], 10, 1.0) is None
 
 
 def test_a_sweep_killed_by_signal_9_goes_on_and_repeats_and_loses_nothing(folder: Path) -> None:

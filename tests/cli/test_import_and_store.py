@@ -44,6 +44,31 @@ def test_importing_again_adds_nothing(published: str) -> None:
     assert len(listed(published)) == 127
 
 
+def test_runs_below_a_folder_are_told_each_by_a_name_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for name, seconds in (("a/run", 0.5), ("b/run", 0.25)):
+        writer = SummaryWriter(str(tmp_path / "tb" / name))
+        for step in (1, 2, 3):
+            for tag, value in (("batch-size", 64.0), ("lm loss", 9.0 - step * seconds), ("iteration-time", seconds)):
+                writer.add_scalar(tag, value, step)
+        writer.close()
+    store = str(tmp_path / "s.sqlite")
+    command = ["import", str(tmp_path / "tb"), "--into", store, "--model", "gpt2-124m", "--layout", "dp8,mbs4,bf16"]
+    stated = ["--set", "seq_len=1024", "--format", "json"]
+    for added in (1, 0):
+        done = run(*command, *stated)
+        told = [(row["file"], row["rows"], row["added"]) for row in json.loads(done.stdout)]
+        assert told == [("tb/a/run", 1, added), ("tb/b/run", 1, added)], done.stderr
+    assert {row["from"]: row["sec_per_it"] for row in listed(store)} == {"tb/a/run log 1": 0.5, "tb/b/run log 1": 0.25}
+    (tmp_path / "tb/b/run").rename(tmp_path / "tb/b/broken")
+    (events,) = (tmp_path / "tb/b/broken").iterdir()
+    events.write_bytes(events.read_bytes().replace(b"\x0a\x0eiteration-time", b"\x0a\x7fiteration-time"))
+    done = run(*command, *stated)
+    assert done.returncode == 2 and "1 of 2 files are not imported" in done.stderr and "tb/b/broken" in done.stderr
+
+
 def test_repairs_are_asked_for_one_by_one(tmp_path: Path) -> None:
     store = str(tmp_path / "s.sqlite")
     command = [TRIMARAN, "import", FUGAKU, "--into", store, "--repairs", "ask"]

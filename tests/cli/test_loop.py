@@ -55,6 +55,20 @@ def test_a_sweep_that_waits_for_one_that_is_stopped_says_so_once_and_how_to_go_o
     assert any("kept from before" in line for line in told)
 
 
+def test_trials_without_time_for_their_steps_are_told_in_one_line_before_the_first(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, LAYOUTS[:2])
+    text = recipe.read_text().replace("steps = 3\n", "steps = 100_000\ntimeout_s = 0.5\n")
+    recipe.write_text(text.replace("_trials = 4", "_trials = 2"))
+    told = "sweep.timeout_s 0.5 s is shorter than the 100000 steps of 2 of 2 trials are predicted to take, "
+    for arguments, times in (("bench",), 1), (("bench",), 0), (("tune", "--no-train", "--retry", "timeout"), 1):
+        done = run(*arguments, str(recipe), cwd=tmp_path)
+        before, *_ = done.stderr.split("trial 1 of")
+        assert done.returncode == 2 and done.stderr.count(told) == before.count(told) == times, done.stderr
+        assert ("raise it or lower sweep.steps" in before) is bool(times)
+    recipe.write_text(text.replace("steps = 100_000", "steps = 3").replace("timeout_s = 0.5", "timeout_s = 60"))
+    assert "sweep.timeout_s" not in run("bench", str(recipe), cwd=tmp_path).stderr
+
+
 @pytest.mark.proof
 def test_a_killed_tuning_repeats_and_loses_no_finished_trial_and_then_trains(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, LAYOUTS)

@@ -13,7 +13,7 @@ import pytest
 
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.store.importers.formats import Asked, Imported, import_file
+from trimaran.store.importers.formats import Asked, Imported, import_file, sources_of
 from trimaran.store.importers.profile import typed_cells
 
 CELLS: dict[str, str | int | float] = {
@@ -78,6 +78,26 @@ def test_event_files_that_pytorch_writes_are_read(tmp_path: Path) -> None:
     assert (row.step_times_s[:2], row.losses, row.mem_gib) == ((2.0, 1.0), (7.5, 6.5, 5.5), 13.0)
 
 
+def test_a_batch_that_grows_is_told_by_points_of_its_own(tmp_path: Path) -> None:
+    """Megatron writes `batch-size` before the loss of its step, each as an event (training_log)."""
+    scalars = [("batch-size", step, 32.0 if step < 3 else 64.0, float(step)) for step in (1, 2, 3, 4, 5)]
+    path = events(tmp_path / "events.out.tfevents.1", [*scalars, *megatron({1: 4.0, 2: 0.5, 3: 0.5, 4: 0.25})])
+    found = import_file(path, Asked(given=typed_cells({**CELLS, "gbs": ""})))
+    assert [(row.gbs, row.step_times_s) for row in found.rows] == [(32, (4.0, 0.5)), (64, (0.5, 0.25))]
+
+
+def test_a_folder_gives_a_run_for_each_folder_of_event_files_below_it(tmp_path: Path) -> None:
+    runs = {"tb": 0.5, "tb/wide": 0.25, "tb/old/wide": 0.125}
+    for folder, seconds in runs.items():
+        events(tmp_path / folder / "events.out.tfevents.1", megatron({1: 4.0, 2: seconds}))
+    events(tmp_path / "tb/wide/1650000000.5/events.out.tfevents.1", [])  # as of a Trainer's hyperparameters
+    (tmp_path / "tb/notes").mkdir()
+    named = sources_of([tmp_path / "tb"])
+    rows = [import_file(path, Asked(given=typed_cells(CELLS)), source=name).rows for path, name in named.items()]
+    assert {row.source: row.step_times_s[1] for (row,) in rows} == runs
+    assert list(sources_of([tmp_path / "tb/notes"]).values()) == ["notes"], "what is no run is told by its import"
+
+
 def test_a_run_that_was_started_again_counts_steps_as_they_were_made_last(tmp_path: Path) -> None:
     events(tmp_path / "events.out.tfevents.1", megatron({1: 4.0, 2: 0.5, 3: 0.5, 4: 0.5}))
     events(tmp_path / "events.out.tfevents.2", megatron({3: 6.0, 4: 0.25, 5: 0.25}, start=100.0))
@@ -89,6 +109,20 @@ def test_a_run_that_was_started_again_counts_steps_as_they_were_made_last(tmp_pa
 def test_an_event_file_that_is_being_written_is_read_up_to_its_last_whole_record(tmp_path: Path) -> None:
     path = events(tmp_path / "events.out.tfevents.1", megatron({1: 4.0, 2: 0.5}))
     path.write_bytes(path.read_bytes()[:-7])
+    assert only(path, "tensorboard").step_times_s == (4.0, 0.5)
+
+
+def test_an_event_file_of_any_size_is_read_without_its_images(tmp_path: Path) -> None:
+    path = events(tmp_path / "events.out.tfevents.1", megatron({1: 4.0, 2: 0.5}))
+    scalars, more = path.read_bytes(), events(tmp_path / "more", megatron({3: 0.25})).read_bytes()
+    image = 2**40  # a hole in the file: nothing of it may be read
+    with path.open("wb") as file:
+        file.write(scalars + struct.pack("<QI", image, 0))
+        file.seek(image, 1)
+        file.write(bytes(4) + more)
+    assert only(path, "tensorboard").step_times_s == (4.0, 0.5, 0.25)
+    with path.open("r+b") as file:
+        file.truncate(len(scalars) + image)  # the image is still being written
     assert only(path, "tensorboard").step_times_s == (4.0, 0.5)
 
 

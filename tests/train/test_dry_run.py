@@ -237,6 +237,7 @@ def test_a_plan_s_best_layouts_are_traced_with_or_without_a_recipe(tmp_path: Pat
     assert done.exception is None, done.output
     headings = [line for line in done.output.splitlines() if line.endswith("on dgx-h100, one step:")]
     assert headings and all("pp2" in line for line in headings)
+    assert done.stderr.count("tracing ") == len(headings) and "tracing ranks 0, 1 of " in done.stderr
     tables = done.output[done.output.index(headings[0]) :]
     assert tables.count("(stage 0, ") == tables.count("(stage 1, ") >= 6 * len(headings)
     assert tables.count("sent along pp") == 2 * len(headings)

@@ -62,6 +62,32 @@ class Prediction:
     mem_gib: float
 
 
+def kept_row(
+    recipe: Recipe, cluster: Cluster, layout: Layout, store: Store, *, variant: Variant, retry: frozenset[Status]
+) -> Measurement | None:
+    """The stored row that a sweep keeps in place of running this trial; None where it runs it."""
+    nowhere = Path()
+    trial = prepare_trial(recipe, cluster, layout, data_dir=nowhere, work_dir=nowhere, variant=variant)
+    row = store.trial(trial.key)
+    return None if row is None or row.status in retry | NOT_OF_THE_LAYOUT else row
+
+
+def overlong(trials: Sequence[tuple[Layout, float]], steps: int, timeout_s: float) -> str | None:
+    """What to say before trials start of which some have no time for their steps; None where all have.
+
+    `trials` are the layouts that are to run, with the seconds that a step of each is predicted to take.
+    """
+    longer = [(sec_per_it * steps, layout) for layout, sec_per_it in trials if sec_per_it * steps > timeout_s]
+    if not longer:
+        return None
+    seconds, longest = max(longer, key=lambda one: one[0])
+    return (
+        f"sweep.timeout_s {timeout_s:g} s is shorter than the {steps} steps of {len(longer)} of {len(trials)} trials "
+        f"are predicted to take, {seconds:,.0f} s of {longest}, start-up not counted: raise it or lower sweep.steps, "
+        f"or these trials end as timeout"
+    )
+
+
 def run_sweep(
     recipe: Recipe,
     cluster: Cluster,

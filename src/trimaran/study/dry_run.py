@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,18 @@ _MOVED_BY_REPLICAS = {**_MOVED, "all_to_all": 0.5}
 Row = dict[str, Any]
 
 
-def dry_run(case: Case, train: TrainSettings, layout: Layout, rank: int | None = None) -> list[Row]:
+def dry_run(
+    case: Case,
+    train: TrainSettings,
+    layout: Layout,
+    rank: int | None = None,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
     """Rows of each traced rank: what it holds, computes and sends, traced and planned.
 
-    One rank of each kind is traced, or `rank` alone. Raises TrimaranError where the case is none that can be traced,
-    the layout breaks a rule or has no such rank.
+    One rank of each kind is traced, or `rank` alone; which ones, is said, since each may take minutes. Raises
+    TrimaranError where the case is none that can be traced, the layout breaks a rule or has no such rank.
     """
     refuse_untraceable(case)
     workload, stack = case.workload, case.stack
@@ -48,6 +55,8 @@ def dry_run(case: Case, train: TrainSettings, layout: Layout, rank: int | None =
     )  # fmt: skip
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     ranks = (rank,) if rank is not None else _one_of_each_kind(layout, grid, workload.model.dense_layers)
+    batches = layout.micro_batches(workload.global_batch)
+    say(f"tracing ranks {', '.join(map(str, ranks))} of {layout}; micro-batches of each: {batches}")
     rows = []
     for traced in _trace(DryRunJob(job=job, ranks=ranks)):
         own = layout.all_as(layout.coordinate("dp", traced.rank))

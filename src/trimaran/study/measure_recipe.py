@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from trimaran.bench.launch.network.shaped_launcher import require_shaping
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.recorded import record_timeline
-from trimaran.bench.sweep import Prediction, Progress, run_sweep
+from trimaran.bench.sweep import Prediction, Progress, kept_row, overlong, run_sweep
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.layout.layout import Layout
@@ -58,6 +58,14 @@ def measure_recipe(
     with Store(workspace.store) as store:
         for cluster in clusters:
             predictions = predicted(recipe, cluster, layouts)
+            to_run = [
+                (layout, predictions[layout].sec_per_it)
+                for layout in layouts
+                for variant in variants
+                if kept_row(recipe, cluster, layout, store, variant=variant, retry=retry) is None
+            ]
+            if sentence := overlong(to_run, recipe.sweep.steps, recipe.sweep.timeout_s):
+                say(sentence)
             with (
                 launcher_of(recipe.sweep, cluster, say) as launcher,
                 show(len(layouts) * len(variants)) as on_progress,

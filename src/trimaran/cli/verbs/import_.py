@@ -54,7 +54,10 @@ class ImportFormat(StrEnum):
 def import_(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Logs, Markdown documents or CSV tables; or measured links.", metavar="[FILE...]"),
+        typer.Argument(
+            help="Logs, Markdown documents, CSV tables, or folders of TensorBoard's runs; or measured links.",
+            metavar="[FILE...]",
+        ),
     ] = None,
     into: Annotated[
         Path | None,
@@ -150,12 +153,13 @@ def _import_runs(
     from trimaran.nouns.noun import TrimaranError
     from trimaran.report.tables import Field, render
     from trimaran.store import Store
-    from trimaran.store.importers.formats import Asked
+    from trimaran.store.importers.formats import Asked, sources_of
     from trimaran.store.importers.profile import load_profile
     from trimaran.store.importers.same_run import mark_ranks
 
     stated = load_profile(profile) if profile is not None else None
-    read, failed = _read_each(files, Asked(stated, given, _accept(repairs)), source_format)
+    names = sources_of(files)
+    read, failed = _read_each(names, Asked(stated, given, _accept(repairs)), source_format)
     # all files are read before the first row is stored, so that a mistake in what is stated of them leaves no store
     with Store(into) as store:
         stored = store.showing(row for imported in read.values() for row in imported.rows)
@@ -163,14 +167,14 @@ def _import_runs(
         read = {path: replace(each, rows=rows) for (path, each), rows in zip(read.items(), marked, strict=True)}
         added = [store.add_new(imported.rows) for imported in read.values()]
     for path, imported in read.items():
-        _tell(path, imported)
+        _tell(names[path], imported)
     tell_each([f"not imported: {reason}" for reason in failed.values()])
-    lines = [_record(path, read[path], count) for path, count in zip(read, added, strict=True)]
-    names = ("file", "format", "profile", "rows", "added", "refused", "flagged")
-    fields = [Field(name, name.capitalize(), left=name not in ("rows", "added", "refused")) for name in names]
+    lines = [_record(names[path], read[path], count) for path, count in zip(read, added, strict=True)]
+    columns = ("file", "format", "profile", "rows", "added", "refused", "flagged")
+    fields = [Field(name, name.capitalize(), left=name not in ("rows", "added", "refused")) for name in columns]
     tell(render(lines, fields, form.value))
     if failed:
-        names_of_failed = ", ".join(path.name for path in failed)
+        names_of_failed = ", ".join(names[path] for path in failed)
         raise TrimaranError(
             f"{len(failed)} of {len(read) + len(failed)} files are not imported, for what is said above, and the "
             f"others are: {names_of_failed}"
@@ -178,7 +182,7 @@ def _import_runs(
 
 
 def _read_each(
-    files: list[Path], asked: Asked, source_format: ImportFormat
+    names: dict[Path, str], asked: Asked, source_format: ImportFormat
 ) -> tuple[dict[Path, Imported], dict[Path, str]]:
     """What was read of each file, and of those that cannot be read why; raises TrimaranError where there is no row."""
     from trimaran.nouns.noun import TrimaranError
@@ -186,17 +190,17 @@ def _read_each(
 
     read: dict[Path, Imported] = {}
     failed: dict[Path, str] = {}
-    for path in files:
+    for path, name in names.items():
         try:
-            read[path] = import_file(path, asked, source_format.value)
+            read[path] = import_file(path, asked, source_format.value, name if path.is_dir() else "")
         except TrimaranError as error:
-            if len(files) == 1:
+            if len(names) == 1:
                 raise
             failed[path] = str(error)
     if not any(imported.rows for imported in read.values()):
         reasons = [*failed.values(), *(reason for imported in read.values() for reason in imported.refused)]
-        names_of_files = ", ".join(path.name for path in files)
-        raise TrimaranError(f"no row of {names_of_files} can be imported; the first: {(reasons or ['it has none'])[0]}")
+        files = ", ".join(names.values())
+        raise TrimaranError(f"no row of {files} can be imported; the first: {(reasons or ['it has none'])[0]}")
     return read, failed
 
 
@@ -305,19 +309,19 @@ def _ask(proposal: str) -> bool:
         raise TrimaranError("no answer, so nothing is imported: --repairs keep or accept asks nothing") from None
 
 
-def _tell(path: Path, imported: Imported) -> None:
+def _tell(name: str, imported: Imported) -> None:
     """What was not taken as it stands, on the error stream."""
-    tell_each([f"{path.name}: {remark}" for remark in imported.remarks])
-    tell_each([f"{path.name}: refused {reason}" for reason in imported.refused])
+    tell_each([f"{name}: {remark}" for remark in imported.remarks])
+    tell_each([f"{name}: refused {reason}" for reason in imported.refused])
     if imported.unread:
-        tell_each([f"{path.name}: columns not read: {', '.join(imported.unread)}"])
-    tell_each([f"{path.name}: kept {proposal} (--repairs accept)" for proposal in imported.proposals])
+        tell_each([f"{name}: columns not read: {', '.join(imported.unread)}"])
+    tell_each([f"{name}: kept {proposal} (--repairs accept)" for proposal in imported.proposals])
 
 
-def _record(path: Path, imported: Imported, added: int) -> dict[str, object]:
+def _record(name: str, imported: Imported, added: int) -> dict[str, object]:
     flagged = Counter(row.quality for row in imported.rows if row.quality != "ok")
     return {
-        "file": path.name,
+        "file": name,
         "format": imported.format,
         "profile": imported.profile or None,
         "rows": len(imported.rows),

@@ -140,7 +140,9 @@ def _refuse_check(case: Case, form: OutputFormat) -> None:
     """Before a long search: what --check cannot trace or print."""
     from trimaran.nouns.noun import TrimaranError
     from trimaran.study.dry_run import refuse_untraceable
+    from trimaran.study.torch_programs import require_torch
 
+    require_torch("--check")
     if form is not OutputFormat.table:
         raise TrimaranError(
             f"--check prints tables of what it traced, not --format {form.value}: leave one of them out"
@@ -150,9 +152,10 @@ def _refuse_check(case: Case, form: OutputFormat) -> None:
 
 def _check(question: PlanQuestion, planned: Plan) -> None:
     """Trace the layouts that a plan names to measure, each after the other, as `train --dry-run` does."""
+    from trimaran.cli.live_progress import say
     from trimaran.report.dry_run import dry_run_table
     from trimaran.study.dry_run import dry_run
 
     case = question.case
     for layout in planned.measure:
-        tell("\n" + dry_run_table(layout, case.cluster.name, dry_run(case, question.train, layout)))
+        tell("\n" + dry_run_table(layout, case.cluster.name, dry_run(case, question.train, layout, say=say)))

@@ -71,10 +71,11 @@ def train(
 
 def _traced(recipe: Recipe, workspace: Workspace, layout: Layout | None, rank: int | None) -> str:
     """A table of what a dry run traced, on the stated or the fastest measured layout, or else on the planned one."""
+    from trimaran.cli.live_progress import say
     from trimaran.report.dry_run import dry_run_table
     from trimaran.study.dry_run import case_to_trace, dry_run
     from trimaran.study.train_recipe import planned_layout
 
     case = case_to_trace(recipe, workspace)
     chosen = layout or planned_layout(recipe, case.cluster)
-    return dry_run_table(chosen, case.cluster.name, dry_run(case, recipe.train, chosen, rank))
+    return dry_run_table(chosen, case.cluster.name, dry_run(case, recipe.train, chosen, rank, say=say))

@@ -8,17 +8,21 @@ read here, since planning does without the package `tensorboard`. Checksums are 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
-from trimaran.files.user_file import open_file, read_bytes
+from trimaran.files.user_file import open_file
 from trimaran.nouns.noun import TrimaranError
 
 # Names of a point beside its scalars: the trainer's step, its clock in seconds, and which start of the run it is of.
 STEP, CLOCK, START = "_step", "_timestamp", "_start"
 
-_MAX_BYTES = 256 * 1024 * 1024
+_MAX_TEXT = 256 * 1024 * 1024
+# What is longer is an image, a graph or an embedding, and is passed over.
+_MAX_RECORD = 16 * 1024 * 1024
 _VERSION = b"brain.Event:"
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _FLOAT, _DOUBLE = 1, 2  # `DataType` of tensors
@@ -35,36 +39,77 @@ def event_files(path: Path) -> list[Path]:
         return [path] if _VERSION in file.read(64) else []
 
 
+def event_runs(folder: Path) -> list[Path]:
+    """The folders at and below a folder that hold event files: TensorBoard shows each of them as a run.
+
+    Those without a scalar, as a Trainer makes for its hyperparameters, are left out where others have one.
+    """
+    below = (Path(at) for at, _, _ in os.walk(folder))
+    runs = sorted(run for run in below if event_files(run))
+    return [run for run in runs if any(_has_scalars(file) for file in event_files(run))] or runs
+
+
+def _has_scalars(path: Path) -> bool:
+    """Whether a file holds a scalar; one that cannot be read may hold some."""
+    try:
+        return next(_events(path), None) is not None
+    except TrimaranError:
+        return True
+
+
 def event_text(files: list[Path]) -> str:
     """The scalars of event files of one run, a line for each point, in the order in which they were written.
 
-    Raises TrimaranError where a file is too large or damaged; a record that is cut off, as at the end of a file that is
-    being written, is left out.
+    Files may be of any size. Raises TrimaranError where one is damaged, or where their scalars alone are too many; a
+    record that is cut off, as at the end of a file that is being written, is left out.
     """
-    lines = []
+    lines, size = [], 0
     for start, path in enumerate(files):
         for clock, step, values in _events(path):
-            point = {START: start, STEP: step, CLOCK: clock, **values}
-            lines.append(json.dumps(point, allow_nan=True) + "\n")
+            lines.append(json.dumps({START: start, STEP: step, CLOCK: clock, **values}, allow_nan=True) + "\n")
+            size += len(lines[-1])
+            if size > _MAX_TEXT:
+                raise TrimaranError(
+                    f"{path} has more scalars than the {_MAX_TEXT // 2**20} MiB that are read: export those of the "
+                    f"loss and the step's time as JSON or CSV"
+                )
     return "".join(lines)
 
 
 def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float]]]:
-    raw = read_bytes(path, str(path), _MAX_BYTES)
+    """Clock, step and scalars of each record that has one."""
     at = 0
-    while at + 12 <= len(raw):
-        (length,) = struct.unpack_from("<Q", raw, at)
-        if at + 12 + length > len(raw):
-            return
+    with open_file(path, str(path), None) as file:
         try:
-            clock, step, values = _event(raw[at + 12 : at + 12 + length])
+            while record := _record(file):
+                length, content = record
+                clock, step, values = _event(content)
+                if values:
+                    yield clock, step, values
+                at += 12 + length + 4
         except (ValueError, struct.error):
             raise TrimaranError(
                 f"{path} is damaged at byte {at}: export its scalars as CSV, or name another file"
             ) from None
-        if values:
-            yield clock, step, values
-        at += 12 + length + 4
+        except OSError as error:
+            raise TrimaranError(f"{path} cannot be read: {error.strerror or error}; check the path") from None
+
+
+def _record(file: BufferedReader) -> tuple[int, bytes] | None:
+    """The next record's length and content, which is empty where it is too long; None where no whole one follows."""
+    head = file.read(12)
+    if len(head) < 12:
+        return None
+    (length,) = struct.unpack_from("<Q", head)
+    if length > os.fstat(file.fileno()).st_size - file.tell():
+        return None
+    if length > _MAX_RECORD:
+        file.seek(length, os.SEEK_CUR)
+        content = b""
+    else:
+        content = file.read(length)
+    file.read(4)
+    return length, content
 
 
 def _event(record: bytes) -> tuple[float, int, dict[str, float]]:

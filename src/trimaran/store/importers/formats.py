@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trimaran.store.importers import csv_table, markdown
 from trimaran.store.importers.document_rows import Reading, read_document
 from trimaran.store.importers.doubts import examine
 from trimaran.store.importers.draft import Accept, Draft, finish
-from trimaran.store.importers.event_file import event_files, event_text
+from trimaran.store.importers.event_file import event_files, event_runs, event_text
 from trimaran.store.importers.links import read_links as links
 from trimaran.store.importers.links.read_links import TOOLS
 from trimaran.store.importers.logs import (
@@ -123,10 +123,21 @@ FORMATS: tuple[Format, ...] = (
 _SPOILT = {"csv": REPLACED, "markdown": CUT}
 
 
-def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
+def sources_of(paths: Sequence[Path]) -> dict[Path, str]:
+    """What is imported for each path, and how it is called: a folder of TensorBoard's gives all runs that lie in it."""
+    named: dict[Path, str] = {}
+    for path in paths:
+        runs = event_runs(path) if path.is_dir() else []
+        name = path.absolute().name  # the folder `.` has one too
+        named |= {run: "/".join((name, *run.relative_to(path).parts)) for run in runs} or {path: name}
+    return named
+
+
+def import_file(path: Path, asked: Asked, form: str = "auto", source: str = "") -> Imported:
     """Read a file of any format (`form` names one) into rows; doubtful ones are flagged or repaired as asked.
 
-    Raises TrimaranError where the file cannot be read, is empty, or is of no known format.
+    Rows tell it as their `source`, by default the file's name without its ending. Raises TrimaranError where the file
+    cannot be read, is empty, or is of no known format.
     """
     events = event_files(path)
     text = event_text(events) if events else read_text(path, strict=form in ("csv", "markdown"))
@@ -144,7 +155,7 @@ def import_file(path: Path, asked: Asked, form: str = "auto") -> Imported:
     finished: list[Measurement | str] = []
     reading.drafts.reverse()
     while reading.drafts:  # a draft goes when its row is there: a table may have 100,000 of both
-        finished.append(finish(reading.drafts.pop(), path.stem))
+        finished.append(finish(reading.drafts.pop(), source or path.stem))
     return Imported(
         rows=tuple(with_key(row) for row in finished if isinstance(row, Measurement)),
         refused=(*reading.refused, *(row for row in finished if isinstance(row, str))),

@@ -100,7 +100,10 @@ def _unpacked(raw: bytes, path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise TrimaranError(f"{path} begins as gzip's files do, and cannot be unpacked: {error}") from None
     if len(content) > MAX_BYTES:
-        raise TrimaranError(f"{path} unpacks to more than {MAX_BYTES // 2**20} MiB, the most that is read of a file")
+        raise TrimaranError(
+            f"{path} unpacks to more than the {MAX_BYTES // 2**20} MiB that are read: keep the lines of its trainer, "
+            f"as by zcat {path.name} | grep -av NCCL > less.log"
+        )
     return content
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trimaran.bench.launchers import launcher_of
-from trimaran.bench.sweep import Prediction, Progress, run_sweep
-from trimaran.bench.trial.trial import prepare_trial
+from trimaran.bench.sweep import Prediction, Progress, kept_row, overlong, run_sweep
 from trimaran.cost.calibration import save_calibration
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import nodes_of
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement, Status
+from trimaran.nouns.measurement import Measurement, Status
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
@@ -74,15 +72,22 @@ def tune_recipe(
             )  # fmt: skip
             note(candidate, row)
 
-        known = 0
+        known, to_run = 0, []
         for candidate in candidates:
-            row = None if candidate.stated else _stored_row(recipe, cluster, candidate, store)
-            if row is not None and row.status not in retry | NOT_OF_THE_LAYOUT:
+            row = kept_row(recipe, cluster, candidate.layout, store, variant=recipe.variant, retry=retry)
+            if row is None:
+                to_run.append(candidate)
+            elif not candidate.stated:
                 note(candidate, row)
                 known += 1
         if known:
             say(f"{known} further candidates were measured before and are known")
         sweep = recipe.sweep
+        # the stated ones first, then the fastest as far as can be said before anything is measured
+        to_run.sort(key=lambda candidate: (not candidate.stated, candidate.predicted_sec_per_it))
+        likely = [(candidate.layout, candidate.predicted_sec_per_it) for candidate in to_run[: sweep.max_trials]]
+        if sentence := overlong(likely, sweep.steps, sweep.timeout_s):
+            say(sentence)
         result = search(
             candidates, measure, min_trials=sweep.min_trials, max_trials=sweep.max_trials, margin=sweep.margin,
             learn=lambda tried: predict_anew(case, candidates, tried),
@@ -95,15 +100,6 @@ def tune_recipe(
     if best is None or best.row is None:
         raise _none_ran(recipe, result.tried, rows)
     return Tuned(best.layout, best.row, rows, result.verdict, cluster)
-
-
-def _stored_row(recipe: Recipe, cluster: Cluster, candidate: Candidate, store: Store) -> Measurement | None:
-    """The stored row of the very trial that the candidate would be, if there is one."""
-    nowhere = Path()
-    trial = prepare_trial(
-        recipe, cluster, candidate.layout, data_dir=nowhere, work_dir=nowhere, variant=recipe.variant
-    )  # fmt: skip
-    return store.trial(trial.key)
 
 
 def _none_ran(recipe: Recipe, tried: Sequence[Candidate], rows: Sequence[Measurement]) -> TrimaranError:

@@ -123,6 +123,7 @@ def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list
     timed = any(_seconds(at.figures, trainer) for at in merged)
     by_window = timed and trainer.window and not any(_first(at.figures, trainer.seconds) for at in merged)
     reading.sampled = timed
+    batches = _batches(points, trainer)
     before: _Merged | None = None
     for at in merged:
         again = before is not None and (at.start != before.start or at.step <= before.step)
@@ -131,12 +132,11 @@ def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list
         while reading.steps and reading.steps[-1].iteration >= at.step:
             reading.steps.pop()
         seconds = _seconds(at.figures, trainer) if timed else _since(before, at, marked)
-        gbs = _first(at.figures, ((trainer.gbs, 1.0),))
         reading.steps.append(
             Step(
                 at.step,
                 None if again else seconds,
-                int(gbs) if gbs and gbs >= 1 else None,
+                batches.get((at.start, at.step)),
                 _loss(at.figures.get(trainer.loss)),
                 _first(at.figures, ((trainer.tflops, 1.0),)),
                 _first(at.figures, ((trainer.tokens, 1.0),)),
@@ -168,6 +168,12 @@ def _by_step(points: Sequence[Point], trainer: TrackedNames) -> list[_Merged]:
             merged.append(_Merged(point.step, point.start, point.counted, point.clock))
         merged[place].figures |= point.figures
     return merged
+
+
+def _batches(points: Sequence[Point], trainer: TrackedNames) -> dict[tuple[int, int], int]:
+    """The global batch by start and step. It makes no step by itself, and event files hold it as a point of its own."""
+    told = ((point, _first(point.figures, ((trainer.gbs, 1.0),))) for point in points)
+    return {(point.start, point.step): int(gbs) for point, gbs in told if gbs is not None and gbs >= 1}
 
 
 def _seconds(figures: Mapping[str, object], trainer: TrackedNames) -> float | None:
