@@ -85,6 +85,11 @@ class LayerWork:
         computed = {name: getattr(self, name) * factor for name in ("forward", "backward", "recompute")}
         return replace(self, **computed)
 
+    def mixed(self, other: LayerWork, share: float) -> LayerWork:
+        """The mean layer where so large a share is of this kind, and the rest of another."""
+        both = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return LayerWork(**{name: share * own + (1.0 - share) * others for name, (own, others) in both.items()})
+
     def scaled(self, share: Floats) -> LayerWork:
         """All of it times a share, shape (n,)."""
         return LayerWork(**{field.name: getattr(self, field.name) * share for field in fields(self)})
