@@ -468,3 +468,17 @@ def test_layers_come_in_whole_turns_and_first_or_between() -> None:
             Model.model_validate(whole | change)
     with pytest.raises(ValueError, match="experts_every is 2, but experts is 0"):
         Model.model_validate(load_model("llama3-8b").model_dump() | {"experts_every": 2})
+
+
+def test_a_parameter_server_takes_in_the_gradients_of_experts_too() -> None:
+    """Those of no copy of an expert are nobody's to take in."""
+    model = load_model("deepseek-v2-lite")
+    wide = model.model_copy(update={"moe_ffn_hidden": 2 * model.moe_ffn_hidden})
+    cluster, stack = load_cluster("aws-p4d-24xlarge"), load_stack("trimaran")
+
+    def traffic_s(of: Model, text: str) -> float:
+        case = Case.of(Workload(model=of, seq_len=4096, global_batch=64), cluster, stack)
+        return estimate(case, parse_layout(f"{text},mbs1,bf16,ps")).time.dp
+
+    assert traffic_s(wide, "dp16,ep8") > 1.5 * traffic_s(model, "dp16,ep8")
+    assert traffic_s(wide, "dp16,ep16") < 1.4 * traffic_s(model, "dp16,ep16")  # shared experts alone

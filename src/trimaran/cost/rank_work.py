@@ -125,10 +125,11 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float
     shape = StageShape(layers, np.ones(1), *ends, dense)
     held = _number(parameters(case.model, case.stack, grid, shape))
     gradient = _number(sent_gradient_bytes(grid, case.stack))
-    if layout.dp_kind == "parameter_server":
-        return held * (gradient + _number(element_bytes(grid))) / 2
     zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
     experts = _number(expert_parameters(case.model, grid, shape)) if case.model.experts else 0.0
+    if layout.dp_kind == "parameter_server":
+        served = held - (experts if layout.size("edp") == 1 else 0.0)
+        return served * (gradient + _number(element_bytes(grid))) / 2
     parts = ((held - experts, "shard", "replicate"), (experts, "eshard", "ereplicate"))
     weight, times = _number(gathered_bytes(case, grid)), _number(grid.micro_batches)
     # of a number that ranks share out, in all-reduces

@@ -60,8 +60,11 @@ def exposed_time(iteration: IterationCost) -> Floats:
     traffic = np.where(zero == 0, reduced, scatter + gather + copied)
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
-        back = element_bytes(grid) * shared  # weights, which are narrower than the gradients in 16 bit
-        traffic = np.where(served, network.serve((gradient + back) / 2.0, replicas), traffic)
+        each = (sent + element_bytes(grid)) / 2.0  # weights go back, which are narrower than the gradients in 16 bit
+        serving = network.serve(each * shared, replicas)
+        if of_experts is not None:
+            serving = serving + network.serve(each * of_experts, expert_group(grid, network.cluster, "edp"))
+        traffic = np.where(served, serving, traffic)
     overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
     # ZeRO 2 scatters behind the backward of each micro-batch, the last one's with what follows
     earlier = np.where(zero == GRADIENTS, m - 1.0, 0.0)
