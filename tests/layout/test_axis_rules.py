@@ -51,6 +51,8 @@ def broken(layout: str, stack: Stack, model: str = "llama3-8b", seq_len: int = 8
         ("cp4", TORCHTITAN, {"whole_context": "software"}),
         ("dp8,tp2,sp", TORCHTITAN, {"whole_replicas": "software", "whole_precision": "software"}),
         ("pp2", TORCHTITAN, {"whole_precision": "software"}),
+        ("dp1,tp2,sp,zero3,fsdp", TORCHTITAN, {"whole_precision": "software"}),
+        ("dp1,tp2,cp2,sp,zero3,fsdp", TORCHTITAN, {}),
         ("dp8", TORCHTITAN, {}),
         ("cp3", MEGATRON, {"context_tokens": "arithmetic", "context_halves": "software"}),
         ("cp8192", MEGATRON, {"context_halves": "software", "devices": "machine"}),

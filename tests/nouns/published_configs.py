@@ -128,6 +128,15 @@ PUBLISHED_MIXTURES: dict[str, Config] = {
         48, 5120, 40, 8192, 202048, model_type="llama4_text", num_key_value_heads=8, head_dim=128,
         intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,
     ),
+    "Llama-4-Maverick": sizes(
+        48, 5120, 40, 8192, 202048, model_type="llama4_text", num_key_value_heads=8, head_dim=128,
+        intermediate_size_mlp=16384, num_local_experts=128, num_experts_per_tok=1, interleave_moe_layer_step=2,
+        use_qk_norm=False,
+    ),
+    "Qwen3 with every third layer of experts": sizes(
+        6, 256, 4, 512, 1024, model_type="qwen3_moe", num_key_value_heads=2, head_dim=64, num_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=128, decoder_sparse_step=3,
+    ),
     "mixtral-8x7b": sizes(
         32, 4096, 32, 14336, 32000, model_type="mixtral", num_key_value_heads=8, num_local_experts=8,
         num_experts_per_tok=2, sliding_window=None,

@@ -162,8 +162,11 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
         ({"model_type": "deepseek_v32"}, "deepseek_v32 has attention to tokens that an indexer chooses"),
         ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window is True, not False"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
-        ({"model_type": "llama4_text", "interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2, not 1"),
-        ({"model_type": "llama4_text", "moe_layers": [1, 3]}, "moe_layers is [1, 3], and a Model has its dense"),
+        (
+            {"model_type": "llama4_text", "interleave_moe_layer_step": 3},
+            "layers 4 is not a multiple of experts_every 3",
+        ),
+        ({"model_type": "llama4_text", "moe_layers": [1, 3]}, "moe_layers is [1, 3], not every 1 layers"),
         (
             {"model_type": "qwen2_moe", "moe_intermediate_size": 100},
             "shared_expert_intermediate_size is 5632, not a multiple of moe_intermediate_size 100",
@@ -257,7 +260,10 @@ def test_traits_that_contradict_each_other_are_refused(change: dict[str, int], s
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2, not 1"),
+        (
+            {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [0]},
+            "decoder_sparse_step is 2, not 1",
+        ),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "mlp_only_layers is "),
         ({"model_type": "deepseek_v3"} | LATENT | {"qk_nope_head_dim": "wide"}, "qk_nope_head_dim is 'wide'"),
     ],

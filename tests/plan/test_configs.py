@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from trimaran.api import workload_of
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
-from trimaran.files.catalogue import load_stack
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.rules import violations
 from trimaran.layout.stages import even_split
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import FOLDED, Schedule, Stack
@@ -189,8 +190,7 @@ def test_what_is_not_stated_is_named_and_nothing_is_made_up(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (f"{PLAIN} --num-experts 8 --moe-layer-freq 2", "only first layers without experts"),
-        (f"{PLAIN} --num-experts 8 --moe-layer-freq '([1]*2+[0]*22)'", "only first layers without experts"),
+        (f"{PLAIN} --num-experts 8 --moe-layer-freq '([1]*2+[0]*22)'", "only layers without experts that come first"),
         (f"{PLAIN} --num-experts 8 --moe-shared-expert-intermediate-size 100", "not a multiple of an expert's width"),
         (f"{PLAIN} --context-parallel-size 3", "TP x CP x PP = 3 does not divide 16 devices"),
         (f"{PLAIN} --context-parallel-size 2 --cp-comm-type a2a+p2p", "--cp-comm-type is 'a2a+p2p'"),
@@ -378,4 +378,48 @@ def test_megatron_deepspeeds_words_of_positions_and_stages_are_read(tmp_path: Pa
     layout, read_back, _ = read(tmp_path, script, devices=384, model="bloom-176b")
     assert read_back.model.positions == "alibi" and layout == asked
     bare = script.replace("--pad-vocab-size-to", "--padded-vocab-size")
-    assert read(tmp_path, bare, devices=384)[1].model.positions == "alibi"
+    model = read(tmp_path, bare, devices=384)[1].model
+    assert (model.positions, model.embedding_norm) == ("alibi", True)
+
+
+@pytest.mark.parametrize(
+    ("written", "fields"),
+    [
+        ("'([0]*1+[1]*1)*24'", {"experts_every": 2}),
+        ("2", {"experts_every": 2}),
+        ("'([1]*1+[0]*2)*16'", {"experts_every": 3}),
+        ("'[0,0,1]*16'", {"experts_every": 3}),
+        ("'([0]*3+[1]*45)'", {"dense_layers": 3}),
+        ("1", {}),
+    ],
+)
+def test_which_of_megatrons_layers_have_experts_is_read(tmp_path: Path, written: str, fields: dict[str, int]) -> None:
+    workload, core = workload_of("qwen3-30b-a3b", 64), STACKS["megatron-core"]
+    script = export(parse_layout("dp8,ep8,mbs1,zero1,bf16"), workload, core, "megatron-lm")
+    model = read(tmp_path, f"{script} \\\n--moe-layer-freq {written}")[1].model
+    assert {name: getattr(model, name) for name in ("experts_every", "dense_layers")} == {
+        "experts_every": 1, "dense_layers": 0, **fields,
+    }  # fmt: skip
+
+
+def test_experts_between_dense_layers_are_written_for_megatron_and_refused_by_what_trains_none(tmp_path: Path) -> None:
+    whole = workload_of("qwen3-30b-a3b", 64)
+    workload = whole.model_copy(update={"model": whole.model.model_copy(update={"experts_every": 4})})
+    layout = parse_layout("dp8,ep8,mbs1,zero1,bf16")
+    script = export(layout, workload, STACKS["megatron-core"], "megatron-lm")
+    assert "--moe-layer-freq '([0]*3+[1]*1)*12'" in script
+    assert read(tmp_path, script)[1].model.experts_every == 4
+    broken = [each.rule for each in violations(layout, workload, load_cluster("dgx-h100"), load_stack("trimaran"))]
+    assert "model_traits" in broken
+
+
+def test_other_patterns_of_layers_with_experts_are_refused(tmp_path: Path) -> None:
+    script = export(
+        parse_layout("dp8,ep8,mbs1,zero1,bf16"),
+        workload_of("qwen3-30b-a3b", 64),
+        STACKS["megatron-core"],
+        "megatron-lm",
+    )
+    for written in ("'([0]*2+[1]*2)*12'", "'([0]*1+[1]*1)*24+[0]'", "0", "'([1]*47+[0])'"):
+        with pytest.raises(TrimaranError, match="only layers without experts that come first"):
+            read(tmp_path, f"{script} \\\n--moe-layer-freq {written}")

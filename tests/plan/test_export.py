@@ -216,6 +216,7 @@ def test_what_a_plan_for_torchtitan_names_as_best_it_runs(model: str, stack: str
         ("dp2,tp2", "TP without sequence parallelism"),
         ("dp2,tp2,sp", "replicas that are not sharded beside TP or PP"),
         ("dp1,tp2,sp,bf16", "precision bf16 under TP or PP where nothing is sharded"),
+        ("dp1,tp2,sp,zero3,fsdp,bf16", "precision bf16 under TP or PP where nothing is sharded"),
     ],
 )
 def test_what_torchtitan_does_not_do_without_shards_is_refused(layout: str, what: str) -> None:

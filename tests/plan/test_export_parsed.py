@@ -20,7 +20,7 @@ from trimaran.nouns.workload import Workload
 from trimaran.planner.configs.cost import cost_of
 from trimaran.planner.configs.resolve import Given
 from trimaran.planner.export.exporters import export
-from trimaran.planner.export.torchtitan_registry import SHAPES
+from trimaran.planner.export.torchtitan_flavors import CONFIGURED, FLAVORS, SINCE_0_3
 
 MEGATRON, CORE, TITAN = load_stack("megatron"), load_stack("megatron-core"), load_stack("torchtitan")
 LLAMA = workload_of("llama3-8b", 256)
@@ -174,6 +174,8 @@ def test_megatron_overlaps_what_the_stack_counts_and_no_more() -> None:
     assert not overlaps & read_by_megatron("0.19", export(layout, LLAMA, MEGATRON, "megatron-lm")).keys()
     summed = read_by_megatron("0.19", export(parse_layout("dp8,bf16"), LLAMA, CORE, "megatron-lm"))
     assert overlaps & summed.keys() == {"--overlap-grad-reduce"}
+    alone = read_by_megatron("0.19", export(parse_layout("dp1,cp8,bf16"), LLAMA, CORE, "megatron-lm"))
+    assert overlaps & alone.keys() == {"--overlap-grad-reduce"}
 
 
 OFFLOADS = {
@@ -323,11 +325,31 @@ def test_deepspeed_is_told_of_shards_among_a_part_and_of_ulysses() -> None:
         export(parse_layout("dp16,mbs2,fsdp,bf16"), QWEN, stack, "deepspeed")
 
 
-def test_the_flavors_of_torchtitan_are_those_of_its_source() -> None:
-    """Names that an exported module imports: functions of its registries, and flavors of its models."""
-    folder = INSTALLED / "torchtitan-0.3" / "torchtitan" / "models"
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
+def test_the_flavors_of_torchtitan_are_those_of_its_source(version: str) -> None:
+    """Names that an export writes: flavors of its models, and functions of the registries that 0.3 has."""
+    folder = INSTALLED / f"torchtitan-{version}" / "torchtitan" / "models"
     if not folder.exists():
-        pytest.skip("torchtitan-0.3 is not in .parsers: make parsers")
-    for module, function, flavor in SHAPES.values():
-        assert f"def {function}()" in (folder / module / "config_registry.py").read_text()
-        assert f'"{flavor}": ' in (folder / module / "__init__.py").read_text()
+        pytest.skip(f"torchtitan-{version} is not in .parsers: make parsers")
+    for flavor in FLAVORS:
+        has = f'    "{flavor.size}": ' in (folder / flavor.name / "__init__.py").read_text()
+        assert has == (version == "0.3" or flavor not in SINCE_0_3)
+        if version == "0.3":
+            registry = (folder / flavor.name / "config_registry.py").read_text()
+            assert (f"def {flavor.function}()" in registry) == (flavor in CONFIGURED)
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
+def test_torchtitan_trains_the_model_that_was_planned(version: str, tmp_path: Path) -> None:
+    """0.2 trains a toy of six layers where no flavor is named (job_config.py, Model.flavor)."""
+    file = tmp_path / ("job.toml" if version == "0.2" else "planned.py")
+    for name in ("llama3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"):
+        workload = workload_of(name, 64, seq=4096)
+        file.write_text(export(parse_layout("dp8,mbs1,fsdp,bf16"), workload, TITAN, "torchtitan", version))
+        assert cost_of(file, "auto", Given("dgx-h100", devices=8)).case.model == TITAN.trained(workload.model)
+    text = export(parse_layout("dp8,mbs2,fsdp,fp8"), LLAMA, TITAN, "torchtitan", "0.2")
+    (read,) = read_by_torchtitan("0.2", [(32, text)])
+    assert (read["model"]["name"], read["model"]["flavor"]) == ("llama3", "8B")
+    assert read["model"]["converters"] == ["quantize.linear.float8"]
+    strange = export(parse_layout("dp8,mbs1,fsdp"), workload_of("gpt3-1b3", 256), TITAN, "torchtitan", "0.2")
+    assert "# It has no flavor of 24 layers of width 2048" in strange

@@ -20,7 +20,15 @@ from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.memory.parts import MEMORY_PARTS, stage_memory
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage
-from trimaran.cost.memory.stage import StageShape, end_shapes, further_ranks, in_flight, put_off, shape_between
+from trimaran.cost.memory.stage import (
+    StageShape,
+    dense_of_stages,
+    end_shapes,
+    further_ranks,
+    in_flight,
+    put_off,
+    shape_between,
+)
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import play
 from trimaran.cost.placed.placed_estimate import placed_estimate
@@ -108,9 +116,8 @@ def memory_per_stage(case: Case, grid: LayoutGrid) -> list[tuple[MemoryParts, ..
     held = layers + case.model.mtp_depth * head
     flying, waiting = in_flight(each, stages * 1.0), put_off(each, stages * 1.0)
     shape = StageShape(held * 1.0, flying, stages == 0, head, put_off=waiting)
-    if case.model.dense_layers:
-        dense = grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[rows, stages]
-        shape = replace(shape, dense=dense * 1.0)
+    if len(case.model.kinds) > 1:
+        shape = replace(shape, dense=dense_of_stages(case.model, grid)[rows, stages])
     memory = stage_memory(case, each, shape)
     columns = zip(*((memory.parts[name] / GIB).tolist() for name in MEMORY_PARTS), strict=True)
     # Made unchecked: hundreds of stages, and figures of the model's own.

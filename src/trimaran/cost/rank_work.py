@@ -13,7 +13,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.copies import between_copies
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
-from trimaran.cost.memory.stage import StageShape, expert_parameters, parameters
+from trimaran.cost.memory.stage import StageShape, dense_of_stages, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
 from trimaran.cost.states import OPTIMIZER, element_bytes, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
 from trimaran.layout.layout import Layout
@@ -42,7 +42,7 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)
     part, micro_batches = part_of(case, grid), _number(grid.micro_batches)
     layers = float(grid.splits.layers(grid.split_row).sum(axis=1)[0, stage])
-    dense = float(grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[0, stage])
+    dense = float(dense_of_stages(case.model, grid)[0, stage])
     folded = layout.schedule in FOLDED
     is_first, is_last = stage == 0, stage == (0 if folded else layout.pp - 1)
     kinds: dict[LayerKind, float] = {"dense": dense, case.model.main_kind: layers - dense}
@@ -120,15 +120,16 @@ def _uncut_gradients(case: Case, grid: LayoutGrid, layers: Mapping[LayerKind, fl
 def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float:
     """Bytes by which replicas agree: gradients summed and under ZeRO weights gathered, each micro-batch in stage 3."""
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[:, stage] * 1.0
-    dense = grid.splits.first_in_stages(grid.split_row, case.model.dense_layers).sum(axis=1)[:, stage] * 1.0
+    dense = dense_of_stages(case.model, grid)[:, stage]
     ends = np.array([stage == 0]), np.array([stage == (0 if layout.schedule in FOLDED else layout.pp - 1)])
     shape = StageShape(layers, np.ones(1), *ends, dense)
     held = _number(parameters(case.model, case.stack, grid, shape))
     gradient = _number(sent_gradient_bytes(grid, case.stack))
-    if layout.dp_kind == "parameter_server":
-        return held * (gradient + _number(element_bytes(grid))) / 2
     zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
     experts = _number(expert_parameters(case.model, grid, shape)) if case.model.experts else 0.0
+    if layout.dp_kind == "parameter_server":
+        served = held - (experts if layout.size("edp") == 1 else 0.0)
+        return served * (gradient + _number(element_bytes(grid))) / 2
     parts = ((held - experts, "shard", "replicate"), (experts, "eshard", "ereplicate"))
     weight, times = _number(gathered_bytes(case, grid)), _number(grid.micro_batches)
     # of a number that ranks share out, in all-reduces

@@ -68,8 +68,9 @@ class StageWork:
 class MicroBatch:
     """What one layer and the ends take in one micro-batch whatever the pipeline, seconds: arrays over layouts.
 
-    `embedding_sum` and `head_sum` are their collectives over TP, `message` the bytes of the hidden state. Beside the
-    head count what modules for further tokens have around their layers: embedding, joining and a head each.
+    Layers of two kinds that come in turns count as their mean. `embedding_sum` and `head_sum` are the ends' collectives
+    over TP, `message` the bytes of the hidden state. Beside the head count what modules for further tokens have around
+    their layers: embedding, joining and a head each.
     """
 
     layer: LayerWork
@@ -154,9 +155,13 @@ def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
         head_forward = head_forward + depth * (head_forward + forward + embedding_forward)
         head_backward = head_backward + depth * (head_backward + backward + embedding_backward)
         head_sum = head_sum + depth * (head_sum + summed + embedding_sum)
+    layer = behind_shared(grid, shapes, layer_work(case, grid, shapes, sums, rate, case.model.main_kind))
+    dense = layer_work(case, grid, shapes, sums, rate, "dense") if len(case.model.kinds) > 1 else None
+    if dense is not None and case.model.experts_every > 1:
+        layer, dense = layer.mixed(dense, 1.0 / case.model.experts_every), None
     return MicroBatch(
-        layer=behind_shared(grid, shapes, layer_work(case, grid, shapes, sums, rate, case.model.main_kind)),
-        dense=layer_work(case, grid, shapes, sums, rate, "dense") if case.model.dense_layers else None,
+        layer=layer,
+        dense=dense,
         embedding_forward=embedding_forward,
         embedding_backward=embedding_backward,
         head_forward=head_forward,

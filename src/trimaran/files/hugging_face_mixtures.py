@@ -46,13 +46,15 @@ def _mixtral(config: Config) -> Fields:
     )
 
 
-def _first_layers(config: Config) -> int:
-    """How many layers have a dense MLP by mlp_only_layers, which must be the first ones."""
+def _without_experts(config: Config) -> Fields:
+    """Which layers have a dense MLP: by mlp_only_layers the first ones, by decoder_sparse_step those between others."""
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not dense:
+        return {"experts_every": step}
     refuse_unless(config, "decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or []
     if dense != list(range(len(dense))):
         raise InexpressibleError(f"mlp_only_layers is {quoted(dense)}, and a Model has its dense layers first")
-    return len(dense)
+    return {"dense_layers": len(dense)}
 
 
 def _shared(config: Config, key: str, of_one: str) -> int:
@@ -80,14 +82,13 @@ def _qwen2_moe(config: Config) -> Fields:
             "moe_ffn_hidden": config["moe_intermediate_size"],
             "shared_experts": _shared(config, "shared_expert_intermediate_size", "moe_intermediate_size"),
             "shared_gate": True,
-            "dense_layers": _first_layers(config),
             "router": {"normalised": bool(config.get("norm_topk_prob"))},
+            **_without_experts(config),
         }
     )
 
 
 def _qwen3_moe(config: Config) -> Fields:
-    dense_layers = _first_layers(config)
     defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32_768}
     return (
         llama_like({**defaults, **config})
@@ -98,8 +99,8 @@ def _qwen3_moe(config: Config) -> Fields:
             "experts": config.get("num_experts", config.get("num_local_experts", 128)),
             "top_k": config.get("num_experts_per_tok", 8),
             "moe_ffn_hidden": config.get("moe_intermediate_size", 768),
-            "dense_layers": dense_layers,
             "router": {"normalised": bool(config.get("norm_topk_prob", False))},
+            **_without_experts(config),
         }
     )
 
@@ -166,9 +167,12 @@ def _llama4(config: Config) -> Fields:
         max_position_embeddings=131_072, intermediate_size_mlp=16_384, attention_chunk_size=8192,
         no_rope_layer_interval=4, attn_temperature_tuning=True, interleave_moe_layer_step=1,
     )  # fmt: skip
-    refuse_unless(config, "interleave_moe_layer_step", 1)
-    if (mixtures := config.get("moe_layers")) and len(mixtures) != config["num_hidden_layers"]:
-        raise InexpressibleError(f"moe_layers is {quoted(mixtures)}, and a Model has its dense layers first")
+    step = _count(config, "interleave_moe_layer_step")
+    turns = list(range(step - 1, _count(config, "num_hidden_layers"), max(step, 1)))
+    if (mixtures := config.get("moe_layers")) and mixtures != turns:
+        raise InexpressibleError(
+            f"moe_layers is {quoted(mixtures)}, not every {step} layers as interleave_moe_layer_step says"
+        )
     besides = uncounted(
         config, attention_chunk_size=None, use_qk_norm=False, no_rope_layer_interval=0, attn_temperature_tuning=False
     )
@@ -177,6 +181,7 @@ def _llama4(config: Config) -> Fields:
         "top_k": config.get("num_experts_per_tok", 1),
         "moe_ffn_hidden": config["intermediate_size"],
         "shared_experts": 1,
+        "experts_every": step,
         "router": {"scores": "sigmoid", "normalised": False},
         "uncounted": besides,
     }

@@ -136,8 +136,12 @@ def whole_context(layout: Layout, workload: Workload, cluster: Cluster, stack: S
 
 
 def _ranks_of_whole(layout: Layout, stack: Stack) -> int:
-    """Ranks of a replica whose weights are whole where the stack knows such of one rank alone; 1 elsewhere."""
-    return 1 if not stack.whole_weights_alone or layout.zero_stage else layout.tp * layout.pp
+    """Ranks of a replica whose weights are whole where the stack knows such of one rank alone; 1 elsewhere.
+
+    What a single rank along DP and CP shards is whole, whatever the ZeRO stage.
+    """
+    sharded = layout.zero_stage > 0 and layout.dp * layout.cp > 1
+    return 1 if not stack.whole_weights_alone or sharded else layout.tp * layout.pp
 
 
 def whole_replicas(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
@@ -156,9 +160,11 @@ def whole_precision(layout: Layout, workload: Workload, cluster: Cluster, stack:
     ranks = _ranks_of_whole(layout, stack)
     if layout.precision == "fp32" or ranks == 1:
         return None
+    alone = f" of DP x CP = {layout.dp * layout.cp}" if layout.zero_stage else ""
     return (
-        f"precision {layout.precision} with ZeRO stage 0 and TP x PP = {ranks}, but {stack.name} casts there what it "
-        f"shards alone: set zero_stage to 3 (fsdp) with DP of 2 or more, TP and PP to 1, or precision to fp32"
+        f"precision {layout.precision} with ZeRO stage {layout.zero_stage}{alone} and TP x PP = {ranks}, but "
+        f"{stack.name} casts there what it shards alone: set zero_stage to 3 (fsdp) with DP of 2 or more, TP and PP to "
+        f"1, or precision to fp32"
     )
 
 

@@ -364,7 +364,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tensor_slices", "software", ("tp", "sequence_parallel"), axis_rules.tensor_slices),
     Rule("whole_context", "software", ("cp", "zero_stage"), axis_rules.whole_context),
     Rule("whole_replicas", "software", ("dp", "tp*pp", "zero_stage"), axis_rules.whole_replicas),
-    Rule("whole_precision", "software", ("tp*pp", "zero_stage", "precision"), axis_rules.whole_precision),
+    Rule("whole_precision", "software", ("dp*cp", "tp*pp", "zero_stage", "precision"), axis_rules.whole_precision),
     Rule("shard", "arithmetic", ("dp", "shard", "zero_stage"), axis_rules.shard),
     Rule("hybrid_sharding", "software", ("dp", "cp", "shard", "zero_stage"), axis_rules.hybrid_sharding),
     Rule("context_parallel", "software", ("cp", "cp_kind"), axis_rules.context_parallel),

@@ -96,6 +96,9 @@ class Model(Noun):
     moe_ffn_hidden: int = Field(default=0, ge=0, le=100_000_000, description="inner width of one expert")
     shared_experts: int = Field(default=0, ge=0, le=1_000_000, description="experts that every token goes to")
     dense_layers: int = Field(default=0, ge=0, le=MOST_LAYERS, description="first layers, which have a dense MLP")
+    experts_every: int = Field(
+        default=1, ge=1, le=MOST_LAYERS, description="every n-th layer has experts, those between a dense MLP; 1: all"
+    )
     expert_groups: int = Field(
         default=0, ge=0, le=1_000_000, description="equal groups of experts, of which a token first chooses; 0: none"
     )
@@ -197,8 +200,8 @@ class Model(Noun):
         fields = ("top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "expert_groups", "top_groups")
         sizes = {name: getattr(self, name) for name in fields}
         if not self.experts:
-            for name, value in sizes.items():
-                if value:
+            for name, value in (sizes | {"experts_every": self.experts_every}).items():
+                if value != type(self).model_fields[name].default:
                     raise ValueError(f"{name} is {value}, but experts is 0: state experts, or leave {name} out")
             if self.shared_gate:
                 raise ValueError("shared_gate is true, but experts is 0: state experts, or leave shared_gate out")
@@ -214,12 +217,25 @@ class Model(Noun):
             )
         if self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} is more than experts {self.experts}: lower it")
+        self._check_dense_layers()
+        self._check_groups()
+
+    def _check_dense_layers(self) -> None:
         if self.dense_layers >= self.layers:
             raise ValueError(
                 f"dense_layers {self.dense_layers} leave none of {self.layers} layers to the {self.experts} experts: "
                 f"lower dense_layers, or leave experts out"
             )
-        self._check_groups()
+        if self.layers % self.experts_every:
+            raise ValueError(
+                f"layers {self.layers} is not a multiple of experts_every {self.experts_every}: layers with experts "
+                f"and those between come in whole turns"
+            )
+        if self.dense_layers and self.experts_every > 1:
+            raise ValueError(
+                f"dense_layers is {self.dense_layers} and experts_every {self.experts_every}: layers without experts "
+                f"come first or in turns, leave one of the two out"
+            )
 
     def _check_groups(self) -> None:
         groups, chosen = self.expert_groups, self.top_groups
@@ -246,13 +262,14 @@ class Model(Noun):
 
     @property
     def main_kind(self) -> LayerKind:
-        """The kind of all layers but the first dense ones."""
+        """The kind of all layers but the first dense ones, or of every n-th."""
         return "experts" if self.experts else "dense"
 
     @property
     def kinds(self) -> dict[LayerKind, int]:
         """How many layers there are of each kind, the first ones first."""
-        counts: dict[LayerKind, int] = {"dense": self.dense_layers, self.main_kind: self.layers - self.dense_layers}
+        main = (self.layers - self.dense_layers) // self.experts_every
+        counts: dict[LayerKind, int] = {"dense": self.layers - main, self.main_kind: main}
         return {kind: count for kind, count in counts.items() if count}
 
     @property
@@ -383,7 +400,7 @@ class Model(Noun):
     def active_parameters(self) -> int:
         """Parameters that one token meets: of the routed experts top_k a layer, of all else everything."""
         idle = (self.experts - self.top_k) * self.mlp_parameters(self.moe_ffn_hidden) if self.experts else 0
-        return self.parameters - (self.layers - self.dense_layers) * idle
+        return self.parameters - self.kinds.get("experts", 0) * idle
 
     @property
     def norms(self) -> int:
@@ -437,7 +454,8 @@ _TRAITS = (
     "attention_bias", "qk_norm", "norm_placement", "parallel_residual", "rotary_share", "rotary_stretch",
     "rotary_yarn", "sliding_window", "full_attention_every", "query_scale", "attention_softcap", "logit_softcap",
     "scaled_embedding", "attention_sinks", "swiglu_limit", "latent_attention", "experts", "top_k", "moe_ffn_hidden",
-    "shared_experts", "dense_layers", "expert_groups", "top_groups", "shared_gate", "router", "uncounted",
+    "shared_experts", "dense_layers", "experts_every", "expert_groups", "top_groups", "shared_gate", "router",
+    "uncounted",
 )  # fmt: skip
 # What a model of those kinds has in them: their defaults.
 PLAIN: Mapping[str, object] = {name: Model.model_fields[name].get_default() for name in _TRAITS}

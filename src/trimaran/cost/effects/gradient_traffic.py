@@ -8,7 +8,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.effects.copies import between_copies, coding_time, outer_time, sharded_copies
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
 from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
-from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters
+from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters, rank_layer_parameters
 from trimaran.cost.network import Group, crowded, expert_group
 from trimaran.cost.states import (
     GRADIENTS,
@@ -60,8 +60,11 @@ def exposed_time(iteration: IterationCost) -> Floats:
     traffic = np.where(zero == 0, reduced, scatter + gather + copied)
     served = grid.chose("dp_kind", "parameter_server")
     if served.any():
-        back = element_bytes(grid) * shared  # weights, which are narrower than the gradients in 16 bit
-        traffic = np.where(served, network.serve((gradient + back) / 2.0, replicas), traffic)
+        each = (sent + element_bytes(grid)) / 2.0  # weights go back, which are narrower than the gradients in 16 bit
+        serving = network.serve(each * shared, replicas)
+        if of_experts is not None:
+            serving = serving + network.serve(each * of_experts, expert_group(grid, network.cluster, "edp"))
+        traffic = np.where(served, serving, traffic)
     overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
     # ZeRO 2 scatters behind the backward of each micro-batch, the last one's with what follows
     earlier = np.where(zero == GRADIENTS, m - 1.0, 0.0)
@@ -124,12 +127,14 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
     scattered after the last backward, which nothing hides.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
-    layer = layer_parameters(case.model, grid)
-    ends = np.maximum(iteration.parameters - work.layers * layer, 0.0)
+    layer, every = layer_parameters(case.model, grid), case.model.experts_every
     experts: Floats | float = 0.0
     if case.model.experts:
-        experts = rank_expert_parameters(case.model, grid)
-        layer = layer - experts
+        experts = rank_expert_parameters(case.model, grid) / every
+    if every > 1:
+        layer = layer / every + (1.0 - 1.0 / every) * rank_layer_parameters(case.model, grid, "dense")
+    ends = np.maximum(iteration.parameters - work.layers * layer, 0.0)
+    layer = layer - experts
     element, sent = gathered_bytes(case, grid), sent_gradient_bytes(grid, case.stack)
     gather, gather_ends = (network.all_gather(element * each, sharers) for each in (layer, ends))
     scatter, scatter_ends = (network.all_gather(sent * each, sharers) for each in (layer, ends))

@@ -81,6 +81,9 @@ def _activations(iteration: IterationCost) -> Floats:
     if work.dense is not None:
         of_dense = _of_layer(iteration, work.dense, kept_bytes(iteration.case, iteration.grid, "dense"))
         shown = shown * (1.0 - work.dense_layers / work.layers) + work.dense_layers * of_dense
+    elif (every := iteration.case.model.experts_every) > 1:
+        of_dense = _of_layer(iteration, work.layer, kept_bytes(iteration.case, iteration.grid, "dense"))
+        shown = shown / every + work.layers * (1.0 - 1.0 / every) * of_dense
     return np.asarray(iteration.micro_batches * shown)
 
 

@@ -85,6 +85,11 @@ class LayerWork:
         computed = {name: getattr(self, name) * factor for name in ("forward", "backward", "recompute")}
         return replace(self, **computed)
 
+    def mixed(self, other: LayerWork, share: float) -> LayerWork:
+        """The mean layer where so large a share is of this kind, and the rest of another."""
+        both = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return LayerWork(**{name: share * own + (1.0 - share) * others for name, (own, others) in both.items()})
+
     def scaled(self, share: Floats) -> LayerWork:
         """All of it times a share, shape (n,)."""
         return LayerWork(**{field.name: getattr(self, field.name) * share for field in fields(self)})
@@ -109,12 +114,15 @@ def layer_work(
     shown_backward = np.maximum(tp_backward - time.idle_backward, 0.0) + again * shown_again
     ep_forward: Floats | float = 0.0
     ep_backward: Floats | float = 0.0
+    idle_forward = np.maximum(time.idle_forward - tp_forward, 0.0)
+    idle_backward = np.maximum(time.idle_backward - tp_backward, 0.0)
     exchanges = Exchanges(case, grid, shapes.inverse) if kind == "experts" else None
     if exchanges is not None:
-        idle_forward = np.maximum(time.idle_forward - tp_forward, 0.0)
-        idle_backward = np.maximum(time.idle_backward - tp_backward, 0.0)
-        ep_forward = np.maximum(exchanges.seconds(operators, "forward") - idle_forward, 0.0)
-        ep_backward = np.maximum(exchanges.seconds(operators, "backward") - idle_backward, 0.0) + again * ep_forward
+        sent_forward, sent_backward = (exchanges.seconds(operators, phase) for phase in ("forward", "backward"))
+        ep_forward = np.maximum(sent_forward - idle_forward, 0.0)
+        ep_backward = np.maximum(sent_backward - idle_backward, 0.0) + again * ep_forward
+        idle_forward = np.maximum(idle_forward - sent_forward, 0.0)
+        idle_backward = np.maximum(idle_backward - sent_backward, 0.0)
     for word, members in grid.partial_recomputes():
         recompute[members] = shapes.again(word, kind)[members]
         summed = shapes.summed_again(word, kind)
@@ -126,20 +134,24 @@ def layer_work(
         if exchanges is not None:
             ep_backward = ep_backward + np.zeros(len(grid))
             ep_backward[members] += exchanges.seconds(summed, "forward")[members]
-    context = _context_traffic(case, grid, shapes, kind, again) if shares_sequences(grid) else (0.0, 0.0)
+    idle = idle_forward, idle_backward
+    context = _context_traffic(case, grid, shapes, kind, again, idle) if shares_sequences(grid) else (0.0, 0.0)
     return LayerWork(
         time.forward, backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context
     )
 
 
 def _context_traffic(
-    case: Case, grid: LayoutGrid, shapes: Shapes, kind: LayerKind, again: Floats
+    case: Case, grid: LayoutGrid, shapes: Shapes, kind: LayerKind, again: Floats, idle: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
-    """Seconds of a layer's exchanges over CP that show, forward and backward, with those of what is made again."""
+    """Seconds of a layer's exchanges over CP that show, forward and backward, with those of what is made again.
+
+    `idle` are the seconds of each phase in which the device still waits for its host, and exchanges go on.
+    """
     operators = shapes.layer(kind)
     traffic = ContextTraffic(case, grid, shapes.inverse, shapes.time)
-    forward = traffic.shown(operators, "forward")
-    backward = traffic.shown(operators, "backward") + again * forward
+    forward = np.maximum(traffic.shown(operators, "forward") - idle[0], 0.0)
+    backward = np.maximum(traffic.shown(operators, "backward") - idle[1], 0.0) + again * forward
     for word, members in grid.partial_recomputes():
         backward[members] += traffic.shown(shapes.summed_again(word, kind), "forward")[members]
     return forward, backward

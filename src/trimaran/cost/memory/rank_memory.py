@@ -243,7 +243,7 @@ class RankMemory:
             # of what is offloaded the layer at work and the one whose tensors are on their way are here
             here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), here)
         all_layers = here * stored + self._factors(full)
-        if self.case.model.dense_layers:
+        if len(self.case.model.kinds) > 1:
             dense = self._stored(self.every.kept_dense)
             share = self.shape.dense / np.maximum(self.shape.layers, 1.0)
             all_layers = all_layers + here * share * (dense - stored)

@@ -43,11 +43,13 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
     middle = np.minimum(last, middle)
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
     counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
-    counts[0] = counts[0] + model.mtp_depth * both_ends
-    counts[2] = counts[2] + model.mtp_depth * (~grid.folded | single)
     dense: Sequence[Floats | float] = (0.0, 0.0, 0.0)
     if model.dense_layers:
         dense = [ranks[grid.split_row].astype(np.float64) for ranks in grid.splits.first_layers(model.dense_layers)]
+    elif model.experts_every > 1:
+        dense = [_dense_between(model, count) for count in counts]
+    counts[0] = counts[0] + model.mtp_depth * both_ends
+    counts[2] = counts[2] + model.mtp_depth * (~grid.folded | single)
     return (
         StageShape(counts[0], in_flight(grid, first), yes, both_ends, dense[0], put_off(grid, first)),
         StageShape(counts[1], in_flight(grid, middle), no, no, dense[1], put_off(grid, middle)),
@@ -79,8 +81,25 @@ def further_ranks(model: Model, grid: LayoutGrid) -> Iterator[tuple[Ints, Ints]]
 def shape_between(model: Model, grid: LayoutGrid, rank: Ints) -> StageShape:
     """A rank between the first and the last, of every layout."""
     no, at = np.zeros(len(grid), dtype=bool), rank.astype(np.float64)
-    dense = grid.splits.first_of_rank(grid.split_row, rank, model.dense_layers) if model.dense_layers else 0.0
-    return StageShape(grid.splits.of_rank(grid.split_row, rank), in_flight(grid, at), no, no, dense, put_off(grid, at))
+    layers = grid.splits.of_rank(grid.split_row, rank)
+    dense: Floats | float = 0.0
+    if model.dense_layers:
+        dense = grid.splits.first_of_rank(grid.split_row, rank, model.dense_layers)
+    elif model.experts_every > 1:
+        dense = _dense_between(model, layers)
+    return StageShape(layers, in_flight(grid, at), no, no, dense, put_off(grid, at))
+
+
+def dense_of_stages(model: Model, grid: LayoutGrid) -> Floats:
+    """Layers without experts of each rank of a pipeline, (layouts, ranks), of a model that has both kinds."""
+    if model.experts_every > 1:
+        return _dense_between(model, grid.splits.layers(grid.split_row).sum(axis=1) * 1.0)
+    return np.asarray(grid.splits.first_in_stages(grid.split_row, model.dense_layers).sum(axis=1) * 1.0)
+
+
+def _dense_between(model: Model, layers: Floats) -> Floats:
+    """Of a rank's layers those without experts where these come in turns; what is left of a turn may have them."""
+    return np.asarray(layers - np.ceil(layers / model.experts_every))
 
 
 def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:

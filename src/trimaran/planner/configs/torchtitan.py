@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,20 +13,11 @@ from trimaran.planner.configs.stated import Stated, optimizer_of
 from trimaran.planner.configs.torchtitan_known import unread
 from trimaran.planner.export.torchtitan import ASYNC_TP, ROTATE_METHODS
 from trimaran.planner.export.torchtitan_experts import BACKENDS, OVERLAPS
+from trimaran.planner.export.torchtitan_flavors import FLAVORS, Flavor
 from trimaran.planner.export.torchtitan_stages import LESS, SCHEDULES, USUAL_CHUNKS
 
 Sections = dict[str, dict[str, Any]]
-# Catalogue models by torchtitan's names and flavors (torchtitan 0.2.2 and 0.3.0, models/*/__init__.py).
-_MODELS = {
-    ("llama3", "1B"): "llama3.2-1b", ("llama3", "3B"): "llama3.2-3b",
-    **{("llama3", size): f"llama3.1-{size.lower()}" for size in ("8B", "70B", "405B")},
-    **{("qwen3", size): f"qwen3-{size.lower()}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
-    **{("qwen3", size): f"qwen3-{size.lower()}" for size in ("30B-A3B", "235B-A22B")},
-    ("deepseek_v3", "16B"): "deepseek-v2-lite", ("deepseek_v3", "236B"): "deepseek-v2",
-    ("deepseek_v3", "671B"): "deepseek-v3",
-    ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
-}  # fmt: skip
-_FUNCTIONS = {f"{name}_{re.sub(r'[-.]', '_', flavor.lower())}": (name, flavor) for name, flavor in _MODELS}
+_FUNCTIONS = {flavor.function: flavor for flavor in FLAVORS}
 # What a flavor's name ends in that has another attention kernel.
 _KERNELS = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
@@ -99,7 +89,7 @@ def _named(model: Mapping[str, Any], stated: Stated) -> None:
     """The model by its name and flavor, whichever kernel its attention takes."""
     name, flavor = model.get("name"), model.get("flavor")
     kernel = next((end for end in _KERNELS if str(flavor).endswith(end)), "")
-    stated.model_name = _MODELS.get((str(name), str(flavor).removesuffix(kernel)))
+    stated.model_name = FLAVORS.get(Flavor(str(name), str(flavor).removesuffix(kernel)))
     stated.named = " ".join(str(word) for word in (name, flavor) if word)
     if kernel:
         stated.uncounted.append(f"the attention kernel of flavor {flavor}, counted as the usual one")

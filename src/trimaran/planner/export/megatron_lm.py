@@ -122,7 +122,8 @@ def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
     # later stages of a pipeline without virtual ones would wait for theirs one after the other
     ahead = layout.pp == 1 or layout.vpp > 1
     gathers = layout.zero_stage == 1 and stack.gathers_behind_forward and ahead
-    sums = layout.dp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
+    # ranks that share a sequence sum gradients as replicas do
+    sums = layout.dp * layout.cp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
     switches = (
         (sums or gathers, "--overlap-grad-reduce"),
         (gathers, "--overlap-param-gather"),

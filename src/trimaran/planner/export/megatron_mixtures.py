@@ -60,13 +60,13 @@ OVERLAPS: Mapping[ExpertOverlap, tuple[str, ...]] = {
 # The one whose fused dispatcher is a switch, of DeepEP alone (core_v0.15.0, megatron/training/arguments.py).
 DEEPEP_ALONE = ("0.15",)
 MIXTURE_TRAITS = (
-    "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "latent_attention", "expert_groups",
-    "top_groups", "router", "shared_gate",
+    "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "experts_every", "latent_attention",
+    "expert_groups", "top_groups", "router", "shared_gate",
 )  # fmt: skip
 
 
 def mixture_flags(workload: Workload) -> list[str]:
-    """Experts, those that every token goes to, first layers without any, and how many tokens one takes."""
+    """Experts, those that every token goes to, layers without any, and how many tokens one takes."""
     model = workload.model
     if not model.experts:
         return []
@@ -80,6 +80,9 @@ def mixture_flags(workload: Workload) -> list[str]:
         flags += [SHARED_GATE] if model.shared_gate else []
     if model.dense_layers:
         flags.append(f"{LAYER_KINDS} '([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})'")
+    if model.experts_every > 1:
+        between, turns = model.experts_every - 1, model.layers // model.experts_every
+        flags.append(f"{LAYER_KINDS} '([0]*{between}+[1]*1)*{turns}'")
     if workload.capacity_factor is not None:
         flags.append(f"{CAPACITY} {workload.capacity_factor:.10g}")
     return flags

@@ -17,6 +17,7 @@ from trimaran.nouns.workload import Workload
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.refuse import refuse_first
 from trimaran.planner.export.torchtitan_experts import expert_settings, untold_experts
+from trimaran.planner.export.torchtitan_flavors import flavor_of
 from trimaran.planner.export.torchtitan_registry import registry_module
 from trimaran.planner.export.torchtitan_stages import SCHEDULES, stage_settings
 
@@ -30,10 +31,10 @@ ASYNC_TP = "enable_async_tensor_parallel"
 
 
 def torchtitan(asked: Asked) -> str:
-    """What states a layout; with 0.2 the model's name, flavor and data are the user's to add."""
+    """What states a layout, of a model that torchtitan has by name; with 0.2 the data are the user's to add."""
     layout, workload, stack, version = asked.layout, asked.workload, asked.stack, asked.version
     split = resolve_split(layout, workload, stack)
-    unsharded = layout.zero_stage == 0 and layout.tp * layout.pp > 1
+    unsharded = (layout.zero_stage == 0 or layout.dp * layout.cp == 1) and layout.tp * layout.pp > 1
     refuse_first(
         f"torchtitan {version}",
         layout,
@@ -88,14 +89,21 @@ def torchtitan(asked: Asked) -> str:
         return registry_module(layout, workload.model, training, parallelism, compiled)
     if compiled.pop(ASYNC_TP, False):
         parallelism[ASYNC_TP] = True
+    converters, narrow = _narrow(layout, stack)
+    flavor = flavor_of(workload.model, version)
+    named = {"name": flavor.name, "flavor": flavor.size} if flavor else {}
     config = {
+        **({"model": model} if (model := {**named, **converters}) else {}),
         "training": training,
         "parallelism": parallelism,
         "activation_checkpoint": _recompute(layout),
         **({"compile": compiled} if compiled else {}),
-        **_narrow(layout, stack),
+        **narrow,
     }
     head = f"# torchtitan {version}: {layout} on {layout.devices} devices"
+    if flavor is None:
+        width = f"{workload.model.layers} layers of width {workload.model.hidden}"
+        head += f"\n# It has no flavor of {width}: state name and flavor of your own in [model]."
     return f"{head}\n{tomli_w.dumps(config).rstrip()}"
 
 
@@ -144,10 +152,10 @@ def _compiled(layout: Layout, stack: Stack) -> dict[str, bool]:
     return {"enable": True, **({ASYNC_TP: True} if stack.sums_behind_products and layout.tp > 1 else {})}
 
 
-def _narrow(layout: Layout, stack: Stack) -> dict[str, Any]:
-    """The converter that makes linear layers compute in fp8 or mxfp8, and what is gathered in it."""
+def _narrow(layout: Layout, stack: Stack) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's converter to linear layers in fp8 or mxfp8, and a section on how these scale and gather."""
     if layout.precision == "mxfp8":
-        return {"model": {"converters": ["quantize.linear.mx"]}}
+        return {"converters": ["quantize.linear.mx"]}, {}
     float8: dict[str, Any] = {"filter_fqns": ["output"]}
     if layout.precision == "fp8":
         gathers = stack.gathers_casts and layout.zero_stage == 3
@@ -156,8 +164,5 @@ def _narrow(layout: Layout, stack: Stack) -> dict[str, Any]:
     elif layout.precision == "fp8_rowwise":
         float8["recipe_name"] = "rowwise"
     else:
-        return {}
-    return {
-        "model": {"converters": ["quantize.linear.float8"]},
-        "quantize": {"linear": {"float8": float8}},
-    }
+        return {}, {}
+    return {"converters": ["quantize.linear.float8"]}, {"quantize": {"linear": {"float8": float8}}}

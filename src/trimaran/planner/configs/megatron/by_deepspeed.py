@@ -9,6 +9,8 @@ from trimaran.planner.configs.stated import Stated
 DEEPSPEED_GROUPS = "--num-key-value-heads"
 _SEQUENCE, _INTERVAL = "--ds-sequence-parallel-size", "--expert-interval"
 _USUAL_INTERVAL = 2
+# Of BigScience's, a norm behind the embedding, which BLOOM has (megatron/arguments.py at its main).
+_EMBEDDING_NORM = "--embed-layernorm"
 # What changes time or memory and what the cost model has no word for.
 _UNCOUNTED = (
     "--use-flash-attn", "--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton",
@@ -26,6 +28,8 @@ def by_deepspeed(flags: Flags, stated: Stated) -> None:
         stated.notes.append("in bf16 DeepSpeed shares optimizer states out as under ZeRO 1, whatever the stage says")
     if (degree := flags.degree(_SEQUENCE)) > 1:
         layout |= {"cp": degree, "cp_kind": "ulysses"}
+    if flags.has(_EMBEDDING_NORM) and stated.model:
+        stated.model["embedding_norm"] = True
     if flags.has("--cpu-optimizer"):
         layout["offload"] = "optimizer"
     if flags.has("--enable-zbh1-pipeline") or flags.has("--enable-zbh1-exact-semantics"):

@@ -39,6 +39,8 @@ _USUAL_TOP_K = 2
 # Further spellings of a kind of context parallelism.
 _CONTEXT_WORDS = {word: kind for kind, word in CONTEXT_KINDS.items()} | {"allgather": "all_gather"}
 _RUN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,6}))?")
+# Runs of layers, and how often they come.
+_TURNS = re.compile(r"\(?([^()]+)\)?(?:(?<=\))\*(\d{1,6}))?")
 _MOST_LAYERS = 100_000
 
 
@@ -72,7 +74,7 @@ def mixture(flags: Flags, stated: Stated) -> None:
             raise TrimaranError(f"{SHARED_WIDTH} is {shared}, not a multiple of an expert's width {width}")
         model |= {"shared_experts": shared // width, "shared_gate": flags.has(SHARED_GATE)}
     if kinds := flags.word(LAYER_KINDS):
-        model["dense_layers"] = _dense_layers(kinds)
+        model |= _without_experts(kinds)
     if (capacity := flags.number(CAPACITY)) is not None:
         stated.workload["capacity_factor"] = capacity
 
@@ -118,15 +120,26 @@ def further_degrees(flags: Flags, stated: Stated) -> None:
         layout["etp"] = etp
 
 
-def _dense_layers(kinds: str) -> int:
-    """The first layers without experts of `([0]*3+[1]*58)`; a number 1 says that all have them (moe_freq_type)."""
-    if kinds == "1":
-        return 0
-    runs = kinds.replace(" ", "").strip("()").split("+")
-    matches = [_RUN.fullmatch(run) for run in runs]
-    counted = [(match[1].replace(",", ""), int(match[2] or 1)) for match in matches if match is not None]
-    if len(counted) == len(runs) and sum(len(bits) * times for bits, times in counted) <= _MOST_LAYERS:
-        layers = "".join(bits * times for bits, times in counted)
+def _without_experts(kinds: str) -> dict[str, int]:
+    """Which layers have none: the first of `([0]*3+[1]*58)`, or those between where every n-th one has (moe_freq_type).
+
+    Megatron-LM's number n means the first of each n layers (transformer_block_submodules, moe_layer_pattern), which
+    costs what the last of each does.
+    """
+    if kinds.isdecimal() and 0 < int(kinds) <= _MOST_LAYERS:
+        return {"experts_every": int(kinds)}
+    turns = _TURNS.fullmatch(kinds.replace(" ", ""))
+    runs, times = (turns[1].split("+"), int(turns[2] or 1)) if turns else ([], 1)
+    matches = [match for run in runs if (match := _RUN.fullmatch(run)) is not None]
+    counted = [(match[1].replace(",", ""), int(match[2] or 1)) for match in matches]
+    if runs and len(counted) == len(runs) and times * sum(len(bits) * n for bits, n in counted) <= _MOST_LAYERS:
+        layers = times * "".join(bits * n for bits, n in counted)
         if "10" not in layers:
-            return layers.count("0")
-    raise TrimaranError(f"{LAYER_KINDS} is {quoted(kinds)}: only first layers without experts can be said here")
+            return {"dense_layers": layers.count("0")}
+        every = layers.find("1") + 1 if layers.startswith("0") else (layers + "1").find("1", 1)
+        if layers in ((len(layers) // every) * turn for turn in ("0" * (every - 1) + "1", "1" + "0" * (every - 1))):
+            return {"experts_every": every}
+    raise TrimaranError(
+        f"{LAYER_KINDS} is {quoted(kinds)}: only layers without experts that come first, or experts in one of so many, "
+        f"can be said here"
+    )
