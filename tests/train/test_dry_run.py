@@ -186,6 +186,30 @@ def test_recompute_holds_what_is_made_again(cases: tuple[tuple[Model, str, int],
     assert max(off) < 0.1 and sum(off) / len(off) < 0.04, errors
 
 
+@pytest.mark.parametrize(
+    ("model", "text", "stage"),
+    [
+        (LLAMA, "dp1,pp4,mbs1,bf16,zero_bubble", 3),
+        (LLAMA, "dp1,tp4,pp4,mbs1,sp,bf16,zero_bubble", 2),
+        (LLAMA, "dp1,tp4,pp4,mbs1,sp,bf16,zero_bubble", 3),
+        (LLAMA, "dp1,tp4,pp4,mbs1,bf16,zero_bubble", 3),
+        (LLAMA, "dp1,tp4,pp4,mbs1,sp,bf16,zero_bubble,recompute-full", 3),
+        (LATENT, "dp1,tp2,pp4,mbs1,sp,bf16,zero_bubble", 3),
+        (MIXTURE, "dp2,pp4,ep2,mbs1,bf16,zero_bubble", 3),
+        (DEEPSEEK, "dp1,tp2,pp4,mbs1,sp,bf16,zero_bubble", 3),
+    ],
+)
+def test_weights_gradients_that_are_put_off_keep_their_factors_and_nothing_else(
+    model: Model, text: str, stage: int
+) -> None:
+    """Of a product whose input is cut over TP the gradient of what it gave is whole: most of all, down the pipeline."""
+    found, case = traced(model, text, stage)
+    whole = replace(case, calibration=case.calibration.model_copy(update={"activation_scale": 1.0}))
+    (memory,) = memory_per_stage(whole, LayoutGrid.from_layouts([parse_layout(text)], case.workload, STACK))
+    planned = memory[stage].activations + memory[stage].logits
+    assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.08)
+
+
 def test_what_layers_keep_is_on_the_host_where_the_layout_says_so() -> None:
     plain, away = "dp4,tp2,mbs2,zero1,sp,bf16", "dp4,tp2,mbs2,zero1,sp,bf16,offload-activations"
     (here, _), (there, case) = traced(LLAMA, plain, 0), traced(LLAMA, away, 0)

@@ -22,7 +22,7 @@ from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.mixture import exchange_bytes, share_met
 from trimaran.operators.mlp import backward_bytes
-from trimaran.operators.modules import factors_again, kept_under
+from trimaran.operators.modules import factors_of, kept_under
 from trimaran.operators.operator import Context, Operator, Part, Permuting
 
 
@@ -100,7 +100,7 @@ class KeptBytes:
     """Bytes that one micro-batch leaves on a rank between its forward and its backward; arrays over layouts.
 
     Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
-    input alone; `factors`, those of weights' gradients that this recompute makes again. `embedding`, what stays of the
+    input alone; `factors`, those of all weights' gradients once they can be made. `embedding`, what stays of the
     lookup. `logits` of the head, and of further tokens. What a layer at work holds besides, one after the other:
     `mlp_backward`, where the stack's does; `context`, what attention holds of other ranks' part of the sequences;
     `exchange`, what experts hold.
@@ -131,7 +131,7 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
         layer=layer,
         partly=layer,
         layer_input=layer_input,
-        factors=zero,
+        factors=zero + factors_of(operators, part.element),
         embedding=zero + _size((embedding_operator(part),), "inputs", "inside"),
         logits=zero + _logits(case, part, head, vocab, wider) + _further(part, head),
         mlp_backward=zero + (_mlp_backward(part, mixture, wider) if case.stack.holds_mlp_gradients else 0.0),
@@ -142,8 +142,6 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
     for word, members in grid.partial_recomputes():
         left = zero + kept_under(word, operators, case.stack, layer_input)
         of_layouts["partly"][members] = left[inverse[members]]
-        again = zero + factors_again(word, operators, case.stack)
-        of_layouts["factors"][members] = again[inverse[members]]
     return KeptBytes(**of_layouts)
 
 

@@ -16,7 +16,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import Number
-from trimaran.operators.operator import Operator
+from trimaran.operators.operator import BY_WEIGHTS, Operator
 
 
 @dataclass(frozen=True)
@@ -86,24 +86,18 @@ def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_inp
     return kept
 
 
-def factors_again(word: str, operators: Sequence[Operator], stack: Stack) -> Number:
-    """Bytes of factors of weights' gradients that a partial recompute makes again in a layer.
+def factors_of(operators: Sequence[Operator], element: Number) -> Number:
+    """Bytes of the factors of a layer's weights' gradients, which a schedule that puts these off keeps.
 
-    Those are products' inputs and the gradients of what products give, as large as that itself, which the operator
-    behind would keep.
+    Those are what its products by weights keep of their inputs, and the gradients of what they give: of a product whose
+    input is cut over TP that is whole on each rank.
     """
-    if word == "selective" and stack.selective_keeps:
-        return 0.0
-    without_inputs, _ = _left_out(word, operators, stack)
-    return sum(
-        (
-            tensor.size
-            for index in sorted(without_inputs)
-            if operators[index].narrow or (index and operators[index - 1].narrow)
-            for tensor in operators[index].inputs
-        ),
-        np.float64(0.0),
-    )
+    factors: Number = np.float64(0.0)
+    for operator in operators:
+        if operator.forward and operator.kernel in BY_WEIGHTS:
+            given = sum((made.m * made.n * made.batch for made in operator.forward), np.float64(0.0))
+            factors = factors + sum((tensor.size for tensor in operator.inputs), given * element)
+    return factors
 
 
 def _left_out(word: str, operators: Sequence[Operator], stack: Stack) -> tuple[set[int], set[int]]:

@@ -19,6 +19,7 @@ Bools = NDArray[np.bool_]
 # linear: by weights, those of a batch in one kernel or beside each other; one_by_one: of a batch one after the other;
 # batched: one product a head; flash: scores are never written, and the masked half is skipped.
 Kernel = Literal["linear", "one_by_one", "batched", "flash"]
+BY_WEIGHTS: tuple[Kernel, ...] = ("linear", "one_by_one")
 CollectiveKind = Literal["all_reduce", "all_gather", "dispatch", "combine", "ring", "all_to_all"]
 # recompute: what a selective recompute that keeps results has its ranks do; a full one does the forward's again
 Phase = Literal["forward", "backward", "recompute"]

@@ -242,27 +242,25 @@ class RankMemory:
         else:
             # of what is offloaded the layer at work and the one whose tensors are on their way are here
             here = np.where(offloaded, np.minimum(self.shape.layers, 2.0), here)
-        all_layers = here * stored + self._factors(full)
+        factors = kept.factors
         if len(self.case.model.kinds) > 1:
-            dense = self._stored(self.every.kept_dense)
-            share = self.shape.dense / np.maximum(self.shape.layers, 1.0)
-            all_layers = all_layers + here * share * (dense - stored)
+            dense, share = self.every.kept_dense, self.shape.dense / np.maximum(self.shape.layers, 1.0)
+            stored = stored + share * (self._stored(dense) - stored)
+            factors = factors + share * (dense.factors - factors)
+        all_layers = here * stored + self._put_off(factors - stored)
         return all_layers + self._at_ends + np.maximum(at_work - self.logits, 0.0)
 
-    def _factors(self, full: Bools) -> Floats | float:
-        """Factors of weights' gradients that are put off, which recompute has made again: full as large as a layer's.
+    def _put_off(self, more: Floats) -> Floats | float:
+        """What is kept for weights' gradients that are put off, where a layer's factors take so many bytes `more`.
 
         Of the micro-batch at work those of all layers stay until its backward is through.
         """
         zero_bubble = self.grid.chose("schedule", "zero_bubble")
         if not zero_bubble.any():
             return 0.0
-        layers = self.shape.layers
-        again = self.shape.put_off * layers * (self.kept.layer - self.kept.layer_input) + (
-            np.maximum(layers - 1.0, 0.0) * self.kept.layer
-        )
-        partly = (self.shape.put_off * layers + np.maximum(layers - 1.0, 0.0)) * self.kept.factors
-        return np.where(zero_bubble, np.where(full, again, partly), 0.0)
+        of_others = self.shape.put_off * self.shape.layers * more
+        at_work = np.maximum(self.shape.layers - 1.0, 0.0) * np.maximum(more, 0.0)
+        return np.where(zero_bubble, of_others + at_work, 0.0)
 
     def offloads(self, *words: str) -> Bools:
         """Whether one of these lies in the host's memory: what that has no room for stays on the device."""

@@ -106,10 +106,9 @@ def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
     """Micro-batches whose activations a rank of `stage` (0 the first) keeps at the peak.
 
     1F1B: p - stage; zero-bubble (ZB-H1): besides, of as many as are missing from p the products of the weights'
-    gradients are put off, whose factors are about as large as what they are made of (Qi et al., arXiv 2401.10241,
-    section 2.3; benchmarks/results/traced.md is of other software, tests/train/test_dry_run.py of ours); GPipe: all;
-    interleaved: 2 (p - stage - 1) + (v - 1) p + 1 chunks of 1/v of its layers (Narayanan et al., arXiv 2104.04473,
-    section 2.2).
+    gradients are put off, whose factors stay (Qi et al., arXiv 2401.10241, section 2.3; tests/train/test_dry_run.py
+    lays them beside a trace); GPipe: all; interleaved: 2 (p - stage - 1) + (v - 1) p + 1 chunks of 1/v of its layers
+    (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
     m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
     one_f_one_b = np.minimum(p - stage, m) + put_off(grid, stage)

@@ -124,7 +124,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        (x,) = ctx.saved_tensors
+        (saved,) = ctx.saved_tensors
+        x = saved.detach()  # what is put off would keep the graph behind it, and the gradient of the stage's input
         weight, bias, group, width = ctx.weight, ctx.bias, ctx.group, x.shape[-1]
         narrow_dy = cast_gradient(dy) if weight.eight_bit else None
 

@@ -84,7 +84,8 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
+        (saved,) = ctx.saved_tensors
+        x = saved.detach()  # what is put off would keep the graph behind it
         weight, counts = ctx.weight, ctx.counts
         if weight.eight_bit:
             return narrow_grouped_backward(dy, x, weight, counts), None, None

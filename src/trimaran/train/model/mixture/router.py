@@ -118,7 +118,8 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
+        (saved,) = ctx.saved_tensors
+        x = saved.detach()  # what is put off would keep the graph behind it
         weight: Weight = ctx.weight
         weight.accumulate(lambda: add_product(weight.main_grad, dy, x.float()))
         return product(dy, weight.float()).to(x.dtype), None
