@@ -6,6 +6,7 @@ Requests are lines of JSON on standard input; how a call ended is written into i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -53,10 +54,11 @@ def become_the_command() -> None:
                     "cpu_s": used.ru_utime + used.ru_stime,
                     "peak_gib": used.ru_maxrss / 2**20,
                 }
-                beside = folder / "ended.new"
-                beside.write_text(json.dumps(said))
-                beside.replace(folder / "ended")
                 del running[pid]
+                with contextlib.suppress(FileNotFoundError):  # whoever asked waits no longer
+                    beside = folder / "ended.new"
+                    beside.write_text(json.dumps(said))
+                    beside.replace(folder / "ended")
 
 
 def _take_the_place(folder: Path, cwd: str, arguments: list[str], environment: dict[str, str]) -> None:

@@ -78,7 +78,7 @@ ZERO_SAYS_SOMETHING = {
         "overlap_dp", "master_weight_bytes", "bucket_elements", "zero_stages", "loss_chunk_cpu_tokens",
         "loss_chunk_gpu_tokens", "fragmentation", "low_gradient_bytes", "overlapped_zero_stages",
         "pipelined_zero_stages", "wide_gradient_stages", "gradient_passes", "experts_block_rows", "bucket_passes",
-        "gradient_buffer_passes", "live_parameters", "reuse_parameters",
+        "gradient_buffer_passes", "live_parameters", "reuse_parameters", "stage_places",
     },
     "calibration": {"rows", "time_error", "mem_error", "dp_overlap", "micro_batch_ms", "iteration_ms", "buffer_gib"},
     "layout": {"zero_stage", "shard", "etp", "stage_split", "local_steps", "outer_delay"},

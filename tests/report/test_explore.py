@@ -20,6 +20,7 @@ from trimaran.api import plan
 from trimaran.cli.app import app
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.explore import HOST, explore_app, question_of
+from watched_page import PATIENCE_MS
 
 TOKEN = "the-token"
 KNOWN = {"model": "gpt2-124m", "cluster": "dgx-h100"}
@@ -36,6 +37,7 @@ def address() -> Iterator[str]:
 
 def test_the_ranking_follows_what_is_asked(browser: Browser, address: str, picture: Callable[[str], Path]) -> None:
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     elsewhere: list[str] = []

@@ -20,7 +20,7 @@ from trimaran.report.page.html import page
 from trimaran.report.page.measured import ROWS, WHOLE_ROWS, measured_content
 from trimaran.report.page.planned import plan_content
 from trimaran.report.planned import as_json
-from watched_page import Watched
+from watched_page import PATIENCE_MS, Watched
 from whole_text import SCHEMES, SIZES, unreadable
 
 TOKEN = "the-token"
@@ -153,6 +153,7 @@ def test_explore_is_read_whole(browser: Browser) -> None:
     server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048, TOKEN).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     opened = browser.new_page(viewport={"width": 400, "height": 900})
+    opened.set_default_timeout(PATIENCE_MS)
     try:
         opened.goto(f"http://{HOST}:{server.server_port}/?token={TOKEN}")
         # in a narrow window too it goes from Loading to its answer
@@ -178,6 +179,7 @@ def test_explore_says_that_it_plans_on_no_white_paper(browser: Browser) -> None:
     server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048, TOKEN).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     opened = browser.new_page(color_scheme="dark")
+    opened.set_default_timeout(PATIENCE_MS)
     try:
         # an answer that does not come, as one that takes long
         opened.route("**/_dash-update-component*", lambda route: None)

@@ -66,8 +66,9 @@ def further_ranks(model: Model, grid: LayoutGrid) -> Iterator[tuple[Ints, Ints]]
     """
     down, up = (ranks[grid.split_row] for ranks in grid.splits.fullest_between(model.dense_layers))
     several, puts_off = grid.pp > 2, grid.chose("schedule", "zero_bubble")
-    turns = [(rank, several & ~puts_off & (rank != down[:, 0])) for rank in down.T[1:]]
-    turns += [(rank, several & puts_off & (rank != up[:, 0])) for rank in up.T[1:]]
+    looked_at = np.where(puts_off, up[:, 0], down[:, 0])
+    turns = [(rank, several & (rank != looked_at)) for rank in down.T]
+    turns += [(rank, several & puts_off & (rank != looked_at)) for rank in up.T[1:]]
     if grid.folded.any():
         m = grid.micro_batches
         turning = [np.clip(rank, 1, up[:, 0]) for rank in (m, 2 * grid.pp - m)]
