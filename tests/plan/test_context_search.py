@@ -126,10 +126,9 @@ def test_search_finds_what_brute_force_finds(
     assert ranked == pytest.approx(expected)
     few = plan(workload, cluster, STACK, top=3).entries
     assert few[0].sec_per_it <= 1.01 * min(expected.values())
-    assert [entry.sec_per_it for entry in few[1:]] == pytest.approx(
-        sorted(value for value in expected.values() if value != pytest.approx(few[0].sec_per_it))[: len(few) - 1],
-        rel=0.01,
-    )
+    others = sorted(expected.values())
+    others.remove(min(others, key=lambda seconds: abs(seconds - few[0].sec_per_it)))  # which others may take too
+    assert [entry.sec_per_it for entry in few[1:]] == pytest.approx(others[: len(few) - 1], rel=0.01)
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
