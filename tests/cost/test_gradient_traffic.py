@@ -164,3 +164,17 @@ def test_gradients_of_units_are_cleared_and_added_up_each_micro_batch(sharded: s
     together, _ = on_cores(text, 4, micro_batches, clears=False)
     passed = 0 if sharded == "zero1" else micro_batches * (4 + 12 / 2) * CPU_MODEL.parameters
     assert apart - together == pytest.approx(passed / 20e9 / case.calibration.memory, rel=2e-2)
+
+
+def test_a_parameter_server_takes_in_the_gradients_of_experts_too() -> None:
+    """Those of no copy of an expert are nobody's to take in."""
+    model = load_model("deepseek-v2-lite")
+    wide = model.model_copy(update={"moe_ffn_hidden": 2 * model.moe_ffn_hidden})
+    cluster, stack = load_cluster("aws-p4d-24xlarge"), load_stack("trimaran")
+
+    def traffic_s(of: Model, text: str) -> float:
+        case = Case.of(Workload(model=of, seq_len=4096, global_batch=64), cluster, stack)
+        return estimate(case, parse_layout(f"{text},mbs1,bf16,ps")).time.dp
+
+    assert traffic_s(wide, "dp16,ep8") > 1.5 * traffic_s(model, "dp16,ep8")
+    assert traffic_s(wide, "dp16,ep16") < 1.4 * traffic_s(model, "dp16,ep16")  # shared experts alone

@@ -83,3 +83,24 @@ class Router(Noun):
         default=False,
         description="each expert has a bias that counts in the choice alone, and is moved against its load",
     )
+
+    def check_groups(self, experts: int, groups: int, chosen: int, top_k: int) -> None:
+        """Raise ValueError, one line, where a token's top_k experts cannot be of so many `chosen` groups of experts."""
+        if not groups and not chosen:
+            return
+        if not 0 < chosen <= groups:
+            raise ValueError(
+                f"top_groups {chosen} is not one of 1 to expert_groups {groups}: state both, or leave both out"
+            )
+        if experts % groups:
+            raise ValueError(f"experts {experts} is not a multiple of expert_groups {groups}: groups are of one size")
+        each = experts // groups
+        if top_k > chosen * each:
+            raise ValueError(
+                f"top_k {top_k} is more than the {each} experts of each of top_groups {chosen}: raise top_groups"
+            )
+        if self.group_best > each:
+            raise ValueError(
+                f"router.group_best {self.group_best} is more than the {each} experts of each of expert_groups "
+                f"{groups}: lower it"
+            )

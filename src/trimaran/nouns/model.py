@@ -218,7 +218,7 @@ class Model(Noun):
         if self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} is more than experts {self.experts}: lower it")
         self._check_dense_layers()
-        self._check_groups()
+        self.router.check_groups(self.experts, self.expert_groups, self.top_groups, self.top_k)
 
     def _check_dense_layers(self) -> None:
         if self.dense_layers >= self.layers:
@@ -235,29 +235,6 @@ class Model(Noun):
             raise ValueError(
                 f"dense_layers is {self.dense_layers} and experts_every {self.experts_every}: layers without experts "
                 f"come first or in turns, leave one of the two out"
-            )
-
-    def _check_groups(self) -> None:
-        groups, chosen = self.expert_groups, self.top_groups
-        if not groups and not chosen:
-            return
-        if not 0 < chosen <= groups:
-            raise ValueError(
-                f"top_groups {chosen} is not one of 1 to expert_groups {groups}: state both, or leave both out"
-            )
-        if self.experts % groups:
-            raise ValueError(
-                f"experts {self.experts} is not a multiple of expert_groups {groups}: groups are of one size"
-            )
-        if self.top_k > chosen * (self.experts // groups):
-            raise ValueError(
-                f"top_k {self.top_k} is more than the {self.experts // groups} experts of each of top_groups {chosen}: "
-                f"raise top_groups"
-            )
-        if self.router.group_best > self.experts // groups:
-            raise ValueError(
-                f"router.group_best {self.router.group_best} is more than the {self.experts // groups} experts of each "
-                f"of expert_groups {groups}: lower it"
             )
 
     @property
