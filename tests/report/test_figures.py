@@ -54,6 +54,20 @@ def test_bars_whose_names_would_be_cut_are_named_by_what_differs(planned: Conten
     assert {label.get_text() for label in axes.get_yticklabels()} == {f"ep{n}" for n in range(4)}
 
 
+def test_bars_that_differ_far_behind_are_named_on_two_lines(planned: Content) -> None:
+    words = ("none", "layernorm", "selective", "full")
+    layouts = [
+        f"dp{4 + n % 2},shard{2 + n % 2},tp{4 + n % 2},pp{25 + n % 2},recompute-{word}" for n, word in enumerate(words)
+    ]
+    cases = tuple(
+        case.model_copy(update={"layout": layout}) for case, layout in zip(planned.cases[:4], layouts, strict=True)
+    )
+    _, (axes,) = new_figure(SIZE_INCHES)
+    assert FIGURES["parts"](axes, planned.model_copy(update={"cases": cases}))
+    named = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(set(named)) == 4 and all(word in name for word, name in zip(words, named, strict=True))
+
+
 def test_the_front_holds_what_nothing_beats(planned: Content) -> None:
     front = pareto_front(planned.cases)
     for case in planned.cases:

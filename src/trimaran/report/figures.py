@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -235,7 +236,15 @@ def _names(cases: Sequence[ShownLayout]) -> list[str]:
     shared = set(words[0]).intersection(*words) if words else set()
     apart = [",".join(word for word in own if word not in shared) for own in words]
     cut = any(len(case.layout) > LABEL_LENGTH for case in cases)
-    return [_short(name) for name in (apart if cut and all(apart) else [case.layout for case in cases])]
+    return [_in_lines(name) for name in (apart if cut and all(apart) else [case.layout for case in cases])]
+
+
+def _in_lines(layout: str) -> str:
+    """A name that is too long for one line on two: cut at the first, several may read alike."""
+    lines = textwrap.wrap(
+        layout.replace(",", ", "), LABEL_LENGTH, break_on_hyphens=False, max_lines=2, placeholder="\u2026"
+    )
+    return "\n".join(line.replace(", ", ",") for line in lines)
 
 
 def _short(layout: str) -> str:
