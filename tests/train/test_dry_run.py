@@ -21,10 +21,12 @@ from trimaran.cost.rank_work import rank_work
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.steady import Shortened, shortened
 from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import Schedule
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.dry_run import TracedRank
 from trimaran.protocol.job import TrainJob
@@ -169,6 +171,37 @@ def test_a_rank_holds_computes_and_sends_what_is_planned(model: Model, text: str
     if "pp" in work.sent:
         sent = sum(each.size for each in found.collectives if each.axis == "pp")
         assert sent == pytest.approx(work.sent["pp"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "stage"),
+    [
+        (LLAMA, "dp1,mbs1,bf16", 0),
+        (LLAMA, "dp2,pp2,mbs1,fsdp,bf16,recompute-full", 0),
+        (LLAMA, "dp2,pp2,mbs1,zero2,bf16", 1),
+        (LLAMA, "dp1,pp2,vpp2,mbs1,zero1,bf16", 0),
+        (LLAMA, "dp1,tp2,pp4,mbs1,sp,bf16,zero_bubble", 2),
+        (MIXTURE, "dp2,pp2,ep2,mbs1,zero1,bf16", 1),
+        (LLAMA, "dp1,pp2,mbs1,bf16,gpipe", 0),
+    ],
+)
+def test_what_recurs_is_traced_once_and_counted_as_often_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, model: Model, text: str, stage: int
+) -> None:
+    found, _ = traced(model, text, stage)
+    asked = []
+
+    def whole(schedule: Schedule, rank: int, ranks: int, stages: int, micro_batches: int) -> Shortened:
+        asked.append(shortened(schedule, rank, ranks, stages, micro_batches))
+        return Shortened(micro_batches, 0, 0, 0)
+
+    monkeypatch.setattr("trimaran.train.programs.dry_run.shortened", whole)
+    in_full, _ = traced.__wrapped__(model, text, stage)
+    assert (asked[0].more > 0) == (parse_layout(text).schedule != "gpipe")
+    assert found.operations == in_full.operations and found.collectives == in_full.collectives
+    token_numbers = 8 * 2049 * 16
+    for part, size in in_full.memory.items():
+        assert size - token_numbers <= found.memory[part] <= size, part
 
 
 @pytest.mark.parametrize("cases", [RECOMPUTED, BY_OPERATOR], ids=["full", "by operator"])

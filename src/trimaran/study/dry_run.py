@@ -49,8 +49,9 @@ def dry_run(
     if rank is not None and not 0 <= rank < layout.devices:
         raise TrimaranError(f"rank {rank} is not one of the {layout.devices} of {layout}: name one from 0 on")
     split = resolve_split(layout, workload, stack)
+    a_step = workload.model_copy(update={"ramp_up": None})
     job = TrainJob(
-        workload=workload, layout=layout, stage_split=split, train=train, data_dir="", out_dir="", steps=1,
+        workload=a_step, layout=layout, stage_split=split, train=train, data_dir="", out_dir="", steps=1,
         device="cuda",
     )  # fmt: skip
     grid = LayoutGrid.from_layouts([layout], case.workload, case.stack)

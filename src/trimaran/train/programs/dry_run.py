@@ -3,7 +3,8 @@
 The argument is a file with a `trimaran.protocol.dry_run.DryRunJob`; each rank is printed as a line of JSON. Every rank
 is built as in the training, of shapes on the meta device, which stands for a GPU here. What it sends goes to a process
 group that does nothing. Only where numbers decide, at the step's end, the step is not the trainer's own: its loss
-counts as finite.
+counts as finite. Of a pipeline's steady state, which is the longer the more micro-batches there are, a part is traced
+and counts as often as it comes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from trimaran.layout.schedule import Action
+from trimaran.layout.steady import Shortened, shortened
 from trimaran.protocol.dry_run import DryRunJob, TracedCollective, TracedRank
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.group import Group, GroupFactory
@@ -112,8 +115,40 @@ def _even_rows(chosen: Tensor, count: int, ep: Group, etp: Group) -> tuple[Tenso
     return by_source, by_source[None, :, ep.index].repeat(etp.size, 1, 1)
 
 
+class _Repeats:
+    """Adds to a trace what a shortened list of actions leaves out, which is what it does from `begin` to `end`."""
+
+    def __init__(self, trace: Trace, of: Shortened) -> None:
+        self._trace, self._of = trace, of
+        self._done = 0
+        self._at_begin = trace.so_far()
+
+    def after(self, action: Action) -> None:
+        """An action of the rank is over."""
+        self._done += 1
+        if self._done == self._of.begin:
+            self._at_begin = self._trace.so_far()
+        if self._done == self._of.end:
+            self._trace.repeat_since(self._at_begin, self._of.more)
+
+
+def _shortened(job: TrainJob, mesh: Mesh) -> tuple[TrainJob, Shortened]:
+    """The job with a steady state as short as it can be, if replicas are alike; and what of a rank's actions recurs."""
+    layout, batch = job.layout, job.workload.global_batch
+    micro_batches = layout.samples_of(mesh.dp.index, batch)[1] // layout.mbs
+    if layout.replica_batches:
+        return job, Shortened(micro_batches, 0, 0, 0)
+    stages = layout.pp * layout.vpp
+    few = shortened(layout.schedule, mesh.pp.index, layout.pp, stages, micro_batches)
+    fewer = {"global_batch": few.micro_batches * layout.mbs * layout.dp}
+    return job.model_copy(update={"workload": job.workload.model_copy(update=fewer)}), few
+
+
 def trace_rank(job: TrainJob, rank: int) -> TracedRank:
-    """Build one rank and trace its first step."""
+    """Build one rank and trace its first step.
+
+    Token numbers of micro-batches that are not traced, 8 bytes each, are not counted.
+    """
     begin = time.perf_counter()
     dist.init_process_group(BACKENDS, store=FakeStore(), rank=rank, world_size=job.layout.devices)
     try:
@@ -122,7 +157,9 @@ def trace_rank(job: TrainJob, rank: int) -> TracedRank:
         trace = Trace(_names(mesh, "dp", "pp", "cp", "tp"), _names(mesh, "cp", "etp", "ep"))
         sampler = cast(Sampler, _AnyText(job.workload.seq_len))
         with as_on_cuda(), evenly_loaded(), host_is_elsewhere():
-            trainer = Trainer(job, mesh, sampler, META, _shapes)
+            few_job, few = _shortened(job, mesh)
+            repeats = _Repeats(trace, few)
+            trainer = Trainer(few_job, mesh, sampler, META, _shapes, repeats.after)
             for what, tensor in _held(trainer):
                 trace.watch(tensor, what)
             with trace:

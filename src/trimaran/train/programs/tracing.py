@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,14 @@ class Sent:
     size: int = 0
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What a trace has counted: operations of products, and collectives by group and kind."""
+
+    operations: float
+    sent: dict[tuple[str, str], Sent]
+
+
 @dataclass
 class Held:
     """Bytes that are alive, by what they are for."""
@@ -62,6 +70,18 @@ class Trace(TorchDispatchMode):
         self._alive: dict[int, tuple[int, str]] = {}
         self._shares: dict[str, int] = defaultdict(int)
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
+
+    def so_far(self) -> Counted:
+        """What was counted until now."""
+        return Counted(self.operations, {key: replace(sent) for key, sent in self.sent.items()})
+
+    def repeat_since(self, before: Counted, times: int) -> None:
+        """Count what came since then so many times more: memory is the same each time."""
+        self.operations += times * (self.operations - before.operations)
+        for key, sent in self.sent.items():
+            then = before.sent.get(key, Sent())
+            sent.count += times * (sent.count - then.count)
+            sent.size += times * (sent.size - then.size)
 
     def watch(self, tensor: Tensor, what: str) -> None:
         """Count a tensor's storage from now on, as `what`."""
