@@ -83,13 +83,24 @@ def test_every_micro_batch_goes_forward_and_backward_once_on_every_stage() -> No
             assert sorted((s, m) for k, s, m in done if k == kind) == [(s, m) for s in range(stages) for m in range(8)]
 
 
-def test_1f1b_keeps_at_most_p_minus_stage_micro_batches() -> None:
+@pytest.mark.parametrize(("eager", "most"), [(False, (4, 3, 2, 1)), (True, (7, 5, 3, 1))])
+def test_1f1b_keeps_at_most_p_minus_stage_micro_batches_and_twice_as_many_if_eager(
+    eager: bool, most: tuple[int, ...]
+) -> None:
     for rank in range(4):
         kept = peak = 0
-        for action in actions("1f1b", rank, 4, 4, 16):
+        for action in actions("1f1b", rank, 4, 4, 16, eager=eager):
             kept += 1 if action.kind == "forward" else -1
             peak = max(peak, kept)
-        assert peak == 4 - rank
+        assert peak == most[rank]
+
+
+def test_eager_1f1b_hides_its_sends_behind_work() -> None:
+    plain = run("1f1b", 4, 40, link=1.0)
+    silent = simulate(run("1f1b", 4, 40)).duration_s
+    fill_and_drain = 2 * 3 * 1.0
+    assert simulate(replace(plain, eager=True)).duration_s == silent + fill_and_drain
+    assert simulate(plain).duration_s > silent + 4 * fill_and_drain
 
 
 def test_no_rank_does_two_things_at_once_and_nothing_starts_before_its_input() -> None:
@@ -124,11 +135,12 @@ def pipelines(draw: st.DrawFn) -> PipelineRun:
     return PipelineRun(
         ranks, micro_batches, schedule, tuple(forward), tuple(backward), tuple(0.4 * one for one in backward),
         tuple(SendTimes(one, one + late) for one in held), blocks=draw(st.booleans()),
+        eager=draw(st.booleans()),
     )  # fmt: skip
 
 
 def together(runs: list[PipelineRun]) -> PipelineRuns:
-    """Runs that block or do not, all of them, as one."""
+    """Runs that block and are eager or are not, all of them, as one."""
     ranks = max(run.ranks for run in runs)
     chunks = max(len(run.forward_s) // run.ranks for run in runs)
 
@@ -151,22 +163,24 @@ def together(runs: list[PipelineRun]) -> PipelineRuns:
         np.array([index_of("schedule", run.schedule) for run in runs]), np.array([run.ranks for run in runs]),
         np.array([len(run.forward_s) // run.ranks for run in runs]), np.array([run.micro_batches for run in runs]),
         stages("forward_s"), stages("backward_s"), stages("weight_s"), links("held_s"), links("arrives_s"),
-        tuple(get_args(Schedule)) if runs[0].blocks else (),
+        tuple(get_args(Schedule)) if runs[0].blocks else (), runs[0].eager,
     )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(pipelines(), min_size=1, max_size=4))
 def test_many_pipelines_at_once_take_exactly_as_long_as_event_by_event(runs: list[PipelineRun]) -> None:
-    runs = [replace(run, blocks=runs[0].blocks) for run in runs]
+    runs = [replace(run, blocks=runs[0].blocks, eager=runs[0].eager) for run in runs]
     assert play(together(runs)) == pytest.approx([simulate(run).duration_s for run in runs], rel=1e-9)
 
 
-def test_a_steady_state_is_skipped_not_played() -> None:
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_steady_state_is_skipped_not_played(eager: bool) -> None:
     # Played whole, 10 million micro-batches would take hours.
     for schedule, stages in (("1f1b", 4), ("zero_bubble", 4), ("interleaved", 8), ("zbv", 8), ("dualpipev", 8)):
         short, longer, longest = (
-            play(together([run(schedule, 4, m, stages=stages, link=0.25)]))[0] for m in (400, 800, 10_000_000)
+            play(together([replace(run(schedule, 4, m, stages=stages, link=0.25), eager=eager)]))[0]
+            for m in (400, 800, 10_000_000)
         )
         assert (longest - short) / (10_000_000 - 400) == pytest.approx((longer - short) / 400, rel=1e-9)
 
@@ -209,11 +223,12 @@ def test_closed_form_and_simulation_agree_within_3_percent(label: str, stack_nam
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(["gpipe", "1f1b", "zero_bubble"]), st.integers(2, 24), st.integers(1, 4), st.integers(1, 300),
-    st.floats(1.5, 3.5), st.floats(0.0, 0.5), st.booleans(),
+    st.floats(1.5, 3.5), st.floats(0.0, 0.5), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_closed_form_is_exact_on_equal_stages(
-    schedule: Schedule, ranks: int, layers: int, micro_batches: int, ratio: float, send: float, blocks: bool
-) -> None:
+    schedule: Schedule, ranks: int, layers: int, micro_batches: int, ratio: float, send: float, blocks: bool,
+    eager: bool,
+) -> None:  # fmt: skip
     """Equal stages whose sends take up to half a forward: the paths of the closed form are all there are."""
     model = load_model("gpt2-124m").model_copy(update={"layers": ranks * layers})
     stack = load_stack("megatron")
@@ -221,7 +236,8 @@ def test_closed_form_is_exact_on_equal_stages(
     grid = LayoutGrid.from_layouts([Layout(pp=ranks, schedule=schedule)], workload, stack)
     one, none = np.ones(1), np.zeros(1)
     waits = (schedule,) if blocks else ()
-    times = StageTimes(one, ratio * one, one * ratio / 2, none, none, none, none, send * one, send * one, waits, one)
+    sends = send * one, send * one
+    times = StageTimes(one, ratio * one, one * ratio / 2, none, none, none, none, *sends, waits, eager, one)
     assert pipeline_time(grid, times).total[0] == pytest.approx(play(pipeline_runs(grid, times))[0], rel=1e-9)
 
 
@@ -245,7 +261,7 @@ def test_closed_form_of_interleaved_stages_never_exceeds_their_simulation(
     one = np.ones(1)
     own = [end * one for end in ends]
     waits: tuple[Schedule, ...] = ("interleaved",) if blocks else ()
-    times = StageTimes(one, ratio * one, one * ratio / 2, *own, send * one, send * one, waits, one)
+    times = StageTimes(one, ratio * one, one * ratio / 2, *own, send * one, send * one, waits, False, one)
     closed, played = pipeline_time(grid, times).total[0], play(pipeline_runs(grid, times))[0]
     assert closed <= played * (1 + 1e-9)
     if len(set(grid.splits.splits[0].layers)) == 1 and not any(ends):

@@ -33,7 +33,8 @@ class SendTimes:
 class PipelineRun:
     """What to simulate: seconds of each virtual stage, the schedule, and a link after each rank (to the first at last).
 
-    `weight_s` is the part of a backward that may be put off; `blocks`: ranks wait while they send.
+    `weight_s` is the part of a backward that may be put off; `blocks`: ranks wait while they send; `eager`: 1F1B goes
+    ahead by twice as many forwards.
     """
 
     ranks: int
@@ -44,6 +45,7 @@ class PipelineRun:
     weight_s: tuple[float, ...]
     links: tuple[SendTimes, ...]
     blocks: bool = False
+    eager: bool = False
 
 
 def simulate(run: PipelineRun) -> Timeline:
@@ -71,6 +73,7 @@ def pipeline_run(case: Case, layout: Layout) -> PipelineRun:
         weight_s=stages(many.weight_s),
         links=tuple(SendTimes(*times) for times in zip(held, arrives, strict=True)),
         blocks=layout.schedule in many.blocks,
+        eager=many.eager,
     )
 
 
@@ -84,7 +87,9 @@ class _Player:
         self.run, self.events = run, list[Event]()
         micro_batches = run.micro_batches
         self.stages = len(run.forward_s)
-        self.todo = [actions(run.schedule, r, run.ranks, self.stages, micro_batches) for r in range(run.ranks)]
+        self.todo = [
+            actions(run.schedule, r, run.ranks, self.stages, micro_batches, eager=run.eager) for r in range(run.ranks)
+        ]
         of_input = tuple(b - w for b, w in zip(run.backward_s, run.weight_s, strict=True))
         self.duration = {
             "forward": run.forward_s,

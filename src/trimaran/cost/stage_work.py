@@ -194,6 +194,7 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
         send_held=held,
         send_arrives=arrives,
         blocks=case.stack.blocking_schedules,
+        eager=case.stack.stage_places >= 2,
         crowding=_crowding(case, grid, rate),
     )
     in_first: Floats = np.zeros(len(grid))

@@ -44,8 +44,14 @@ def rank_of(schedule: Schedule, stage: int, ranks: int) -> int:
 
 
 @cache
-def actions(schedule: Schedule, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    """What `rank` does, in order. Without a pipeline every micro-batch goes forward, then backward."""
+def actions(
+    schedule: Schedule, rank: int, ranks: int, stages: int, micro_batches: int, *, eager: bool = False
+) -> tuple[Action, ...]:
+    """What `rank` does, in order. Without a pipeline every micro-batch goes forward, then backward.
+
+    `eager`: 1F1B goes ahead by two forwards for each rank behind, so that sends hide behind work (Eager-1F1B, Zhuang et
+    al., arXiv 2211.05322, section 4.2).
+    """
     if schedule == "gpipe":
         sweep = range(micro_batches)
         return (
@@ -57,7 +63,7 @@ def actions(schedule: Schedule, rank: int, ranks: int, stages: int, micro_batche
     if schedule in FOLDED:
         order = _zbv(rank, ranks, micro_batches) if schedule == "zbv" else _dualpipev(rank, ranks, micro_batches)
         return tuple(action for action in order if action.micro_batch < micro_batches)
-    one_by_one = _one_f_one_b(rank, ranks, micro_batches)
+    one_by_one = _one_f_one_b(rank, ranks, micro_batches, ahead=2 if eager and schedule == "1f1b" else 1)
     return _zero_bubble(one_by_one, rank) if schedule == "zero_bubble" else one_by_one
 
 
@@ -67,12 +73,12 @@ def forwards(rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Ac
     return tuple(Action("forward", m, stage) for stage in range(rank, stages, ranks) for m in range(micro_batches))
 
 
-def _one_f_one_b(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
-    """Warm-up forwards, then one forward and one backward in turn, then the backwards that are left.
+def _one_f_one_b(rank: int, ranks: int, micro_batches: int, *, ahead: int) -> tuple[Action, ...]:
+    """Warm-up forwards, `ahead` for each rank behind, then one forward and one backward in turn, then what is left.
 
-    As GPipe's, the bubble is (p - 1) / m, but at most `ranks - rank` micro-batches are in flight.
+    As GPipe's, the bubble is (p - 1) / m, but one micro-batch more than the warm-up's at most is in flight.
     """
-    warm_up = min(ranks - rank - 1, micro_batches)
+    warm_up = min(ahead * (ranks - rank - 1), micro_batches)
     out = [Action("forward", m, rank) for m in range(warm_up)]
     for m in range(micro_batches - warm_up):
         out += [Action("forward", warm_up + m, rank), Action("backward", m, rank)]

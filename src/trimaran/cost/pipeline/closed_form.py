@@ -96,7 +96,7 @@ def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints
     a hash, which is checked: should two pipelines share one, all are taken to be distinct.
     """
     keys = [grid.schedule, grid.pp, grid.vpp, grid.split_row, grid.micro_batches]
-    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name != "blocks"]
+    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name not in ("blocks", "eager")]
     code = np.zeros(len(grid), dtype=np.uint64)
     for key in keys:
         code = (code ^ key.view(np.uint64)) * _MIX
@@ -161,6 +161,7 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
         held_s=np.multiply.outer(times.send_held, links),
         arrives_s=np.multiply.outer(times.send_arrives, links),
         blocks=times.blocks,
+        eager=times.eager,
     )
 
 
@@ -258,12 +259,13 @@ class _PacedPaths:
     round trips and are done, q + 1 of them, after the last backward.
     Rank q keeps k = p - q micro-batches in flight. A round trip from it to the last stage spares it the work of
     k - 1 micro-batches: at the start their forwards, at the end their backwards, in between both; one to a rank
-    n - 1 behind it that of n - 1.
+    n - 1 behind it that of n - 1. An eager 1F1B keeps 2 k - 1, and a round trip spares it twice as many.
     """
 
     def __init__(self, pipe: _Pipes) -> None:
         t, split_row = pipe.times, pipe.split_row
         self.t, self.m, self.p, self.blocks = t, pipe.m, pipe.p, pipe.blocks
+        self.ahead = np.where(pipe.pipelines.runs("1f1b"), 2.0, 1.0) if t.eager else np.ones(len(self.m))
         self.put_off = np.where(pipe.pipelines.runs("zero_bubble"), t.weight, 0.0)
         table = np.stack(pipe.splits.pivots)[:, :, : pipe.pivots]
         self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split_row]]
@@ -281,7 +283,8 @@ class _PacedPaths:
         """Seconds of the longest path that stays with a pivot for all micro-batches, but for round trips."""
         t, m, send, wait = self.t, self.m, self.t.send_arrives, self.wait
         q, layers, before, behind = self.pivots[pivot]
-        others_in_flight = self.p - q - 1.0
+        behind_it = self.p - q - 1.0
+        spared = self.ahead * behind_it
         weights = layers * self.put_off
         down, up = layers * t.forward + wait, layers * self.layer_up + wait
         fill = drain = round_trip = np.zeros(len(m))
@@ -293,12 +296,12 @@ class _PacedPaths:
         if pivot == self.last:
             down, up = down + (t.last_forward - wait), up + t.last_backward
         else:
-            round_trip = behind * self.layer + self.last_stage + 2.0 * others_in_flight * send
+            round_trip = behind * self.layer + self.last_stage + 2.0 * behind_it * send
         back = up + weights
         work = down + back if self.blocks else np.maximum(down + back, t.send_held)
-        between = m - 2.0 - others_in_flight
-        at_start = np.maximum(round_trip - others_in_flight * down, 0.0)
-        at_end = np.maximum(round_trip - others_in_flight * back, 0.0)
+        between = m - 2.0 - spared
+        at_start = np.maximum(round_trip - spared * down, 0.0)
+        at_end = np.maximum(round_trip - spared * back, 0.0)
         several = at_start + at_end + self._gained_between(pivot, work, between)
         only_one = np.maximum(round_trip - (m - 1.0) * np.minimum(down, back), 0.0)
         # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
@@ -315,14 +318,14 @@ class _PacedPaths:
                 continue
             target = self.pivots[end]
             trips = target.rank - q
-            gain = (behind - target.behind) * self.layer + trips * (two_sends - work)
+            gain = (behind - target.behind) * self.layer + trips * (two_sends - self.ahead * work)
             if end == self.last:
                 gain += self.last_stage
             # Most pivots have as much to do as the ranks behind them: nothing is gained, but for round-off.
             gains = np.flatnonzero(gain > _ROUND_OFF * work)
             if not len(gains):
                 continue
-            there, left = trips[gains], micro_batches[gains]
+            there, left = (self.ahead * trips)[gains], micro_batches[gains]
             laps = np.floor(left / (there + 1.0))
             laps += np.maximum(left - laps * (there + 1.0) - 1.0, 0.0) / np.maximum(there, 1.0)
             most[gains] = np.maximum(most[gains], laps * gain[gains])

@@ -3,13 +3,15 @@
 Under each schedule the i-th forward of rank r and its t-th backward depend on nothing later than one step before
 them, if rank r starts r steps (1F1B, zero-bubble) or 2r half-steps (interleaved) after the first:
 
-* 1F1B: forward i of rank r at level r + 2i, backward t at level 2p - 1 - r + 2t;
+* 1F1B: forward i of rank r at level r + 2i, backward t at level 2p - 1 - r + 2t, or where it is eager and each rank
+  has two more in flight than the next, at level 4p - 3 - 3r + 2t;
 * interleaved: forward i at step r + i, backward t right after it at step 2(p - 1) - r + (v - 1) p + t.
 
 So a level is a few NumPy operations on (layouts, ranks), and the latest arrival is all that a rank need keep of its
-neighbour. Such a recurrence is linear in (max, +): once the state of a period ago differs from today's by the same time
-everywhere, it does so for ever, and the rest of the steady state is skipped at that pace. The result equals
-trimaran.cost.simulate's to rounding, which the tests hold. trimaran.cost.pipeline.folded plays folded schedules.
+neighbour, the latest two where 1F1B is eager. Such a recurrence is linear in (max, +): once the state of a period ago
+differs from today's by the same time everywhere, it does so for ever, and the rest of the steady state is skipped at
+that pace. The result equals trimaran.cost.simulate's to rounding, which the tests hold. trimaran.cost.pipeline.folded
+plays folded schedules.
 """
 
 from __future__ import annotations
@@ -158,6 +160,7 @@ class _OneByOne:
         self.work = work = _Work.of(runs)
         self.forward, self.backward = work.forward[:, 0], work.backward[:, 0]
         self.m, self.p = runs.micro_batches[:, None].copy(), runs.ranks[:, None]
+        self.eager = runs.eager and CHOICE["schedule"].value(runs.schedule[0]) == "1f1b"
         self.zero_bubble = runs.schedule[:, None] == index_of("schedule", "zero_bubble")
         self.weight = np.where(self.zero_bubble, runs.weight_s[:, 0], 0.0)
         self.backward = self.backward - self.weight
@@ -170,14 +173,16 @@ class _OneByOne:
         self.free = np.zeros((n, ranks))
         self.down, self.up = np.full((n, ranks + 1), _NEVER), np.full((n, ranks + 1), _NEVER)
         self.down_free, self.up_free = np.full((n, ranks), _NEVER), np.full((n, ranks), _NEVER)
+        # what came from behind before the latest, where that is for the next backward
+        self.up_before = np.full((n, ranks + 1), _NEVER)
         self.skipped = np.zeros(n)
 
     def play(self) -> Floats:
         deepest = int(self.p.max())
-        settling = _Settling(self._real_state(), 2 * deepest)
+        settling = _Settling(self._real_state(), (4 if self.eager else 2) * deepest)
         level = 0
         most = int(self.m.max())
-        while level < 2 * (most + deepest - 1):
+        while level < 2 * (most + (2 if self.eager else 1) * (deepest - 1)):
             self._forwards(level)
             self._backwards(level)
             level += 1
@@ -204,10 +209,11 @@ class _OneByOne:
 
     def _backwards(self, level: int) -> None:
         at = slice((level + 1) % 2, len(self.rank), 2)
-        index = (level - (2 * self.p - 1) + self.rank[at]) // 2
+        first = 4 * self.p - 3 - 3 * self.rank[at] if self.eager else 2 * self.p - 1 - self.rank[at]
+        index = (level - first) // 2
         active = (index >= 0) & (index < self.m) & self.real[:, at]
         # `up[r + 1]` is what rank r + 1 sent to r; the last rank turns on its own forward.
-        came = self.up[:, 1:][:, at]
+        came = (self.up_before if self.eager else self.up)[:, 1:][:, at]
         end = np.maximum(self.free[:, at], came) + self.backward[:, at]
         after = end + np.where(index >= self.rank[at], self.weight[:, at], 0.0)
         self.free[:, at] = np.where(active, after, self.free[:, at])
@@ -216,10 +222,13 @@ class _OneByOne:
             begins = np.maximum(end, self.up_free[:, at])
             self.up_free[:, at] = np.where(active, begins + self.work.up_held[:, at], self.up_free[:, at])
         sent = self.up[:, :-1]
+        if self.eager:
+            self.up_before[:, :-1][:, at] = sent[:, at]
         sent[:, at] = np.where(active, begins + self.work.up_arrives[:, at], sent[:, at])
 
     def _state(self) -> Floats:
-        return np.concatenate([self.free, self.down[:, :-1], self.up[:, 1:], self.down_free, self.up_free], axis=1)
+        came = [self.down[:, :-1], self.up[:, 1:], *([self.up_before[:, 1:]] if self.eager else [])]
+        return np.concatenate([self.free, *came, self.down_free, self.up_free], axis=1)
 
     def _real_state(self) -> Bools:
         """Of the state's columns those that hold times: ranks have one, and links the queues where there are any."""
@@ -227,8 +236,8 @@ class _OneByOne:
         links = np.full(self.real.shape, self.queues)
         return np.concatenate(
             [
-                self.real, self.real & ~first, self.real & ~last, self.real & ~last & links,
-                self.real & ~first & links,
+                self.real, self.real & ~first, self.real & ~last,
+                *([self.real & ~last] if self.eager else []), self.real & ~last & links, self.real & ~first & links,
             ],
             axis=1,
         )  # fmt: skip

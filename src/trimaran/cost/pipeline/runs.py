@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from trimaran.cost.grid import Floats, Ints
 from trimaran.nouns.stack import Schedule
 
+# What holds for all runs alike, and is no array.
+_OF_STACK = ("blocks", "eager")
+
 
 @dataclass(frozen=True)
 class PipelineRuns:
@@ -19,9 +22,9 @@ class PipelineRuns:
 
     `forward_s`, `backward_s` and `weight_s` have shape (n, chunks, ranks), 0 where a run has fewer: seconds of the
     virtual stage `chunk * ranks + rank`, folded 2 ranks - 1 - rank for the second chunk, the backward with its weight
-    gradients. A send between a rank and the next
-    (the last one's next is the first) holds their link for `held_s` and arrives after `arrives_s`, shape (n, ranks);
-    the two directions do not meet. Under the schedules of `blocks` the sender waits until it arrives.
+    gradients. A send between a rank and the next (the last one's next is the first) holds their link for `held_s` and
+    arrives after `arrives_s`, shape (n, ranks); the two directions do not meet. Under the schedules of `blocks` the
+    sender waits until it arrives. `eager`: 1F1B goes ahead by twice as many forwards (`schedule.actions`).
     """
 
     schedule: Ints
@@ -34,6 +37,7 @@ class PipelineRuns:
     held_s: Floats
     arrives_s: Floats
     blocks: tuple[Schedule, ...]
+    eager: bool
 
     @classmethod
     def joined(cls, runs: Sequence[Self]) -> Self:
@@ -41,9 +45,9 @@ class PipelineRuns:
         columns: dict[str, Any] = {
             each.name: np.concatenate([getattr(run, each.name) for run in runs])
             for each in fields(cls)
-            if each.name != "blocks"
+            if each.name not in _OF_STACK
         }
-        return cls(**columns, blocks=runs[0].blocks)
+        return cls(**columns, blocks=runs[0].blocks, eager=runs[0].eager)
 
     def take(self, index: NDArray[Any]) -> Self:
         """The runs at `index`, their padding cut to what they need."""
@@ -54,6 +58,6 @@ class PipelineRuns:
                 columns[name] = value[index, :chunks, :ranks]
             elif name in ("held_s", "arrives_s"):
                 columns[name] = value[index, :ranks]
-            elif name != "blocks":
+            elif name not in _OF_STACK:
                 columns[name] = value[index]
         return type(self)(**columns)

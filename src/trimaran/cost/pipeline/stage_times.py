@@ -9,6 +9,9 @@ import numpy as np
 from trimaran.cost.grid import Floats, Ints
 from trimaran.nouns.stack import Schedule
 
+# What holds for all layouts alike, and is no array.
+_OF_STACK = ("blocks", "eager")
+
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -17,7 +20,8 @@ class StageTimes:
     Arrays over layouts. Forward and backward (recomputation included) hold everything a rank is busy with, TP
     collectives too; `weight` is the part of a layer's backward that zero-bubble puts off. A send holds its link for
     `send_held` and arrives after `send_arrives`; under the schedules of `blocks` ranks wait while they send, as in
-    Megatron-LM's synchronous exchanges. `crowding` says how many times longer everything but sends takes because other
+    Megatron-LM's synchronous exchanges. `eager`: 1F1B goes ahead by twice as many forwards (`schedule.actions`).
+    `crowding` says how many times longer everything but sends takes because other
     stages work at once on the same cores; 1 where each stage has its own.
     """
 
@@ -31,12 +35,13 @@ class StageTimes:
     send_held: Floats
     send_arrives: Floats
     blocks: tuple[Schedule, ...]
+    eager: bool
     crowding: Floats
 
     def take(self, rows: Ints) -> StageTimes:
         """Those of the layouts at `rows`."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return StageTimes(**{name: value if name == "blocks" else value[rows] for name, value in columns.items()})
+        return StageTimes(**{name: value if name in _OF_STACK else value[rows] for name, value in columns.items()})
 
     def silent_from(self, row: int) -> StageTimes:
         """The same, from the layout `row` on over links that take no time."""
@@ -46,13 +51,14 @@ class StageTimes:
 
     def scaled(self, share: Floats) -> StageTimes:
         """All but `crowding` times a share, shape (n,)."""
-        seconds = [f.name for f in fields(self) if f.name not in ("blocks", "crowding")]
+        seconds = [f.name for f in fields(self) if f.name not in (*_OF_STACK, "crowding")]
         return replace(self, **{name: getattr(self, name) * share for name in seconds})
 
     def alone(self) -> StageTimes:
         """Times of a stage that has its cores to itself, as it has while the others wait; `crowding` is kept."""
         if np.all(self.crowding <= 1.0):
             return self
-        crowded = [f.name for f in fields(self) if f.name not in ("send_held", "send_arrives", "blocks", "crowding")]
+        apart = ("send_held", "send_arrives", *_OF_STACK, "crowding")
+        crowded = [f.name for f in fields(self) if f.name not in apart]
         times = {name: getattr(self, name) / self.crowding for name in crowded}
         return replace(self, **times)
