@@ -111,7 +111,7 @@ class Stack(Noun):
     stage_places: int = Field(
         default=0, ge=0,
         description="places on a pipeline's stages but the last, times the stages, for what a backward needs of a "
-        "micro-batch, made ahead beside the forward's own; 2 and more: forwards go ahead meanwhile; 0: as many as are in flight",
+        "micro-batch, made ahead beside the forward's own; 2: forwards go ahead; 0: as many as are in flight",
     )  # fmt: skip
     keeps_pipeline_logits: bool = Field(
         default=False, description="the last stage keeps the logits of all micro-batches until the next iteration"
