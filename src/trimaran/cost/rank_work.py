@@ -19,6 +19,7 @@ from trimaran.cost.states import OPTIMIZER, element_bytes, gathered_bytes, gradi
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import LayerKind
 from trimaran.nouns.stack import FOLDED
+from trimaran.operators.attention import ATTENTION
 from trimaran.operators.casts import Number
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.layer import layer_operators
@@ -30,7 +31,9 @@ from trimaran.operators.operator import Operator
 class RankWork:
     """Operations of matrix products, and bytes sent along each axis, in all-reduces: half of one is a gather.
 
-    Along `ep` and `etp` they are those of exchanges, each of which counts once.
+    Along `ep` and `etp` they are those of exchanges, each of which counts once, and so do a ring's passes along `cp`,
+    where ranks that share sequences alone sum their gradients too. `tied`: the first and the last stage, which sum
+    theirs of a matrix that both have; of two stages that is along `pp`.
     """
 
     operations: float
@@ -53,7 +56,8 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     runs = [(count, operators, _again(case, layout, operators)) for count, operators in of_layers]
     keeps_sums = bool(case.stack.selective_keeps) and layout.recompute == "selective"
     runs.append((1.0, tuple(ends), [0.0 for _ in ends]))
-    operations = sum(count * _operations(operators, again) for count, operators, again in runs)
+    attended = _attended(layout)
+    operations = sum(count * _operations(operators, again, attended) for count, operators, again in runs)
     # what goes to experts is stated of one copy of each token, and each of its experts is sent one
     copies = {"tp": 1.0, "ep": float(case.model.top_k), "etp": 1.0}
     sent = {
@@ -65,13 +69,23 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     }
     if layout.sequence_parallel:
         sent["tp"] += _uncut_gradients(case, grid, kinds)
+    if layout.cp > 1:
+        sent["cp"] = micro_batches * sum(
+            count * _sent_for_context(layout.cp, operators, again) for count, operators, again in runs
+        )
     if layout.pp > 1:
         sends = 2 * layout.vpp - is_first - is_last
         if folded and stage == layout.pp - 1:
             sends -= 2  # from the way down to the way up nothing is sent
         sent["pp"] = micro_batches * sends * _number(part.message) / _number(part.repeated)
-    if layout.dp > 1:
-        sent["dp"] = _replicas(case, layout, grid, stage)
+    if layout.dp * layout.cp > 1:
+        axis = "dp" if layout.dp > 1 else "cp"
+        sent[axis] = sent.get(axis, 0.0) + _replicas(case, layout, grid, stage)
+    if case.model.tied_embedding and is_first != is_last:
+        matrix = padded_vocab_of(case.model, case.stack, grid.tp) * case.model.hidden / grid.tp
+        axis = "tied" if layout.pp > 2 else "pp"  # of two ranks these are the same
+        summed = _number(matrix * gradient_bytes(grid, case.stack) / shards(grid, OPTIMIZER))
+        sent[axis] = sent.get(axis, 0.0) + summed
     return RankWork(micro_batches * operations, {axis: size for axis, size in sent.items() if size})
 
 
@@ -84,11 +98,22 @@ def _again(case: Case, layout: Layout, operators: Sequence[Operator]) -> list[fl
     return [_number(share) for share in shares_again(layout.recompute, operators, case.stack)]
 
 
-def _operations(operators: Sequence[Operator], again: Sequence[float]) -> float:
+def _attended(layout: Layout) -> float:
+    """The share of all scores that attention makes, where those of a causal kernel count in full.
+
+    In steps a rank meets its own tokens' keys causally, and of every other rank's keys it makes half the scores.
+    """
+    in_steps = layout.cp > 1 and layout.cp_kind != "ulysses"
+    return (layout.cp + 1.0) / (2.0 * layout.cp) if in_steps else 1.0
+
+
+def _operations(operators: Sequence[Operator], again: Sequence[float], attended: float) -> float:
     """Forward and backward, with the share of each forward that runs again."""
+    shares = [attended if operator.name == ATTENTION else 1.0 for operator in operators]
     forward = [sum(_number(product.operations) for product in operator.forward) for operator in operators]
-    backward = sum(_number(product.operations) for operator in operators for product in operator.backward)
-    return backward + sum((1.0 + share) * each for each, share in zip(forward, again, strict=True))
+    backward = [sum(_number(product.operations) for product in operator.backward) for operator in operators]
+    each = zip(shares, forward, backward, again, strict=True)
+    return sum(share * (back + (1.0 + once_more) * ahead) for share, ahead, back, once_more in each)
 
 
 def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float], keeps_sums: bool) -> float:
@@ -103,6 +128,25 @@ def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float], keep
                 size = _number(collective.size) * (0.5 if (collective.kind, axis) == ("all_gather", "tp") else 1.0)
                 times = {"forward": 1.0 if keeps_sums else 1.0 + share, "backward": 1.0, "recompute": float(keeps_sums)}
                 total += size * times[collective.phase]
+    return total
+
+
+def _sent_for_context(ranks: int, operators: Sequence[Operator], again: Sequence[float]) -> float:
+    """Bytes sent along `cp`, forward and backward, with what of a forward runs again.
+
+    Keys and values go round a ring but for the last step, their gradients one step further, home.
+    """
+    total = 0.0
+    for operator, share in zip(operators, again, strict=True):
+        for collective in operator.collectives:
+            if collective.axis == "cp":
+                backward = collective.phase == "backward"
+                times = {
+                    "ring": ranks - 0.5 if backward else ranks - 1.0,
+                    "all_gather": 0.5 * ranks,
+                    "all_to_all": 1.0,
+                }[collective.kind]
+                total += _number(collective.size) * times * (1.0 if backward else 1.0 + share)
     return total
 
 
