@@ -201,7 +201,7 @@ class Turns:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", ["dp2,mbs8", "tp2,mbs16", "pp2,mbs8"])
 def test_a_rank_that_becomes_slow_is_named_within_twenty_steps(tmp_path: Path, layout: str) -> None:
-    study = Study(tmp_path, steps=120, checkpoint_every=0)
+    study = Study(tmp_path, steps=56, checkpoint_every=0)
     model = study.recipe.workload.model.model_copy(update={"layers": 4, "hidden": 128, "max_positions": 128})
     larger = {"model": model, "seq_len": 128, "global_batch": 16}
     workload = study.recipe.workload.model_copy(update=larger)

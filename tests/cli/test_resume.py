@@ -164,7 +164,7 @@ def losses_of(
 @pytest.mark.parametrize(
     ("layout", "kills"),
     [
-        pytest.param("dp2,mbs2", 10, marks=pytest.mark.proof),
+        pytest.param("dp2,mbs2", 6, marks=pytest.mark.proof),
         pytest.param("pp2,mbs1", len(KINDS), marks=pytest.mark.proof),
     ],
 )
