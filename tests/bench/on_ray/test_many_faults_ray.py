@@ -1,4 +1,4 @@
-"""A training on a real Ray of two raylets lasts through twenty faults of every kind that there is."""
+"""A training on a real Ray of two raylets lasts through a dozen faults of every kind that there is."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def is_actor(process: int) -> bool:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(2400)
-def test_a_training_on_two_raylets_lasts_through_twenty_faults(
+@pytest.mark.timeout(1800)
+def test_a_training_on_two_raylets_lasts_through_a_dozen_faults(
     trainable: Recipe, settings: RaySettings, cluster: Cluster, tmp_path: Path, raylets: Raylets,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -44,6 +44,6 @@ def test_a_training_on_two_raylets_lasts_through_twenty_faults(
             trainable.sweep.model_copy(update={"ray": settings}), Layout(dp=2, mbs=8),
             end_parent=lambda: end_first(is_actor), lose_node=lose_node,
         )  # fmt: skip
-        kinds = Counter(kill=6, stop=3, slow=2, full_disk=3, lost_parent=4, lost_node=2)
-        assert kinds.total() == 20
-        assert_lasts(on_ray, on_ray, kinds, 300, tmp_path)
+        kinds = Counter(kill=3, stop=2, slow=1, full_disk=2, lost_parent=2, lost_node=2)
+        assert kinds.total() == 12
+        assert_lasts(on_ray, on_ray, kinds, 180, tmp_path)
