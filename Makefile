@@ -9,6 +9,8 @@ PACKAGES := chromium munge slurm-wlm
 SIDE_BY_SIDE := -n 4 --dist loadfile
 # What fails beside others, on a machine that is too busy for a time limit, is tried once more with nothing beside it.
 ALONE := --last-failed --last-failed-no-failures none
+# Thousands of processes import the same sources, which would otherwise be compiled each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo dist packages parsers test proof gpu lint docs screenshots recipes bench peers clean
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.distributed.pipelining import schedules
 
 from trimaran.cost.calibration import resolve_calibration
 from trimaran.cost.case import Case
@@ -43,6 +42,8 @@ class Stage:
 
 def by_pytorch(schedule: Schedule, ranks: int, micro_batches: int) -> dict[int, tuple[Action, ...]]:
     """The order that PyTorch's class of the schedule makes, forwards beside backwards one behind the other."""
+    from torch.distributed.pipelining import schedules  # takes seconds, which all who collect tests would wait for
+
     made: Any = {"zbv": schedules.ScheduleZBVZeroBubble, "dualpipev": schedules.ScheduleDualPipeV}[schedule]
     order = made([Stage(ranks, 0), Stage(ranks, 2 * ranks - 1)], micro_batches, loss_fn=lambda *_: None).pipeline_order
     plain = {

@@ -31,7 +31,8 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(module: str) -> Iterator[tuple[str, bool]]:
+@cache
+def imports(module: str) -> list[tuple[str, bool]]:
     """All that a module imports, and whether that is inside a function or for types alone."""
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[tuple[str, bool]]:
@@ -47,10 +48,7 @@ def imports(module: str) -> Iterator[tuple[str, bool]]:
             else:
                 yield from visit(child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
-    return visit(ast.parse(MODULES[module].read_text()), False)
-
-
-IMPORTS = {module: sorted(set(imports(module))) for module in MODULES}
+    return sorted(set(visit(ast.parse(MODULES[module].read_text()), False)))
 
 
 @cache
@@ -58,7 +56,7 @@ def heavy_behind(module: str) -> frozenset[str]:
     """The heavy libraries that importing a module imports, through other modules too."""
     seen, todo, heavy = {module}, [module], set()
     while todo:
-        for name, lazy in IMPORTS[todo.pop()]:
+        for name, lazy in imports(todo.pop()):
             if lazy:
                 continue
             heavy |= {library for library in HEAVY if f"{name}.".startswith(f"{library}.")}
@@ -100,7 +98,7 @@ def test_circles_are_seen() -> None:
 
 
 def test_no_module_imports_itself_by_a_circle_lazily_or_for_types_either() -> None:
-    assert circles({module: {name for name, _ in IMPORTS[module] if name in MODULES} for module in MODULES}) == []
+    assert circles({module: {name for name, _ in imports(module) if name in MODULES} for module in MODULES}) == []
 
 
 def spared_by(module: str, name: str) -> frozenset[str]:
@@ -110,13 +108,13 @@ def spared_by(module: str, name: str) -> frozenset[str]:
 
 
 def test_an_import_inside_a_function_spares_a_heavy_library() -> None:
-    lazy_imports = [(module, name) for module in MODULES for name, lazy in IMPORTS[module] if lazy]
+    lazy_imports = [(module, name) for module in MODULES for name, lazy in imports(module) if lazy]
     ours = [pair for pair in lazy_imports if pair[0] not in LAZY_BY_DESIGN and not pair[0].startswith("trimaran.cli.")]
     assert [" -> ".join(pair) for pair in ours if not spared_by(*pair)] == []
 
 
 def test_ray_is_imported_by_its_launcher_alone_and_when_that_is_asked_for() -> None:
-    users = {(module, lazy) for module in MODULES for name, lazy in IMPORTS[module] if name.partition(".")[0] == "ray"}
+    users = {(module, lazy) for module in MODULES for name, lazy in imports(module) if name.partition(".")[0] == "ray"}
     assert users == {("trimaran.bench.launch.ray.ray_cluster", True)}
 
 
@@ -135,7 +133,7 @@ def room(package: str, module: str) -> str:
 def within(package: str) -> set[tuple[str, str]]:
     """Pairs of different rooms of a package of which the first imports the second."""
     modules = [module for module in MODULES if module.startswith(f"{package}.")]
-    pairs = {(room(package, m), room(package, name)) for m in modules for name, _ in IMPORTS[m] if name in modules}
+    pairs = {(room(package, m), room(package, name)) for m in modules for name, _ in imports(m) if name in modules}
     return {(importer, imported) for importer, imported in pairs if importer != imported}
 
 
