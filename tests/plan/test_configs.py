@@ -311,6 +311,11 @@ def test_a_nemo_recipe_is_a_layout(tmp_path: Path) -> None:
     assert (model.kv_heads, model.mlp, model.norm, model.max_positions) == (8, "swiglu", "rmsnorm", 4096)
     assert not model.bias and not model.tied_embedding and model.dropout == 0.0
     assert cost.estimate.sec_per_it > 0
+    file.write_text(NEMO.replace("fast-swiglu", "squared-relu"))
+    assert cost_of(file, "auto", Given("dgx-h100")).case.model.mlp == "relu2"
+    as_bridge = "activation_func: {_target_: megatron.core.activations.squared_relu, _call_: false}"
+    file.write_text(NEMO.replace("activation: fast-swiglu", as_bridge))
+    assert cost_of(file, "auto", Given("dgx-h100")).case.model.mlp == "relu2"
     plain = {
         "num_layers": 32, "tensor_model_parallel_size": 4, "micro_batch_size": 1, "vocab_size": 50304, "bf16": True,
         "hidden_size": 4096, "num_attention_heads": 32, "seq_length": 2048, "global_batch_size": 64,

@@ -207,7 +207,8 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             ),
             (layout.precision in ("bf16_pure", "fp8_rowwise"), f"precision {layout.precision}"),
             (layout.placement not in (USUAL_PLACEMENT, _STAGES_INSIDE), f"placement {layout.placement}"),
-            *untold_traits(model, *TOLD_TRAITS, *MIXTURE_TRAITS),
+            *untold_traits(model, *TOLD_TRAITS, *MIXTURE_TRAITS, "mlp"),
+            (model.mlp == "geglu", "model.mlp geglu"),
             (model.qk_norm == "all_heads", "norms of all heads' queries and keys as one"),
             (
                 model.attention_bias not in (None, "qkv") or (model.attention_bias == "qkv" and model.bias),
