@@ -100,7 +100,7 @@ def test_megatron_lm_gets_and_gives_back_a_squared_relu(tmp_path: Path) -> None:
     assert (read.case.model.mlp, read.case.model.rotary_share) == ("relu2", 0.5)
     assert read.case.model.unpadded_parameters == model.unpadded_parameters
     plain = wanted.model_copy(update={"model": GPT.model.model_copy(update={"mlp": "relu2"})})
-    with pytest.raises(TrimaranError, match="no setting for model.mlp relu2"):
+    with pytest.raises(TrimaranError, match=r"no setting for model\.mlp relu2"):
         export(parse_layout("dp8,mbs1,bf16"), plain, load_stack("megatron-deepspeed"), "megatron-deepspeed")
 
 
