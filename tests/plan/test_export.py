@@ -134,7 +134,11 @@ def test_megatron_core_is_told_what_its_stack_says() -> None:
         "--cross-entropy-loss-fusion",
     ):
         assert said[switch] == []
-    assert said["--attention-dropout"] == ["0"]
+    assert said["--attention-dropout"] == ["0"] and "--grad-reduce-in-bf16" not in said
+    nemo = load_stack("megatron-core-nemo")
+    for precision in ("bf16", "fp8"):
+        layout = parse_layout(f"dp256,tp8,pp8,vpp8,mbs1,zero1,sp,{precision}")
+        assert "--grad-reduce-in-bf16" in flags(export(layout, big, nemo, "megatron-lm")), precision
     said = flags(
         export(parse_layout("dp128,tp8,pp16,vpp2,mbs1,zero1,sp,recompute-full2,bf16"), big, core, "megatron-lm")
     )
