@@ -132,6 +132,20 @@ def test_weights_as_cast_are_beside_those_of_16_bit_or_in_their_place() -> None:
     assert answer("dp8,mbs1,zero1,fp8", alone, "dgx-b200").memory[0].weights - weights == pytest.approx(-layers)
 
 
+def test_weights_as_cast_that_stand_in_place_of_others_are_sharded_as_these_are() -> None:
+    """Of all layers' a byte a weight was taken off, as if one device had them: 70B under FSDP held -27 GiB."""
+    alone = ENGINE.model_copy(update={"gathers_casts": True})
+    layers = LLAMA.model.layers * LLAMA.model.layer_parameters / 2**30
+    wide, narrow = (
+        answer(f"dp64,mbs1,fsdp,{precision}", alone, "dgx-b200").memory[0].weights for precision in ("bf16", "fp8")
+    )
+    two_gathered = 2 * LLAMA.model.layer_parameters / 2**30
+    assert wide - narrow == pytest.approx(layers / 64 + two_gathered)
+    moved = alone.model_copy(update={"offloads": ("weights",), "zero_stages": (3,)})
+    hosted = answer("dp64,mbs1,fsdp,fp8,offload-weights", moved, "dgx-b200").memory[0]
+    assert hosted.weights > 0.0
+
+
 def test_sharded_weights_are_gathered_in_8_bit() -> None:
     hidden = TORCHAO.model_copy(update={"overlap_dp": 0.0})
     plain = hidden.model_copy(update={"gathers_casts": False})

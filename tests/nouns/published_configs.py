@@ -28,6 +28,10 @@ PUBLISHED: dict[str, Config] = {
         28, 3584, 28, 18944, 152064, model_type="qwen2", num_key_value_heads=4, sliding_window=131072,
         use_sliding_window=False, max_window_layers=28,
     ),
+    # NVIDIA/NeMo at 8cfedd7, nemo/collections/llm/gpt/model/nemotron.py, lines 120 to 147
+    "Nemotron-4-15B": sizes(32, 6144, 48, 24576, 256000, model_type="nemotron", num_key_value_heads=8),
+    "Nemotron-4-340B": sizes(96, 18432, 96, 73728, 256000, model_type="nemotron", num_key_value_heads=8),
+    "Arcee as Transformers has it by itself": sizes(32, 2560, 32, 18432, 32000, model_type="arcee"),
     "Qwen3-8B": sizes(36, 4096, 32, 12288, 151936, model_type="qwen3", num_key_value_heads=8, head_dim=128),
     "Qwen3-0.6B": sizes(
         28, 1024, 16, 3072, 151936, model_type="qwen3", num_key_value_heads=8, head_dim=128, tie_word_embeddings=True

@@ -1,4 +1,4 @@
-"""Configurations of nanotron and accelerate are layouts; those of other trainers are told for what they are.
+"""Configurations of nanotron, accelerate and Primus are layouts; those of other trainers are told for what they are.
 
 Shapes of the files are those of the projects' own examples.
 """
@@ -39,6 +39,31 @@ NANOTRON: dict[str, Any] = {
 FSDP: dict[str, Any] = {
     "distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 16, "num_machines": 2,
     "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_offload_params": False},
+}  # fmt: skip
+
+# AMD-AGI/Primus fd1eeab, examples/megatron/configs/MI355X/qwen3_30B_A3B-BF16-pretrain.yaml and
+# examples/torchtitan/configs/MI300X/llama3.1_405B-FP8-pretrain.yaml, as far as a step feels them.
+PRIMUS: dict[str, Any] = {
+    "exp_name": "${PRIMUS_EXP_NAME:qwen3}",
+    "modules": {"pre_trainer": {
+        "framework": "megatron", "config": "pre_trainer.yaml", "model": "${PRIMUS_MODEL:qwen3_30B_A3B}.yaml",
+        "overrides": {
+            "stderr_sink_level": "DEBUG", "micro_batch_size": 8, "global_batch_size": 1024,
+            "seq_length": "${PRIMUS_SEQ_LENGTH:4096}", "tensor_model_parallel_size": "${PRIMUS_TP:1}",
+            "expert_model_parallel_size": "${PRIMUS_EP:8}", "recompute_granularity": "full",
+            "recompute_method": "block", "recompute_num_layers": 5, "enable_primus_turbo": True,
+            "use_turbo_deepep": True, "train_data_path": "${PRIMUS_TOKENIZED_DATA_PATH:null}",
+        },
+    }},
+}  # fmt: skip
+PRIMUS_TITAN: dict[str, Any] = {
+    "modules": {"pre_trainer": {
+        "framework": "torchtitan", "config": "pre_trainer.yaml", "model": "llama3.1_405B-fp8.yaml",
+        "overrides": {
+            "training": {"local_batch_size": 2}, "activation_checkpoint": {"mode": "full"},
+            "primus_turbo": {"enable_primus_turbo": True},
+        },
+    }},
 }  # fmt: skip
 
 
@@ -209,3 +234,35 @@ def test_programs_of_others_are_not_run(tmp_path: Path, line: str, says: str) ->
     (tmp_path / "train.py").write_text(f"{line}\n\ndef main():\n    pass\n")
     with pytest.raises(TrimaranError, match=says):
         cost_of(tmp_path / "train.py", "auto", Given("dgx-h100"))
+
+
+def test_an_experiment_of_primus_is_a_layout_of_the_model_that_it_names(tmp_path: Path) -> None:
+    """Its variables were `not set`, its precision fp32, its model unknown; and of one that is named EP was dropped."""
+    cost, said = price(tmp_path, PRIMUS, Given("mi355x-8x-node", devices=64))
+    # 5 of 48 layers are made again: one in 10
+    assert str(cost.layout) == "dp64,tp1,pp1,ep8,dispatch-deepep,mbs8,zero1,recompute-full10,bf16"
+    assert (cost.case.model.name, cost.case.workload.seq_len) == ("qwen3-30b-a3b", 4096)
+    assert "PRIMUS_EP 8" in said and "not read" not in said
+    titan, _ = price(tmp_path, PRIMUS_TITAN, Given("mi300x-8x-node", devices=64))
+    assert str(titan.layout) == "dp64,tp1,pp1,mbs2,zero3,fsdp,recompute-full,fp8"
+    assert (titan.case.model.name, titan.case.stack.name) == ("llama3.1-405b", "torchtitan-0.2-compiled")
+    other = changed(PRIMUS, "modules.pre_trainer.framework", "maxtext")
+    with pytest.raises(TrimaranError, match="framework is 'maxtext': of Primus megatron and torchtitan"):
+        price(tmp_path, other, Given("mi300x-8x-node"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "word", "noted"),
+    [
+        (0, "zero1,bf16", ""),
+        (48, "zero1,recompute-full,bf16", ""),
+        (30, "zero1,recompute-full2,bf16", "30 of a stage's 48 layers is counted as one in 2, 24 of them"),
+        (16, "zero1,recompute-full3,bf16", ""),
+    ],
+)
+def test_any_number_of_a_stages_layers_may_be_made_again(tmp_path: Path, layers: int, word: str, noted: str) -> None:
+    """As recipes for large memories have it, all but halves and quarters of which were refused."""
+    stated = changed(PRIMUS, "modules.pre_trainer.overrides.recompute_num_layers", layers)
+    cost, said = price(tmp_path, stated, Given("mi355x-8x-node", devices=64))
+    assert str(cost.layout).endswith(word)
+    assert noted in said and ("is counted as one in" in said) == bool(noted)

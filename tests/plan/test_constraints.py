@@ -190,6 +190,9 @@ def test_a_model_that_the_own_trainer_refuses_is_not_ranked_for_it() -> None:
     with pytest.raises(TrimaranError, match=r"model.dropout is 0.1, and trimaran trains without: set it to 0"):
         plan(model, "jean-zay-a100-80gb", 512, devices=8, stack="trimaran")
     assert plan(model, "jean-zay-a100-80gb", 512, devices=8, stack="megatron").entries
+    squared = model.model_copy(update={"dropout": 0.0, "mlp": "relu2"})
+    with pytest.raises(TrimaranError, match=r"model.mlp is relu2, and trimaran trains gelu, swiglu and geglu"):
+        plan(squared, "jean-zay-a100-80gb", 512, devices=8, stack="trimaran")
     classifier = model.model_copy(update={"dropout": 0.0, "head": "classifier"})
     with pytest.raises(TrimaranError, match=r"model.head is classifier, and trimaran trains a head over the vocab"):
         plan(classifier, "jean-zay-a100-80gb", 512, devices=8, stack="trimaran")

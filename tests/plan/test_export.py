@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trimaran.api import plan, workload_of
 from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.files.hugging_face_config import model_from_config
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.workload import Workload
+from trimaran.planner.configs.cost import cost_of
+from trimaran.planner.configs.resolve import Given
 from trimaran.planner.export.exporters import export, first_exported
 
 GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
@@ -79,6 +84,26 @@ def test_megatron_lm_gets_the_gate_of_gpt_oss(name: str) -> None:
     assert (said["--glu-linear-offset"], said["--activation-func-clamp-value"]) == (["1.0"], ["7"])
 
 
+def test_megatron_lm_gets_and_gives_back_a_squared_relu(tmp_path: Path) -> None:
+    """Nemotron's, whose models were refused by every verb, and whose scripts were read as GELU's."""
+    config = {
+        "model_type": "nemotron", "num_hidden_layers": 32, "hidden_size": 6144, "num_attention_heads": 48,
+        "num_key_value_heads": 8, "intermediate_size": 24576, "vocab_size": 256000, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    model = model_from_config(config, "nemotron")
+    wanted = Workload(model=model, seq_len=4096, global_batch=256)
+    said = export(parse_layout("dp32,tp2,mbs2,zero1,sp,bf16"), wanted, CORE, "megatron-lm")
+    assert "--squared-relu" in said and "--swiglu" not in said
+    script = tmp_path / "train.sh"
+    script.write_text(said)
+    read = cost_of(script, "auto", Given("dgx-h100", devices=64))
+    assert (read.case.model.mlp, read.case.model.rotary_share) == ("relu2", 0.5)
+    assert read.case.model.unpadded_parameters == model.unpadded_parameters
+    plain = wanted.model_copy(update={"model": GPT.model.model_copy(update={"mlp": "relu2"})})
+    with pytest.raises(TrimaranError, match=r"no setting for model\.mlp relu2"):
+        export(parse_layout("dp8,mbs1,bf16"), plain, load_stack("megatron-deepspeed"), "megatron-deepspeed")
+
+
 def test_megatron_lm_gets_the_gate_of_shared_experts_where_it_has_one() -> None:
     mixture = workload_of("qwen3-30b-a3b", 64)
     shared = mixture.model.model_copy(update={"shared_experts": 4, "shared_gate": True})
@@ -109,7 +134,11 @@ def test_megatron_core_is_told_what_its_stack_says() -> None:
         "--cross-entropy-loss-fusion",
     ):
         assert said[switch] == []
-    assert said["--attention-dropout"] == ["0"]
+    assert said["--attention-dropout"] == ["0"] and "--grad-reduce-in-bf16" not in said
+    nemo = load_stack("megatron-core-nemo")
+    for precision in ("bf16", "fp8"):
+        layout = parse_layout(f"dp256,tp8,pp8,vpp8,mbs1,zero1,sp,{precision}")
+        assert "--grad-reduce-in-bf16" in flags(export(layout, big, nemo, "megatron-lm")), precision
     said = flags(
         export(parse_layout("dp128,tp8,pp16,vpp2,mbs1,zero1,sp,recompute-full2,bf16"), big, core, "megatron-lm")
     )

@@ -46,6 +46,7 @@ def at_step(number: int, seconds: float, loss: str = "8.1") -> str:
         ({"optimizer_cpu_offload": "True"}, {"offload": "optimizer"}),
         ({"multi_latent_attention": "True"}, {"attention": "mla", "kv_heads": None}),
         ({"swiglu": "True"}, {"mlp": "swiglu"}),
+        ({"squared_relu": "True"}, {"mlp": "relu2"}),
         ({"recompute_modules": "['layernorm', 'mlp']"}, {"recompute": "layernorm+mlp"}),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": "4"},
          {"recompute": "full"}),

@@ -31,8 +31,8 @@ _INEXPRESSIBLE = {
     "minimax": "linear attention", "kimi_linear": "linear attention", "lfm2": "convolutions in place of attention",
     "deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER,
     "cohere": _ONE_NORM, "cohere2": _ONE_NORM, "falcon": _ONE_NORM, "phi": _ONE_NORM,
-    "phimoe": "a bias of its output matrix", "olmo": "norms without weights", "nemotron": "an MLP of squared ReLU",
-    "arcee": "an MLP of squared ReLU", "opt": "an MLP of ReLU", "gemma3n_text": "embeddings of each layer's own",
+    "phimoe": "a bias of its output matrix", "olmo": "norms without weights",
+    "opt": "an MLP of ReLU", "gemma3n_text": "embeddings of each layer's own",
     "gemma4_text": "embeddings of each layer's own", "granitemoehybrid": _STATE_SPACES, "jamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES, "nemotron_h": _STATE_SPACES, "falcon_h1": _STATE_SPACES,
 }  # fmt: skip

@@ -156,6 +156,17 @@ def _starcoder2(config: Config) -> Fields:
     )
 
 
+def _arcee(config: Config) -> Fields:
+    config = with_defaults(config, max_position_embeddings=4096, rms_norm_eps=1e-5)
+    squared = {"mlp": one_of(config, "hidden_act", "relu2", {"relu2": "relu2"})}
+    return llama_like({**config, "hidden_act": "silu"}) | squared
+
+
+def _nemotron(config: Config) -> Fields:
+    fields = _arcee(with_defaults(config, partial_rotary_factor=0.5))
+    return fields | {"norm": "layernorm", "norm_epsilon": config.get("norm_eps", 1e-5)}
+
+
 def granite_like(config: Config) -> Fields:
     """Llama with multipliers of which a Model has the one of attention's scores alone."""
     multiplier = config.get("attention_multiplier") or 1.0
@@ -346,4 +357,6 @@ DENSE: Mapping[str, Callable[[Config], Fields]] = {
     "smollm3": _smollm3,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie4_5,
+    "arcee": _arcee,
+    "nemotron": _nemotron,
 }

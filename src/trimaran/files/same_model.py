@@ -14,7 +14,7 @@ def immaterial_fields(model: Model) -> set[str]:
         fields |= {"max_positions"}
     if model.positions != "rotary":
         fields |= {"rotary_theta"}
-    if model.mlp == "swiglu":
+    if model.mlp in ("swiglu", "relu2"):
         fields |= {"activation"}
     if model.experts and not model.dense_layers:
         fields |= {"ffn_hidden"}

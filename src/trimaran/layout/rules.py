@@ -263,6 +263,8 @@ def _model(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -
     model = workload.model
     if stack.framework != "trimaran":
         return None
+    if model.mlp == "relu2":
+        return f"model.mlp is relu2, and {stack.name} trains gelu, swiglu and geglu: choose one or another stack"
     if model.head != "vocabulary":
         return (
             f"model.head is {model.head}, and {stack.name} trains a head over the vocabulary: set it to vocabulary "

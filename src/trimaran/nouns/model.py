@@ -13,7 +13,9 @@ from trimaran.nouns.noun import Noun
 
 Positions = Literal["learned", "rotary", "alibi"]
 Norm = Literal["layernorm", "rmsnorm"]
-Mlp = Literal["gelu", "swiglu", "geglu"]
+Mlp = Literal["gelu", "swiglu", "geglu", "relu2"]
+# MLPs that multiply an activated gate with their other half.
+GATED = ("swiglu", "geglu")
 Activation = Literal["gelu", "gelu_tanh"]
 Head = Literal["vocabulary", "classifier"]
 NormPlacement = Literal["before", "after", "both"]
@@ -62,7 +64,7 @@ class Model(Noun):
         default="none", description="queries and keys are normalised: each head alone, or all heads as one"
     )
     parallel_residual: bool = Field(default=False, description="the MLP reads what attention reads (GPT-NeoX)")
-    mlp: Mlp = "gelu"
+    mlp: Mlp = Field(default="gelu", description="relu2: the square of a ReLU (Nemotron)")
     activation: Activation = Field(
         default="gelu_tanh",
         description="GELU, exact or by tanh. Unstated: tanh, as GPT-2, GPT-3 and BLOOM have it; exact with rotary",
@@ -258,7 +260,7 @@ class Model(Noun):
         found = {name: value for name, plain in PLAIN.items() if (value := getattr(self, name)) != plain}
         if self.rotary_yarn is not None:
             del found["rotary_stretch"]
-        return found | ({"mlp": self.mlp} if self.mlp == "geglu" else {})
+        return found | ({"mlp": self.mlp} if self.mlp in ("geglu", "relu2") else {})
 
     @property
     def attention_hidden(self) -> int:
@@ -307,7 +309,7 @@ class Model(Noun):
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP multiplies an activated gate with its other half."""
-        return self.mlp != "gelu"
+        return self.mlp in GATED
 
     @property
     def mlp_matrices(self) -> int:

@@ -51,16 +51,18 @@ def backward_bytes(part: Part, rows: Number, width: Number, weight_element: Numb
 
 
 def activation_operator(part: Part, name: str, elements: Number, weights: Number | None = None) -> Operator:
-    """GELU, or a gate's SiLU or GELU times the other half, that leaves so many elements.
+    """GELU, squared ReLU, or a gate's SiLU or GELU times the other half, that leaves so many elements.
 
-    What is not one kernel keeps a tensor of its own. `weights` are of the tokens that come to experts: it multiplies by
-    them, which are in fp32, and keeps them, unless the stack multiplies what the experts give.
+    What is not one kernel keeps a tensor of its own, but for a squared ReLU, of which both keep what the ReLU gave.
+    `weights` are of the tokens that come to experts: it multiplies by them, which are in fp32, and keeps them, unless
+    the stack multiplies what the experts give.
     """
     model, stack = part.model, part.stack
     forward, backward = (2.0, 3.0) if stack.fused_gelu else (4.0, 5.0)
     if model.gated_mlp:
         forward, backward = forward + 2.0, backward + 3.0
     kernel = stack.fused_gelu or stack.lean_activation or (stack.native_gelu and model.mlp == "gelu")
+    kernel = kernel or model.mlp == "relu2"
     kept = [] if kernel else [Tensor("inner activation", elements * part.element)]
     moved_forward, moved_backward = elements * part.moved_element * forward, elements * part.moved_element * backward
     weighed: Number = 0.0

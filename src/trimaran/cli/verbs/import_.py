@@ -79,8 +79,8 @@ def import_(
         Path | None,
         typer.Option(
             "--config",
-            help="In place of FILEs: Megatron-LM's arguments, a torchtitan or DeepSpeed configuration, or a "
-            "NeMo recipe, read as a layout; says what it would cost on --cluster.",
+            help="In place of FILEs: Megatron-LM's arguments, a torchtitan, DeepSpeed or Primus configuration, "
+            "or a NeMo recipe, read as a layout; says what it would cost on --cluster.",
             metavar="FILE",
         ),
     ] = None,

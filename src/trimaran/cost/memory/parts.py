@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.grid import Bools, Floats, LayoutGrid
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import StageShape
 from trimaran.cost.shapes import experts_code_mib
@@ -55,11 +55,21 @@ def _weights(rank: RankMemory) -> Floats:
         kept = keeps_whole(stack, rank.grid)
         ahead, ends = np.where(kept, layers, ahead), np.where(kept, rank.ends, ends)
     gathered = ahead * gathered_bytes(rank.case, rank.grid) + ends * rank.element
-    casts = layers * kept_weight_bytes(casts_on(rank.case, rank.grid.precision), stack)
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
     elsewhere = master_alone | rank.offloads("weights")
     whole: Floats = np.where(elsewhere, 0.0, rank.kept_of(WEIGHTS) * rank.element)
-    return whole + np.where(share > 1, gathered, 0.0) + casts
+    return whole + np.where(share > 1, gathered, 0.0) + _casts(rank, elsewhere)
+
+
+def _casts(rank: RankMemory, elsewhere: Bools) -> Floats:
+    """Copies that were cast for products, beside the working weights of layers or in their place.
+
+    Those that stand in the place of weights are sharded as these are, and are not where these lie `elsewhere`.
+    """
+    casts = casts_on(rank.case, rank.grid.precision)
+    in_place = np.where(elsewhere, 0.0, rank.kept_of_layers(WEIGHTS))
+    held = np.where(np.asarray(casts.gathered) > 0, in_place, rank.of_layers)
+    return np.asarray(held * kept_weight_bytes(casts, rank.case.stack))
 
 
 def _gradients(rank: RankMemory) -> Floats:

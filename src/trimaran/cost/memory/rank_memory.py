@@ -120,10 +120,17 @@ class RankMemory:
 
         Experts' are sharded over the replicas of their own group.
         """
+        return self._sharded(self.count, stage)
+
+    def kept_of_layers(self, stage: int) -> Floats:
+        """Those of them that are layers', and not of the ends."""
+        return self._sharded(self.of_layers, stage)
+
+    def _sharded(self, count: Floats, stage: int) -> Floats:
         cut, cut_experts = self.every.shards[stage]
         if not self.case.model.experts:
-            return self.count / cut
-        return (self.count - self.experts) / cut + self.experts / cut_experts
+            return count / cut
+        return (count - self.experts) / cut + self.experts / cut_experts
 
     @cached_property
     def has_places(self) -> Bools:

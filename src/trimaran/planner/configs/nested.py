@@ -37,6 +37,8 @@ _VALUES: Mapping[tuple[str, str], str | None] = {
     ("qkv_bias", "true"): "--add-qkv-bias",
     ("grad_reduce_in_fp32", "false"): "--grad-reduce-in-bf16", ("grad_reduce_in_fp32", "true"): None,
     ("activation", "swiglu"): "--swiglu", ("activation", "fast-swiglu"): "--swiglu", ("activation", "gelu"): None,
+    ("activation", "squared-relu"): "--squared-relu", ("activation_func", "squared_relu"): "--squared-relu",
+    **{("activation_func", word): None for word in ("gelu", "silu", "quick_gelu")},
     ("gated_linear_unit", "true"): "--swiglu",
     ("optim.name", "distributed_fused_adam"): "--use-distributed-optimizer",
     **{("trainer.precision", word): "--bf16" for word in ("bf16", "bf16-mixed", "bf16-true")},
@@ -102,7 +104,10 @@ def _flags(path: str, name: str, value: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def _leaves(document: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(document, dict):
+    function = document.get("_target_") if isinstance(document, dict) and document.get("_call_") is False else None
+    if function and path.endswith("activation_func"):  # a function by its name, as Megatron-Bridge writes it
+        yield path, str(function).rpartition(".")[2]
+    elif isinstance(document, dict):
         for name, value in document.items():
             if str(name).startswith("_"):  # of what makes the section, as `_target_`
                 continue

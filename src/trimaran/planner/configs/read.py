@@ -17,6 +17,7 @@ from trimaran.planner.configs.megatron.arguments import TELLING, megatron
 from trimaran.planner.configs.nanotron import is_nanotron, nanotron
 from trimaran.planner.configs.nested import nested_flags, yaml_document
 from trimaran.planner.configs.others import refuse_module, refuse_other
+from trimaran.planner.configs.primus import is_primus, primus
 from trimaran.planner.configs.shell import training_words
 from trimaran.planner.configs.slurm_directives import nodes_of
 from trimaran.planner.configs.stated import Stated
@@ -28,10 +29,10 @@ FORMATS = ("auto", "megatron", "torchtitan", "nemo", "deepspeed")
 # Scripts and configurations are of a few KiB.
 _CONFIG_BYTES = MIB // 2
 # Nested files of trainers that have sections of their own.
-_RECOGNISED = ((is_nanotron, nanotron), (is_accelerate, accelerate))
+_RECOGNISED = ((is_nanotron, nanotron), (is_accelerate, accelerate), (is_primus, primus))
 _EXPECTED = (
-    "give Megatron-LM's arguments, a configuration of torchtitan, DeepSpeed, accelerate or nanotron, or a NeMo recipe "
-    "as YAML"
+    "give Megatron-LM's arguments, a configuration of torchtitan, DeepSpeed, accelerate, nanotron or Primus, or a "
+    "NeMo recipe as YAML"
 )
 
 

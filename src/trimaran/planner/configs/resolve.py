@@ -62,7 +62,7 @@ def layout_of(stated: Stated, given: Given, stack: Stack, name: str) -> tuple[La
             raise TrimaranError(f"{name}: DP {replicas} is not a multiple of its {stated.replicate} groups of shards")
         fields["shard"] = replicas // stated.replicate
     if stated.recomputed_layers is not None:
-        fields |= _recomputed(stated.recomputed_layers, model.layers, fields, stack)
+        fields |= _recomputed(stated.recomputed_layers, model.layers, fields, remarks)
     try:
         workload = Workload.model_validate({"model": model, **sizes})
         layout = Layout.model_validate(fields)
@@ -210,16 +210,23 @@ def _between(ends: tuple[int | None, int | None], layers: int, pp: int, vpp: int
     return tuple(rank // vpp for _ in range(vpp) for rank in ranks)
 
 
-def _recomputed(made_again: int, layers: int, fields: dict[str, Any], stack: Stack) -> dict[str, object]:
-    """Of how many layers one is made again, where a number of each stage's layers is stated."""
+def _recomputed(
+    made_again: int, layers: int, fields: dict[str, Any], remarks: list[tuple[str, str]]
+) -> dict[str, object]:
+    """Of how many layers one is made again, where a number of each stage's layers is stated: the nearest to it."""
     stages = int(fields["pp"]) * int(fields.get("vpp", 1))
     largest = max(fields.get("stage_split") or even_split(layers, stages))
-    every = next((each for each in stack.recompute_every if -(-largest // each) == made_again), None)
     if made_again >= largest:
-        every = 1
-    if every is None:
-        raise TrimaranError(
-            f"--recompute-num-layers {made_again} of a stage's {largest} layers: only one of "
-            f"{', '.join(map(str, stack.recompute_every))} layers can be said here"
+        return {"recompute_every": 1}
+    if made_again == 0:
+        return {"recompute": "none"}
+    every = min(range(1, largest + 1), key=lambda each: abs(-(-largest // each) - made_again))
+    if (counted := -(-largest // every)) != made_again:
+        remarks.append(
+            (
+                "note",
+                f"--recompute-num-layers {made_again} of a stage's {largest} layers is counted as one in {every}, "
+                f"{counted} of them",
+            )
         )
     return {"recompute_every": every}

@@ -56,6 +56,7 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
         degrees["tensor"] > 1 and parallelism.get("enable_sequence_parallel", True) is not False
     )
     _batch(training, parallelism, stated)
+    _loss(_table(sections, "loss"), cp, stated)
     precision = str(training.get("mixed_precision_param", "bfloat16"))
     if precision not in _PRECISIONS:
         raise TrimaranError(f"mixed_precision_param is {quoted(precision)}: it is one of {', '.join(_PRECISIONS)}")
@@ -175,6 +176,17 @@ def _batch(training: Mapping[str, Any], parallelism: Mapping[str, Any], stated: 
         stated.batch_per_replica = local
 
 
+def _loss(loss: Mapping[str, Any], cp: int, stated: Stated) -> None:
+    """A loss in chunks has the logits of one alone, and goes backward through each at once (components/loss.py).
+
+    By b5bcd76, ChunkedLossWrapper, lines 513 to 520 and 544.
+    """
+    if loss:
+        tokens = int(str(stated.layout["mbs"])) * int(str(stated.workload["seq_len"])) // cp
+        chunk = max(1, -(-tokens // _count(loss, "num_chunks", 8)))
+        stated.stack |= {"loss_chunk_gpu_tokens": chunk, "loss_chunk_cpu_tokens": chunk, "loss_makes_gradients": True}
+
+
 def _whole_sequences(tokens: int, seq_len: int, name: str) -> int:
     if tokens % seq_len:
         raise TrimaranError(f"{name} is {tokens}, not a whole number of sequences of {seq_len} tokens")
@@ -252,6 +264,8 @@ def sections_of_module(source: str, what: str) -> Sections:
         )
     sections = telling[0][1]
     sections.setdefault("parallelism", {}).setdefault(OVERLAPS, False)  # which 0.3 no longer has
+    # trainer.py of b5bcd76, lines 108 to 110: SelectiveAC, by operator
+    sections.setdefault("activation_checkpoint", {"mode": "selective", "selective_ac_option": "op"})
     return sections
 
 
@@ -265,24 +279,41 @@ def _set_in(function: ast.FunctionDef) -> Sections:
             elif path[1:] == ["activation_checkpoint"]:
                 sections["activation_checkpoint"] = _policy(node.value)
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func).split(".")
-            keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-            if called[-1] in _CLASSES:
-                plain = {name: _plain(value) for name, value in keywords.items()}
-                sections.setdefault(_CLASSES[called[-1]], {}).update(plain)
-            elif called[0] in _CONVERTERS:
-                sections.setdefault("model", {}).setdefault("converters", []).append(_CONVERTERS[called[0]])
-                recipe = _plain(keywords["recipe_name"]) if "recipe_name" in keywords else "rowwise"
-                sections["quantize"] = {"linear": {"float8": {"recipe_name": recipe}}}
-            elif "moe_comm_backend" in keywords:
-                backend = _plain(keywords["moe_comm_backend"])
-                sections.setdefault("parallelism", {})["expert_parallel_comm_backend"] = backend
-            elif called[-1] in _FUNCTIONS:
-                name, flavor = _FUNCTIONS[called[-1]]
-                sections.setdefault("model", {}).update({"name": name, "flavor": flavor})
-            if "activation_checkpoint" in keywords:
-                sections["activation_checkpoint"] = _policy(keywords["activation_checkpoint"])
+            _call(node, function.name, sections)
     return sections
+
+
+def _call(node: ast.Call, function: str, sections: Sections) -> None:
+    """What a call in a function of the registry sets, added to the sections."""
+    called = ast.unparse(node.func).split(".")
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+    if called[-1] in _CLASSES:
+        plain = {name: _plain(value) for name, value in keywords.items()}
+        sections.setdefault(_CLASSES[called[-1]], {}).update(plain)
+    elif called[0] in _CONVERTERS:
+        sections.setdefault("model", {}).setdefault("converters", []).append(_CONVERTERS[called[0]])
+        recipe = _plain(keywords["recipe_name"]) if "recipe_name" in keywords else "rowwise"
+        sections.setdefault("quantize", {})["linear"] = {"float8": {"recipe_name": recipe}}
+    elif called[0] == "ChunkedLossWrapper":
+        sections["loss"] = {"num_chunks": _plain(keywords["num_chunks"]) if "num_chunks" in keywords else 8}
+    elif called[0].endswith("Converter"):
+        sections.setdefault("quantize", {})[called[0]] = True  # told as not read
+    elif "moe_comm_backend" in keywords:
+        backend = _plain(keywords["moe_comm_backend"])
+        sections.setdefault("parallelism", {})["expert_parallel_comm_backend"] = backend
+    elif called[-1] in _FUNCTIONS:
+        name, flavor = _FUNCTIONS[called[-1]]
+        sections.setdefault("model", {}).update({"name": name, "flavor": flavor})
+    if called[-1] == "model_registry" and node.args:
+        size = _plain(node.args[0])
+        sections.setdefault("model", {}).update({"name": _family(function), "flavor": size})
+    if "activation_checkpoint" in keywords:
+        sections["activation_checkpoint"] = _policy(keywords["activation_checkpoint"])
+
+
+def _family(function: str) -> str | None:
+    """The folder of models of a function of its registry, which is called as `llama3_70b` there."""
+    return next((flavor.name for flavor in FLAVORS if function.startswith(f"{flavor.name}_")), None)
 
 
 def _policy(value: ast.expr) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Names of torchtitan's settings (config/job_config.py of 0.1.0 to 0.2.2) that are read or that no step can feel."""
+"""Names of torchtitan's settings that are read or that no step can feel.
+
+By config/job_config.py of 0.1.0 to 0.2.2, and config/configs.py since.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ _KNOWN: Mapping[str, frozenset[str]] = {
             "expert_parallel_degree expert_tensor_parallel_degree expert_parallel_comm_backend "
             f"enable_sequence_parallel fsdp_reshard_after_forward {ASYNC_TP} {' '.join(LESS)}"
         ),
+        "loss": "num_chunks",
         "activation_checkpoint": "mode selective_ac_option",
         "compile": f"enable components {ASYNC_TP}",
         "float8": _FLOAT8,

@@ -66,7 +66,7 @@ def megatron_lm(asked: Asked) -> str:
     flags += [*_recompute_flags(layout, stack, split), *_overlap_flags(layout, stack), *_offload_flags(layout, split)]
     if stack.fp32_loss and stack.loss_copies == 1:
         flags.append("--cross-entropy-loss-fusion")
-    flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack)]
+    flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack), *_gradient_flags(layout, stack)]
     head = [f"{WRITTEN_FOR} {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
     if model.experts:
         head.append("# How the router's load is balanced is not planned: state --moe-router-load-balancing-type.")
@@ -115,6 +115,12 @@ def _offload_flags(layout: Layout, split: tuple[int, ...]) -> list[str]:
     if layout.offload == "activations":
         return [f"{OFFLOADED_LAYERS} {sum(split) - 1}"]
     return []
+
+
+def _gradient_flags(layout: Layout, stack: Stack) -> list[str]:
+    """Gradients in bf16, where the stack that was planned for is a Megatron that keeps them so; else they are fp32."""
+    narrow = stack.framework == "megatron" and stack.grad_bytes_16bit == 2
+    return ["--grad-reduce-in-bf16"] if narrow and PRECISIONS[layout.precision].wide == "bf16" else []
 
 
 def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
@@ -207,7 +213,8 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             ),
             (layout.precision in ("bf16_pure", "fp8_rowwise"), f"precision {layout.precision}"),
             (layout.placement not in (USUAL_PLACEMENT, _STAGES_INSIDE), f"placement {layout.placement}"),
-            *untold_traits(model, *TOLD_TRAITS, *MIXTURE_TRAITS),
+            *untold_traits(model, *TOLD_TRAITS, *MIXTURE_TRAITS, "mlp"),
+            (model.mlp == "geglu", "model.mlp geglu"),
             (model.qk_norm == "all_heads", "norms of all heads' queries and keys as one"),
             (
                 model.attention_bias not in (None, "qkv") or (model.attention_bias == "qkv" and model.bias),

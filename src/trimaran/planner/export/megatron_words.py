@@ -42,6 +42,7 @@ NORMS: Mapping[str, str] = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 # What a switch makes of a model, by its fields.
 SWITCHES: Mapping[str, tuple[str, object]] = {
     "--swiglu": ("mlp", "swiglu"),
+    "--squared-relu": ("mlp", "relu2"),  # megatron/training/arguments.py, at core_v0.15.0 too
     "--qk-layernorm": ("qk_norm", "head"),
     "--add-qkv-bias": ("attention_bias", "qkv"),
     "--disable-bias-linear": ("bias", False),

@@ -59,7 +59,7 @@ _UNCOUNTED = (
 # What makes another model or another layout than any that can be said.
 _UNSAID = (
     "--hybrid-layer-pattern", "--hybrid-override-pattern", "--heterogeneous-layers-config-path",
-    "--mtp-use-repeated-layer", "--squared-relu", "--qk-l2-norm", "--experimental-attention-variant",
+    "--mtp-use-repeated-layer", "--qk-l2-norm", "--experimental-attention-variant",
 )  # fmt: skip
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"

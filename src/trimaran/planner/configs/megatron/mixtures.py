@@ -109,7 +109,8 @@ def further_degrees(flags: Flags, stated: Stated) -> None:
     kind = flags.word(DISPATCHER_TYPE, ("allgather", "alltoall", "flex")) or "allgather"
     backend = flags.word(FLEX_BACKEND, ("deepep", "hybridep")) or "deepep"
     flags.has(OLD_FLEX)
-    if "experts" not in stated.model:
+    # Of experts that the file leaves to a model by name, Megatron-LM wants some where EP is above 1 (validate_args).
+    if "experts" not in stated.model and ep == 1:
         return
     names = {words: name for name, words in DISPATCHERS.items()}
     hidden = next((word for word, words in OVERLAPS.items() if words and flags.has(words[0])), "none")
