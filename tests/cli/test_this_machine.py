@@ -29,12 +29,13 @@ def of_this_machine(folder: Path, layouts: list[str] | None = None) -> Path:
     return recipe
 
 
-def probed(folder: Path, name: str) -> None:
-    """A cluster file of two slots of a processor of that name, as a probe leaves it."""
+def probed(folder: Path, name: str, cores: int = 1) -> None:
+    """A cluster file of two slots of a processor of that name, as a probe leaves it on a machine of so many cores."""
     cluster = load_cluster(str(folder / "machine.toml"))
     device = cluster.device.model_copy(update={"name": name})
     (folder / "runs" / "tiny").mkdir(parents=True)
-    update = {"device": device, "source": "trimaran 0.1.0 probe --quick, 2026-11-01 10:00 UTC"}
+    source = "trimaran 0.1.0 probe --quick, 2026-11-01 10:00 UTC"
+    update = {"device": device, "source": source, "cores_per_node": cores}
     dump_toml(cluster.model_copy(update=update), folder / "runs" / "tiny" / "cluster.toml")
 
 
@@ -44,6 +45,15 @@ def test_a_cluster_file_of_another_machine_is_planned_by_and_not_measured_by(tmp
     done = run("bench", str(recipe), cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"is of Another Processor, 1 core, and this machine is {processor_name()}: remove it" in done.stderr
+    assert run("plan", str(recipe), cwd=tmp_path).returncode == 0
+
+
+def test_a_cluster_file_of_a_larger_machine_with_the_same_processor_is_not_measured_by(tmp_path: Path) -> None:
+    recipe, here = of_this_machine(tmp_path), os.cpu_count()
+    probed(tmp_path, f"{processor_name()}, 1 core", cores=4096)
+    done = run("bench", str(recipe), cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"cluster.toml is of 4096 cores, and this machine has {here}: remove it" in done.stderr
     assert run("plan", str(recipe), cwd=tmp_path).returncode == 0
 
 

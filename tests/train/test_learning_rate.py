@@ -58,6 +58,7 @@ def test_by_samples_a_ramp_up_of_the_batch_does_not_move_the_schedule() -> None:
         {"warmup_tokens": 10, "decay_samples": 100},
         {"warmup_steps": 5, "decay_tokens": 100},
         {"warmup_samples": 100, "decay_samples": 50},
+        {"warmup_steps": 100, "decay_steps": 50},
     ],
     ids=str,
 )

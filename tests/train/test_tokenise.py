@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -161,6 +162,20 @@ def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tm
     assert read_index(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")]))).documents == 1
     with pytest.raises(TrimaranError, match=r"b\.dat is not UTF-8 text"):
         prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.dat")]))
+
+
+@pytest.mark.parametrize("room", [16, 24_000], ids=["tokenizer", "tokens"])
+def test_what_finds_no_room_is_told_in_the_systems_words_and_nothing_stays(tmp_path: Path, room: int) -> None:
+    (tmp_path / "a.txt").write_text(POEM * 1_000)
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(TrimaranError, match="cannot be written: File too large; free space or choose another path"):
+            prepare(job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.parametrize(

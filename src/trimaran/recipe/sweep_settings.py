@@ -31,7 +31,9 @@ class SweepSettings(Noun):
     networks: tuple[ShapedNetwork, ...] = Field(
         default=(), description="networks to measure every layout on, shaped inside this machine; empty: its own"
     )
-    margin: float = Field(default=0.02, gt=0, lt=1, description="stop once the winner is this certain (relative)")
+    margin: float = Field(
+        default=0.02, gt=0, lt=1, description="tuning ends when no other layout is likely to be faster by this share"
+    )
     slurm: SlurmSettings | None = Field(default=None, description="None, and no `ray`: processes of this machine")
     ray: RaySettings | None = Field(default=None, description="None, and no `slurm`: processes of this machine")
     variants: tuple[Variant, ...] = Field(default=(), description="each layout is run under each; empty: plainly")

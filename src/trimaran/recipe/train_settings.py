@@ -103,7 +103,8 @@ class TrainSettings(Noun):
         if len(stated := [unit for unit in SCHEDULE_UNITS if any(spans[unit])]) > 1:
             raise ValueError(f"warmup_ and decay_ are stated in {' and '.join(stated)}: use one unit")
         for unit, (warmup, decay) in spans.items():
-            if warmup and unit != "steps" and (decay is None or decay <= warmup):
+            needs_one = decay is not None or unit != "steps"  # steps that are not stated are all of them
+            if warmup and needs_one and (decay or 0) <= warmup:
                 raise ValueError(f"warmup_{unit} {warmup} needs a larger decay_{unit} than {decay}: state one")
         if self.on_bad_loss == "go_back" and self.checkpoint_every == 0:
             raise ValueError(

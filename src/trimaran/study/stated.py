@@ -63,16 +63,17 @@ def require_trimaran_stack(recipe: Recipe) -> None:
 
 
 def require_probed_here(file: Path, cluster: Cluster, layouts: Sequence[Layout]) -> None:
-    """Raise TrimaranError where a study's cluster file is of other processors, or of too few slots for a layout.
+    """Raise TrimaranError where a study's cluster file is of other processors or of more than this machine has.
 
-    What no probe wrote counts as it stands.
+    Or of too few slots for a layout. What no probe wrote counts as it stands.
     """
     probed, here = cluster.device.kind == "cpu" and _PROBED.match(cluster.source), processor_name()
+    way_out = "remove it to have this machine probed, or keep this machine's study elsewhere by --runs"
     if probed and not cluster.device.name.startswith(here):
-        raise TrimaranError(
-            f"{file} is of {cluster.device.name}, and this machine is {here}: remove it to have this machine probed, "
-            f"or keep this machine's study elsewhere by --runs"
-        )
+        raise TrimaranError(f"{file} is of {cluster.device.name}, and this machine is {here}: {way_out}")
+    # all that it has: a rank of srun's may use a part alone
+    if probed and cluster.cores_per_node > (cores := os.cpu_count() or 1):
+        raise TrimaranError(f"{file} is of {cluster.cores_per_node} cores, and this machine has {cores}: {way_out}")
     slots = cluster.nodes * cluster.devices_per_node
     for layout in layouts:
         if layout.devices > slots:

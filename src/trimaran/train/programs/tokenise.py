@@ -114,7 +114,6 @@ def _check_vocab(data: DataSettings, tokens: int, vocab: int) -> None:
 
 
 def _unwritten(what: str, error: OSError) -> str:
-    """Why it cannot be written: NumPy has no words of the system for a full disk, but says how much it wrote."""
     return f"{what} cannot be written: {error.strerror or error}; free space or choose another path"
 
 
@@ -135,7 +134,7 @@ def prepare(job: DataJob) -> Path:
             # another process has written the same files first
             read_index(folder)
     except OSError as error:
-        raise TrimaranError(_unwritten(f"cache_dir {job.cache_dir}", error)) from None
+        raise TrimaranError(_unwritten(f"token files in {job.cache_dir}", error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -219,7 +218,8 @@ class _Writer:
             self.close()
             self._name = f"tokens-{self._part:03d}-{len(self._files):05d}.bin"
             self._file = (self._folder / self._name).open("wb")
-        tokens.astype(np.dtype(self._dtype).newbyteorder("<")).tofile(self._file)
+        # NumPy's own tofile has no words of the system for a full disk
+        self._file.write(tokens.astype(np.dtype(self._dtype).newbyteorder("<")).data)
         self._tokens += len(tokens)
 
     def close(self) -> list[TokenFile]:

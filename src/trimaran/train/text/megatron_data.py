@@ -105,7 +105,7 @@ def write_megatron(tokens: Tokens, prefix: Path) -> MegatronIndex:
     ends: list[NDArray[np.int64]] = []
     with bin_path.open("wb") as file:
         for begin, block in _blocks(tokens):
-            block.astype(dtype).tofile(file)
+            file.write(block.astype(dtype).data)
             ends.append(np.flatnonzero(block == tokens.index.end_of_document) + begin + 1)
     bounds = np.unique(np.concatenate((*ends, [len(tokens)])))
     lengths = np.diff(bounds, prepend=0).astype("<i4")
@@ -113,9 +113,8 @@ def write_megatron(tokens: Tokens, prefix: Path) -> MegatronIndex:
     code = next(code for code, name in _CODES.items() if name == dtype.name)
     with idx_path.open("wb") as file:
         file.write(_HEADER.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1))
-        lengths.tofile(file)
-        pointers.tofile(file)
-        np.arange(len(lengths) + 1, dtype="<i8").tofile(file)
+        for array in (lengths, pointers, np.arange(len(lengths) + 1, dtype="<i8")):
+            file.write(array.data)
     return read_megatron(idx_path)
 
 

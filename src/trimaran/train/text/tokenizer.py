@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trimaran.files.catalogue import write_atomically
 from trimaran.files.user_file import MIB, regular_file
 from trimaran.nouns.noun import TrimaranError
 
@@ -37,7 +38,7 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write it as a `tokenizer.json`."""
+        """Write it as a `tokenizer.json`. Raises TrimaranError where the file cannot be written."""
         ...
 
 
@@ -59,7 +60,7 @@ class Bytes:
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
         inner.add_special_tokens([AddedToken(END_OF_DOCUMENT, special=True)])
-        inner.save(str(path))
+        write_atomically(path, inner.to_str(pretty=True))
 
 
 def _byte_characters() -> list[str]:
@@ -90,7 +91,7 @@ class HuggingFace:
 
     def save(self, path: Path) -> None:
         """Write it as it is."""
-        self.inner.save(str(path))
+        write_atomically(path, self.inner.to_str(pretty=True))
 
 
 def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
