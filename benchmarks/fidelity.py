@@ -51,8 +51,6 @@ REASONS = {
     "GPT-3 XL, Megatron fp16": "one layout takes 5.25, 12.45, 7.33 s over MBS 1, 2, 3; TP 2 x PP 4 is slow throughout",
     "Fugaku 1.3B and 30B (000, 001), sec/it MAPE": "PyTorch 1.7 and 1.10 are in no column, and 001's T2 timed first "
     "iterations: 40 s more than its slope over micro-batches explains",
-    "dlperf_v100, oneflow: one group left out": "its pipelines have places for 2 PP micro-batches, "
-    "behind which sends hide that 1F1B waits for",
     "fugaku_124m, megatron-cpu: one group left out": "PyTorch's version is in no column: one layout on 512 nodes takes "
     "3.2 to 7.8 s without recompute and 5.4 to 15.4 s with it",
 }
