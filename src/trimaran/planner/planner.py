@@ -100,7 +100,8 @@ def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
         if math.isfinite(seconds)
         else "no layout that is searched uses all of them"
     )
-    return [f"{best.devices} of {asked} devices are used, {asked - best.devices} are idle; {instead}"]
+    idle = asked - best.devices
+    return [f"{best.devices} of {asked} devices are used, {idle} {'is' if idle == 1 else 'are'} idle; {instead}"]
 
 
 def _faster_offloaded(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
