@@ -344,33 +344,6 @@ def planned():
     assert (workload.global_batch, workload.seq_len) == (64, 8192)
 
 
-def test_a_function_of_torchtitans_registry_says_model_recompute_loss_and_converters(tmp_path: Path) -> None:
-    """As models/llama3/config_registry.py has them at b5bcd76: it needed --model, and had the logits of all tokens."""
-    source = """
-from . import model_registry
-
-def llama3_70b():
-    model_spec = model_registry("70B", converters=[NVFP4LinearConverter.Config(fqns=["layers"])])
-    return Trainer.Config(
-        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()),
-        model_spec=model_spec,
-        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=8 * 8192, max_context_length=8192),
-        parallelism=ParallelismConfig(tensor_parallel_degree=8),
-    )
-"""
-    file = tmp_path / "config_registry.py"
-    answers = []
-    for text in (source, source.replace("loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config())", "")):
-        file.write_text(text.replace("        ,\n", ""))
-        answers.append(cost_of(file, "auto", Given("dgx-h100", devices=64)))
-    chunked, whole = answers
-    assert chunked.case.model.name == "llama3.1-70b"
-    # trainer.py, line 108: SelectiveAC where nothing is stated, which is by operator
-    assert str(chunked.layout) == "dp8,tp8,pp1,mbs8,zero3,fsdp,sp,recompute-selective,bf16"
-    assert chunked.estimate.memory[0].logits < whole.estimate.memory[0].logits / 3
-    assert ("not read", "quantize.NVFP4LinearConverter") in chunked.remarks
-
-
 def test_deepspeed_says_what_is_left_to_the_trainer_around_it(tmp_path: Path) -> None:
     auto = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}
     with pytest.raises(

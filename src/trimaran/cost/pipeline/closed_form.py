@@ -18,7 +18,7 @@ import numpy as np
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.folded_form import folded_time
 from trimaran.cost.pipeline.pipelines import Pipelines
-from trimaran.cost.pipeline.runs import PipelineRuns
+from trimaran.cost.pipeline.runs import OF_STACK, PipelineRuns
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.splits.split_table import SplitTable
 from trimaran.nouns.stack import FOLDED, Schedule
@@ -96,7 +96,7 @@ def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints
     a hash, which is checked: should two pipelines share one, all are taken to be distinct.
     """
     keys = [grid.schedule, grid.pp, grid.vpp, grid.split_row, grid.micro_batches]
-    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name not in ("blocks", "eager")]
+    keys += [getattr(times, f.name).view(np.int64) for f in fields(times) if f.name not in OF_STACK]
     code = np.zeros(len(grid), dtype=np.uint64)
     for key in keys:
         code = (code ^ key.view(np.uint64)) * _MIX

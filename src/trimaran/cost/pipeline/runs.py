@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from trimaran.cost.grid import Floats, Ints
 from trimaran.nouns.stack import Schedule
 
-# What holds for all runs alike, and is no array.
-_OF_STACK = ("blocks", "eager")
+# What the stack says of all pipelines alike, here and in StageTimes: no arrays.
+OF_STACK = ("blocks", "eager")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PipelineRuns:
         columns: dict[str, Any] = {
             each.name: np.concatenate([getattr(run, each.name) for run in runs])
             for each in fields(cls)
-            if each.name not in _OF_STACK
+            if each.name not in OF_STACK
         }
         return cls(**columns, blocks=runs[0].blocks, eager=runs[0].eager)
 
@@ -58,6 +58,6 @@ class PipelineRuns:
                 columns[name] = value[index, :chunks, :ranks]
             elif name in ("held_s", "arrives_s"):
                 columns[name] = value[index, :ranks]
-            elif name not in _OF_STACK:
+            elif name not in OF_STACK:
                 columns[name] = value[index]
         return type(self)(**columns)

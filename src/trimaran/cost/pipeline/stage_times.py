@@ -7,10 +7,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from trimaran.cost.grid import Floats, Ints
+from trimaran.cost.pipeline.runs import OF_STACK
 from trimaran.nouns.stack import Schedule
-
-# What holds for all layouts alike, and is no array.
-_OF_STACK = ("blocks", "eager")
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,8 @@ class StageTimes:
     collectives too; `weight` is the part of a layer's backward that zero-bubble puts off. A send holds its link for
     `send_held` and arrives after `send_arrives`; under the schedules of `blocks` ranks wait while they send, as in
     Megatron-LM's synchronous exchanges. `eager`: 1F1B goes ahead by twice as many forwards (`schedule.actions`).
-    `crowding` says how many times longer everything but sends takes because other
-    stages work at once on the same cores; 1 where each stage has its own.
+    `crowding` says how many times longer everything but sends takes because other stages work at once on the same
+    cores; 1 where each stage has its own.
     """
 
     forward: Floats
@@ -41,7 +39,7 @@ class StageTimes:
     def take(self, rows: Ints) -> StageTimes:
         """Those of the layouts at `rows`."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return StageTimes(**{name: value if name in _OF_STACK else value[rows] for name, value in columns.items()})
+        return StageTimes(**{name: value if name in OF_STACK else value[rows] for name, value in columns.items()})
 
     def silent_from(self, row: int) -> StageTimes:
         """The same, from the layout `row` on over links that take no time."""
@@ -51,14 +49,14 @@ class StageTimes:
 
     def scaled(self, share: Floats) -> StageTimes:
         """All but `crowding` times a share, shape (n,)."""
-        seconds = [f.name for f in fields(self) if f.name not in (*_OF_STACK, "crowding")]
+        seconds = [f.name for f in fields(self) if f.name not in (*OF_STACK, "crowding")]
         return replace(self, **{name: getattr(self, name) * share for name in seconds})
 
     def alone(self) -> StageTimes:
         """Times of a stage that has its cores to itself, as it has while the others wait; `crowding` is kept."""
         if np.all(self.crowding <= 1.0):
             return self
-        apart = ("send_held", "send_arrives", *_OF_STACK, "crowding")
+        apart = ("send_held", "send_arrives", *OF_STACK, "crowding")
         crowded = [f.name for f in fields(self) if f.name not in apart]
         times = {name: getattr(self, name) / self.crowding for name in crowded}
         return replace(self, **times)
