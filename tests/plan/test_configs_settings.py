@@ -10,8 +10,10 @@ import pytest
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.cost import ConfigCost, cost_of
+from trimaran.planner.configs.read import read_config
 from trimaran.planner.configs.resolve import Given
 
+MEGATRON = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 2 --bf16"
 LLAMA = '[model]\nname = "llama3"\nflavor = "8B"\n'
 
 
@@ -189,3 +191,32 @@ def test_what_hugging_faces_trainer_fills_in_can_be_stated(tmp_path: Path) -> No
         priced(tmp_path / "ds.json", text, given)
     cost, _ = priced(tmp_path / "ds.json", json.dumps({**auto, "gradient_accumulation_steps": 4}), given)
     assert (cost.layout.mbs, cost.case.workload.global_batch) == (2, 2 * 4 * 16)
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphed"),
+    [
+        ("", ()),
+        ("--cuda-graph-impl none", ()),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router", ("attn", "moe_router")),
+        ("--cuda-graph-impl local --cuda-graph-scope attn", ("attn",)),
+        ("--cuda-graph-impl transformer_engine", ("attn", "mlp", "moe")),
+        ("--cuda-graph-impl full_iteration", ("attn", "mlp", "moe")),
+        ("--enable-cuda-graph --cuda-graph-scope full_iteration", ("attn", "mlp", "moe")),
+        ("--external-cuda-graph", ("attn", "mlp", "moe")),
+        ("--cuda-graph-impl local --cuda-graph-modules mamba,attn", ("attn",)),
+    ],
+)
+def test_megatrons_cuda_graphs_are_modules_of_a_layer(tmp_path: Path, flags: str, graphed: tuple[str, ...]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{MEGATRON} {flags}")
+    stated = read_config(script)
+    assert stated.stack.get("graphed", ()) == graphed
+    assert not stated.unread and not [word for word in stated.uncounted if "graph" in word]
+
+
+def test_a_module_that_no_graph_covers_ends_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{MEGATRON} --cuda-graph-impl local --cuda-graph-modules atn")
+    with pytest.raises(TrimaranError, match=r"^--cuda-graph-modules is 'atn': of it only attn, mlp, moe"):
+        read_config(script)

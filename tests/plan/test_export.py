@@ -147,6 +147,24 @@ def test_megatron_core_is_told_what_its_stack_says() -> None:
     assert not {"--overlap-grad-reduce", "--tp-comm-overlap", "--overlap-param-gather"} & set(plain)
 
 
+def test_megatron_core_is_told_which_modules_are_graphs() -> None:
+    graphs = load_stack("megatron-core-graphs")
+    mixture, layout = workload_of("qwen3-235b-a22b", 256), parse_layout("dp32,ep32,mbs1,zero1,bf16")
+    said = {
+        version: flags(export(layout, mixture, graphs, "megatron-lm", version))
+        for version in ("0.15", "0.17", "0.18", "0.19")
+    }
+    assert all(found["--cuda-graph-impl"] == ["transformer_engine"] for found in said.values())
+    assert said["0.19"]["--cuda-graph-modules"] == said["0.18"]["--cuda-graph-modules"] == ["attn", "moe_router"]
+    assert said["0.17"]["--cuda-graph-scope"] == ["attn", "moe_router"] and said["0.15"]["--cuda-graph-scope"] == [
+        "attn"
+    ]
+    # a dense layer is covered whole, which is what no module means
+    dense = flags(export(parse_layout("dp8,mbs1,zero1,bf16"), LLAMA, graphs, "megatron-lm"))
+    assert dense["--cuda-graph-impl"] == ["transformer_engine"] and not {"--cuda-graph-modules"} & set(dense)
+    assert "--cuda-graph-impl" not in flags(export(layout, mixture, load_stack("megatron-core"), "megatron-lm"))
+
+
 @pytest.mark.parametrize(
     ("precision", "said"),
     [

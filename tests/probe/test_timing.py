@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections import Counter
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimaran.files.catalogue import load_stack
-from trimaran.probe.alone import Operands
+from trimaran.probe.alone import Operands, ProductCase, matmul_rates
 from trimaran.probe.probe_settings import ProbedProduct, probe_settings
-from trimaran.probe.timing import mean_seconds
+from trimaran.probe.timing import Timing, mean_seconds
 
 # What samples of a quiet machine scatter by, the same for every case.
 SCATTER = (0.97, 0.99, 1.0, 1.01, 1.02, 1.06, 1.11)
@@ -47,6 +49,47 @@ def test_a_spell_beside_a_busy_neighbour_moves_no_mean(slower: float, order: lis
 
 def test_of_one_case_alone_the_lower_quartile_stands() -> None:
     assert mean_seconds([{"one": [1.0, 1.0], "none": []}, {"one": [1.0, 9.0]}]) == {"one": 1.0}
+
+
+def test_a_case_that_takes_long_leaves_the_others_their_samples() -> None:
+    """As a product in bf16 does on a processor that has none: one in fp32 takes a thousandth of its time."""
+    quick, limit_s, samples = range(20), 4.0, Counter[int | str]()
+
+    def preparing() -> Callable[[int | str], Callable[[], object]]:
+        def prepare(case: int | str) -> Callable[[], object]:
+            samples[case] += 1
+            return lambda: time.sleep(0.3 if case == "long" else 0.002)
+
+        return prepare
+
+    timing = Timing([*quick, "long"], preparing, 9, torch.device("cpu"), limit_s)
+    for spell in range(3):
+        timing.spell((spell + 1) / 3)
+    assert all(samples[case] == 9 for case in quick) and 1 <= samples["long"] <= 3
+    assert timing.seconds()["long"] == pytest.approx(0.3, rel=0.3)
+
+
+def test_a_case_that_a_smaller_one_tells_to_take_too_long_is_left_out() -> None:
+    begun = time.monotonic()
+
+    def preparing() -> Callable[[tuple[str, int]], Callable[[], object]]:
+        return lambda case: lambda: time.sleep(0.0001 * case[1] if case[0] == "slow" else 0.0)
+
+    cases = [(kind, amount) for amount in (100, 1000, 100_000) for kind in ("slow", "fast")]
+    timing = Timing(cases, preparing, 3, torch.device("cpu"), limit_s=10.0, work=lambda case: case)
+    timing.spell()
+    assert set(timing.seconds()) == {*cases} - {("slow", 100_000)} and timing.left_out == {("slow", 100_000)}
+    assert time.monotonic() - begun < 5.0
+
+
+def test_a_shape_of_which_an_orientation_was_left_out_has_no_rate() -> None:
+    """Its others are the quicker ones: 2,048 in bf16 took 63 s forward and 3 s for a weight's gradient."""
+    square, small = (
+        [ProbedProduct(m=n, n=n, k=n, orientation=way) for way in ("forward", "weight_gradient")] for n in (2048, 256)
+    )
+    seconds: dict[ProductCase, float] = {("bf16", case): 1.0 for case in (*small, square[1])}
+    assert {rate.m for rate in matmul_rates(seconds)} == {256, 2048}
+    assert {rate.m for rate in matmul_rates(seconds, [("bf16", square[0])])} == {256}
 
 
 def meet(rank: int, folder: Path, pipe: Connection) -> None:

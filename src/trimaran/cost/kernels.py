@@ -20,6 +20,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.precision import PRECISIONS, Precision
 from trimaran.nouns.stack import FlashKernel
 from trimaran.operators.casts import casts_of
+from trimaran.operators.graphs import launched
 from trimaran.operators.modules import shares_again
 from trimaran.operators.operator import Operator, Product
 
@@ -244,8 +245,7 @@ class Kernels:
         wanted = recomputed(operators) if self.stack.recompute_stops_early else len(operators)
         again = reduce(np.add, (there for there, _ in times[:wanted]))
         again_share = again / forward
-        launches = reduce(np.add, (operator.launches for operator in operators))
-        host_forward = launches * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
+        host_forward = launched(operators, self.stack) * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
         host_backward = BACKWARD_LAUNCHES * host_forward
         if self.cluster.device.kind != "gpu":
             zero = np.zeros(self.rate.element.shape)

@@ -30,6 +30,7 @@ Concatenation = Literal["never", "batches", "scatters", "always"]
 FlashKernel = Literal["flash", "cudnn", "triton"]
 Fp8Scaling = Literal["delayed", "current", "blockwise"]
 GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
+GraphedModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -56,6 +57,9 @@ class Stack(Noun):
     )
     op_us: float = Field(
         default=26.0, gt=0, description="GPU: host time of one operator by prior, measured by benchmarks/host_time.py"
+    )
+    graphed: tuple[GraphedModule, ...] = Field(
+        default=(), description="GPU: modules of a layer whose operators the host replays as one CUDA graph"
     )
     gathers_beside_products: bool = Field(
         default=False, description="collectives run beside the products all the time, and slow them"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Literal
 
@@ -140,15 +140,23 @@ def products_timing(settings: ProbeSettings, device: torch.device) -> Timing[Pro
         return lambda case: made(case[1], DTYPES[case[0]])
 
     cases = [(precision, case) for case in settings.products for precision in settings.precisions]
-    return Timing(cases, preparing, settings.rounds, device, settings.limit_s)
+    return Timing(cases, preparing, settings.rounds, device, settings.limit_s, work=_operations)
 
 
-def matmul_rates(seconds: Mapping[ProductCase, float]) -> tuple[MatmulRate, ...]:
+def _operations(case: ProductCase) -> tuple[Hashable, float]:
+    """Precision and orientation of a product, and how many operations it is."""
+    precision, product = case
+    return (precision, product.orientation), 2.0 * product.m * product.n * product.k
+
+
+def matmul_rates(seconds: Mapping[ProductCase, float], left_out: Iterable[ProductCase] = ()) -> tuple[MatmulRate, ...]:
     """TFLOP/s of the products that were timed.
 
-    Orientations that share a shape share a row, with the time of their mean. A weight gradient
-    is given under its transposed shape too: it is the same product seen from the other side.
+    Orientations that share a shape share a row, with the time of their mean; none where one of them was `left_out`,
+    which is the slowest. A weight gradient is given under its transposed shape too: it is the same product seen from
+    the other side.
     """
+    lacking = {(precision, case.m, case.n, case.k) for precision, case in left_out}
     by_shape: dict[tuple[ProbedRate, int, int, int], list[float]] = defaultdict(list)
     for (precision, case), time_s in seconds.items():
         by_shape[precision, case.m, case.n, case.k].append(time_s)
@@ -157,6 +165,7 @@ def matmul_rates(seconds: Mapping[ProductCase, float]) -> tuple[MatmulRate, ...]
     return tuple(
         MatmulRate(precision=precision, m=m, n=n, k=k, tflops=2.0 * m * n * k * len(times) / sum(times) / 1e12)
         for (precision, m, n, k), times in by_shape.items()
+        if (precision, m, n, k) not in lacking
     )
 
 

@@ -89,7 +89,7 @@ def _measure(settings: ProbeSettings, rank: int, device: torch.device) -> ProbeR
         mem_bandwidth_gb_s=memory_bandwidth_gb_s(kernels, settings.stream_mib),
         op_overhead_us=op_overhead_us(kernels),
         experts_code_mib=code,
-        matmul=matmul_rates(products),
+        matmul=matmul_rates(products, alone.products.left_out),
         eight_bit_tflops=eight_bit_tflops(alone.eight_bit.seconds()),
         attention=attention_times(kernels),
         collectives=collectives.result(),

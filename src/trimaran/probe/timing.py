@@ -15,6 +15,11 @@ Case = TypeVar("Case", bound=Hashable)
 
 # A sample shorter than this is mostly the clock's and the scheduler's noise.
 SAMPLE_S = 0.002
+# A case may take so many times its equal share of the limit, and by what a smaller one of its kind took no single run a
+# larger part of the limit: a processor without bf16 takes a minute for one product of 2,048, where it takes 0.3 s in
+# fp32, and its products in fp32 then had one sample each.
+SHARES_OF_A_CASE = 4.0
+DEAREST_RUN = 1 / 20
 _MOST_RUNS_A_SAMPLE = 2000
 
 
@@ -69,8 +74,10 @@ class Timing(Generic[Case]):
 
     A slow moment of the machine then falls on one sample of many cases and not on all samples of one; and one that
     lasts for half a minute falls on one spell of all cases and not on all of one: of three probes in a row that timed
-    attention in one go, its times differed by 30%. No sample is begun after a spell's share of `limit_s`: the cases
-    that were not reached by the end are left out, but for the first.
+    attention in one go, its times differed by 30%. No sample is begun after a spell's share of `limit_s`, and none of
+    a case that has had its own part of it (`SHARES_OF_A_CASE`): the cases that were not reached by the end are left
+    out, but for the first. `work` says of what kind a case is and how much it does, by which one that would take too
+    long (`DEAREST_RUN`) is `left_out`.
 
     `preparing` is called anew in each spell and what it returns for each sample, so that memory holds the operands of
     one case at a time, and nothing between spells.
@@ -83,10 +90,16 @@ class Timing(Generic[Case]):
         rounds: int,
         device: torch.device,
         limit_s: float = math.inf,
+        work: Callable[[Case], tuple[Hashable, float]] | None = None,
     ) -> None:
         self._cases, self._spells = tuple(cases), list[dict[Case, list[float]]]()
         self._preparing, self._rounds, self._device, self._limit_s = preparing, rounds, device, limit_s
+        self._work = work
+        # seconds of one run for each unit of work, by kind: the least that any case took
+        self._pace: dict[Hashable, float] = {}
+        self.left_out: set[Case] = set()
         self._runs: dict[Case, int] = {}
+        self._spent_on: dict[Case, float] = {}
         self._taken, self._spent_s = 0, 0.0
 
     def spell(self, share: float = 1.0) -> None:
@@ -98,17 +111,39 @@ class Timing(Generic[Case]):
             if self._runs and time.perf_counter() - begin > share * self._limit_s:
                 break
             case = self._cases[self._taken % len(self._cases)]
-            samples[case].append(self._sample(case, prepare(case)))
+            if not self._is_dear(case):
+                begun = time.perf_counter()
+                samples[case].append(self._sample(case, prepare(case)))
+                self._spent_on[case] = self._spent_on.get(case, 0.0) + time.perf_counter() - begun
             self._taken += 1
         self._spent_s = time.perf_counter() - begin
+
+    def _is_dear(self, case: Case) -> bool:
+        """Whether a case has had its part of the limit, or is known to take too long for a first run."""
+        if case in self._spent_on:
+            return self._spent_on[case] > SHARES_OF_A_CASE * self._limit_s / len(self._cases)
+        if self._work is None or not self._runs:
+            return False
+        kind, amount = self._work(case)
+        if self._pace.get(kind, 0.0) * amount <= DEAREST_RUN * self._limit_s:
+            return False
+        self.left_out.add(case)
+        return True
 
     def _sample(self, case: Case, run: Callable[[], object]) -> float:
         once = seconds_of(run, 1, self._device)
         if case not in self._runs:
-            once = seconds_of(run, 1, self._device)  # the very first run of a shape builds kernels
+            if once < DEAREST_RUN * self._limit_s:
+                once = seconds_of(run, 1, self._device)  # the very first run of a shape builds kernels
             self._runs[case] = min(_MOST_RUNS_A_SAMPLE, math.ceil(SAMPLE_S / max(once, 1e-9)))
+            self._remember(case, once)
         runs = self._runs[case]
         return seconds_of(run, runs, self._device) if runs > 1 else once
+
+    def _remember(self, case: Case, seconds: float) -> None:
+        if self._work is not None:
+            kind, amount = self._work(case)
+            self._pace[kind] = min(self._pace.get(kind, math.inf), seconds / amount)
 
     def seconds(self) -> dict[Case, float]:
         """What each case takes by the samples of all spells so far."""

@@ -27,6 +27,7 @@ from trimaran.planner.export.megatron_words import (
     TOLD_TRAITS,
     WITHOUT_OFFLOADED_LAYERS,
     WRITTEN_FOR,
+    graph_flags,
     kind_flags,
     rope_scaling,
     shape_flags,
@@ -67,6 +68,7 @@ def megatron_lm(asked: Asked) -> str:
     if stack.fp32_loss and stack.loss_copies == 1:
         flags.append("--cross-entropy-loss-fusion")
     flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack), *_gradient_flags(layout, stack)]
+    flags += graph_flags(stack, model, version)
     head = [f"{WRITTEN_FOR} {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
     if model.experts:
         head.append("# How the router's load is balanced is not planned: state --moe-router-load-balancing-type.")

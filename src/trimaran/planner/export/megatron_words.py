@@ -1,4 +1,4 @@
-"""Megatron-LM's words for a model's shape, which exports write and imports of configurations read back.
+"""Megatron-LM's words for shapes and CUDA graphs, which exports write and imports of configurations read back.
 
 From megatron/training/arguments.py and, where core 0.16 and later make options of a dataclass's fields,
 megatron/core/transformer/transformer_config.py, at core_v0.19.0.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from trimaran.nouns.attention import RotaryScaling
 from trimaran.nouns.model import Model
-from trimaran.nouns.stack import Fp8Scaling
+from trimaran.nouns.stack import Fp8Scaling, GraphedModule, Stack
 from trimaran.planner.export.megatron_yarn import YARN
 
 # Sizes that every Megatron is told, and those that it is told where they are not as usual, by the model's fields.
@@ -108,3 +108,28 @@ def kind_flags(model: Model) -> list[str]:
     if model.attention_sinks:
         flags.append("--softmax-type learnable")
     return [*flags, *(f"{flag} {model.dropout:g}" for flag in DROPOUTS)]
+
+
+# Modules of a layer as CUDA graphs, which versions up to 0.17 name by the older flag, and 0.15 attention alone.
+GRAPHED_BY = "--cuda-graph-impl"
+GRAPHED_MODULES, OLD_GRAPHED_MODULES = "--cuda-graph-modules", "--cuda-graph-scope"
+_BY_OLD_NAME, _ATTENTION_ALONE = ("0.15", "0.16", "0.17"), "0.15"
+# What a layer of each kind is made of, where all of it is captured.
+WHOLE: Mapping[str, tuple[GraphedModule, ...]] = {"dense": ("attn", "mlp"), "experts": ("attn", "moe")}
+# What may be captured of experts' part where all of it cannot: tokens are counted before they are sent.
+_ROUTED: tuple[GraphedModule, ...] = ("moe_router", "moe_preprocess")
+
+
+def graph_flags(stack: Stack, model: Model, version: str) -> list[str]:
+    """By Transformer Engine's graphs: the modules that the stack replays, or nothing more where they are the layer."""
+    parts = {part for kind in model.kinds for part in WHOLE[kind]}
+    there = {*parts, *_ROUTED} if model.experts else parts
+    modules = [module for module in stack.graphed if module in there]
+    if parts.issubset(modules):
+        return [f"{GRAPHED_BY} transformer_engine"]
+    if version == _ATTENTION_ALONE:
+        modules = [module for module in modules if module == "attn"]
+    if not modules:
+        return []
+    flag = OLD_GRAPHED_MODULES if version in _BY_OLD_NAME else GRAPHED_MODULES
+    return [f"{GRAPHED_BY} transformer_engine", f"{flag} {' '.join(modules)}"]

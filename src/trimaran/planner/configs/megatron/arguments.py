@@ -11,6 +11,7 @@ from trimaran.nouns.text import quoted
 from trimaran.planner.configs.flags import Flags
 from trimaran.planner.configs.megatron.beside import is_beside
 from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
+from trimaran.planner.configs.megatron.graphs import graphs
 from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
 from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
@@ -47,11 +48,10 @@ TELLING: Mapping[str, object] = {
 }  # fmt: skip
 # What changes time or memory and what the cost model has no word for, where it is stated.
 _UNCOUNTED = (
-    "--apply-layernorm-1p", "--attention-backend", "--cpu-offloading", "--cuda-graph-impl",
-    "--enable-cuda-graph", "--fine-grained-activation-offloading",
+    "--apply-layernorm-1p", "--attention-backend", "--cpu-offloading", "--fine-grained-activation-offloading",
     "--overlap-param-gather-with-optimizer-step", "--no-masked-softmax-fusion",
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
-    "--external-cuda-graph", "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distribute-saved-activations",
     "--no-overlap-p2p-communication", "--step-batch-size-schedule",
     "--outer-dp-sharding-strategy", "--fsdp-double-buffer", "--use-nccl-ub", "--nccl-ub",
@@ -338,6 +338,7 @@ def _stack(flags: Flags, stated: Stated) -> None:
         "gathers_behind_forward": flags.has("--overlap-param-gather"),
         "sums_behind_products": flags.has("--tp-comm-overlap"),
     }
+    graphs(flags, stated)
     if flags.has("--grad-reduce-in-bf16"):
         stated.stack["grad_bytes_16bit"] = 2
     if not flags.has("--cross-entropy-loss-fusion"):
