@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,18 @@ def test_what_is_written_is_byte_for_byte_the_format(tmp_path: Path) -> None:
     assert tokens.read(0, len(tokens)).tolist() == TOKENS
     assert (tmp_path / "out.bin").read_bytes() == BIN
     assert (tmp_path / "out.idx").read_bytes() == IDX
+
+
+def test_a_pair_that_finds_no_room_leaves_nothing(
+    tmp_path: Path, small_disk: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = small_disk(1)
+    (tmp_path / "text.txt").write_text("all work and no play\n" * 40_000)
+    job = job_of(tmp_path, paths=[str(tmp_path / "text.txt")]).model_copy(update={"megatron": str(disk / "out")})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    assert run_job(DataJob, tokenise, [str(tmp_path / "job.json")]) == 2
+    said = capsys.readouterr().err
+    assert "out.bin" in said and "free space" in said and not list(disk.iterdir())
 
 
 @pytest.mark.parametrize("half", [".idx", ".bin"])

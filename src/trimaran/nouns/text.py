@@ -56,6 +56,11 @@ def figure(value: float, spec: str = ".3g") -> str:
     return f"{value:.0f}" if "e+" in text else text
 
 
+def counted(count: int, what: str) -> str:
+    """So many of something: one step, two steps."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def spreadsheet_cell(value: object) -> object:
     """A cell of a CSV that no spreadsheet runs: text that would open a formula gets an apostrophe before it.
 

@@ -20,6 +20,7 @@ from trimaran.nouns.hardware.measured import CollectiveTime
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import Rate
 from trimaran.nouns.probed_model import ProbedModel
+from trimaran.nouns.text import counted
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
 from trimaran.protocol import progress
@@ -63,7 +64,7 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
         peaks["fp8"] = result.eight_bit_tflops
     threads = settings.threads_per_rank
     device = Device(
-        name=f"{result.device_name}, {threads} core{'s' if threads > 1 else ''}" if on_cpu else result.device_name,
+        name=f"{result.device_name}, {counted(threads, 'core')}" if on_cpu else result.device_name,
         kind="cpu" if on_cpu else "gpu",
         peak_tflops={precision: _digits(peak) for precision, peak in peaks.items()},
         mem_gib=_digits(result.mem_gib),

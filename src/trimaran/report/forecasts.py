@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trimaran.nouns.text import counted
 from trimaran.planner.goodput.forecast import Forecast
 from trimaran.planner.goodput.layouts import LayoutUnderFaults
 
@@ -35,8 +36,8 @@ def forecast_lines(found: Forecast | None, days: float | None) -> str:
     if (fewer := found.fewer_nodes) is not None:
         better = "is better than waiting" if fewer.better else "is no better than waiting"
         lines.append(
-            f"  going on with {_counted(fewer.nodes, 'fewer node')} ({fewer.layout}, {fewer.slower - 1:.1%} slower) "
-            f"{better}: {_span(fewer.days)} with {_counted(found.spare_nodes, 'spare node')}"
+            f"  going on with {counted(fewer.nodes, 'fewer node')} ({fewer.layout}, {fewer.slower - 1:.1%} slower) "
+            f"{better}: {_span(fewer.days)} with {counted(found.spare_nodes, 'spare node')}"
         )
     lines += _layouts(found)
     if found.spot is not None:
@@ -70,12 +71,8 @@ def _layouts(found: Forecast) -> list[str]:
 
 
 def _named(row: LayoutUnderFaults, found: Forecast) -> str:
-    nodes = f" with {_counted(row.spare_nodes, 'spare node')}" if row.spare_nodes != found.spare_nodes else ""
+    nodes = f" with {counted(row.spare_nodes, 'spare node')}" if row.spare_nodes != found.spare_nodes else ""
     return f"{row.layout}{nodes}{' (fewer nodes in place of waiting)' if row.fewer_nodes else ''}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _faults(count: float) -> str:

@@ -10,6 +10,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.text import counted
 from trimaran.recipe.recipe import Recipe
 from trimaran.report.disturbance import trained_otherwise
 from trimaran.study.training.folders import largest_rank
@@ -40,7 +41,7 @@ def summary(
     otherwise = trained_otherwise(row, measured)
     return "\n".join(
         (
-            f"{len(row.step_times_s)} steps with {row.layout_label}:",
+            f"{counted(len(row.step_times_s), 'step')} with {row.layout_label}:",
             f"  loss   {loss}",
             f"  speed  {seconds:.3f} s/it, {tokens_per_s:.0f} tokens/s, {tflops:.3g} model TFLOPs a rank",
             *([f"         {otherwise}"] if otherwise else []),

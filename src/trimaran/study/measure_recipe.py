@@ -15,6 +15,7 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement, Status
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import counted
 from trimaran.nouns.timeline import Timeline
 from trimaran.nouns.variant import PLAIN
 from trimaran.recipe.recipe import Recipe
@@ -99,7 +100,7 @@ def require_one_ran(rows: Sequence[Measurement]) -> None:
 def measure_timeline(recipe: Recipe, workspace: Workspace, layout: Layout, *, say: Callable[[str], None]) -> Timeline:
     """Who did what when in the last step of a trial of this layout. Raises TrimaranError where it does not run."""
     require_trimaran_stack(recipe)
-    say(f"running {recipe.sweep.steps} steps with {layout}")
+    say(f"running {counted(recipe.sweep.steps, 'step')} with {layout}")
     cluster = workspace.cluster(recipe)
     require_devices(recipe, cluster)
     data = workspace.data(recipe)

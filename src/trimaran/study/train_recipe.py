@@ -22,6 +22,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.shaped_network import ShapedNetwork
+from trimaran.nouns.text import counted
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.recipe.recipe import Recipe
@@ -83,7 +84,7 @@ def train_recipe(
         say(lack.sentence)
     # a training that goes on has its first weights
     data = workspace.data(recipe, follows="trials" if resume else "training")
-    say(f"training {recipe.train.steps} steps with {layout}; log in {workspace.training}")
+    say(f"training {counted(recipe.train.steps, 'step')} with {layout}; log in {workspace.training}")
     with show(recipe.train.steps) as on_step:
         row = run_training(
             recipe, cluster, layout, data_dir=data, out_dir=workspace.training,

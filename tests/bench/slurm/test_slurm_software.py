@@ -68,7 +68,7 @@ def test_a_module_that_no_node_has_is_told_in_one_line(
     give_login_shells_modules(tmp_path, monkeypatch)
     row = run_under(SlurmSettings(submit=submit, modules=("nosuch/1",)), recipe, two_nodes, tmp_path)
     assert row.status == "fail"
-    says = r"rank \d refused: trimaran: module load nosuch/1 failed on node n[12]: no nosuch/1 \(modules of"
+    says = r"rank \d refused: module load nosuch/1 failed on node n[12]: no nosuch/1 \(modules of"
     assert re.match(says, row.evidence or ""), row.evidence
 
 

@@ -112,7 +112,8 @@ def _by_exit_code(ending: Ending, launch: Launch) -> Verdict:
     if code < 0:
         return Verdict("crash", f"rank {rank} was killed by {signal_name(-code)}", rank)
     if code == USER_ERROR:
-        return Verdict("fail", f"rank {rank} refused: {_last_words(launch, rank)}", rank, refused=True)
+        why = _last_words(launch, rank).removeprefix("trimaran: ")
+        return Verdict("fail", f"rank {rank} refused: {why}", rank, refused=True)
     return Verdict("fail", f"rank {rank} left with status {code}: {_last_words(launch, rank)}", rank)
 
 

@@ -13,6 +13,7 @@ import yaml
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import counted
 from trimaran.recipe.manifest_settings import LONGEST_NAME, ManifestSettings
 
 # torchrun's own (torch/distributed/launcher/api.py of 2.13), by which it waits for ranks that it told to leave.
@@ -129,7 +130,7 @@ class Start:
         """What is started on which nodes, in words."""
         nodes, ranks = self.nodes(layout)
         what = f"trimaran {self.settings.verb}" if self.sweeps else f"layout {layout}"
-        return f"{what} on {nodes} node{'s' * (nodes > 1)} of {ranks}"
+        return f"{what} on {counted(nodes, 'node')} of {ranks}"
 
     def _carried_path(self, folder: str) -> str:
         return f"{folder}/{self.carried_file}"

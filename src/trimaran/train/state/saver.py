@@ -161,7 +161,8 @@ class Saver:
             if self._rank == 0:
                 # all ranks are done with it, and what they wrote takes the room that the log needs
                 shutil.rmtree(partial_folder(checkpoint), ignore_errors=True)
-                self._tell(Notice.NOT_SAVED, step=head.step, text=f"{self._failure}; the training goes on")
+                goes_on = "; the training goes on" if head.step < self._trainer.job.steps else ""
+                self._tell(Notice.NOT_SAVED, step=head.step, text=f"{self._failure}{goes_on}")
             return
         self._failure = None
         if self._rank == 0:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,11 +98,21 @@ def write_megatron(tokens: Tokens, prefix: Path) -> MegatronIndex:
     """Write `prefix.bin` and `prefix.idx`, a sequence for each document, byte for byte as Megatron-LM would.
 
     A document ends with the end-of-document token, as with Megatron-LM's `--append-eod`. The index is written last,
-    so that a pair without an index was cut short.
+    so that a pair without an index was cut short; what finds no room is removed. Raises OSError where that is so.
     """
     dtype = np.dtype("uint16" if tokens.index.vocab < _LARGEST_16_BIT else "int32").newbyteorder("<")
     bin_path, idx_path = prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
     idx_path.unlink(missing_ok=True)
+    try:
+        _write_pair(tokens, dtype, bin_path, idx_path)
+    except OSError:
+        for path in (bin_path, idx_path):
+            path.unlink(missing_ok=True)
+        raise
+    return read_megatron(idx_path)
+
+
+def _write_pair(tokens: Tokens, dtype: np.dtype[Any], bin_path: Path, idx_path: Path) -> None:
     ends: list[NDArray[np.int64]] = []
     with bin_path.open("wb") as file:
         for begin, block in _blocks(tokens):
@@ -115,7 +126,6 @@ def write_megatron(tokens: Tokens, prefix: Path) -> MegatronIndex:
         file.write(_HEADER.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1))
         for array in (lengths, pointers, np.arange(len(lengths) + 1, dtype="<i8")):
             file.write(array.data)
-    return read_megatron(idx_path)
 
 
 def _blocks(tokens: Tokens) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import counted
 from trimaran.store.importers.links.measured_link import MeasuredLink
 
 NAME = "iperf3"
@@ -88,7 +89,7 @@ def _link(content: Any, path: Path) -> MeasuredLink:
     return MeasuredLink(
         file=path.name,
         tool=NAME,
-        said=f"{ways}{streams} stream{'s' if streams > 1 else ''} for {seconds:.3g} s",
+        said=f"{ways}{counted(streams, 'stream')} for {seconds:.3g} s",
         hosts=(_own_name(start) or local, str(start.get("connecting_to", {}).get("host") or remote)),
         per_host=1,
         there_gbps=there,

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import counted
 from trimaran.store.importers.links.measured_link import MeasuredLink, StartUp
 
 NAME = "nccl-tests"
@@ -172,7 +173,7 @@ def _link(
         )
     tells_delay = start_us >= smallest * us_a_byte
     no_delay = f"sizes from {_bytes(smallest)} tell no delay, and the file's stands: run from -b 8 for it"
-    ran = f"{len(counts)} host{'s' if len(counts) > 1 else ''} of {per_host}"
+    ran = f"{counted(len(counts), 'host')} of {per_host}"
     return MeasuredLink(
         file=path.name,
         tool=NAME,
