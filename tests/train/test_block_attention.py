@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trimaran.train.model import product
 from trimaran.train.model.block_attention import BLOCK, Scores, causal_attention
 
 
@@ -67,3 +68,22 @@ def test_windows_caps_and_masks_are_those_of_the_formula(window: int, cap: float
         found.append((y.detach(), *(leaf.grad for leaf in leaves)))
     for in_blocks, whole in zip(*found, strict=True):
         torch.testing.assert_close(in_blocks, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_processor_has_no_products_in_is_attended_to_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded where it is given back alone: nearer to the formula than bf16 itself, and kept in bf16."""
+    monkeypatch.setattr(product, "LACKS_BF16", True)
+    torch.manual_seed(1)
+    leaves = [torch.randn(2, 3, BLOCK + 9, 16).bfloat16().requires_grad_() for _ in range(3)]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    dy, scores = torch.randn(leaves[0].shape).bfloat16(), Scores(0.25)
+    kept: list[torch.dtype] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.dtype) or x, lambda x: x):
+        y = causal_attention(*leaves, scores)
+    expected = plain_attention(*wide, scores, None)
+    y.backward(dy)
+    expected.backward(dy.double())
+    assert set(kept) == {torch.bfloat16}
+    for ours, true in zip((y, *(leaf.grad for leaf in leaves)), (expected, *(leaf.grad for leaf in wide)), strict=True):
+        assert ours is not None and true is not None and ours.dtype == torch.bfloat16
+        torch.testing.assert_close(ours.double(), true, rtol=2.0**-8, atol=1e-4)

@@ -43,3 +43,29 @@ def test_products_by_onednn_are_those_by_pytorch(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(quick, plain, rtol=1e-5, atol=1e-4)
     wide = total.double() + dy.double().t() @ x.double()
     torch.testing.assert_close(results[1][3].double(), wide, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wide", [True, False])
+def test_what_a_processor_has_no_products_in_goes_through_fp32(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wide: bool
+) -> None:
+    """Factors are exact in fp32, so that a result is rounded once, and a sum in fp32 not at all."""
+    monkeypatch.setattr(room, "LACKS_BF16", True)
+    x, dy, matrix = (torch.randn(size).to(dtype) for size in ((70, 24), (70, 40), (40, 24)))
+    bias = torch.randn(40).to(dtype)
+    total = torch.randn(40, 24).to(torch.float32 if wide else dtype)
+    gradient = total.clone()
+    add_product(gradient, dy, x)
+    given = torch.empty(70, 24, dtype=dtype)
+    product(dy, matrix, out=given)
+    exact = (
+        x.double() @ matrix.double().t() + bias.double(), dy.double() @ matrix.double(), dy.double() @ matrix.double(),
+        total.double() + dy.double().t() @ x.double(),
+    )  # fmt: skip
+    found = (linear(x, matrix, bias), product(dy, matrix), given, gradient)
+    rounding = torch.finfo(dtype).eps
+    for ours, true in zip(found, exact, strict=True):
+        tolerance = 1e-5 if ours.dtype == torch.float32 else rounding
+        torch.testing.assert_close(ours.double(), true, rtol=tolerance, atol=tolerance)
+    assert gradient.dtype == total.dtype and not room.generates_code(x)

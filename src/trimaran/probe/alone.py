@@ -17,6 +17,7 @@ from trimaran.nouns.precision import PRECISIONS, PROBED_RATES, ProbedRate
 from trimaran.probe.probe_settings import MIB, AttentionShape, ProbedProduct, ProbeSettings
 from trimaran.probe.timing import Timing
 from trimaran.train.comm.device_kind import lacks_eight_bit
+from trimaran.train.model.block_attention import Scores, causal_attention, is_faster_in_blocks
 from trimaran.train.model.mixture.blocks import make_code
 from trimaran.train.model.narrow import Cast, cast, narrow_matrix_product
 from trimaran.train.model.product import add_product, linear, product
@@ -203,7 +204,11 @@ def eight_bit_tflops(seconds: Mapping[ProbedProduct, float]) -> float:
 
 
 def kernels_timing(settings: ProbeSettings, device: torch.device) -> Timing[KernelCase]:
-    """The stream, the chain, and causal attention, forward and backward, in the kernel that PyTorch picks."""
+    """The stream, the chain, and causal attention, forward and backward.
+
+    In the kernel that PyTorch picks, or in blocks where Trimaran's trainer goes by those and the settings ask for no
+    plain ones.
+    """
 
     def prepare(case: KernelCase) -> Callable[[], object]:
         if case == "stream":
@@ -214,7 +219,11 @@ def kernels_timing(settings: ProbeSettings, device: torch.device) -> Timing[Kern
         size = (1, shape.batch_heads, shape.seq_len, shape.head_dim)
         q, k, v = (torch.randn(size, device=device, dtype=DTYPES[precision], requires_grad=backward) for _ in range(3))
 
+        in_blocks = not settings.plain_products and is_faster_in_blocks(q, k, v, None)
+
         def forward() -> Tensor:
+            if in_blocks:
+                return causal_attention(q, k, v, Scores(shape.head_dim**-0.5))
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         if not backward:

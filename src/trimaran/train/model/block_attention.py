@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trimaran.train.comm.device_kind import on_gpu
 from trimaran.train.model.autograd import apply
+from trimaran.train.model.product import goes_through_fp32
 
 # Queries whose scores exist at a time. Fewer make smaller products, more compute more scores that the mask discards.
 BLOCK = 128
@@ -99,22 +100,29 @@ class _Heads:
         return bias.repeat(self.shared, 1) if self.shared > 1 else bias
 
 
+def _multiplied(*factors: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values in what they are multiplied in: fp32 where their own precision has no products."""
+    return tuple(factor.float() for factor in factors) if goes_through_fp32(factors[0]) else factors
+
+
 class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
         ctx.scores = scores
+        dtype, (q, k, v) = q.dtype, _multiplied(q, k, v)
         heads = _Heads(q, k, mask, scores)
         v = v.flatten(0, 1)
         y = q.new_empty(*q.shape[:3], v.shape[-1])
         for rows, keys in _blocks(q.shape[2], scores.window, q.device):
             p, _ = heads.probabilities(heads.rows(q, rows), rows, keys)
             heads.put_product(y, rows, p, v[:, keys])
-        return y
+        return y.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask = ctx.saved_tensors
+        *saved, mask = ctx.saved_tensors
+        dtype, (q, k, v, dy) = dy.dtype, _multiplied(*saved, dy)
         heads, scale = _Heads(q, k, mask, ctx.scores), ctx.scores.scale
         values = v.flatten(0, 1)
         dq = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -129,7 +137,7 @@ class _Causal(torch.autograd.Function):
             dv[:, keys].baddbmm_(p.transpose(1, 2), d_rows)
             dk[:, keys].baddbmm_(ds.transpose(1, 2), queries, alpha=scale)
             heads.put_product(dq, rows, ds, heads.keys[:, keys], scale)
-        return dq, dk.view(k.shape), dv.view(v.shape), None, None
+        return dq.to(dtype), dk.view(k.shape).to(dtype), dv.view(v.shape).to(dtype), None, None
 
 
 def is_faster_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
