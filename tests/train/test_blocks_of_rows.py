@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,11 +16,22 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PrecisionName
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.flat_weights import FlatWeights
+from trimaran.train.model import product
 from trimaran.train.model.mixture import blocks, experts
 from trimaran.train.model.mixture.experts import Experts, grouped, grouped_weight_gradient, spans
 from trimaran.train.model.weight import drawn
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def in_bf16() -> Iterator[None]:
+    """A processor that has products in bf16, whatever this one has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product, "LACKS_BF16", False)
+        yield
+
+
 COUNTS = st.lists(st.integers(0, 100), min_size=1, max_size=6)
 
 
@@ -51,6 +64,7 @@ def results(mesh: Mesh, counts: list[int]) -> list[Tensor]:
     return [y.detach(), x.grad, weights.grad, *(place.weight.main_grad for place in flat.places.values())]
 
 
+@pytest.mark.usefixtures("in_bf16")
 def test_blocks_change_no_result_and_products_have_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = set[int]()
 
@@ -100,6 +114,7 @@ def test_products_in_pieces_are_those_of_whole_experts(monkeypatch: pytest.Monke
         torch.testing.assert_close(piece, whole, rtol=2**-7, atol=2**-7 * float(whole.abs().max()))
 
 
+@pytest.mark.usefixtures("in_bf16")
 @pytest.mark.parametrize(("precision", "of_gradients"), [("bf16_pure", "bfloat16"), ("bf16", "float32")])
 def test_code_is_made_once_for_all_rows_that_training_multiplies(
     monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, of_gradients: str
