@@ -64,6 +64,13 @@ def test_a_pair_that_finds_no_room_leaves_nothing(
     assert run_job(DataJob, tokenise, [str(tmp_path / "job.json")]) == 2
     said = capsys.readouterr().err
     assert "out.bin" in said and "free space" in said and not list(disk.iterdir())
+    # a pair that is there stays
+    for name in ("out.bin", "out.idx"):
+        (disk / name).write_bytes(b"earlier")
+    assert run_job(DataJob, tokenise, [str(tmp_path / "job.json")]) == 2
+    assert {path.name: path.read_bytes() for path in disk.iterdir()} == dict.fromkeys(
+        ("out.bin", "out.idx"), b"earlier"
+    )
 
 
 @pytest.mark.parametrize("half", [".idx", ".bin"])

@@ -23,7 +23,7 @@ GRAPHED: Mapping[GraphedModule, tuple[str, ...]] = {
     "attn": (
         "attention norm", "qkv", "query and key norms", "rotary angles", "attention", "projection",
         "attention output norm", "attention residual", "latent attention norm", "latent down", "latent norms",
-        "queries", "queries up", "keys and values up", "latent angles",
+        "queries up", "keys and values up", "latent angles",
     ),
     "mlp": ("MLP norm", *MODULES["mlp"].operators, "MLP output norm", "MLP residual"),
     "moe": ("experts norm", *MODULES["moe"].operators, "MLP output norm", "MLP residual"),

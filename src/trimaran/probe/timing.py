@@ -112,6 +112,7 @@ class Timing(Generic[Case]):
                 break
             case = self._cases[self._taken % len(self._cases)]
             if not self._is_dear(case):
+                self.left_out.discard(case)
                 begun = time.perf_counter()
                 samples[case].append(self._sample(case, prepare(case)))
                 self._spent_on[case] = self._spent_on.get(case, 0.0) + time.perf_counter() - begun

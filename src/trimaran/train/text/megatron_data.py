@@ -98,17 +98,20 @@ def write_megatron(tokens: Tokens, prefix: Path) -> MegatronIndex:
     """Write `prefix.bin` and `prefix.idx`, a sequence for each document, byte for byte as Megatron-LM would.
 
     A document ends with the end-of-document token, as with Megatron-LM's `--append-eod`. The index is written last,
-    so that a pair without an index was cut short; what finds no room is removed. Raises OSError where that is so.
+    so that a pair without an index was cut short. What finds no room is removed, and a pair that was there stays.
+    Raises OSError where that is so.
     """
     dtype = np.dtype("uint16" if tokens.index.vocab < _LARGEST_16_BIT else "int32").newbyteorder("<")
     bin_path, idx_path = prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
-    idx_path.unlink(missing_ok=True)
+    partial = [path.with_name(f".{path.name}.partial") for path in (bin_path, idx_path)]
     try:
-        _write_pair(tokens, dtype, bin_path, idx_path)
-    except OSError:
-        for path in (bin_path, idx_path):
+        _write_pair(tokens, dtype, *partial)
+        idx_path.unlink(missing_ok=True)
+        for written, path in zip(partial, (bin_path, idx_path), strict=True):
+            written.replace(path)
+    finally:
+        for path in partial:
             path.unlink(missing_ok=True)
-        raise
     return read_megatron(idx_path)
 
 
