@@ -102,13 +102,12 @@ def test_of_what_is_made_again_the_trainers_layer_holds_what_its_operators_say(s
     leaf = torch.randn(MBS, SEQ_LEN, HIDDEN, dtype=dtype).requires_grad_()
     for word in WORDS:
         layer = layer_of(model, dtype, *modules_of(word))
-        trace = Trace({}, {})
-        for weight in layer.parameters():
-            trace.watch(weight, "weights")
-        before = trace.held.now
-        with trace:
-            y = layer(leaf.clone())  # which goes where the layer keeps a wider copy
-        held = trace.held.now - before - y.untyped_storage().nbytes()
+        with (trace := Trace({}, {})):
+            first = layer(leaf.clone())  # makes what all layers share, such as masks and angles
+            before = trace.held.now
+            second = layer(leaf.clone())  # which goes where the layer keeps a wider copy
+        assert first.shape == second.shape
+        held = trace.held.now - before - second.untyped_storage().nbytes()
         kept = kept_bytes(model, load_stack("trimaran"), dtype, recompute=word)
         assert kept == pytest.approx(held, rel=0.03), word
     plain = layer_of(model, dtype)

@@ -102,8 +102,10 @@ class HeldSnapshots:
         self.holds = len(set(self._names)) > 1
         if self._leads:
             _remove_forgotten(self._root)
-            for folder in _node_folders(self._root):
-                remove_left_overs(folder)
+            # of nodes that share a machine, one that begins anew may be letting go of what another looks at
+            with contextlib.suppress(FileNotFoundError):
+                for folder in _node_folders(self._root):
+                    remove_left_overs(folder)
 
     @property
     def nodes(self) -> list[str]:
