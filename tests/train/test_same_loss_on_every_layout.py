@@ -20,7 +20,7 @@ from trimaran.protocol.job import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
 # The first step shows losses and gradients, the next ones what the optimizer made of them; what a course of 20 steps
-# shows besides is shown on the layouts that are listed by hand, and on all of them by `make proof STEPS=20`.
+# shows besides is shown on the covering layouts of `make test`, and on all of them by `make proof STEPS=20`.
 FEW_STEPS = int(os.environ.get("TRIMARAN_PROOF_STEPS", "3"))
 
 # Between them: every axis alone and with the others, TP of 3 and 8, every schedule, ZeRO stage and kind of data
@@ -298,7 +298,7 @@ def test_fp32_agrees_on_every_layout(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
     model = as_deep_as(parse_layout(layout), SMALL)
-    assert_same(pool.run(make_job(layout, model=model)), reference.run(model))
+    assert_same(pool.run(make_job(layout, model=model, steps=FEW_STEPS)), reference.run(model, steps=FEW_STEPS))
 
 
 @pytest.mark.proof
@@ -323,7 +323,8 @@ def test_ranks_that_share_no_memory_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
 ) -> None:
     model = as_deep_as(parse_layout(layout), SMALL)
-    assert_same(pool.run(make_job(layout, model=model), machines="several"), reference.run(model))
+    run = pool.run(make_job(layout, model=model, steps=FEW_STEPS), machines="several")
+    assert_same(run, reference.run(model, steps=FEW_STEPS))
 
 
 @pytest.mark.proof
@@ -341,7 +342,8 @@ def test_other_models_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, change: dict[str, object]
 ) -> None:
     model = SMALL.model_copy(update=change)
-    assert_same(pool.run(make_job("tp3,pp2,mbs12", model=model)), reference.run(model))
+    run = pool.run(make_job("tp3,pp2,mbs12", model=model, steps=FEW_STEPS))
+    assert_same(run, reference.run(model, steps=FEW_STEPS))
 
 
 @pytest.mark.parametrize(
