@@ -47,6 +47,7 @@ def test_each_layout_is_measured_under_each_variant(recipe: Recipe, cluster: Clu
     assert all(row.libraries["torch"] for row in rows)
 
 
+@pytest.mark.proof
 def test_a_layout_is_measured_anew_in_other_software_of_the_nodes(
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def text_recipe(recipe: Recipe, tmp_path: Path) -> Recipe:
     )
 
 
+@pytest.mark.proof
 @namespaces
 def test_a_real_trial_runs_over_the_shaped_link_and_its_row_says_so(
     text_recipe: Recipe, cluster: Cluster, tmp_path: Path

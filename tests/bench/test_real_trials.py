@@ -58,6 +58,7 @@ def launcher() -> Iterator[LocalLauncher]:
         yield launcher
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(900)  # a busy machine loads PyTorch slowly
 def test_a_sweep_of_the_real_trainer_measures_every_kind_of_parallelism(
     real: Recipe, cluster: Cluster, tmp_path: Path
@@ -121,6 +122,7 @@ def test_what_the_trainer_refuses_is_a_failure_with_its_own_words(
     assert first.startswith("rank 0 refused: ") and "trimaran: " not in first
 
 
+@pytest.mark.proof
 def test_a_real_trial_over_its_memory_limit_is_out_of_memory(
     launcher: LocalLauncher, real: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_ctrl_c_leaves_finished_rows_no_claim_and_no_process(folder: Path) -> No
     assert not (folder / "store.sqlite.claims").exists()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("contained", [False, True], ids=["of one machine", "in two containers"])
 def test_two_sweeps_at_once_share_the_trials_and_never_disturb_each_other(folder: Path, contained: bool) -> None:
     if contained and os.geteuid() != 0:

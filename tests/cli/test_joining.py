@@ -99,6 +99,7 @@ threading.Thread(target=fail, daemon=True).start()
 """
 
 
+@pytest.mark.proof
 def test_a_rank_that_fails_elsewhere_is_named_with_its_reason_in_one_line(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 20000"))

@@ -97,6 +97,7 @@ def bench_small(
     )
 
 
+@pytest.mark.proof
 def test_a_layout_that_the_machine_is_too_small_for_is_left_out_and_said(small_machine: Path, tmp_path: Path) -> None:
     (small_machine / "cluster.toml").write_text(MACHINE.replace("devices_per_node = 2", "devices_per_node = 1"))
     done = bench_small(tmp_path)

@@ -76,6 +76,7 @@ def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.proof
 def test_a_study_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
     """An end of a line in it had the text looked for in another folder; here in the plainest of all locales, too."""
     folder = "ends\nof lines, spaces, a:b,c%d=e, ünïcode"

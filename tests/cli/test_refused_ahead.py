@@ -40,6 +40,7 @@ def test_it_is_refused_before_the_first_trial(tmp_path: Path, train: str, says: 
     assert not (tmp_path / "elsewhere" / "runs" / "tiny" / "trials").exists()
 
 
+@pytest.mark.proof
 def test_text_that_is_less_than_a_sample_is_refused_before_any_rank(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     whole = recipe.read_text()

@@ -93,6 +93,7 @@ def test_two_commands_at_once_probe_once_and_the_other_says_for_whom_it_waits(
     assert capsys.readouterr().err == f"process {os.getpid()} on {platform.node()} probes; waiting\n"
 
 
+@pytest.mark.proof
 def test_a_program_that_is_waited_for_ends_with_the_command(tmp_path: Path) -> None:
     """SIGTERM to the command alone, as a batch system or `timeout` sends it, while a probe is at work below it."""
     recipe = of_this_machine(tmp_path)

@@ -21,6 +21,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
 
 
+@pytest.mark.proof
 def test_a_training_leaves_event_files_traces_and_memory_by_its_parts(tmp_path: Path) -> None:
     done = run("train", str(tiny_recipe(tmp_path)), "--layout", "dp2,mbs2", "--trace", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -217,6 +217,7 @@ def test_what_similar_runs_add_is_the_same_of_few_and_of_many_and_after_a_file(t
         assert estimate(row.case.calibrated(kept), row.layout).sec_per_it == pytest.approx(whole, rel=0.03)
 
 
+@pytest.mark.proof
 def test_two_of_three_unseen_runs_lie_within_the_error_that_a_fit_states() -> None:
     """Machines drawn from the priors, each run off by a noise of its own, the start's error stated as it is."""
     inside = []
@@ -233,7 +234,8 @@ def test_two_of_three_unseen_runs_lie_within_the_error_that_a_fit_states() -> No
     assert 0.55 < np.mean(inside) < 0.85
 
 
-@pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.proof) for count in (1, 8)), 3])
+@pytest.mark.proof
+@pytest.mark.parametrize("count", [1, 3, 8])
 def test_a_fit_is_never_worse_on_rows_unseen_than_its_start(count: int) -> None:
     """Medians over machines whose efficiencies are anything that their priors allow."""
     after, before = [], []

@@ -123,6 +123,7 @@ def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: St
     assert seconds[2] <= seconds[1] * (1 + 1e-9)
 
 
+@pytest.mark.proof
 @settings(max_examples=50, deadline=None)
 @given(workloads(), layouts(), stacks)
 def test_a_faster_link_between_nodes_never_slows_whatever_its_rate(
@@ -256,6 +257,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Workload, Layout]:
     return Workload(model=model, seq_len=1024, global_batch=draw(st.integers(1, 40))), layout
 
 
+@pytest.mark.proof
 @settings(max_examples=150, deadline=None)
 @given(pipelines(), stacks)
 def test_a_search_finds_the_fullest_rank_whichever_it_is(asked: tuple[Workload, Layout], stack: Stack) -> None:

@@ -55,6 +55,7 @@ def test_a_precision_is_refused_only_where_a_rank_stands_that_lacks_it() -> None
     assert "bf16" in sentence and OLD.name in sentence
 
 
+@pytest.mark.proof
 def test_a_plan_on_a_part_of_the_machines_costs_what_that_part_costs() -> None:
     workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=64, tokens=10**10)
     best = plan(workload, two_generations(), load_stack("trimaran"), top=1).best

@@ -183,6 +183,7 @@ def test_a_search_within_a_value_finds_all_up_to_it_and_nothing_beyond(monkeypat
         assert replace(whole, within=limit).search().value.tolist() == values[values <= limit].tolist()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("model", "batch"), [("mixtral-8x7b", 64), ("llama3-8b", 16), ("llama3-8b", 1)])
 def test_a_size_is_worth_its_double_too_little_and_the_largest_are_not_searched(
     model: str, batch: int, monkeypatch: pytest.MonkeyPatch

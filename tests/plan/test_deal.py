@@ -84,6 +84,7 @@ def test_where_replicas_take_as_many_no_deal_is_made(text: str) -> None:
     assert alike.layout.replica_batches == ()
 
 
+@pytest.mark.proof
 @given(
     st.sampled_from(["dp2", "dp3", "dp2,pp2", "dp4", "dp2,pp2,gpipe", "dp2,pp2,vpp2"]),
     st.sampled_from([0.25, 0.5, 0.8]),
@@ -120,6 +121,7 @@ def test_no_other_trainer_is_written_for(to: str) -> None:
         export(layout, case.workload, case.stack, to)
 
 
+@pytest.mark.proof
 def test_a_plan_on_a_cluster_with_a_slow_group_deals_micro_batches_out() -> None:
     case = case_of(4, 4, batch=96)
     held = {"tp": 1, "pp": 1, "cp": 1, "mbs": 1, "recompute": "full", "precision": "fp16"}

@@ -232,6 +232,7 @@ def test_a_layout_that_no_search_tries_has_no_rank_and_says_why() -> None:
     assert held.reasons[0] == "not searched: CP is held at 8, and is 2 here"
 
 
+@pytest.mark.proof
 def test_what_a_search_leaves_alone_until_it_is_held_has_no_rank_beside_what_it_ranks() -> None:
     workload = workload_of("qwen3-235b-a22b", 1024, seq=4096)
     case = Case.of(workload, load_cluster("gb200-nvl72"), load_stack("megatron-core"))

@@ -39,7 +39,8 @@ def pipelined() -> list[tuple[Workload, str, Any]]:
     return [(w, f"{p},fsdp,bf16", s) for w in workloads for p in PIPELINES for s in stacks]
 
 
-@pytest.mark.parametrize("version", [pytest.param("0.2", marks=pytest.mark.proof), "0.3"])
+@pytest.mark.proof
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
 def test_torchtitan_runs_the_stages_that_were_planned(version: str) -> None:
     cases = pipelined()
     files = [(w.model.layers, export(parse_layout(text), w, stack, "torchtitan", version)) for w, text, stack in cases]
@@ -95,6 +96,7 @@ def test_torchtitan_02_reads_every_setting() -> None:
     assert mxfp8["model"]["converters"] == ["quantize.linear.mx"] and mxfp8["compile"]["enable"]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("version", ["0.2", "0.3"])
 def test_torchtitan_compiles_what_was_planned_compiled_and_cuts_tps_collectives_where_the_plan_does(
     version: str, tmp_path: Path

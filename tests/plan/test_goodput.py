@@ -142,6 +142,7 @@ def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
     assert "days and cost assume that nothing fails: [faults] of the cluster" in none.stdout, none.stderr
 
 
+@pytest.mark.proof
 def test_stated_faults_are_answered_with_spares_spot_and_fewer_nodes(trimaran: Run, tmp_path: Path) -> None:
     faults = tmp_path / "mine.toml"
     faults.write_text(

@@ -22,6 +22,7 @@ def fastest(model: str, cluster: str, gbs: int, devices: int, **fixed: object) -
     return min(entry.sec_per_it for entry in found.entries)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "cluster", "gbs", "devices", "choice", "values"),
     [

@@ -92,6 +92,7 @@ def test_placements_of_the_study_are_faster_than_random_ones_and_named_by_an_est
 # rings of eight nodes, whose delay a tree passes less often than those of two
 @example(sizes=[3, 3, 2], per_node=[1, 1, 1], rates=[0.3, 4.0, 4.0], degrees="dp8", seed=0, model=GPT3_XL)
 @example(sizes=[3, 3, 2], per_node=[1, 1, 1], rates=[0.3, 4.0, 0.3], degrees="dp8,shard2,zero1", seed=1, model=GPT3_XL)
+@pytest.mark.proof
 # one node has room for both replicas, behind the thinnest links: no line of groups begins there
 @example(sizes=[1, 1, 1], per_node=[1, 1, 2], rates=[1.0, 0.3, 0.3], degrees="dp2", seed=0, model=GPT3_XL)
 @settings(deadline=None, max_examples=25)
@@ -225,6 +226,7 @@ HELD = {"mbs": 1, "recompute": "full", "vpp": 1, "precision": "fp16", "tp": 1, "
 GPT_OF_64 = Workload(model=TIED, global_batch=64, seq_len=2048)
 
 
+@pytest.mark.proof
 def test_states_are_shared_out_inside_of_sites_where_the_way_between_them_is_thin() -> None:
     stack, cluster = load_stack("trimaran"), two_sites(25.0)
     found = plan(GPT_OF_64, cluster, stack, top=1, fixed=HELD)
@@ -232,6 +234,7 @@ def test_states_are_shared_out_inside_of_sites_where_the_way_between_them_is_thi
     assert found.best.sec_per_it <= of_all.best.sec_per_it * 1.001
 
 
+@pytest.mark.proof
 def test_the_cheapest_layout_stands_on_cheap_devices_and_a_budget_counts_where_it_stands() -> None:
     stack, cluster = load_stack("trimaran"), two_sites(1.0, (4.0, 1.0))
     cheapest = plan(GPT_OF_64, cluster, stack, top=1, fixed=HELD, goal="cost").best
@@ -246,6 +249,7 @@ def test_the_cheapest_layout_stands_on_cheap_devices_and_a_budget_counts_where_i
         plan(trained, cluster, stack, top=1, fixed=HELD, budget=open_to_all.cost / 1000)
 
 
+@pytest.mark.proof
 def test_the_fewest_devices_that_meet_a_deadline_are_named_on_groups_too() -> None:
     stack, cluster = load_stack("trimaran"), two_sites(25.0)
     trained = GPT_OF_64.model_copy(update={"tokens": 1e9})

@@ -104,6 +104,7 @@ def test_a_layer_that_was_measured_is_predicted_to_take_what_it_took(cluster: Cl
     assert predicted.time.head > predicted.micro_batches * 1e-6 * (head.forward_us + head.backward_us)
 
 
+@pytest.mark.proof
 def test_a_layer_with_experts_is_predicted_to_take_what_it_took() -> None:
     sizes = {"experts": 4, "top_k": 2, "moe_ffn_hidden": 64, "dense_layers": 1, "mlp": "swiglu", "bias": False}
     mixture = MODEL.model_copy(update={"name": "mixture", **sizes})

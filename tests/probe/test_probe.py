@@ -157,6 +157,7 @@ def test_what_other_programs_take_of_the_cores_is_seen_and_what_the_probe_takes_
     assert quiet.others_share(Work(at_s=10.0, cores=2, busy_s=69.0, own_s=21.0)) == pytest.approx(0.25)
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what its cores do")
 def test_a_probe_beside_a_busy_program_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     # a shell that leaves makes them nobody's: what this process starts itself counts as its own work

@@ -90,6 +90,7 @@ def test_what_cannot_be_drawn_is_told(name: str, file: str, said: str, planned: 
         write_figure(name, planned, tmp_path / file)
 
 
+@pytest.mark.proof
 def test_times_of_different_models_are_not_drawn_against_each_other(tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match="one model on one cluster"):
         write_figure("front", measured_content({"seeds": packaged_table("seeds").measurements}), tmp_path / "x.png")

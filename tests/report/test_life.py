@@ -132,6 +132,7 @@ def test_steps_that_no_checkpoint_kept_are_lost_and_no_work() -> None:
     assert (gone_on.work, gone_on.lost, gone_on.total_s) == (pytest.approx(13.0), 13.0, pytest.approx(45.0))
 
 
+@pytest.mark.proof
 def test_the_page_of_a_training_is_read_whole(watched: Watched, tmp_path: Path, picture: Callable[[str], Path]) -> None:
     out = tmp_path / "life.html"
     folder = trained_folder(tmp_path / "study")
@@ -157,6 +158,7 @@ def test_the_page_of_a_training_is_read_whole(watched: Watched, tmp_path: Path, 
         assert picture(f"training-{width}").stat().st_size > 30_000
 
 
+@pytest.mark.proof
 def test_the_first_step_of_a_training_is_seen(watched: Watched, tmp_path: Path) -> None:
     folder = trained_folder(tmp_path)
     for path, kept in ((RunFile.LOG.of(folder), 1), (folder.with_name(EVENTS), 2)):

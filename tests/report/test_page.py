@@ -87,6 +87,7 @@ def test_legends_say_what_each_part_is(looked_at: Page) -> None:
     assert told == {name: says[name] for name in told}
 
 
+@pytest.mark.proof
 def test_columns_sort_both_ways_by_number_not_by_text(watched: Watched, bloom_page: Path) -> None:
     opened = watched.open(bloom_page)
     head = opened.locator('th[data-key="pp"]')
@@ -116,6 +117,7 @@ def test_a_filter_takes_words_and_conditions_and_says_what_is_left(
     opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(bloom["layouts"]))
 
 
+@pytest.mark.proof
 def test_a_layout_chosen_by_keyboard_shows_its_memory(
     watched: Watched, bloom_page: Path, bloom: dict[str, Any]
 ) -> None:
@@ -143,6 +145,7 @@ def test_the_pareto_front_is_the_one_of_the_data(looked_at: Page, bloom: dict[st
     assert said.startswith(f"{len(best)} of {len(entries)} layouts are on the front")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark_follow_the_system_and_the_button(watched: Watched, bloom_page: Path, scheme: str) -> None:
     watched.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -154,6 +157,7 @@ def test_light_and_dark_follow_the_system_and_the_button(watched: Watched, bloom
     assert opened.evaluate(paper) != before
 
 
+@pytest.mark.proof
 def test_nothing_is_wider_than_a_phone_but_the_table_in_its_frame(watched: Watched, bloom_page: Path) -> None:
     watched.page.set_viewport_size({"width": 390, "height": 800})
     opened = watched.open(bloom_page)
@@ -192,6 +196,7 @@ def test_ten_thousand_layouts(watched: Watched, tmp_path: Path) -> None:
     assert "2,000 of 10,000 are drawn" in opened.locator("#front-said").inner_text()
 
 
+@pytest.mark.proof
 def test_published_tables_are_compared_within_one_work(watched: Watched, tmp_path: Path) -> None:
     rows = packaged_table("seeds").measurements
     opened = watched.open(written(measured_content({"seeds": rows}), tmp_path))
@@ -212,6 +217,7 @@ def test_text_of_others_is_text(watched: Watched, tmp_path: Path) -> None:
     assert hostile in column(opened, "notes")
 
 
+@pytest.mark.proof
 def test_the_verb_writes_a_page_of_a_store_and_of_a_plan(
     watched: Watched, tmp_path: Path, bloom: dict[str, Any]
 ) -> None:
@@ -229,6 +235,7 @@ def test_the_verb_writes_a_page_of_a_store_and_of_a_plan(
     assert watched.open(out).locator("h1").inner_text() == "bloom-176b on jean-zay-a100-80gb"
 
 
+@pytest.mark.proof
 def test_two_stores_stand_side_by_side(watched: Watched, tmp_path: Path) -> None:
     for name, seconds in (("before", 1.0), ("after", 0.8)):
         write_table(tmp_path / f"{name}.csv", [measured(dp=n, devices=n, sec_per_it=seconds / n) for n in (1, 2)])

@@ -88,6 +88,7 @@ def placed_plan() -> dict[str, Any]:
     return {**planned, "cluster": REGIONS.name, "layouts": layouts}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_map_is_on_the_plans_page_and_legible(
     browser: Browser, placed_plan: dict[str, Any], tmp_path: Path, width: int

@@ -75,6 +75,7 @@ def read_at_all_sizes(opened: Page) -> list[str]:
     return [told for width in SIZES for scheme in SCHEMES for told in unreadable(opened, width, scheme)]
 
 
+@pytest.mark.proof
 def test_the_page_of_a_plan_is_read_whole(watched: Watched, written: Callable[[str, Content], Path]) -> None:
     opened = watched.open(written("plan", plan_content(bloom())))
     assert read_at_all_sizes(opened) == []
@@ -92,6 +93,7 @@ def test_the_page_of_a_plan_is_read_whole(watched: Watched, written: Callable[[s
     assert opened.locator(".modebar-btn").count() == 0
 
 
+@pytest.mark.proof
 def test_charts_stay_in_their_places_where_fewer_rows_are_left(
     watched: Watched, written: Callable[[str, Content], Path]
 ) -> None:
@@ -107,6 +109,7 @@ def test_charts_stay_in_their_places_where_fewer_rows_are_left(
     assert 0 < drawn <= place
 
 
+@pytest.mark.proof
 def test_charts_on_paper_are_beside_one_another_and_the_screen_is_as_before(
     watched: Watched, written: Callable[[str, Content], Path]
 ) -> None:
@@ -126,6 +129,7 @@ def test_charts_on_paper_are_beside_one_another_and_the_screen_is_as_before(
     assert read_at_all_sizes(opened) == []
 
 
+@pytest.mark.proof
 def test_bars_whose_names_would_be_cut_are_named_by_what_differs(
     watched: Watched, written: Callable[[str, Content], Path]
 ) -> None:
@@ -139,6 +143,7 @@ def test_bars_whose_names_would_be_cut_are_named_by_what_differs(
     assert not [said for said in opened.locator("figcaption").all_inner_texts() if ",on0" in said]
 
 
+@pytest.mark.proof
 def test_the_page_of_a_store_is_read_whole(watched: Watched, written: Callable[[str, Content], Path]) -> None:
     opened = watched.open(written("store", measured_content({"night": rows_of_a_store()})))
     assert read_at_all_sizes(opened) == []
@@ -149,6 +154,7 @@ def test_the_page_of_a_store_is_read_whole(watched: Watched, written: Callable[[
     assert len(set(lines.evaluate_all("all => all.map(one => one.style.stroke)"))) == lines.count() == 12
 
 
+@pytest.mark.proof
 def test_explore_is_read_whole(browser: Browser) -> None:
     server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048, TOKEN).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -175,6 +181,7 @@ def test_explore_is_read_whole(browser: Browser) -> None:
     assert dict(colors) == {name: PALETTE[list(of_page).index(name) % len(PALETTE)] for name, _ in colors}
 
 
+@pytest.mark.proof
 def test_explore_says_that_it_plans_on_no_white_paper(browser: Browser) -> None:
     server = make_server(HOST, 0, explore_app("bloom-176b", "jean-zay-a100-80gb", 2048, TOKEN).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -44,6 +44,7 @@ def test_what_is_stated_stands() -> None:
     assert len(told) == 2 and "the median of 3 in there" in told[0] and "the median of 4 in there" in told[1]
 
 
+@pytest.mark.proof
 def test_a_plan_counts_what_its_recipe_s_training_measured(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     faults = tmp_path / "mine.toml"

@@ -31,6 +31,7 @@ def train(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
     return run
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(each, marks=pytest.mark.proof) for each in LAYOUTS[1:])])
 def test_a_training_goes_back_and_leaves_out_the_data_of_a_bad_batch(train: Callable[..., Run], layout: str) -> None:
     poison = (4 * BATCH + 7,)  # of step 5, the first behind a checkpoint

@@ -224,7 +224,7 @@ def losses_at_start(
     return loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).item()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.proof)])
 def test_a_training_begins_with_the_weights_it_is_given(
     make_job: Callable[..., TrainJob], tmp_path: Path, kind: str
 ) -> None:

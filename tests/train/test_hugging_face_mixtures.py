@@ -120,6 +120,7 @@ def test_logits_of_mixtures_are_those_of_transformers_on_every_layout(
     assert_logits(pool, make_job, layout, theirs(kind), tmp_path)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "kind",
     ["mixtral", *(pytest.param(kind, marks=pytest.mark.proof) for kind in ("qwen3_moe", "deepseek_v3", "deepseek_v2"))],

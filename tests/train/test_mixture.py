@@ -202,6 +202,7 @@ def loads_of(trainer: Trainer, steps: int) -> list[ExpertLoad]:
     return [result.load for result in (trainer.step() for _ in range(steps)) if result.load is not None]
 
 
+@pytest.mark.proof
 def test_biases_without_loss_move_against_the_load(make_job: Callable[..., TrainJob]) -> None:
     model = MIXTURE.model_copy(update={"router": RouterNoun(scores="sigmoid", bias=True)})
     # weights stay as they are, so that the biases alone change the load
@@ -218,6 +219,7 @@ def test_biases_without_loss_move_against_the_load(make_job: Callable[..., Train
     assert not still.flat.places["layers.1.mlp.router.bias"].weight.any()
 
 
+@pytest.mark.proof
 def test_a_loss_that_evens_out_the_load_does(make_job: Callable[..., TrainJob]) -> None:
     alone, evened = (
         loads_of(make_trainer(make_job("mbs24", model=MIXTURE, balance_loss=weight)), 30) for weight in (0.0, 0.1)

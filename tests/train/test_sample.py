@@ -35,6 +35,7 @@ def study(make_job: Callable[..., TrainJob], tmp_path_factory: pytest.TempPathFa
     return folder
 
 
+@pytest.mark.proof
 def test_a_checkpoint_converted_writes_the_same_text_as_transformers(study: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     done = trimaran("convert", str(study), "-o", str(tmp_path / "out"))

@@ -163,9 +163,9 @@ def test_a_number_is_off_by_half_a_step_of_its_blocks_scale_at_most(word: Compre
 @pytest.mark.parametrize(
     ("layout", "machines", "bound"),
     [
-        ("dp4,mbs6,compress-fp16", "one", 1e-4),
         ("dp4,mbs6,compress-int8", "several", 1e-3),
-        ("dp4,mbs6,compress-powersgd", "several", 0.05),
+        pytest.param("dp4,mbs6,compress-fp16", "one", 1e-4, marks=pytest.mark.proof),
+        pytest.param("dp4,mbs6,compress-powersgd", "several", 0.05, marks=pytest.mark.proof),
         pytest.param("dp2,tp2,pp2,mbs3,compress-powersgd,bf16", "one", 0.05, marks=pytest.mark.proof),
         pytest.param("dp4,shard2,mbs6,zero2,compress-int8", "several", 1e-3, marks=pytest.mark.proof),
         pytest.param("dp2,tp2,pp2,mbs3,compress-int8,bf16", "one", 1e-3, marks=pytest.mark.proof),
@@ -293,7 +293,7 @@ def test_every_stage_has_some_of_every_fragment_and_both_ends_of_a_tied_embeddin
     assert embedding == 0 and head == (0 if tied else fragments - 1)
 
 
-@pytest.mark.parametrize("apart", ["local4", "local4,fragments2,delay1"])
+@pytest.mark.parametrize("apart", [pytest.param("local4", marks=pytest.mark.proof), "local4,fragments2,delay1"])
 def test_local_steps_learn_and_tell_the_same_on_every_layout_of_a_replica(
     pool: Pool, make_job: Maker, apart: str
 ) -> None:
@@ -342,6 +342,7 @@ def test_what_is_on_its_way_goes_on_bit_for_bit(
     assert go_on(layout, layout).losses == undisturbed[4:]
 
 
+@pytest.mark.proof
 def test_a_round_goes_on_on_another_layout_of_as_many_replicas(
     go_on: Callable[..., Run], pool: Pool, make_job: Maker
 ) -> None:

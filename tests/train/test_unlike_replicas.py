@@ -70,6 +70,7 @@ def test_a_rank_that_has_more_to_do_by_its_layout_is_not_slow_but_one_that_becom
     assert rank == 1 and 30 < step < 30 + STEPS
 
 
+@pytest.mark.proof
 def test_a_dry_run_plans_each_rank_by_the_micro_batches_of_its_replica() -> None:
     workload = Workload(model=load_model("gpt2-124m"), seq_len=1024, global_batch=16)
     case = Case.of(workload, load_cluster("dgx-h100"), load_stack("trimaran"))
