@@ -406,7 +406,7 @@ class Rounding:
 def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str, Model], Rounding]:
     @cache
     def made(precision: str, model: Model) -> Rounding:
-        jobs = [make_job(f"mbs{mbs},{precision}", model=model, steps=12) for mbs in (24, 12, 8, 6, 4, 3, 2)]
+        jobs = [make_job(f"mbs{mbs},{precision}", model=model, steps=8) for mbs in (24, 12, 8, 6, 4, 3, 2)]
         return Rounding(tuple(pool.run(job).losses for job in jobs))
 
     return made
@@ -432,7 +432,7 @@ def test_16_bit_differs_by_no_more_than_one_process_from_itself(
 ) -> None:
     model = as_deep_as(parse_layout(layout), SMALL)
     alone = rounding(precision, model)
-    run = pool.run(make_job(f"{layout},{precision}", model=model, steps=12))
+    run = pool.run(make_job(f"{layout},{precision}", model=model, steps=8))
     allowed = alone.spread
     if parse_layout(layout).fold("tp", "cp") > 1:
         # parts of a sum (of a product's, of attention over a part of the keys) are rounded before they are added, which
