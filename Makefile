@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Programs that the tests use for real, by their Debian names.
 PACKAGES := chromium munge slurm-wlm
 # Tests wait for processes they start; those of one file share what is costly to set up.
-SIDE_BY_SIDE := -n 4 --dist loadfile
+SIDE_BY_SIDE := -n 3 --dist loadfile
 # What fails beside others, on a machine that is too busy for a time limit, is tried once more with nothing beside it.
 ALONE := --last-failed --last-failed-no-failures none
 # Thousands of processes import the same sources, which would otherwise be compiled each time.

@@ -200,6 +200,7 @@ def test_a_training_begins_with_what_was_measured_on_its_network(
         )  # fmt: skip
 
 
+@pytest.mark.proof
 @namespaces
 def test_a_switch_that_dies_is_told_and_takes_its_ranks_along(
     recipe: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ class Study:
         return [json.loads(line)["lm_loss"] for line in log.read_text().splitlines()]
 
 
+@pytest.mark.proof
 def test_a_killed_rank_is_started_again_and_the_training_ends_as_if_undisturbed(tmp_path: Path) -> None:
     study = Study(tmp_path, steps=40, checkpoint_every=10)
     killed = []

@@ -26,6 +26,7 @@ def stored(folder: Path) -> list[str]:
         return [row.created_at or "" for row in store.measurements(every_attempt=True)]
 
 
+@pytest.mark.proof
 def test_a_sweep_that_waits_for_one_that_is_stopped_says_so_once_and_how_to_go_on(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     bench = [TRIMARAN, "bench", str(recipe)]
@@ -55,6 +56,7 @@ def test_a_sweep_that_waits_for_one_that_is_stopped_says_so_once_and_how_to_go_o
     assert any("kept from before" in line for line in told)
 
 
+@pytest.mark.proof
 def test_trials_without_time_for_their_steps_are_told_in_one_line_before_the_first(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, LAYOUTS[:2])
     text = recipe.read_text().replace("steps = 3\n", "steps = 100_000\ntimeout_s = 0.5\n")

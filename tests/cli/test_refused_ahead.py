@@ -59,6 +59,7 @@ def test_text_that_is_less_than_a_sample_is_refused_before_any_rank(tmp_path: Pa
             assert "rank 0" not in done.stderr and not (tmp_path / "runs" / "tiny" / "trials").exists()
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is at hand")
 def test_a_cluster_of_gpus_is_refused_where_there_are_none(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)

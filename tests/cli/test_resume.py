@@ -67,6 +67,7 @@ def test_a_stopped_training_saves_leaves_with_75_and_goes_on_on_another_layout(
     assert resumed[:alike] == pytest.approx(losses(tmp_path / "whole/tiny/train")[:alike], rel=1e-5)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path, times: int) -> None:
     """Twice in a moment, too, as where what runs the command passes it on besides: that lost what was not saved."""

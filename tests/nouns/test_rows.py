@@ -280,6 +280,7 @@ def test_rows_that_differ_in_layout_and_batch_are_predicted_together(monkeypatch
     assert sizes == [32]
 
 
+@pytest.mark.proof
 def test_rows_of_one_cluster_hold_one_copy_of_it_while_they_are_predicted() -> None:
     row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.pp == 12)
     table = parse_table(format_table([row.model_copy(update={"gbs": row.gbs * n}) for n in range(1, 1001)]), "t")

@@ -223,6 +223,7 @@ def test_a_recipe_is_planned_and_options_override_it(trimaran: Run, tmp_path: Pa
     assert other["stack"] == "trimaran" and max(entry["devices"] for entry in other["layouts"]) <= 24
 
 
+@pytest.mark.proof
 def test_why_takes_a_stated_stage_split(trimaran: Run) -> None:
     told = trimaran("plan", *BLOOM, "--why", "dp8,tp4,pp12,mbs1,recompute-full,split5-6x10-5", "--format", "json")
     answer = json.loads(told.stdout)

@@ -72,6 +72,7 @@ def test_torchtitan_03_is_a_module_that_sets_the_layout() -> None:
     assert selective["training"]["mixed_precision_param"] == "float32"
 
 
+@pytest.mark.proof
 def test_torchtitan_03_stops_where_it_has_no_such_model_and_compiles_narrow_products() -> None:
     narrow = export(parse_layout("dp8,mbs1,fsdp,mxfp8"), LLAMA, MEGATRON, "torchtitan")
     by_row = export(parse_layout("dp8,mbs1,fsdp,fp8_rowwise"), LLAMA, TITAN, "torchtitan")
@@ -286,6 +287,7 @@ def test_torchtitan_is_told_of_shards_parts_of_sequences_and_experts(version: st
             export(layout.model_copy(update={"cp_kind": kind}), QWEN, TITAN, "torchtitan", version)
 
 
+@pytest.mark.proof
 def test_torchtitan_is_told_of_folded_schedules_by_pytorchs_names() -> None:
     texts = [f"dp4,pp4,{word},mbs1,fsdp,bf16" for word in FOLDED]
     files = [(32, export(parse_layout(text), LLAMA, TITAN, "torchtitan")) for text in texts]

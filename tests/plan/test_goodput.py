@@ -130,6 +130,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 QUESTION = ("plan", "--model", "gpt3-13b", "--cluster", "dgx-h100", "--devices", "64", "--gbs", "512", "--top", "1")
 
 
+@pytest.mark.proof
 def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
     told = trimaran(*QUESTION, "--tokens", "300e9", "--price", "2").stdout
     assert "waiting for nodes 0.00%; 0.24 faults in the mean" in told

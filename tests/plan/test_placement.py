@@ -187,6 +187,7 @@ def test_a_stage_that_fits_on_large_devices_alone_is_put_there_and_a_refusal_nam
         plan(workload, with_memory(tight, first * 1.1, tight), stack, mem_margin=0.0, fixed=held)
 
 
+@pytest.mark.proof
 def test_two_regions_over_a_thin_link_are_not_left_idle_without_a_word() -> None:
     a100 = load_cluster("aws-p4d-24xlarge")
     groups = [
@@ -291,6 +292,7 @@ def test_the_command_line_plans_on_the_study_s_clusters() -> None:
     assert "devices 128, but the groups of dtfm-world have 64" in more.stderr
 
 
+@pytest.mark.proof
 def test_a_layout_that_is_asked_about_is_predicted_where_its_ranks_stand() -> None:
     case = case_on(load_cluster("dtfm-four-regions"))
     in_order = GPT.model_copy(update={"placed": tuple(range(64))})

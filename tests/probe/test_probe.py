@@ -216,6 +216,7 @@ def test_ranks_leave_when_their_starter_is_killed(tmp_path: Path) -> None:
     assert ranks_of(tmp_path) == []
 
 
+@pytest.mark.proof
 def test_a_killed_rank_ends_the_probe_and_is_named(tmp_path: Path) -> None:
     starter = started_probe(tmp_path)
     assert starter.stderr is not None

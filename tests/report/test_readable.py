@@ -206,6 +206,7 @@ def said(content: Content) -> Iterator[str]:
         yield from (answer.fastest, answer.sure, answer.next)
 
 
+@pytest.mark.proof
 def test_a_store_says_first_what_is_fastest_how_sure_and_what_next(
     watched: Watched, written: Callable[[str, Content], Path]
 ) -> None:

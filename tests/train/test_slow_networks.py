@@ -330,6 +330,7 @@ def test_compressed_sums_go_on_bit_for_bit(
     assert go_on(layout, layout).losses == undisturbed[4:]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "layout", ["dp4,mbs6,local4,fragments2,delay2", "dp2,tp2,mbs12,local2,fragments2,delay1,compress-int8"]
 )
@@ -370,6 +371,7 @@ def test_a_round_of_other_replicas_is_refused(
     assert says in told["text"] and "train.init_from" in told["text"] and "\n" not in told["text"]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("written_on", "read_on"),
     [("dp2,mbs12,compress-int8", "dp4,mbs6,compress-int8"), ("dp2,mbs12", "dp2,mbs12,compress-int8")],

@@ -33,9 +33,10 @@ def soon_in_vain(slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SLURM_CONF", str(conf))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("behaviour", "stop_at", "status"),
-    [("ok", 1, "ok"), pytest.param("fail", 2, "fail", marks=pytest.mark.proof)],
+    [("ok", 1, "ok"), ("fail", 2, "fail")],
 )
 def test_a_trial_ends_as_it_would_while_the_controller_is_away(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch,
@@ -60,7 +61,8 @@ def test_a_trial_ends_as_it_would_while_the_controller_is_away(
     assert row.status == status, row.evidence
 
 
-@pytest.mark.parametrize("submit", ["job", pytest.param("allocation", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("submit", ["job", "allocation"])
 def test_a_trial_begins_when_the_controller_is_there_again(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, submit: Literal["job", "allocation"]
 ) -> None:
