@@ -47,7 +47,7 @@ test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 packages lint parsers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not proof" || $(BIN)/python -m pytest $(ALONE) -m "not proof"
 
-# How many steps of most layouts `make proof` lays beside one process's; the covering ones of `make test` train 20.
+# How many steps of most layouts `make proof` lays beside one process's; those that cover the axes train 20.
 STEPS ?= 3
 proof: export TRIMARAN_PROOF_STEPS = $(STEPS)
 proof: packages $(STAMP)

@@ -1,7 +1,7 @@
 """Ranks that stay alive and train one layout after another: starting eight costs seconds, a layout little.
 
-Pools of several test processes compute by turns: eight ranks keep a small machine busy, and those of four pools at once
-spend a fifth of its time on switching between them.
+Pools of several test processes compute by turns: eight ranks keep a small machine busy, and pools that compute at once
+only take from each other.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def train(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(each, marks=pytest.mark.proof) for each in LAYOUTS[1:])])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_training_goes_back_and_leaves_out_the_data_of_a_bad_batch(train: Callable[..., Run], layout: str) -> None:
     poison = (4 * BATCH + 7,)  # of step 5, the first behind a checkpoint
     skipped = train(layout, steps=9, poison=poison, on_bad_loss="skip", folder="skip")

@@ -20,7 +20,7 @@ from trimaran.protocol.job import TrainJob
 
 ONE_PROCESS = "dp1,mbs24"
 # The first step shows losses and gradients, the next ones what the optimizer made of them; what a course of 20 steps
-# shows besides is shown on the covering layouts of `make test`, and on all of them by `make proof STEPS=20`.
+# shows besides is shown on those that cover the axes, and on all of them by `make proof STEPS=20`.
 FEW_STEPS = int(os.environ.get("TRIMARAN_PROOF_STEPS", "3"))
 
 # Between them: every axis alone and with the others, TP of 3 and 8, every schedule, ZeRO stage and kind of data
