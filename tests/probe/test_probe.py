@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from processes import processes_in, rank_of
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.cluster import Cluster
@@ -180,15 +181,7 @@ def test_a_rank_that_fails_ends_the_probe_with_its_last_words() -> None:
 
 def ranks_of(folder: Path) -> list[int]:
     """Process ids of the ranks of a probe whose temporary files are in a folder."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = file.read_bytes()
-        except OSError:
-            continue
-        if b"trimaran.probe.probe_worker" in command and str(folder).encode() in command:
-            found.append(int(file.parent.name))
-    return found
+    return [int(process.name) for process in processes_in(folder) if rank_of(process) is not None]
 
 
 def started_probe(folder: Path) -> subprocess.Popen[str]:
@@ -214,6 +207,16 @@ def test_ranks_leave_when_their_starter_is_killed(tmp_path: Path) -> None:
     while ranks_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ranks_of(tmp_path) == []
+
+
+def test_what_ranks_are_forked_from_may_be_lost_before_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks are then started by themselves, which say in their own words what is wrong."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so is of another machine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(TrimaranError, match=r"rank \d of 2 failed: ImportError: libtorch_cpu.so is of another machine"):
+        measure(tiny_settings(), "none")
 
 
 @pytest.mark.proof

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,12 +24,20 @@ from trimaran.nouns.probed_model import ProbedModel
 from trimaran.nouns.text import counted
 from trimaran.probe.probe_result import ProbeResult
 from trimaran.probe.probe_settings import ProbeSettings
+from trimaran.protocol import environment as env
 from trimaran.protocol import progress
 from trimaran.protocol.exits import signal_name
 from trimaran.protocol.host import QUIET_SHARE, Work, memory_gib, usable_cores
+from trimaran.protocol.nursery import ForkedRank, Nursery, NurseryLostError
+from trimaran.protocol.programs import PROBE
 
 # Long enough for a slow disk to load PyTorch on as many ranks as there may be, and all sizes.
 TIMEOUT_S = 1800.0
+
+# The command of one rank, in the folder of its settings; it settles without cores, limits and memory of its own.
+_RANK = (sys.executable, *PROBE)
+_SETTLES = ("-", "-", "-")
+_SETTINGS = "settings.json"
 
 
 def measure(settings: ProbeSettings, name: str) -> Cluster:
@@ -132,32 +141,43 @@ def _digits(number: float) -> float:
 
 
 def _run_ranks(settings: ProbeSettings, folder: Path) -> None:
-    (folder / "settings.json").write_text(settings.model_dump_json())
-    ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(settings.ranks):
-            ranks.append(_start_rank(settings, folder, rank))
-        _wait(ranks, folder)
-    finally:
-        for process in ranks:
-            process.kill()
-        for process in ranks:
-            process.wait()
-            if process.stdin:
-                process.stdin.close()
+    (folder / _SETTINGS).write_text(settings.model_dump_json())
+    environment = {**os.environ, **env.computing(settings.threads_per_rank), env.GLOO_INTERFACE: env.LOOPBACK_INTERFACE}
+    ranks = range(settings.ranks)
+    # ranks on GPUs are started by themselves, as the trainer's are
+    if settings.device == "cpu" and sys.platform == "linux":
+        with contextlib.suppress(NurseryLostError), contextlib.closing(Nursery(_RANK, environment)) as nursery:
+            _wait([_forked(nursery, folder, rank) for rank in ranks], folder)
+            return
+    with contextlib.ExitStack() as ended:
+        _wait([_started(environment, folder, rank, ended) for rank in ranks], folder)
 
 
-def _start_rank(settings: ProbeSettings, folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "OMP_NUM_THREADS": str(settings.threads_per_rank),
-        "MKL_NUM_THREADS": str(settings.threads_per_rank),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    command = [sys.executable, "-P", "-m", "trimaran.probe.probe_worker", str(folder / "settings.json")]
-    with (folder / f"stderr.{rank}").open("wb") as stderr:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=sys.stderr, stderr=stderr)
+def _forked(nursery: Nursery, folder: Path, rank: int) -> ForkedRank:
+    with _stderr_of(folder, rank).open("wb") as stderr:
+        output = (sys.stderr.fileno(), stderr.fileno())
+        return nursery.fork(_SETTLES, [_SETTINGS], {env.RANK: str(rank)}, folder, output, {})
+
+
+def _started(
+    environment: Mapping[str, str], folder: Path, rank: int, ended: contextlib.ExitStack
+) -> subprocess.Popen[bytes]:
+    with _stderr_of(folder, rank).open("wb") as stderr:
+        process = subprocess.Popen(
+            [*_RANK, _SETTINGS],
+            env={**environment, env.RANK: str(rank)},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr,
+            stderr=stderr,
+        )
+    ended.enter_context(process)
+    ended.callback(process.kill)
+    return process
+
+
+def _stderr_of(folder: Path, rank: int) -> Path:
+    return folder / f"stderr.{rank}"
 
 
 def _why(codes: Sequence[int | None], folder: Path) -> str:
@@ -166,11 +186,11 @@ def _why(codes: Sequence[int | None], folder: Path) -> str:
     code, which = codes[failed] or 0, f"rank {failed} of {len(codes)}"
     if code < 0:
         return f"{which} was killed by {signal_name(-code)}: try it again"
-    lines = (folder / f"stderr.{failed}").read_text(errors="replace").strip().splitlines()
+    lines = _stderr_of(folder, failed).read_text(errors="replace").strip().splitlines()
     return f"{which} failed: {lines[-1] if lines else f'status {code}'}"
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait(ranks: Sequence[subprocess.Popen[bytes] | ForkedRank], folder: Path) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         codes = [process.poll() for process in ranks]

@@ -18,12 +18,12 @@ from trimaran.bench.launch.cgroup import MemoryGroup, memory_group
 from trimaran.bench.launch.clock import capped_clock
 from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Say, TrialRefusedError
 from trimaran.bench.launch.held_memory import kernel_oom_kills
-from trimaran.bench.launch.nursery import Nursery, NurseryLostError
 from trimaran.bench.launch.port import HeldPort
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import environment as env
 from trimaran.protocol.files import RunFile
+from trimaran.protocol.nursery import Nursery, NurseryLostError
 from trimaran.protocol.programs import TRAINER
 from trimaran.protocol.rank_process import settled
 from trimaran.recipe.sweep_settings import SweepSettings
@@ -116,10 +116,10 @@ class LocalLauncher:
             return None
         if "LD_PRELOAD" in launch.environment:  # each rank's log is to hold what the dynamic linker says of it
             return None
-        environment = shared_environment(launch)
-        if not (self._nursery and self._nursery.serves(python, environment)):
+        command, environment = (python, *TRAINER), shared_environment(launch)
+        if not (self._nursery and self._nursery.serves(command, environment)):
             self.close()
-            self._nursery = Nursery(python, environment)
+            self._nursery = Nursery(command, environment)
         return self._nursery
 
 

@@ -3,7 +3,7 @@
 Importing takes a second of a core in every rank that is started, and a fork milliseconds. Ranks stay as isolated as
 started ones: nothing runs here but imports, and every rank ends as a process of its own.
 
-Asked through a socket, whose other end `trimaran.bench.launch.nursery` holds, in messages of
+Asked through a socket, whose other end `trimaran.protocol.nursery` holds, in messages of
 `trimaran.protocol.forks`.
 """
 
@@ -13,19 +13,21 @@ import contextlib
 import os
 import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-# What a rank imports as it goes; no thread is begun by any of it, which a fork would lose.
-import trimaran.train.run.loop
-import trimaran.train.state.weight_source  # noqa: F401
 from trimaran.protocol.forks import DESCRIPTORS, MESSAGE_BYTES, ForkReport, ForkRequest
 from trimaran.protocol.rank_process import settle
 from trimaran.train.process.touched_pages import Pages, resident_pages_of_files, touch
-from trimaran.train.run import rank
+
+# What a rank does with its arguments; it returns the exit status.
+Run = Callable[[list[str]], int]
 
 
-def serve(descriptor: int) -> int:
-    """Fork ranks until the other end is closed. Returns the exit status: its own, or in a rank the rank's."""
+def serve(descriptor: int, run: Run) -> int:
+    """Fork ranks until the other end is closed. Returns the exit status: its own, or in a rank the rank's.
+
+    What ranks need is to be imported before; no thread may be begun by any of it, which a fork would lose.
+    """
     pages, parent = resident_pages_of_files(), os.getpid()
     asking, ends = socket.socket(fileno=descriptor), selectors.DefaultSelector()
     ends.register(asking, selectors.EVENT_READ)
@@ -33,7 +35,7 @@ def serve(descriptor: int) -> int:
         pid = os.fork()
         if pid == 0:
             _let_go(asking, ends)
-            return _become_rank(request, descriptors, parent, pages)
+            return _become_rank(run, request, descriptors, parent, pages)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)  # here too: whoever is told the pid may end the group at once
         for received in descriptors:
@@ -72,7 +74,7 @@ def _tell_end(asking: socket.socket, pid: int) -> None:
     asking.send(ForkReport(pid, exit_code).encoded())
 
 
-def _become_rank(request: ForkRequest, descriptors: list[int], parent: int, pages: Pages) -> int:
+def _become_rank(run: Run, request: ForkRequest, descriptors: list[int], parent: int, pages: Pages) -> int:
     os.setpgid(0, 0)
     stdout, stderr, *handed = descriptors
     for given, standard in ((stdout, 1), (stderr, 2)):
@@ -84,4 +86,4 @@ def _become_rank(request: ForkRequest, descriptors: list[int], parent: int, page
     os.environ.update(request.environment)
     os.environ.update(zip(request.handed, map(str, handed), strict=True))
     touch(pages)
-    return rank.run(request.arguments)
+    return run(request.arguments)

@@ -23,13 +23,16 @@ def main(arguments: list[str]) -> int:
     """Run one rank; returns the exit status."""
     faulthandler.register(signal.SIGUSR1)  # a harness that finds this rank silent asks for its stacks
     restart_with_kept_memory()
-    if arguments[:1] == [NURSERY]:
-        from trimaran.train.process.forking import serve
-
-        return serve(int(arguments[1]))
     from trimaran.train.run.rank import run
 
-    return run(arguments)
+    if arguments[:1] != [NURSERY]:
+        return run(arguments)
+    # what a rank imports as it goes
+    import trimaran.train.run.loop
+    import trimaran.train.state.weight_source  # noqa: F401
+    from trimaran.train.process.forking import serve
+
+    return serve(int(arguments[1]), run)
 
 
 if __name__ == "__main__":

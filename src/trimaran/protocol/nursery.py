@@ -1,4 +1,4 @@
-"""Ranks of the trainer forked from one process that has imported what they need.
+"""Ranks forked from one process that has imported what they need: the trainer's, and those of a probe.
 
 Importing takes a second of a core in every rank that is started: `benchmarks/results/harness.md` has both.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trimaran.protocol.forks import MESSAGE_BYTES, ForkReport, ForkRequest
-from trimaran.protocol.programs import NURSERY, TRAINER
+from trimaran.protocol.programs import NURSERY
 from trimaran.protocol.rank_process import settled
 
 # For imports from a slow disk; ranks that start by themselves are then no slower.
@@ -26,15 +26,15 @@ class NurseryLostError(OSError):
 
 
 class Nursery:
-    """A running process that forks ranks, under one interpreter and one environment."""
+    """A running process that forks ranks, all by one command (a rank's, short of its arguments) in one environment."""
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asking.settimeout(_READY_WITHIN_S)
         self._exit_codes: dict[int, int] = {}
         with theirs:
             self._process = subprocess.Popen(
-                settled(("-", "-", "-"), (python, *TRAINER, NURSERY, str(theirs.fileno()))),
+                settled(("-", "-", "-"), (*command, NURSERY, str(theirs.fileno()))),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -42,11 +42,11 @@ class Nursery:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._under = (python, dict(environment))
+        self._under = (tuple(command), dict(environment))
 
-    def serves(self, python: str, environment: Mapping[str, str]) -> bool:
-        """Whether it lives, and its ranks are what this interpreter would start in this environment."""
-        return self._under == (python, dict(environment)) and self.lives()
+    def serves(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Whether it lives, and its ranks are what this command would start in this environment."""
+        return self._under == (tuple(command), dict(environment)) and self.lives()
 
     def lives(self) -> bool:
         """Whether the process is there to fork ranks, and the ranks that it has forked with it."""
