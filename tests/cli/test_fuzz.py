@@ -15,7 +15,7 @@ def test_a_few_dozen_wrong_inputs_end_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(1500)
-def test_hundreds_of_wrong_inputs_end_in_a_line(tmp_path: Path) -> None:
-    found = complaints(400, seed=1, folder=tmp_path)
-    assert not found, f"{len(found)} of 400\n\n" + "\n\n".join(found)
+@pytest.mark.timeout(900)
+def test_further_wrong_inputs_end_in_a_line(tmp_path: Path) -> None:
+    found = complaints(160, seed=1, folder=tmp_path)
+    assert not found, f"{len(found)} of 160\n\n" + "\n\n".join(found)

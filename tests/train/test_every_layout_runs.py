@@ -25,12 +25,16 @@ from trimaran.protocol.job import TrainJob
 
 STACK = load_stack("trimaran")
 RANKS, BATCH = 8, 24
+# Of a replica a step: each costs time, and more of them show what so many show.
+MOST_MICRO_BATCHES = 8
 DEVICE = Device(name="slot", kind="cpu", peak_tflops={"fp32": 0.1}, mem_gib=4.0, mem_bandwidth_gb_s=20.0)
 LINK = Link(bandwidth_gbps=10, latency_us=100)
 CLUSTER = Cluster(name="c", device=DEVICE, nodes=1, devices_per_node=RANKS, intra=LINK, inter=LINK)
 DEGREES = [degrees for degrees in product(range(1, RANKS + 1), repeat=4) if prod(degrees) <= RANKS]
 UNBIASED = SMALL.model_copy(update={"tied_embedding": False, "bias": False})
-MODELS = st.sampled_from([SMALL, BLOOM, LLAMA, QWEN, OLMO, GEMMA, NEOX, LATENT, UNBIASED])
+# Few layers for most, since each costs every step time; one model is deep enough for eight stages.
+FAMILIES = (SMALL, BLOOM, LLAMA, QWEN, OLMO, GEMMA, NEOX, LATENT, UNBIASED)
+MODELS = st.sampled_from([SMALL, *(family.model_copy(update={"layers": 4}) for family in FAMILIES)])
 
 
 @st.composite
@@ -41,6 +45,10 @@ def splits(draw: st.DrawFn, layers: int, stages: int) -> tuple[int, ...]:
     cuts = draw(st.sets(st.integers(1, layers - 1), min_size=stages - 1, max_size=stages - 1)) if stages > 1 else set()
     bounds = [0, *sorted(cuts), layers]
     return tuple(end - begin for begin, end in pairwise(bounds))
+
+
+def _micro_batches(sequences: int) -> list[int]:
+    return [m for m in range(1, sequences + 1) if sequences % m == 0 and sequences // m <= MOST_MICRO_BATCHES]
 
 
 @st.composite
@@ -55,7 +63,7 @@ def layouts(draw: st.DrawFn, model: Model) -> Layout:
             "dp": dp, "tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "schedule": schedule, "dp_kind": kind,
             "shard": draw(st.sampled_from([0, *(shard for shard in range(1, dp + 1) if dp % shard == 0)])),
             "cp_kind": draw(st.sampled_from(STACK.context_parallel)),
-            "mbs": draw(st.sampled_from([m for m in range(1, BATCH + 1) if BATCH // dp % m == 0])),
+            "mbs": draw(st.sampled_from(_micro_batches(BATCH // dp))),
             "zero_stage": 3 if kind == "fully_sharded" else draw(st.sampled_from(STACK.zero_stages)),
             "sequence_parallel": draw(st.booleans()) if tp > 1 else False,
             "recompute": draw(st.sampled_from(STACK.recomputes)),
@@ -72,7 +80,7 @@ def allowed(layout: Layout, model: Model) -> bool:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(900)
 def test_layouts_drawn_at_random_agree_with_one_process(pool: Pool, make_job: Callable[..., TrainJob]) -> None:
     """Two steps each: the first shows losses and gradients, the second what the optimizer made of them."""
 
@@ -80,7 +88,7 @@ def test_layouts_drawn_at_random_agree_with_one_process(pool: Pool, make_job: Ca
     def reference(model: Model) -> Run:
         return pool.run(make_job(f"dp1,mbs{BATCH}", model=model, steps=2))
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
     @given(data=st.data(), model=MODELS)
     def agrees(data: st.DataObject, model: Model) -> None:
         layout = data.draw(layouts(model).filter(lambda found: allowed(found, model)))
