@@ -367,7 +367,8 @@ def test_other_models_agree_with_one_process(
 def test_documents_apart_and_validation_agree_with_one_process(
     pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, model: Model, layout: str
 ) -> None:
-    settings = {"steps": 5, "document_mask": True, "validation": 0.2, "eval_every": 5, "eval_steps": 2}
+    model = as_deep_as(parse_layout(layout), model)
+    settings = {"steps": 3, "document_mask": True, "validation": 0.2, "eval_every": 3, "eval_steps": 2}
     expected = reference.run(model, **settings)
     run = pool.run(make_job(layout, model=model, **settings))
     assert run.losses == pytest.approx(expected.losses, rel=1e-5)
