@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 # Programs that the tests use for real, by their Debian names.
 PACKAGES := chromium munge slurm-wlm
 # Tests wait for processes they start; those of one file share what is costly to set up.
-SIDE_BY_SIDE := -n 3 --dist loadfile
+# Their order is that of tests/conftest.py.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 # What fails beside others, on a machine that is too busy for a time limit, is tried once more with nothing beside it.
 ALONE := --last-failed --last-failed-no-failures none
 # Thousands of processes import the same sources, which would otherwise be compiled each time.
@@ -51,7 +52,7 @@ test: $(STAMP)
 STEPS ?= 3
 proof: export TRIMARAN_PROOF_STEPS = $(STEPS)
 proof: packages $(STAMP)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --no-loadscope-reorder -m "proof" || $(BIN)/python -m pytest $(ALONE) -m "proof"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "proof" || $(BIN)/python -m pytest $(ALONE) -m "proof"
 
 # Tests and training speed on a CUDA device; where none is at hand it says so.
 gpu: $(STAMP)

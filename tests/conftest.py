@@ -19,16 +19,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 USUAL_S, PART_OF_LIMIT = 5.0, 1 / 3
 
 
+# Tests of the harness wait for schedulers, limits and faults, with ranks at work meanwhile; the others compute.
+WAITING = "bench"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first: begun last, they would run alone when all else is done.
 
-    Where pytest-xdist does not order files itself: `--no-loadscope-reorder`, as in make proof.
+    One that waits comes before every two that compute: of several that wait at once, none would compute, or ranks of
+    each run into time limits.
     """
     seconds: Counter[Path] = Counter()
     for item in items:
         limit = item.get_closest_marker("timeout")
         seconds[item.path] += limit.args[0] * PART_OF_LIMIT if limit else USUAL_S
-    items.sort(key=lambda item: -seconds[item.path])
+    places: dict[Path, float] = {}
+    for waits, apart in ((True, 2.0), (False, 1.0)):
+        files = [file for file in seconds if (WAITING in file.parts) == waits]
+        files.sort(key=lambda file: -seconds[file])
+        places |= {file: number * apart for number, file in enumerate(files)}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(autouse=True)

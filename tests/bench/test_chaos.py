@@ -81,7 +81,7 @@ def test_a_sweep_where_nearly_everything_fails_ends_with_twenty_true_rows(
     disk.mkdir()
     mount_small_disk(disk, "24m")
     behaviours = json.dumps({layout: behaviour for layout, (behaviour, _, _) in TRIALS.items()})
-    limits = Limits(timeout_s=5, start_s=3, hang_s=2, peers_s=0.3, memory_gib=0.25, log_mib=4)
+    limits = Limits(timeout_s=8, start_s=3, hang_s=4, peers_s=0.3, memory_gib=0.25, log_mib=4)
     try:
         # store and trials share the disk that one of the trials fills
         with Store(disk / "store.sqlite") as store:

@@ -146,18 +146,18 @@ def kill_once(running: subprocess.Popen[str], runs: Path, chance: random.Random,
     wait_for(lambda: len(failed_ranks(runs)) > len(failed), running)
 
 
-KINDS = ("in a save", "one", "all", "in start-up")
-
-
 def losses_of(
     recipe: Path, folder: Path, layout: str, runs: Path, until: Callable[[subprocess.Popen[str]], int]
 ) -> list[float]:
     """Losses of a training that is asked to save and to leave once `until` returns, up to the step that it returns."""
     command = [TRIMARAN, "train", str(recipe), "--layout", layout, "--runs", str(runs), "--resume"]
     running = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    step = until(running)
-    running.send_signal(signal.SIGTERM)
-    told = running.communicate(timeout=300)[1]
+    try:
+        step = until(running)
+        running.send_signal(signal.SIGTERM)
+        told = running.communicate(timeout=300)[1]
+    finally:
+        running.kill()
     assert running.returncode == STOPPED, told
     return losses(runs / "tiny/train")[:step]
 
@@ -165,26 +165,28 @@ def losses_of(
 @pytest.mark.parametrize(
     ("layout", "kills"),
     [
-        pytest.param("dp2,mbs2", 6, marks=pytest.mark.proof),
-        pytest.param("pp2,mbs1", len(KINDS), marks=pytest.mark.proof),
+        # "all" comes first: either rank may be blamed, and one that is blamed twice in a row is left out for an hour
+        pytest.param("dp2,mbs2", ("all", "in a save", "one", "in start-up", "in a save", "one"), id="dp2"),
+        pytest.param("pp2,mbs1", ("all", "in a save", "one", "in start-up"), id="pp2"),
     ],
 )
-@pytest.mark.timeout(1800)
+@pytest.mark.proof
+@pytest.mark.timeout(600)
 def test_a_training_killed_again_and_again_goes_on_as_if_undisturbed(
-    recipe: Path, tmp_path: Path, layout: str, kills: int
+    recipe: Path, tmp_path: Path, layout: str, kills: tuple[str, ...]
 ) -> None:
     """How many steps there are between kills is the machine's affair: the training goes on until all have struck."""
     recipe.write_text(recipe.read_text().replace(f"steps = {STEPS}", "steps = 100000"))
     runs, whole = tmp_path / "runs", tmp_path / "whole"
 
     def strike(running: subprocess.Popen[str]) -> int:
-        chance = random.Random(kills)
-        for killed in range(kills):
-            kill_once(running, runs, chance, KINDS[killed % len(KINDS)])
+        chance = random.Random(len(kills))
+        for kind in kills:
+            kill_once(running, runs, chance, kind)
         return wait_for_steps(running, runs, 20)
 
     disturbed = losses_of(recipe, tmp_path, layout, runs, strike)
-    assert len(failed_ranks(runs)) >= kills
+    assert len(failed_ranks(runs)) >= len(kills)
     assert len(disturbed) >= 20
     undisturbed = losses_of(recipe, tmp_path, layout, whole, lambda run: wait_for_steps(run, whole, len(disturbed)))
     assert disturbed == undisturbed
