@@ -21,10 +21,16 @@ LLAMA = SMALL.model_copy(
 )
 
 
-def as_deep_as(layout: Layout, model: Model) -> Model:
-    """The model with as many layers as the layout has to have, 4 or the model's own: each costs every step time."""
+def as_deep_as(layout: Layout, model: Model, least: int = 2) -> Model:
+    """The model with as many layers as show what the layout does, or its own: each costs every step time.
+
+    Four where layers take turns at something: whose activations are kept, and whose weights are gathered meanwhile.
+    """
     stages = layout.pp * layout.vpp
-    return model if layout.stage_split or stages > 4 else model.model_copy(update={"layers": 4})
+    if layout.stage_split or stages > 4:
+        return model
+    in_turns = layout.recompute_every > 1 or layout.zero_stage == 3
+    return model.model_copy(update={"layers": 4 if in_turns or stages > 2 else least})
 
 
 # Half a layer's inner width each for 8 experts, one expert for all tokens, and a first layer without any.

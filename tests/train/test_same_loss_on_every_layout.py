@@ -431,7 +431,7 @@ def test_16_bit_differs_by_no_more_than_one_process_from_itself(
     precision: str,
     layout: str,
 ) -> None:
-    model = as_deep_as(parse_layout(layout), SMALL)
+    model = as_deep_as(parse_layout(layout), SMALL, least=4)
     alone = rounding(precision, model)
     run = pool.run(make_job(f"{layout},{precision}", model=model, steps=8))
     allowed = alone.spread

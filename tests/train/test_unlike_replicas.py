@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
 from pool import Pool
 from shapes import LLAMA, MIXTURE, SMALL, as_deep_as
+from test_same_loss_on_every_layout import Reference
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
@@ -41,6 +43,11 @@ LAYOUTS = (
 )
 
 
+@pytest.fixture(scope="module")
+def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
+    return Reference(pool, make_job, {})
+
+
 @pytest.mark.parametrize(
     ("model", "layout"),
     [LAYOUTS[0], *(pytest.param(*case, marks=pytest.mark.proof) for case in LAYOUTS[1:])],
@@ -48,10 +55,15 @@ LAYOUTS = (
 )
 @pytest.mark.parametrize("machines", ["one", pytest.param("several", marks=pytest.mark.proof)])
 def test_unlike_replicas_agree_with_one_process(
-    pool: Pool, make_job: Callable[..., TrainJob], model: Model, layout: str, machines: str
+    pool: Pool,
+    make_job: Callable[..., TrainJob],
+    reference: Reference,
+    model: Model,
+    layout: str,
+    machines: Literal["one", "several"],
 ) -> None:
     model = as_deep_as(parse_layout(layout), model)
-    expected = pool.run(make_job("dp1,mbs24", model=model, **SETTINGS))
+    expected = reference.run(model, **SETTINGS)
     run = pool.run(make_job(layout, model=model, **SETTINGS), machines)
     assert run.losses == pytest.approx(expected.losses, rel=1e-5)
     assert run.validation == pytest.approx(expected.validation, rel=1e-5)
