@@ -137,8 +137,9 @@ def kill_once(running: subprocess.Popen[str], runs: Path, chance: random.Random,
 
     def victims() -> list[Path]:
         """Ranks to kill; in start-up they may not be there yet."""
-        ranks = processes_in(runs)
-        return ranks if kind == "all" else [process for process in ranks if str(rank_of(process)) not in failed[-1:]]
+        ranks = {process: rank_of(process) for process in processes_in(runs)}
+        spared = {None, *map(int, failed[-1:])}  # None: of one that begins nobody knows yet which it is
+        return [process for process, rank in ranks.items() if kind == "all" or rank not in spared]
 
     wait_for(lambda: bool(victims()), running)
     for process in victims()[: None if kind == "all" else 1]:

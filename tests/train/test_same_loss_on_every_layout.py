@@ -382,6 +382,10 @@ def test_training_learns(reference: Reference) -> None:
     assert losses[-1] < losses[0] - 0.7
 
 
+# Of layouts in 16 bit, those that four layers are enough for: what one process makes of each model takes seven runs.
+LAYOUTS_OF_16_BIT = tuple(
+    layout for layout in (DOZEN + LAYOUTS)[::2] if as_deep_as(parse_layout(layout), SMALL, least=4).layers == 4
+)
 # Distance of 1 from the next number, as torch.finfo has it.
 ROUNDING = {"fp16": 2.0**-10, "bf16": 2.0**-7, "bf16_pure": 2.0**-7}
 
@@ -421,7 +425,7 @@ def rounding(pool: Pool, make_job: Callable[..., TrainJob]) -> Callable[[str, Mo
         *(pytest.param("bf16", layout, marks=pytest.mark.proof)
           for layout in ("cp2,mbs12", "cp4,mbs24,cp-all_gather", "dp2,cp2,mbs6,cp-ulysses,zero1", "cp2,tp2,mbs12,sp")),
         *(pytest.param(precision, layout, marks=pytest.mark.proof)
-          for layout, precision in zip((DOZEN + LAYOUTS)[::2], cycle(("fp16", "bf16", "bf16_pure")), strict=False)),
+          for layout, precision in zip(LAYOUTS_OF_16_BIT, cycle(("fp16", "bf16", "bf16_pure")), strict=False)),
     ],
 )  # fmt: skip
 def test_16_bit_differs_by_no_more_than_one_process_from_itself(
