@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pool import Pool
+from reference import Reference
 from shapes import SMALL
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
@@ -88,3 +89,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     yield mount
     for folder in mounted:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def reference(pool: Pool, make_job: JobMaker) -> Reference:
+    return Reference(pool, make_job)

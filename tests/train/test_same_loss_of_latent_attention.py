@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pool import Pool
+from reference import Reference
 from shapes import DEEPSEEK, LATENT
 from test_same_loss_of_mixtures import assert_goes_on
-from test_same_loss_on_every_layout import FEW_STEPS, Reference, assert_same
+from test_same_loss_on_every_layout import FEW_STEPS, assert_same
 from trimaran.nouns.attention import LatentAttention
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
@@ -60,11 +61,6 @@ LAYOUTS_OF_EXPERTS = (
 # At step 13 of 20 one token's scores of two experts lie within round-off of each other: where ranks of TP or of a ring
 # share its attention it goes to the other one, and losses part by 1.5e-5 until step 20.
 UNTIL_A_CHOICE = 10
-
-
-@pytest.fixture(scope="module")
-def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
-    return Reference(pool, make_job, {})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pool import Pool, Run
+from reference import Reference
 from shapes import MIXTURE
-from test_same_loss_on_every_layout import FEW_STEPS, Reference, assert_same
+from test_same_loss_on_every_layout import FEW_STEPS, assert_same
 from trimaran.nouns.dispatcher import Router
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
@@ -73,11 +74,6 @@ LAYOUTS = (
     "dp4,shard2,ep2,mbs3,zero1",
     "tp2,mbs12,sp,etp1,zero1",
 )
-
-
-@pytest.fixture(scope="module")
-def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
-    return Reference(pool, make_job, {})
 
 
 @pytest.mark.parametrize("layout", QUICK)

@@ -13,12 +13,12 @@ from typing import Literal
 import pytest
 
 from pool import Pool, Run
+from reference import Reference
 from shapes import BLOOM, GEMMA, LLAMA, NEOX, OLMO, QWEN, SMALL, as_deep_as
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
 from trimaran.protocol.job import TrainJob
 
-ONE_PROCESS = "dp1,mbs24"
 # The first step shows losses and gradients, the next ones what the optimizer made of them; what a course of 20 steps
 # shows besides is shown on those that cover the axes, and on all of them by `make proof STEPS=20`.
 FEW_STEPS = int(os.environ.get("TRIMARAN_PROOF_STEPS", "3"))
@@ -198,26 +198,6 @@ SHARES_IN_TURNS = tuple(
         zip(LAYOUTS_OF_SHARES, cycle((SMALL, BLOOM)), cycle(("one", "one", "several", "several")), strict=False)
     )
 )
-
-
-@dataclass
-class Reference:
-    """Results of one process, each model's made once."""
-
-    pool: Pool
-    make_job: Callable[..., TrainJob]
-    runs: dict[str, Run]
-
-    def run(self, model: Model = SMALL, **train: object) -> Run:
-        key = repr((model, train))
-        if key not in self.runs:
-            self.runs[key] = self.pool.run(self.make_job(ONE_PROCESS, model=model, **train))
-        return self.runs[key]
-
-
-@pytest.fixture(scope="module")
-def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
-    return Reference(pool, make_job, {})
 
 
 def of_case(value: Model | str) -> str:

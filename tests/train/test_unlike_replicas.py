@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from pool import Pool
+from reference import Reference
 from shapes import LLAMA, MIXTURE, SMALL, as_deep_as
-from test_same_loss_on_every_layout import Reference
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
@@ -41,11 +41,6 @@ LAYOUTS = (
     (MIXTURE, "dp2,mbs3,batches5-3"),
     (MIXTURE, "dp2,tp2,ep2,etp1,mbs3,batches2-6,sp"),
 )
-
-
-@pytest.fixture(scope="module")
-def reference(pool: Pool, make_job: Callable[..., TrainJob]) -> Reference:
-    return Reference(pool, make_job, {})
 
 
 @pytest.mark.parametrize(
