@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from on_slurm import LIMITS, Run, give_back_drained, squeue
-from virtual_cluster import missing, virtual_cluster
+from on_slurm import LIMITS, Run, squeue
+from virtual_cluster import missing, virtual_cluster, wait_for_idle_nodes
 
 from trial_helpers import fake_worker, processes_that_name
 from trimaran.bench.launchers import launcher_of
@@ -50,8 +50,8 @@ def two_nodes(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(in_slurm: None, tmp_path: Path) -> Iterator[None]:
-    """No job and no process of a test outlives it; one that does is the next one's no more."""
+def nothing_is_left(in_slurm: None, slurm_conf: Path, tmp_path: Path) -> Iterator[None]:
+    """No job and no process of a test outlives it; one that does is the next one's no more, which has every node."""
     yield
     deadline = time.monotonic() + 20
     while (squeue() or processes_that_name(str(tmp_path))) and time.monotonic() < deadline:
@@ -59,7 +59,7 @@ def nothing_is_left(in_slurm: None, tmp_path: Path) -> Iterator[None]:
     left = squeue()
     if left:
         subprocess.run(["scancel", *(line.split()[0] for line in left)], check=True)
-    give_back_drained()
+    wait_for_idle_nodes(slurm_conf)
     assert left == []
     assert processes_that_name(str(tmp_path)) == []
 

@@ -18,11 +18,3 @@ SUBMITS = pytest.mark.parametrize("submit", ["allocation", "job"])
 def squeue() -> list[str]:
     done = subprocess.run(["squeue", "--noheader", "--format=%i %T"], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
-
-
-def give_back_drained() -> None:
-    """Nodes that Slurm drained take jobs again: it does so where a step's processes do not end within a minute."""
-    asked = ["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N"]
-    drained = set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())
-    if drained:
-        subprocess.run(["scontrol", "update", f"NodeName={','.join(sorted(drained))}", "State=RESUME"], check=True)

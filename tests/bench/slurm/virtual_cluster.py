@@ -98,7 +98,7 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
             if number == 0:
                 _wait_for(Path(munge["socket"]).exists, "munged's socket", folder)
         daemons += [start_node(conf, name) for name in NODES]
-        _wait_for(lambda: _nodes(environment, "idle") == set(NODES), "idle nodes", folder)
+        wait_for_idle_nodes(conf)
         yield conf
     finally:
         daemons += _RESTARTED
@@ -110,6 +110,22 @@ def virtual_cluster(folder: Path) -> Iterator[Path]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def wait_for_idle_nodes(conf: Path) -> None:
+    """Wait until a job may have any of the nodes: one that still ends a job, or is just back, would be passed over.
+
+    Slurm drains a node where a step's processes do not end within a minute; it takes jobs again.
+    """
+    environment = {**os.environ, "SLURM_CONF": str(conf)}
+
+    def idle() -> bool:
+        if drained := _nodes(environment, "drain"):
+            resume = ["scontrol", "update", f"NodeName={','.join(sorted(drained))}", "State=RESUME"]
+            subprocess.run(resume, env=environment, check=True)
+        return _nodes(environment, "idle") == set(NODES)
+
+    _wait_for(idle, "idle nodes", conf.parent)
 
 
 def start_node(conf: Path, name: str, *, own_memory: bool = False) -> subprocess.Popen[bytes]:
