@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trial_helpers import LIMITS, fake_worker, processes_that_name
+from trimaran.bench.launch import local
 from trimaran.bench.sweep import run_sweep
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
@@ -127,22 +128,23 @@ SABOTAGED = {
 @pytest.mark.proof
 @pytest.mark.timeout(1200)
 def test_real_ranks_that_die_hang_and_fill_everything_cost_a_sweep_little_and_are_all_told_apart(
-    trainable: Recipe, cluster: Cluster, tmp_path: Path
+    trainable: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Workspace(tmp_path / "place").data(trainable)
     limits = Limits(timeout_s=500, memory_gib=1.5)
-    worker = (sys.executable, str(Path(__file__).with_name("sabotaged_worker.py")))
     disk = tmp_path / "disk"
     disk.mkdir()
     mount_small_disk(disk, "64m")
 
     wrong = json.dumps({layout: sabotage for layout, (sabotage, _, _) in SABOTAGED.items()})
+    worker = (str(Path(__file__).with_name("sabotaged_worker.py")), wrong)
+    monkeypatch.setattr(local, "TRAINER", worker)  # whose ranks are forked
     began = time.monotonic()
     try:
         with Store(disk / "store.sqlite") as store:
             rows = run_sweep(
                 trainable, cluster, [parse_layout(text) for text in SABOTAGED], store, data_dir=data,
-                work_dir=disk / "runs", limits=limits, worker=(*worker, wrong),
+                work_dir=disk / "runs", limits=limits, worker=(sys.executable, *worker),
             )  # fmt: skip
             assert store.measurements(every_attempt=True) == rows
     finally:

@@ -73,7 +73,7 @@ def _run_job(
         return RankResult([], [], {}, logits=_logits(trainer))
     if job.checkpoint_dir is not None:
         return _run_course(trainer, poison)
-    trainer.forward_backward()
+    shares = [trainer.forward_backward()]
     flat = trainer.flat
     squared = {
         name: sum(
@@ -84,7 +84,9 @@ def _run_job(
         )
         for name, place in flat.places.items()
     }
-    flat.clear_grads()
+    # the first step goes on from these gradients
+    forward_backward = trainer.forward_backward
+    trainer.forward_backward = lambda: shares.pop() if shares else forward_backward()
     steps = [trainer.step() for _ in range(job.steps)]
     return RankResult(
         losses=[step.loss for step in steps],

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from pool import Pool, Run
-from shapes import SMALL
+from reference import Reference
+from shapes import SMALL, as_deep_as
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import RampUp
 from trimaran.protocol.job import TrainJob
@@ -76,11 +78,12 @@ MORE_PAIRS = (
     ("written_on", "read_on"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.proof) for pair in MORE_PAIRS)]
 )
 def test_a_checkpoint_goes_on_on_any_layout(
-    pool: Pool, make_job: Maker, train: Callable[..., Run], written_on: str, read_on: str
+    reference: Reference, train: Callable[..., Run], written_on: str, read_on: str
 ) -> None:
-    undisturbed = pool.run(make_job("dp1,mbs24", steps=6))
-    train(written_on, 4)
-    resumed = train(read_on, 6, resume=True)
+    model = max((as_deep_as(parse_layout(one), SMALL) for one in (written_on, read_on)), key=lambda one: one.layers)
+    undisturbed = reference.run(model, steps=6)
+    train(written_on, 4, model=model)
+    resumed = train(read_on, 6, model=model, resume=True)
     assert [notice["step"] for notice in resumed.of_kind("resumed")] == [4]
     assert resumed.losses == pytest.approx(undisturbed.losses[4:], rel=1e-5)
     assert resumed.grad_norms == pytest.approx(undisturbed.grad_norms[4:], rel=1e-3)
@@ -100,9 +103,10 @@ def test_a_checkpoint_goes_on_on_any_layout(
 def test_the_same_layout_goes_on_bit_for_bit(
     train: Callable[..., Run], pool: Pool, make_job: Maker, layout: str
 ) -> None:
-    undisturbed = pool.run(make_job(layout, steps=6))
-    train(layout, 4)
-    assert train(layout, 6, resume=True).losses == undisturbed.losses[4:]
+    model = as_deep_as(parse_layout(layout), SMALL)
+    undisturbed = pool.run(make_job(layout, model=model, steps=6))
+    train(layout, 4, model=model)
+    assert train(layout, 6, model=model, resume=True).losses == undisturbed.losses[4:]
 
 
 def test_a_ramp_up_goes_on_where_it_was(pool: Pool, make_job: Maker, tmp_path: Path) -> None:

@@ -113,6 +113,6 @@ ROUTES = (
 @pytest.mark.proof
 @pytest.mark.parametrize(("before", "after"), ROUTES)
 def test_latent_attention_goes_on_on_any_other_layout(
-    pool: Pool, make_job: Callable[..., TrainJob], tmp_path: Path, before: str, after: str
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, tmp_path: Path, before: str, after: str
 ) -> None:
-    assert_goes_on(pool, make_job, DEEPSEEK, tmp_path, before, after)
+    assert_goes_on(pool, make_job, reference, DEEPSEEK, tmp_path, before, after)

@@ -13,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+from trimaran.protocol.importing import importing
 from trimaran.protocol.programs import NURSERY
 from trimaran.train.process.allocator import restart_with_kept_memory
 from trimaran.train.process.leave import leave
@@ -21,7 +22,8 @@ from trimaran.train.process.leave import leave
 def main(arguments: list[str]) -> int:
     """Measure as one rank, with memory managed as the trainer's ranks have it; returns the exit status."""
     restart_with_kept_memory()
-    from trimaran.probe import probe_rank
+    with importing():
+        from trimaran.probe import probe_rank
 
     def run(arguments: list[str]) -> int:
         probe_rank.run(Path(arguments[0]))

@@ -99,6 +99,11 @@ class TrainJob(Noun):
         """Whether checkpoints are written; those that are there can be gone on from whether or not."""
         return self.checkpoint_dir is not None and self.train.checkpoint_every != 0
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether checkpoints are written, or one that is there is gone on from."""
+        return self.saves or (self.checkpoint_dir is not None and self.resume)
+
 
 Job = TypeVar("Job", bound=Noun)
 

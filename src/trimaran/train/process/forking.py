@@ -14,6 +14,7 @@ import os
 import selectors
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from trimaran.protocol.forks import DESCRIPTORS, MESSAGE_BYTES, ForkReport, ForkRequest
 from trimaran.protocol.rank_process import settle
@@ -23,15 +24,20 @@ from trimaran.train.process.touched_pages import Pages, resident_pages_of_files,
 Run = Callable[[list[str]], int]
 
 
-def serve(descriptor: int, run: Run) -> int:
+def serve(descriptor: int, run: Run, import_for: Callable[[Path], None] | None = None) -> int:
     """Fork ranks until the other end is closed. Returns the exit status: its own, or in a rank the rank's.
 
-    What ranks need is to be imported before; no thread may be begun by any of it, which a fork would lose.
+    What all ranks need is to be imported before, and what the first of them needs besides by `import_for`, which is
+    given its job's file; no thread may be begun by any of it, which a fork would lose.
     """
-    pages, parent = resident_pages_of_files(), os.getpid()
+    parent, pages = os.getpid(), None
     asking, ends = socket.socket(fileno=descriptor), selectors.DefaultSelector()
     ends.register(asking, selectors.EVENT_READ)
     for request, descriptors in _requests(asking, ends):
+        if pages is None:
+            if import_for is not None and request.arguments:
+                import_for(Path(request.folder, request.arguments[0]))
+            pages = resident_pages_of_files()
         pid = os.fork()
         if pid == 0:
             _let_go(asking, ends)

@@ -10,9 +10,11 @@ SIGTERM or SIGUSR1 asked (`trimaran.protocol.exits`); 1 anything else.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import signal
 import sys
+from pathlib import Path
 
 from trimaran.protocol.programs import NURSERY
 from trimaran.train.process.allocator import restart_with_kept_memory
@@ -23,16 +25,25 @@ def main(arguments: list[str]) -> int:
     """Run one rank; returns the exit status."""
     faulthandler.register(signal.SIGUSR1)  # a harness that finds this rank silent asks for its stacks
     restart_with_kept_memory()
-    from trimaran.train.run.rank import run
+    from trimaran.train.run.rank import import_trainer, run
 
     if arguments[:1] != [NURSERY]:
         return run(arguments)
-    # what a rank imports as it goes
-    import trimaran.train.run.loop
-    import trimaran.train.state.weight_source  # noqa: F401
     from trimaran.train.process.forking import serve
 
-    return serve(int(arguments[1]), run)
+    import_trainer(checkpoints=False)
+    return serve(int(arguments[1]), run, _import_for)
+
+
+def _import_for(path: Path) -> None:
+    """Import what the ranks of a training with checkpoints need besides, which those of a trial do not."""
+    from trimaran.nouns.noun import TrimaranError
+    from trimaran.protocol.job import TrainJob, read_job
+    from trimaran.train.run.rank import import_trainer
+
+    with contextlib.suppress(TrimaranError):  # the rank says what is wrong with its job
+        if read_job(TrainJob, path).has_checkpoints:
+            import_trainer(checkpoints=True)
 
 
 if __name__ == "__main__":

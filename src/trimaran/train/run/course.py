@@ -61,7 +61,7 @@ class Course:
         self._bad_steps = 0  # in a row; of a training that goes back, since its last checkpoint
         self._state_is_bad, self._why = False, ""
         self._folder = Path()
-        if job.checkpoint_dir is None or not (job.saves or job.resume):
+        if job.checkpoint_dir is None or not job.has_checkpoints:
             return
         # torch.distributed.checkpoint, a second of start-up that trials do not need
         from trimaran.train.state.held import HeldSnapshots

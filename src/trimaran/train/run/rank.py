@@ -11,6 +11,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.environment import RANK, WORLD_SIZE
 from trimaran.protocol.exits import USER_ERROR
 from trimaran.protocol.files import RunFile
+from trimaran.protocol.importing import importing
 from trimaran.protocol.job import TrainJob, read_job
 from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.protocol.programs import JOINED
@@ -35,8 +36,8 @@ def run(arguments: list[str]) -> int:
         store: Store | None = None
         if joined and world_size > 1:
             # PyTorch, a second that other ranks spend only once their job is known to be right
-            from trimaran.train.run.meeting import joined_store, shared_job
-
+            with importing():
+                from trimaran.train.run.meeting import joined_store, shared_job
             store = joined_store(rank, world_size)
             job = shared_job(paths, rank, store)
         else:
@@ -61,5 +62,19 @@ def train(job: TrainJob, rank: int, world_size: int, store: Store | None) -> int
     samples, held_out = open_data(job)
     heartbeat = Heartbeat(RunFile.HEARTBEAT.of(job.out_dir, rank))
     with heartbeat.during(RankPhase.IMPORT_TORCH):
-        from trimaran.train.run.loop import run_steps  # PyTorch, which a user's mistake should not cost
+        import_trainer(checkpoints=job.has_checkpoints)  # PyTorch, which a user's mistake should not cost
+    from trimaran.train.run.loop import run_steps
+
     return run_steps(job, rank, world_size, store, samples, held_out, heartbeat)
+
+
+def import_trainer(*, checkpoints: bool) -> None:
+    """Import all that a rank imports as it goes; what reads and writes checkpoints takes a second more."""
+    with importing():
+        import trimaran.train.run.loop
+        import trimaran.train.state.weight_source
+
+        if checkpoints:
+            import trimaran.train.state.held
+            import trimaran.train.state.resume
+            import trimaran.train.state.saver  # noqa: F401
