@@ -68,6 +68,12 @@ def test_alike_devices_in_their_order_have_no_map() -> None:
     assert "node 1" in placement_map(load_cluster("aws-p3-16xlarge"), parse_layout("dp2,mbs1,on0.8"))
 
 
+@pytest.mark.parametrize("layout", ["dp2,mbs1,on0.64", "dp65,mbs1"])
+def test_a_plan_of_a_cluster_that_has_become_smaller_since_has_no_map(layout: str) -> None:
+    assert REGIONS.devices == 64
+    assert placement_map(REGIONS, parse_layout(layout)) == ""
+
+
 def test_a_shaped_network_shows_its_slow_node_and_the_way_of_each_two() -> None:
     laptop = load_cluster("fugaku-a64fx").model_copy(update={"nodes": 1, "devices_per_node": 4})
     network = ShapedNetwork(

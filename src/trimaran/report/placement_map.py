@@ -65,9 +65,12 @@ class PlacementMap:
 
 
 def placement_map(cluster: Cluster, layout: Layout) -> str:
-    """The map as HTML of a page; empty where all devices are alike and none is named."""
+    """The map as HTML of a page; empty where all devices are alike and none is named.
+
+    Empty too where the cluster has not as many devices: its file is not what it was when the layout was chosen.
+    """
     unlike = cluster.groups or (cluster.shaped is not None and (cluster.shaped.pairs or cluster.shaped.nodes))
-    if not (layout.placed or unlike):
+    if not (layout.placed or unlike) or max(layout.placed or (layout.devices - 1,)) >= cluster.devices:
         return ""
     drawn = PlacementMap.of(cluster, layout)
     idle = [name for box, name in enumerate(drawn.names) if box not in drawn.used]
