@@ -13,10 +13,10 @@ import sys
 import threading
 from pathlib import Path
 
-from trimaran.protocol.importing import importing
 from trimaran.protocol.programs import NURSERY
 from trimaran.train.process.allocator import restart_with_kept_memory
 from trimaran.train.process.leave import leave
+from trimaran.train.run.importing import importing
 
 
 def main(arguments: list[str]) -> int:

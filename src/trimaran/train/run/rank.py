@@ -11,11 +11,11 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.environment import RANK, WORLD_SIZE
 from trimaran.protocol.exits import USER_ERROR
 from trimaran.protocol.files import RunFile
-from trimaran.protocol.importing import importing
 from trimaran.protocol.job import TrainJob, read_job
 from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.protocol.programs import JOINED
 from trimaran.train.run.failure import tell_failure
+from trimaran.train.run.importing import importing
 from trimaran.train.run.samples import open_data
 from trimaran.train.run.supported import check_supported
 
