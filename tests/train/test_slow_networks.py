@@ -166,9 +166,9 @@ def test_a_number_is_off_by_half_a_step_of_its_blocks_scale_at_most(word: Compre
         ("dp4,mbs6,compress-int8", "several", 1e-3),
         pytest.param("dp4,mbs6,compress-fp16", "one", 1e-4, marks=pytest.mark.proof),
         pytest.param("dp4,mbs6,compress-powersgd", "several", 0.05, marks=pytest.mark.proof),
-        pytest.param("dp2,tp2,pp2,mbs6,compress-powersgd,bf16", "one", 0.05, marks=pytest.mark.proof),
+        pytest.param("dp2,tp2,pp2,mbs3,compress-powersgd,bf16", "one", 0.05, marks=pytest.mark.proof),
         pytest.param("dp4,shard2,mbs6,zero2,compress-int8", "several", 1e-3, marks=pytest.mark.proof),
-        pytest.param("dp2,tp2,pp2,mbs6,compress-int8,bf16", "one", 1e-3, marks=pytest.mark.proof),
+        pytest.param("dp2,tp2,pp2,mbs3,compress-int8,bf16", "one", 1e-3, marks=pytest.mark.proof),
     ],
 )
 def test_a_compressed_layouts_loss_stays_by_the_exact_one(
