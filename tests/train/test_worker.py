@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from shapes import MIXTURE, SMALL
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
-from trimaran.protocol.job import TrainJob
+from trimaran.protocol.job import TrainJob, read_job
 from trimaran.recipe.train_settings import TrainSettings
 
 FULL = Workload(model=MIXTURE, seq_len=16, global_batch=24, capacity_factor=1.25)
@@ -157,6 +158,16 @@ def test_mistakes_are_told_in_one_line_and_leave_with_status_2(
     assert run.returncode == 2
     assert message in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe{", b"{}", b"[" * 100_000], ids=["nothing", "bytes", "object", "deep"]
+)
+def test_a_job_that_cannot_be_read_is_a_mistake_told_in_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(content)
+    with pytest.raises(TrimaranError, match=r"^job .*job\.json: [^\n]+$"):
+        read_job(TrainJob, path)
 
 
 def test_out_of_memory_has_its_own_status_and_leaves_a_note(make_job: Callable[..., TrainJob]) -> None:

@@ -113,7 +113,7 @@ def read_job(kind: type[Job], path: Path) -> Job:
     try:
         if path.exists() and not path.is_file():
             raise TrimaranError(f"job {path} cannot be read: it is not a regular file")
-        return kind.model_validate_json(path.read_text())
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
         raise TrimaranError(f"job {path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
