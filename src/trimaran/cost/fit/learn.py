@@ -3,8 +3,8 @@
 What the rows' residuals under the start have in common is told by `trimaran.cost.fit.posterior`: one scale and the
 state of each day, single efficiencies, and what runs that resemble each other share. The last is kept as the measured
 runs themselves (`Calibration.similar`), so that a prediction is moved where the rows speak of it, and the start
-stands elsewhere. Efficiencies are not linear in a prediction: residuals, and derivatives where
-they no longer hold, are taken anew where they have moved to.
+stands elsewhere. Predictions are not linear in efficiencies: where these have moved to is found by
+`trimaran.cost.fit.descent`, and what else the rows share is what they leave of the residuals there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.cost.calibration import Calibration
+from trimaran.cost.fit.descent import Joint, most_likely
 from trimaran.cost.fit.posterior import Posterior, Rows, posterior
 from trimaran.cost.fit.solve import (
     CPU_WIDTHS,
@@ -23,7 +24,6 @@ from trimaran.cost.fit.solve import (
     TIME_WIDTHS,
     Observation,
     Problem,
-    Solution,
     memory_problem,
     time_problem,
 )
@@ -31,12 +31,6 @@ from trimaran.cost.grid import Floats
 from trimaran.cost.likeness import Places, Similar, fewer, likeness
 from trimaran.nouns.noun import TrimaranError
 
-# Steps at most until no efficiency moves by a twentieth of its width; a step is cut to this share of itself at least.
-ITERATIONS, SETTLED, LEAST_SHARE = 10, 0.05, 0.1
-# Widths that an efficiency can be moved by.
-FURTHEST = 4.0
-# Derivatives stay where they predict all residuals to this (log).
-LINEAR = 0.01
 # Measured runs that a calibration keeps at most.
 MOST_SIMILAR = 64
 # A run that would move its likes by less is not kept.
@@ -197,19 +191,15 @@ def _learn(
     whole = replace(problem, base=start, widths=quantity.widths[problem.on_cpu], days=np.zeros_like(days))
     error = stated if fitted else quantity.usual_error
     together = days[:, None] == days[None, :]
-    here = whole.linearise(np.zeros(len(whole.widths)))
-    for _ in range(ITERATIONS):
-        rows = Rows(here.jacobian @ here.x - here.residuals, here.jacobian, alike, together)
-        taught = posterior(rows, error, quantity.odds[fitted], groups, skewed=quantity.skewed)
-        if not quantity.alike:
-            taught = replace(taught, similar=np.zeros(len(runs)))
-        x = np.clip(taught.moves, -FURTHEST, FURTHEST)
-        move = x - here.x
-        if np.abs(move).max() < SETTLED:
-            break
-        here = _moved(here, move)
+    unmoved = whole.linearise(np.zeros(len(whole.widths)))
+    rows = Rows(-unmoved.residuals, -unmoved.residuals, unmoved.x, unmoved.jacobian, alike, together)
+    moved = most_likely(unmoved, Joint(rows, error, quantity.odds[fitted], skewed=quantity.skewed))
+    rows = replace(rows, residuals=-moved.residuals, x=moved.x, jacobian=moved.jacobian)
+    taught = posterior(rows, error, quantity.odds[fitted], groups, skewed=quantity.skewed)
+    if not quantity.alike:
+        taught = replace(taught, similar=np.zeros(len(runs)))
     before = {quantity.scale: getattr(start, quantity.scale), **{name: getattr(start, name) for name in whole.widths}}
-    after = {quantity.scale: before[quantity.scale] * float(np.exp(taught.scale)), **whole.values(x)}
+    after = {quantity.scale: before[quantity.scale] * float(np.exp(taught.scale)), **whole.values(taught.moves)}
     update: dict[str, object] = dict(after)
     if rows.days_differ:
         update["days"] = {
@@ -222,24 +212,6 @@ def _learn(
         taught.similar,
         _told(quantity, whole, taught, before, after, float(np.abs(alike @ taught.similar).max())),
     )
-
-
-def _moved(at: Solution, move: Floats) -> Solution:
-    """Residuals and derivatives where the parameters have moved to, or as much of the way as the derivatives hold for.
-
-    They hold where what they leave out is less than half of what they say.
-    """
-    share = 1.0
-    while True:
-        x = at.x + share * move
-        expected = share * (at.jacobian @ move)
-        missed = at.problem.residuals(x) - at.residuals - expected
-        if share < LEAST_SHARE or np.abs(missed).sum() <= 0.5 * np.abs(expected).sum():
-            break
-        share *= 0.5
-    if np.abs(missed).max() < LINEAR:
-        return replace(at, x=x, residuals=at.residuals + expected + missed)
-    return at.problem.linearise(x)
 
 
 def _told(

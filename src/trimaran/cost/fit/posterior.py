@@ -5,16 +5,17 @@ The log residuals r of the rows (measured over predicted) are r ~ N(m, v K), wit
     K = scale (0.7 + 0.3 [same day]) + similar S + efficiencies J J^T / 0.2^2 + own I
 
 S the likeness of the runs (`trimaran.cost.likeness`), J the derivatives by efficiencies in widths of their priors,
-which hold where a start errs by a fifth; v = (t e)^2, e the error that the start states of itself. How much of it is of
-which kind (`Belief`), and t, are averaged over by their marginal likelihood (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, sections 2.7 and 5.2). A run has more ways to be slow than to be fast: a prediction of
-least relative error lies below the mean log of a time by the variance of what is each run's own, so that m = v own
-where errors are `skewed`, and 0 elsewhere.
+which hold where a start errs by a fifth, taken where efficiencies are most likely; v = (t e)^2, e the error that the
+start states of itself. How much of it is of which kind (`Belief`), and t, are averaged over by their marginal
+likelihood (Rasmussen and Williams, Gaussian Processes for Machine Learning, sections 2.7 and 5.2), of efficiencies by
+Laplace's method (ibid., section 3.4). A run has more ways to be slow than to be fast: a prediction of least relative
+error lies below the mean log of a time by the variance of what is each run's own, so that m = v own where errors are
+`skewed`, and 0 elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,9 +60,15 @@ BELIEFS = (
 
 @dataclass(frozen=True)
 class Rows:
-    """Log residuals of n rows, shape (n,), derivatives (n, efficiencies), likeness and whether of one day (n, n)."""
+    """Log residuals of n rows, shape (n,), derivatives (n, efficiencies), likeness and whether of one day (n, n).
+
+    `residuals` are those of the start where efficiencies have moved to `x`, in widths, as are the derivatives;
+    `unmoved` are the start's own, of beliefs in which no efficiency moves.
+    """
 
     residuals: Floats
+    unmoved: Floats
+    x: Floats
     jacobian: Floats
     likeness: Floats
     same_day: Bools
@@ -93,12 +100,30 @@ class Posterior:
     left_out: Floats
 
 
-def posterior(rows: Rows, error: float, odds: dict[str, float], groups: NDArray[np.str_], *, skewed: bool) -> Posterior:
+def variances(error: float) -> Floats:
+    """V of a start that states this error, under each factor, shape (factors,)."""
+    return np.asarray((FACTORS * max(error, LEAST_ERROR)) ** 2)
+
+
+def covariance_alone(belief: Belief, rows: Rows) -> Floats:
+    """K of the rows but for what efficiencies add, shape (n, n)."""
+    together = (1.0 - OF_THE_DAY) + OF_THE_DAY * rows.same_day
+    own = belief.own * np.eye(len(rows.residuals))
+    return np.asarray(belief.scale * together + belief.similar * rows.likeness + own)
+
+
+def chances(belief: Belief, odds: Mapping[str, float]) -> Floats:
+    """Logs of how likely a belief is under each factor before any row, shape (factors,); `odds` are those of kinds."""
+    same_kind = sum(other.kind == belief.kind for other in BELIEFS)
+    far = np.log(FACTORS / USUAL_FACTOR) / FACTOR_WIDTH
+    return np.asarray(np.log(odds[belief.kind] / same_kind) - 0.5 * far**2)
+
+
+def posterior(
+    rows: Rows, error: float, odds: Mapping[str, float], groups: NDArray[np.str_], *, skewed: bool
+) -> Posterior:
     """The average over all beliefs and factors; `odds` are each kind's before any row."""
-    parts = [
-        _Part(rows, belief, max(error, LEAST_ERROR), odds[belief.kind] / _same_kind(belief), groups, skewed)
-        for belief in BELIEFS
-    ]
+    parts = [_Part(rows, belief, error, odds, groups, skewed) for belief in BELIEFS]
     logs = np.array([part.evidence for part in parts])
     weights = np.exp(logs - logs.max())
     weights /= weights.sum()
@@ -106,8 +131,8 @@ def posterior(rows: Rows, error: float, odds: dict[str, float], groups: NDArray[
     pulls = [weight @ part.pulls for weight, part in zip(weights, parts, strict=True)]
     by_scale = np.sum([part.belief.scale * pull for part, pull in zip(parts, pulls, strict=True)], axis=0)
     by_similar = np.sum([part.belief.similar * pull for part, pull in zip(parts, pulls, strict=True)], axis=0)
-    by_moves = np.sum([part.of_moves * pull for part, pull in zip(parts, pulls, strict=True)], axis=0)
-    mean = np.concatenate([[shared * float(by_scale.sum())], rows.jacobian.T @ by_moves])
+    moves = np.sum([weight.sum() * part.x for weight, part in zip(weights, parts, strict=True)], axis=0)
+    mean = np.concatenate([[shared * float(by_scale.sum())], moves])
     covariance = -np.outer(mean, mean)
     for weight, part in zip(weights, parts, strict=True):
         means = part.means(shared)
@@ -130,10 +155,6 @@ def posterior(rows: Rows, error: float, odds: dict[str, float], groups: NDArray[
     )
 
 
-def _same_kind(belief: Belief) -> int:
-    return sum(other.kind == belief.kind for other in BELIEFS)
-
-
 def _kept(parts: Sequence[_Part], weights: Floats) -> Floats:
     """Share of the prior variance of (scale, moves) that is left, over the beliefs in which each may move."""
     left, prior = np.zeros(len(parts[0].prior)), np.zeros(len(parts[0].prior))
@@ -148,25 +169,30 @@ class _Part:
     """One belief under all factors: all that is of shape (factors, ...) follows from one decomposition of K."""
 
     def __init__(
-        self, rows: Rows, belief: Belief, error: float, odds: float, groups: NDArray[np.str_], skewed: bool
+        self,
+        rows: Rows,
+        belief: Belief,
+        error: float,
+        odds: Mapping[str, float],
+        groups: NDArray[np.str_],
+        skewed: bool,
     ) -> None:
         count = len(rows.residuals)
         self.belief, self.of_moves = belief, belief.efficiencies / USUAL_ERROR**2
-        self.variances = (FACTORS * error) ** 2
-        together = (1.0 - OF_THE_DAY) + OF_THE_DAY * rows.same_day
-        within = (
-            belief.scale * together + belief.similar * rows.likeness + self.of_moves * (rows.jacobian @ rows.jacobian.T)
-        )
-        total = within + belief.own * np.eye(count)
+        self.variances = variances(error)
+        alone = covariance_alone(belief, rows)
+        total = alone + self.of_moves * (rows.jacobian @ rows.jacobian.T)
         inverse = np.linalg.inv(total)
         expected = np.full(count, belief.own if skewed else 0.0)
-        # (factors, n): what is to be explained, and K^-1 of it
-        target = rows.residuals[None, :] - self.variances[:, None] * expected
-        self.pulls = target @ inverse
+        # (factors, n): what is to be explained where efficiencies stand, and the inverse of the other covariance times
+        # it, which at the most likely efficiencies is K^-1 of what is to be explained where they have not moved
+        self.x, residuals = (rows.x, rows.residuals) if belief.efficiencies else (np.zeros_like(rows.x), rows.unmoved)
+        target = residuals[None, :] - self.variances[:, None] * expected
+        self.pulls = np.linalg.solve(alone, target.T).T
+        held = float(self.x @ self.x) / self.of_moves if belief.efficiencies else 0.0
         self.evidence = (
-            np.log(odds)
-            - 0.5 * (np.log(FACTORS / USUAL_FACTOR) / FACTOR_WIDTH) ** 2
-            - 0.5 * np.sum(self.pulls * target, axis=1) / self.variances
+            chances(belief, odds)
+            - 0.5 * (np.sum(self.pulls * target, axis=1) + held) / self.variances
             - 0.5 * np.linalg.slogdet(total)[1]
             - 0.5 * count * np.log(self.variances)
         )
@@ -183,6 +209,5 @@ class _Part:
 
     def means(self, shared: float) -> Floats:
         """(scale, moves) under each factor, shape (factors, 1 + efficiencies)."""
-        found = self.pulls @ self.across.T
-        found[:, 0] *= shared
-        return np.asarray(found)
+        scales = shared * self.belief.scale * self.pulls.sum(axis=1)
+        return np.hstack([scales[:, None], np.tile(self.x, (len(scales), 1))])
