@@ -4,7 +4,7 @@ What the rows' residuals under the start have in common is told by `trimaran.cos
 state of each day, single efficiencies, and what runs that resemble each other share. The last is kept as the measured
 runs themselves (`Calibration.similar`), so that a prediction is moved where the rows speak of it, and the start
 stands elsewhere. Predictions are not linear in efficiencies: where these have moved to is found by
-`trimaran.cost.fit.descent`, and what else the rows share is what they leave of the residuals there.
+`trimaran.cost.fit.joint`, and what else the rows share is what they leave of the residuals there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimaran.cost.calibration import Calibration
-from trimaran.cost.fit.descent import Joint, most_likely
+from trimaran.cost.fit.joint import Joint, most_likely
 from trimaran.cost.fit.posterior import Posterior, Rows, posterior
 from trimaran.cost.fit.solve import (
     CPU_WIDTHS,

@@ -1,4 +1,4 @@
-"""Where efficiencies are most likely, given the rows and all beliefs in which they move."""
+"""How likely efficiencies and what they leave of the residuals are together, and where they are most likely."""
 
 from __future__ import annotations
 
