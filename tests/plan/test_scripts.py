@@ -39,7 +39,7 @@ torchrun --nproc_per_node $GPUS --nnodes "$NODES" pretrain_gpt.py \\
     assert str(layout) == "dp2,tp4,pp2,mbs2,sp,recompute-full,bf16"
     assert (workload.model.layers, workload.model.mlp, workload.global_batch) == (24, "swiglu", 64)
     assert "note: --tensor-model-parallel-size is stated twice, and the last counts: 4" in remarks
-    assert "conditions or loops" in remarks and "not read" not in remarks
+    assert "conditions and loops" in remarks and "not read" not in remarks
 
 
 def test_what_no_step_feels_is_not_told_and_what_is_misspelt_is(tmp_path: Path) -> None:

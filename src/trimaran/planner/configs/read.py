@@ -68,7 +68,9 @@ def read_config(path: Path, form: str = "auto") -> Stated:
         stated.notes.append(f"{nodes} nodes of {per_node} devices each, by its #SBATCH lines")
     stated.uncounted += seen
     if branches:
-        stated.notes.append("the script has conditions or loops, of which every branch was taken once, in its order")
+        stated.notes.append(
+            "of conditions and loops that the script does not decide by itself each branch was taken once"
+        )
     stated.notes += [f"{flag} is stated twice, and the last counts: {' '.join(given[flag])}" for flag in twice]
     return stated
 

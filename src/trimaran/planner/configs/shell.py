@@ -1,8 +1,9 @@
 """Arguments of the training command in a shell script, variables filled in as far as it sets them.
 
 Nothing is run. Assignments, arrays, defaults (`${TP:-4}`) and whole-number arithmetic are followed from first to
-the last; of conditions and loops every branch is taken once. What depends on the environment, on arguments of the
-script or on other commands stays open, and shows as `UNSET` around the name that is not known.
+the last. Of conditions the branch is taken that the script itself decides for, of others, and of loops, every one once.
+What depends on the environment, on arguments of the script or on other commands stays open, and shows as `UNSET` around
+the name that is not known.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from trimaran.nouns.noun import TrimaranError
+from trimaran.planner.configs.conditions import KEYWORDS, Branches, holds
 from trimaran.planner.configs.slurm_directives import nodes_of
 
 UNSET = "\x01"
 # What stands for a blank in the name of what is not known, so that no word is split there.
 _BLANK = "\x02"
 _LONGEST = 2**20
-_KEYWORDS = {"if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "{", "}", "!"}
-_BRANCHING = {"if", "elif", "else", "for", "while", "until", "case"}
-_BEGINS, _ENDS = {"if", "for", "while", "until", "case"}, {"fi", "done", "esac"}
 # Commands that show what another one is given.
 _SHOWING = {"echo", "printf", "cat", "log"}
 # What Slurm sets to the nodes of a job.
@@ -31,6 +30,8 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAMED = re.compile(r"([A-Za-z_]\w*|[0-9@*#?])(?:\[[@*0-9]+\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _BARE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?])")
 _SUM = re.compile(r"[0-9\s()+*/%-]+")
+_UNKNOWN = re.compile(f"{UNSET}[^{UNSET}]*{UNSET}")
+_REDIRECTED = re.compile(r"(?:\d*|&)(?:>>?|<|>\|)(.*)", re.DOTALL)
 _HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL | re.MULTILINE)
 _OPENS = {"(": ")", "{": "}", "[": "]"}
 
@@ -38,41 +39,55 @@ Values = dict[str, list[str]]
 
 
 class Script:
-    """Commands of a script as words, `branches` whether any stand in a condition or a loop."""
+    """Commands of a script as words; `branches` tells whether all of what it decides itself was followed."""
 
     def __init__(self, text: str) -> None:
         nodes, _ = nodes_of(text)
         self.values: Values = {name: [str(nodes)] for name in _NODES if nodes is not None}
-        self.branches = False
-        self.depth = 0
+        self.branches = Branches()
         self.commands: list[list[str]] = []
-        for words in _statements(_HERE.sub("\n", text)):
-            self._follow(words)
+        self._follow_text(_HERE.sub("\n", text))
 
     def _follow(self, words: list[str]) -> None:
-        while words and (words[0] in _KEYWORDS or words[0] in _PREFIXES):
-            self.branches |= words[0] in _BRANCHING
-            self.depth += (words[0] in _BEGINS) - (words[0] in _ENDS)
+        while words and (words[0] in KEYWORDS or words[0] in _PREFIXES):
+            if words[0] in KEYWORDS:
+                self.branches.keyword(words[0])
             words = words[1:]
+        if not self.branches.taken:
+            return
+        if words and self.branches.asking:
+            self.branches.ask(self._holds(words))
         while words and (match := _ASSIGNED.fullmatch(words[0])):
-            name, more, value = match.groups()
-            array = value.startswith("(") and value.endswith(")")
-            inner = [word for line in _statements(value[1:-1]) for word in line] if array else [value]
-            new = [field for word in inner for field in self._fields(word)] if array else [self._text(value)]
+            self._assign(*match.groups())
             words = words[1:]
-            before = self.values.get(name, [])
-            if self.depth > 0 and before and not more and any(UNSET in field for field in new):
-                continue  # a branch that may not be taken leaves what is known
-            old = before if more else []
-            self.values[name] = [*old, *new] if array or not old else [*old[:-1], old[-1] + new[0]]
-            _check(sum(map(len, self.values[name])))
         if words:
-            command = [field for word in words for field in self._fields(word)]
+            command = _without_redirections([field for word in words for field in self._fields(word)])
+            if command[:1] == ["eval"]:
+                self._follow_text(" ".join(command[1:]))
+                return
             self.commands.append(command)
             for program, option, given in zip(command, command[1:], command[2:], strict=False):
                 if program.rpartition("/")[2] in _SHELLS and option == "-c":
-                    for inner in _statements(given):
-                        self._follow(inner)
+                    self._follow_text(given)
+
+    def _follow_text(self, text: str) -> None:
+        for words in _statements(text):
+            self._follow(words)
+
+    def _assign(self, name: str, more: str, value: str) -> None:
+        array = value.startswith("(") and value.endswith(")")
+        inner = [word for line in _statements(value[1:-1]) for word in line] if array else [value]
+        new = [field for word in inner for field in self._fields(word)] if array else [self._text(value)]
+        before = self.values.get(name, [])
+        if self.branches.open and before and not more and _unknown(new) - _unknown(before):
+            return  # a branch that may not be taken leaves what is known
+        old = before if more else []
+        self.values[name] = [*old, *new] if array or not old else [*old[:-1], old[-1] + new[0]]
+        _check(sum(map(len, self.values[name])))
+
+    def _holds(self, words: list[str]) -> bool | None:
+        fields = [field for word in words for field in self._fields(word)]
+        return None if _unknown(fields) else holds(fields)
 
     def _text(self, word: str) -> str:
         return " ".join(self._fields(word, split=False))
@@ -82,7 +97,11 @@ class Script:
         fields, quote, place = [""], "", 0
         while place < len(word):
             char = word[place]
-            if char == quote:
+            if char == UNSET:
+                end = _known_again(word, place)
+                fields[-1] += word[place:end]
+                place = end - 1
+            elif char == quote:
                 quote = ""
             elif char in "'\"" and not quote:
                 quote = char
@@ -137,7 +156,7 @@ class Script:
 
 
 def training_words(text: str, telling: Mapping[str, object]) -> tuple[list[str], bool]:
-    """The words of the command with most of the flags `telling`, and whether branches were taken together.
+    """The words of the command with most of the flags `telling`, and whether branches were taken that might not be.
 
     Where no command has any, all values that the script sets count as one, as of a file that another one sources.
     """
@@ -147,7 +166,7 @@ def training_words(text: str, telling: Mapping[str, object]) -> tuple[list[str],
     best = max(reversed(training), key=lambda words: _told(words, telling), default=[])
     if not _told(best, telling):
         best = _unpacked([word for values in script.values.values() for word in values])
-    return best, script.branches
+    return best, script.branches.met
 
 
 def _told(words: list[str], telling: Mapping[str, object]) -> int:
@@ -174,7 +193,11 @@ def _statements(text: str) -> Iterator[list[str]]:
     word, quote, place = "", "", 0
     while place < len(text):
         char = text[place]
-        if quote or char in "'\"":
+        if char == UNSET:
+            end = _known_again(text, place)
+            word += text[place:end]
+            place = end - 1
+        elif quote or char in "'\"":
             quote = "" if char == quote else quote or char
             word += char
             if char == "\\" and quote == '"' and place + 1 < len(text):
@@ -203,6 +226,11 @@ def _statements(text: str) -> Iterator[list[str]]:
         yield words
 
 
+def _known_again(text: str, start: int) -> int:
+    """The place behind the name of what is not known that starts there."""
+    return (text.find(UNSET, start + 1) if UNSET in text[start + 1 :] else len(text) - 1) + 1
+
+
 def _closing(text: str, start: int) -> int:
     """The place behind the bracket that closes the one at `start`, quotes and comments between them apart."""
     stack, quote, place = [_OPENS[text[start]]], "", start + 1
@@ -223,6 +251,23 @@ def _closing(text: str, start: int) -> int:
             stack.append(_OPENS[char])
         place += 1
     return place
+
+
+def _without_redirections(words: list[str]) -> list[str]:
+    """Words of a command without where its output goes and its input comes from."""
+    left: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        match = _REDIRECTED.fullmatch(word)
+        if match is None:
+            left.append(word)
+        elif not match[1]:
+            next(rest, None)
+    return left
+
+
+def _unknown(fields: list[str]) -> set[str]:
+    return {name for field in fields for name in _UNKNOWN.findall(field)}
 
 
 def _split(values: list[str]) -> list[str]:

@@ -1,0 +1,78 @@
+"""Conditions of scripts are decided as bash decides them, where the script itself does."""
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimaran.planner.configs.shell import training_words
+
+VALUES = ("", "1", "2", "10", "true", "false")
+CONDITIONS = st.one_of(
+    st.builds('[ "$A" {} "{}" ]'.format, st.sampled_from(["=", "==", "!="]), st.sampled_from(VALUES)),
+    st.builds('[[ $B {} "{}" ]]'.format, st.sampled_from(["==", "!="]), st.sampled_from(VALUES)),
+    st.builds("[ $N {} {} ]".format, st.sampled_from(["-eq", "-ne", "-gt", "-ge", "-lt", "-le"]), st.integers(0, 3)),
+    st.builds('[ {} "$A" ]'.format, st.sampled_from(["-n", "-z"])),
+    st.sampled_from(["true", "false"]),
+)
+ASSIGNED = st.builds("{}={}".format, st.sampled_from(["A", "B"]), st.sampled_from(VALUES)) | st.builds(
+    "OUT+=' --{}'".format, st.sampled_from(["a", "b", "c", "d"])
+)
+
+
+def _branched(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    tail = st.one_of(
+        st.just(""),
+        st.builds("else\n{}\n".format, inner),
+        st.builds("elif {}; then\n{}\nelse\n{}\n".format, CONDITIONS, inner, inner),
+    )
+    return st.builds("if {}; then\n{}\n{}fi\n{}".format, CONDITIONS, inner, tail, inner)
+
+
+SCRIPTS = st.recursive(st.lists(ASSIGNED, min_size=1, max_size=3).map("\n".join), _branched, max_leaves=8)
+TELLING = dict.fromkeys(["--a", "--b", "--c", "--d"])
+
+
+@settings(max_examples=60)
+@given(script=SCRIPTS, n=st.integers(0, 3))
+def test_branches_are_those_of_bash(script: str, n: int) -> None:
+    script = f"OUT='train --a'\nA=1\nB=true\nN={n}\n{script}\n"
+    ran = subprocess.run(["bash", "-c", f'{script}printf %s "$OUT"'], capture_output=True, text=True, check=True)
+    words, undecided = training_words(f"{script}$OUT\n", TELLING)
+    assert words == ran.stdout.split()
+    assert not undecided
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '[ "$1" = x ]',
+        "[ -f data.bin ]",
+        '[ "$A" = 1 ] && [ -f data.bin ]',
+        "! [ $A = 1 ]",
+        "grep -q x y",
+        "[[ $A == 1* ]]",
+    ],
+)
+def test_of_what_only_a_shell_can_tell_each_branch_is_taken(condition: str) -> None:
+    script = f"A=1\nOUT='train --a'\nif {condition}; then OUT+=' --b'; else OUT+=' --c'; fi\n$OUT\n"
+    assert training_words(script, TELLING) == (["train", "--a", "--b", "--c"], True)
+
+
+def test_a_branch_adds_to_words_of_which_some_are_not_known() -> None:
+    script = 'OUT="--a --save run-$(hostname)"\nif [ -f x ]; then\nOUT="${OUT} --b"\nfi\ntrain $OUT\n'
+    words, undecided = training_words(script, TELLING)
+    assert (words[0], words[1], words[-1], undecided) == ("train", "--a", "--b", True)
+
+
+@pytest.mark.parametrize(
+    "where", ["> log.txt", "2>&1 | tee log.txt", "&> log.txt", ">>log.txt 2>err.txt", "< /dev/null"]
+)
+def test_where_output_goes_is_no_value(where: str) -> None:
+    assert training_words(f"train --a --b 2 {where}\n", TELLING)[0] == ["train", "--a", "--b", "2"]
+
+
+def test_what_eval_is_given_is_followed() -> None:
+    script = 'RUN="train --a --b 2 &> $(date).log"\necho ${RUN}\neval ${RUN}\n'
+    assert training_words(script, TELLING)[0] == ["train", "--a", "--b", "2"]
