@@ -40,7 +40,7 @@ PLAIN += "--vocab-size 51200 --micro-batch-size 2 --global-batch-size 64 --bf16 
 USUAL, NODES = ("tp", "dp", "pp"), ("tp", "pp", "dp")
 ABLE: dict[str, dict[str, list[Any]]] = {
     "megatron-lm": {
-        "tp": [1, 2, 4], "pp": [1, 2, 3, 4, 8], "zero_stage": [0, 1], "schedule": ["1f1b"],
+        "tp": [1, 2, 4], "pp": [1, 2, 3, 4, 8], "zero_stage": [0, 1, 2, 3], "schedule": ["1f1b"],
         "precision": ["fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"], "placement": [USUAL, NODES],
         "recompute": ["none", "selective", "full", "mlp", "core_attn+layernorm", "moe_act"],
         "cp": [1, 1, 2], "cp_kind": ["ring", "all_gather", "ulysses"], "ep": [1, 2, 8],

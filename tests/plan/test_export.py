@@ -226,7 +226,7 @@ def test_torchtitan_degrees_and_micro_batches() -> None:
     ("to", "layout", "what"),
     [
         ("megatron-lm", "dp2,pp2,gpipe", "gpipe"),
-        ("megatron-lm", "dp2,zero3,fsdp", "ZeRO stage 3"),
+        ("megatron-lm", "dp2,pp2,zero3,fsdp", "ZeRO stage 3 of a pipeline"),
         ("megatron-lm", "dp2,place-dp-tp-pp", "placement"),
         ("megatron-deepspeed", "dp2,tp2,sp", "sequence parallelism"),
         ("megatron-deepspeed", "dp2,pp5", "24 layers on 5 stages"),

@@ -74,10 +74,28 @@ def test_what_fsdp_shards_is_part_of_the_layout(tmp_path: Path, flags: str, word
     )
 
 
-def test_gradients_of_fsdp_travel_in_16_bit_where_that_is_asked_for(tmp_path: Path) -> None:
-    for more, stages in (("", ()), (" --grad-reduce-in-bf16", (3,))):
-        (tmp_path / "run.sh").write_text(f"{PLAIN} --use-megatron-fsdp{more}")
-        assert read_config(tmp_path / "run.sh").stack["narrow_gradient_stages"] == stages
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("", {"grad_bytes_16bit": 2, "fused_accumulation": "always", "overlap_dp": 1.0}),
+        (
+            "--grad-reduce-in-bf16 --no-gradient-accumulation-fusion",
+            {"grad_bytes_16bit": 2, "fused_accumulation": "never"},
+        ),
+        ("--megatron-fsdp-main-grads-dtype fp32", {"grad_bytes_16bit": 4, "narrow_gradient_stages": ()}),
+        (
+            "--megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16",
+            {"grad_bytes_16bit": 4, "narrow_gradient_stages": (2, 3)},
+        ),
+        ("--fsdp-double-buffer", {"live_parameters": 0}),
+        ("--suggested-communication-unit-size 1000000000", {"live_parameters": 500_000_000}),
+    ],
+)
+def test_what_megatron_fsdp_does_is_as_its_flags_say(tmp_path: Path, flags: str, wanted: dict[str, object]) -> None:
+    (tmp_path / "run.sh").write_text(f"{PLAIN} --use-megatron-fsdp {flags}")
+    stated = read_config(tmp_path / "run.sh")
+    assert stated.stack_name == "megatron-core-fsdp" and not stated.unread
+    assert {name: stated.stack[name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(
@@ -131,9 +149,35 @@ def test_megatron_deepspeeds_own_flags_are_a_layout(tmp_path: Path, flags: str, 
     assert not [flag for flag in flags.split() if flag.startswith("--") and flag in remarks]
 
 
-def test_experts_in_every_second_layer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrimaranError, match=r"--expert-interval is not stated, which means 2"):
-        read(tmp_path, f"{PLAIN} --deepspeed --num-experts 8")
+@pytest.mark.parametrize(
+    ("flags", "name", "flash"),
+    [
+        ("--zero-stage 1", None, None),
+        ("--zero-stage 1 --use-flash-attn-v2", "megatron-deepspeed-2025", "flash"),
+        ("--zero-stage 3 --use-flash-attn-triton", "megatron-deepspeed-2025", "triton"),
+        ("--zero-stage 2", "megatron-deepspeed-2025", None),
+        ("--ds-sequence-parallel-size 4", "megatron-deepspeed-2025", None),
+    ],
+)
+def test_what_megatron_deepspeed_of_2022_has_not_is_a_later_ones(
+    tmp_path: Path, flags: str, name: str | None, flash: str | None
+) -> None:
+    (tmp_path / "run.sh").write_text(f"python pretrain_gpt.py {PLAIN} --deepspeed {flags}")
+    stated = read_config(tmp_path / "run.sh")
+    assert (stated.stack_name, stated.stack.get("flash_kernel"), bool(stated.stack.get("flash_attention"))) == (
+        name, flash, flash is not None,
+    )  # fmt: skip
+
+
+def test_megatron_deepspeeds_experts_are_in_every_second_layer(tmp_path: Path) -> None:
+    flags = "--num-experts 8 --moe-expert-parallel-size 4 --mlp-type residual --moe-loss-coeff 0.01"
+    layout, workload, remarks = read(tmp_path, f"{PLAIN} --deepspeed {flags}")
+    model = workload.model
+    assert (model.experts, model.experts_every, model.top_k, model.shared_experts) == (8, 2, 1, 1)
+    assert (layout.ep, layout.size("etp"), workload.capacity_factor) == (4, 1, 1.0)
+    assert "--expert-interval is not stated" in remarks and "not read" not in remarks
+    with pytest.raises(TrimaranError, match="--num-experts is 64 128: only one number"):
+        read(tmp_path, f"{PLAIN} --deepspeed --num-experts 64 128")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ def _cause(layout: Layout, case: Case, micro_batches: int) -> str:
     etp = layout.size("etp")
     if layout.ep == 1:
         return f"ETP {etp} gathers tokens for the parts of each expert; EP in place of ETP"
+    experts = "expert" if case.model.top_k == 1 else f"{case.model.top_k} experts"
     sent = (
-        f"EP {layout.ep} sends each token to its {case.model.top_k} experts "
-        f"{'across nodes' if across else 'inside the node'} and back"
+        f"EP {layout.ep} sends each token to its {experts} {'across nodes' if across else 'inside the node'} and back"
     )
     if etp > 1:
         return f"{sent}, and ETP {etp} gathers them for the parts of each expert; EP in place of ETP"

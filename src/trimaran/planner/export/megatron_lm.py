@@ -19,6 +19,7 @@ from trimaran.planner.export.megatron_mixtures import (
 )
 from trimaran.planner.export.megatron_words import (
     FP8_RECIPES,
+    HYBRID_FSDP,
     NULL_TOKENIZER,
     NULL_TOKENIZER_ADDS_ONE,
     OFFLOADED_LAYERS,
@@ -31,6 +32,7 @@ from trimaran.planner.export.megatron_words import (
     kind_flags,
     rope_scaling,
     shape_flags,
+    sharding_flags,
 )
 from trimaran.planner.export.megatron_yarn import WITHOUT_YARN, YARN, untold_yarn, yarn_flags
 from trimaran.planner.export.refuse import refuse_first, untold_traits
@@ -60,8 +62,7 @@ def megatron_lm(asked: Asked) -> str:
     ]
     if layout.sequence_parallel:
         flags.append("--sequence-parallel")
-    if layout.zero_stage == 1:
-        flags.append("--use-distributed-optimizer")
+    flags += sharding_flags(layout, stack)
     if layout.placement == _STAGES_INSIDE:
         flags.append("--use-tp-pp-dp-mapping")
     flags += [*_recompute_flags(layout, stack, split), *_overlap_flags(layout, stack), *_offload_flags(layout, split)]
@@ -70,6 +71,8 @@ def megatron_lm(asked: Asked) -> str:
     flags += [*batch_flags(layout, workload), *_narrow_flags(layout, stack), *_gradient_flags(layout, stack)]
     flags += graph_flags(stack, model, version)
     head = [f"{WRITTEN_FOR} {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
+    if layout.zero_stage > 1:
+        head.append("# Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1: leave it unset.")
     if model.experts:
         head.append("# How the router's load is balanced is not planned: state --moe-router-load-balancing-type.")
     return "\n".join([*head, joined(flags)])
@@ -129,7 +132,7 @@ def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
     """What runs beside products, as far as the stack that was planned for counts it; it is off unless asked for."""
     # later stages of a pipeline without virtual ones would wait for theirs one after the other
     ahead = layout.pp == 1 or layout.vpp > 1
-    gathers = layout.zero_stage == 1 and stack.gathers_behind_forward and ahead
+    gathers = layout.zero_stage > 0 and stack.gathers_behind_forward and ahead
     # ranks that share a sequence sum gradients as replicas do
     sums = layout.dp * layout.cp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
     switches = (
@@ -189,7 +192,10 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
         "Megatron-LM",
         layout,
         (
-            (layout.size("replicate") > 1 and layout.zero_stage > 1, f"shard {layout.shard}"),
+            (
+                layout.size("replicate") > 1 and layout.zero_stage > 1 and version not in HYBRID_FSDP,
+                f"shard {layout.shard} under FSDP in core {version}",
+            ),
             (
                 model.experts > 0 and layout.dispatcher == "hybridep" and version in DEEPEP_ALONE,
                 f"dispatcher hybridep in core {version}",
@@ -201,8 +207,8 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             ),
             (model.shared_gate and version in WITHOUT_SHARED_GATE, f"model.shared_gate in core {version}"),
             (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
-            (layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage}"),
-            (layout.dp_kind != "all_reduce", f"data-parallel kind {layout.dp_kind}"),
+            (layout.zero_stage > 1 and layout.pp > 1, f"ZeRO stage {layout.zero_stage} of a pipeline"),
+            (layout.dp_kind == "parameter_server", f"data-parallel kind {layout.dp_kind}"),
             (every > 1 and not stack.recomputes_by_stage, f"recomputing one layer in {every}"),
             (
                 layout.recompute == "selective" and bool(stack.selective_keeps),

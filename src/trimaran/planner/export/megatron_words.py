@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trimaran.layout.layout import Layout
 from trimaran.nouns.attention import RotaryScaling
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Fp8Scaling, GraphedModule, Stack
@@ -133,3 +134,21 @@ def graph_flags(stack: Stack, model: Model, version: str) -> list[str]:
         return []
     flag = OLD_GRAPHED_MODULES if version in _BY_OLD_NAME else GRAPHED_MODULES
     return [f"{GRAPHED_BY} transformer_engine", f"{flag} {' '.join(modules)}"]
+
+
+# --data-parallel-sharding-strategy (megatron/core/distributed/distributed_data_parallel_config.py), by ZeRO stage.
+FSDP, SHARDING, DOUBLE_BUFFER = "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--fsdp-double-buffer"
+SHARDED: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+ACCUMULATED_APART = "--no-gradient-accumulation-fusion"
+# Whose --outer-dp-sharding-strategy replicates what a part of the replicas shards; core 0.15 has none.
+HYBRID_FSDP = ("0.19",)
+
+
+def sharding_flags(layout: Layout, stack: Stack) -> list[str]:
+    """Who shards optimizer states: the distributed optimizer, and of more than them Megatron-FSDP."""
+    distributed = ["--use-distributed-optimizer"] if layout.zero_stage > 0 else []
+    if layout.zero_stage < 2:
+        return distributed
+    strategy = next(word for word, stage in SHARDED.items() if stage == layout.zero_stage)
+    apart = [ACCUMULATED_APART] if stack.fused_accumulation == "never" else []
+    return [FSDP, f"{SHARDING} {strategy}", *distributed, *apart, "--ckpt-format fsdp_dtensor"]

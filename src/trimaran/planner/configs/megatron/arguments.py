@@ -13,10 +13,12 @@ from trimaran.planner.configs.megatron.beside import is_beside
 from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
 from trimaran.planner.configs.megatron.graphs import graphs
 from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
+from trimaran.planner.configs.megatron.sharding import sharded
 from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (
+    ACCUMULATED_APART,
     CHOSEN_PRECISION,
     DROPOUTS,
     FP8_RECIPES,
@@ -50,11 +52,11 @@ TELLING: Mapping[str, object] = {
 _UNCOUNTED = (
     "--apply-layernorm-1p", "--attention-backend", "--cpu-offloading", "--fine-grained-activation-offloading",
     "--overlap-param-gather-with-optimizer-step", "--no-masked-softmax-fusion",
-    "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
+    "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion",
     "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distribute-saved-activations",
     "--no-overlap-p2p-communication", "--step-batch-size-schedule",
-    "--outer-dp-sharding-strategy", "--fsdp-double-buffer", "--use-nccl-ub", "--nccl-ub",
+    "--use-nccl-ub", "--nccl-ub",
 )  # fmt: skip
 # What makes another model or another layout than any that can be said.
 _UNSAID = (
@@ -65,9 +67,6 @@ _UNSAID = (
 _BY_DEEPSPEED = "--deepspeed"
 # Of GPT-2's vocab.json, which Megatron's examples train with.
 GPT2_VOCABULARY = 50257
-# --data-parallel-sharding-strategy (megatron/core/distributed/distributed_data_parallel_config.py).
-_WHOLLY = "optim_grads_params"
-_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, _WHOLLY: 3}
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
@@ -91,6 +90,7 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
     _stages(flags, stated)
     _precision(flags, stated)
     _stack(flags, stated)
+    sharded(flags, stated)
     per_node, nodes = flags.word("--nproc-per-node"), flags.word("--nnodes")
     if per_node and nodes and per_node.isdecimal() and nodes.isdecimal():
         stated.devices = int(per_node) * int(nodes)
@@ -215,7 +215,6 @@ def _layout(flags: Flags, stated: Stated) -> None:
     if (mbs := flags.count("--micro-batch-size")) is not None:
         layout["mbs"] = mbs
     layout["zero_stage"] = 1 if flags.has("--use-distributed-optimizer") else flags.count("--zero-stage") or 0
-    _sharding(flags, stated)
     layout["sequence_parallel"] = flags.has("--sequence-parallel")
     if flags.has("--use-tp-pp-dp-mapping"):
         layout["placement"] = ("tp", "pp", "dp")
@@ -240,27 +239,6 @@ def _layout(flags: Flags, stated: Stated) -> None:
             stated.recomputed_layers = layers
         elif (layers or 1) > 1:
             stated.uncounted.append(f"--recompute-num-layers {layers} at once")
-
-
-def _sharding(flags: Flags, stated: Stated) -> None:
-    """What Megatron's own FSDP shards, all of it unless told otherwise (core_v0.19.0), and PyTorch's."""
-    layout = stated.layout
-    if flags.has("--use-megatron-fsdp") or flags.has("--use-custom-fsdp"):
-        strategy = flags.word("--data-parallel-sharding-strategy", _SHARDED)
-        layout["zero_stage"] = _SHARDED[strategy or _WHOLLY]
-        if strategy is None:
-            stated.notes.append(f"--data-parallel-sharding-strategy is not stated: {_WHOLLY}, as core 0.19 takes it")
-        flags.has("--init-model-with-meta-device")  # goes with it
-        flags.has("--fsdp-manual-registration")  # the same
-    elif flags.has("--use-torch-fsdp2"):
-        layout["zero_stage"] = 2 if flags.has("--torch-fsdp2-no-reshard-after-forward") else 3
-    else:
-        flags.has("--data-parallel-sharding-strategy")  # which does nothing then
-        return
-    if layout["zero_stage"] == 3:
-        layout["dp_kind"] = "fully_sharded"
-        # gradients travel as they are summed, in fp32 unless asked otherwise
-        stated.stack["narrow_gradient_stages"] = (3,) if flags.has("--grad-reduce-in-bf16") else ()
 
 
 def _stages(flags: Flags, stated: Stated) -> None:
@@ -339,6 +317,8 @@ def _stack(flags: Flags, stated: Stated) -> None:
         "sums_behind_products": flags.has("--tp-comm-overlap"),
     }
     graphs(flags, stated)
+    if flags.has(ACCUMULATED_APART):
+        stated.stack["fused_accumulation"] = "never"
     if flags.has("--grad-reduce-in-bf16"):
         stated.stack["grad_bytes_16bit"] = 2
     if not flags.has("--cross-entropy-loss-fusion"):

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.stack import FlashKernel
 from trimaran.planner.configs.flags import Flags
 from trimaran.planner.configs.stated import Stated
 
 DEEPSPEED_GROUPS = "--num-key-value-heads"
 _SEQUENCE, _INTERVAL = "--ds-sequence-parallel-size", "--expert-interval"
-_USUAL_INTERVAL = 2
+_USUAL_INTERVAL, _USUAL_CAPACITY = 2, 1.0
 # Of BigScience's, a norm behind the embedding, which BLOOM has (megatron/arguments.py at its main).
 _EMBEDDING_NORM = "--embed-layernorm"
+# Whose attention in one kernel that is (megatron/arguments.py:927 to 935 at deepspeedai/Megatron-DeepSpeed 4efb479).
+_KERNELS: Mapping[str, FlashKernel] = {
+    "--use-flash-attn": "flash", "--use-flash-attn-v1": "flash", "--use-flash-attn-v2": "flash",
+    "--use-flash-attn-builder": "flash", "--use-flash-attn-triton": "triton",
+}  # fmt: skip
 # What changes time or memory and what the cost model has no word for.
 _UNCOUNTED = (
-    "--use-flash-attn", "--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton",
-    "--use-flash-attn-builder", "--ds-sequence-parallel-fpdt", "--ds-sequence-parallel-fpdt-offloading",
-    "--partition-activations", "--checkpoint-in-cpu", "--contigious-checkpointing",
+    "--ds-sequence-parallel-fpdt", "--ds-sequence-parallel-fpdt-offloading", "--ds-sequence-parallel-fpdt-chunk-size",
+    "--use-tutel", "--partition-activations", "--checkpoint-in-cpu", "--contigious-checkpointing",
 )  # fmt: skip
+# What no step feels: losses and evaluation of experts, and what their training cannot do without.
+_OF_EXPERTS = (
+    "--moe-loss-coeff", "--moe-eval-capacity-factor", "--moe-min-capacity", "--create-moe-param-group",
+    "--disable-moe-top2-2nd-expert-sampling",
+)  # fmt: skip
+_OF_TODAY = "megatron-deepspeed-2025"
 
 
 def by_deepspeed(flags: Flags, stated: Stated) -> None:
@@ -28,6 +41,12 @@ def by_deepspeed(flags: Flags, stated: Stated) -> None:
         stated.notes.append("in bf16 DeepSpeed shares optimizer states out as under ZeRO 1, whatever the stage says")
     if (degree := flags.degree(_SEQUENCE)) > 1:
         layout |= {"cp": degree, "cp_kind": "ulysses"}
+    kernels = [kernel for flag, kernel in _KERNELS.items() if flags.has(flag)]
+    mixed = (flags.count("--num-experts") or 1) > 1
+    if kernels or degree > 1 or mixed or layout["zero_stage"] in (2, 3):
+        stated.stack_name = _OF_TODAY
+        stated.stack["flash_attention"] = bool(kernels)
+        stated.stack |= {"flash_kernel": kernels[-1]} if kernels else {}
     if flags.has(_EMBEDDING_NORM) and stated.model:
         stated.model["embedding_norm"] = True
     if flags.has("--cpu-optimizer"):
@@ -36,15 +55,29 @@ def by_deepspeed(flags: Flags, stated: Stated) -> None:
         layout["schedule"] = "zero_bubble"
     flags.has("--no-pipeline-parallel")  # of one stage, which needs no engine of pipelines
     ep = flags.degree("--moe-expert-parallel-size")
-    if (flags.count("--num-experts") or 1) > 1:
+    for flag in _OF_EXPERTS:
+        flags.has(flag)
+    if mixed:
         _mixture(flags, stated)
         layout["ep"] = ep
     stated.uncounted += [flag for flag in _UNCOUNTED if flags.has(flag)]
 
 
 def _mixture(flags: Flags, stated: Stated) -> None:
-    interval = flags.count(_INTERVAL)
-    if (interval or _USUAL_INTERVAL) != 1:
-        said = "not stated, which means 2" if interval is None else str(interval)
-        raise TrimaranError(f"{_INTERVAL} is {said}: only experts in every layer (1) can be said here")
-    stated.model["top_k"] = flags.degree("--topk")
+    """Experts in the last of so many layers (get_num_experts_per_layer), with a capacity unless no token is dropped."""
+    model, tp = stated.model, stated.layout["tp"]
+    if len(set(numbers := flags.words("--num-experts"))) > 1:
+        raise TrimaranError(f"--num-experts is {' '.join(numbers)}: only one number for all layers can be said here")
+    if (interval := flags.count(_INTERVAL)) is None:
+        stated.notes.append(
+            f"{_INTERVAL} is not stated: every second layer has experts, as Megatron-DeepSpeed takes it"
+        )
+    model["experts_every"] = _USUAL_INTERVAL if interval is None else interval
+    model["top_k"] = flags.degree("--topk")
+    if flags.word("--mlp-type", ("standard", "residual")) == "residual":
+        model["shared_experts"] = 1
+        stated.notes.append("the MLP beside experts (--mlp-type residual) is counted as a shared expert")
+    capacity = flags.number("--moe-train-capacity-factor")
+    if not flags.has("--disable-moe-token-dropping"):
+        stated.workload["capacity_factor"] = _USUAL_CAPACITY if capacity is None else capacity
+    stated.layout |= {"etp": tp if flags.has("--enable-expert-tensor-parallelism") else 1, "dispatcher": "alltoall"}
