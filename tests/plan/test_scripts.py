@@ -204,6 +204,9 @@ def test_a_slurm_script_says_how_many_devices_it_takes(
         ("--pad-vocab-size-to 250880", 250880),
         ("--vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt", 50257),
         ("--tokenizer-type GPT2BPETokenizer", 50257),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model $1", 32000),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model deepseek-ai/DeepSeek-V3", 129280),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model $HOME/meta-llama/Meta-Llama-3-8B-Instruct", 128256),
     ],
 )
 def test_the_vocabulary_is_known_by_what_scripts_say_of_it(tmp_path: Path, flags: str, vocab: int) -> None:

@@ -14,6 +14,7 @@ from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_
 from trimaran.planner.configs.megatron.graphs import graphs
 from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
 from trimaran.planner.configs.megatron.sharding import sharded
+from trimaran.planner.configs.megatron.vocabulary import vocabulary
 from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import LATENT
@@ -65,8 +66,6 @@ _UNSAID = (
 )  # fmt: skip
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
-# Of GPT-2's vocab.json, which Megatron's examples train with.
-GPT2_VOCABULARY = 50257
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
 _MOST_LAYERS = 100_000
 
@@ -124,7 +123,7 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     sizes |= {"head_dim": flags.count("--kv-channels"), "vocab": flags.count("--padded-vocab-size")}
     numbers = {field: flags.number(flag) for flag, field in FURTHER_SIZES.items() if field != "head_dim"}
     numbers["rotary_theta"] = flags.number(ROTARY_BASE)
-    vocab = _vocab(flags, stated)
+    vocab = vocabulary(flags, stated)
     if vocab is not None and written_for in NULL_TOKENIZER_ADDS_ONE and flags.word(TOKENIZER) == NULL_TOKENIZER:
         vocab += 1
     sizes["vocab"] = vocab if sizes["vocab"] is None else sizes["vocab"]
@@ -180,18 +179,6 @@ def _gate(flags: Flags, stated: Stated) -> None:
     if quick:
         model["mlp"] = "geglu"
     stated.uncounted += [f"{flag} {value:g}" for flag, value in ((GATE_LIMIT, limit), (GATE_OFFSET, offset)) if value]
-
-
-def _vocab(flags: Flags, stated: Stated) -> int | None:
-    """The vocabulary: as stated, or that of GPT-2's tokenizer, whose files almost every script names instead."""
-    vocab, padded = flags.count("--vocab-size"), flags.count("--pad-vocab-size-to")
-    # a path may begin in the environment; its end says whose vocabulary it is
-    files = [word for flag in ("--vocab-file", "--merge-file") if flags.has(flag) for word in flags.given[flag]]
-    gpt2 = flags.word(TOKENIZER) == "GPT2BPETokenizer" or any("gpt2" in file for file in files)
-    if vocab is None and padded is None and gpt2 and flags.count("--padded-vocab-size") is None:
-        stated.notes.append(f"the vocabulary is that of GPT-2's tokenizer, {GPT2_VOCABULARY:,}")
-        return GPT2_VOCABULARY
-    return padded if vocab is None else vocab
 
 
 def _workload(flags: Flags, stated: Stated) -> None:
