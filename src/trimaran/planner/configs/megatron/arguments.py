@@ -206,7 +206,7 @@ def _layout(flags: Flags, stated: Stated) -> None:
     if flags.has("--use-tp-pp-dp-mapping"):
         layout["placement"] = ("tp", "pp", "dp")
     granularity = flags.word("--recompute-granularity", ("full", "selective"))
-    modules = [part for word in flags.words("--recompute-modules") for part in word.split()]
+    modules = [part for word in flags.words("--recompute-modules") for part in word.strip("[]").split()]
     if flags.has("--moe-layer-recompute"):  # transformer_config.py, __post_init__: beside the others, or core_attn
         granularity, modules = "selective", [*(modules or ["core_attn"]), *(["moe"] if "moe" not in modules else [])]
     if flags.has("--recompute-activations"):
