@@ -27,6 +27,8 @@ from trimaran.operators.operator import Operator, Product
 # Output tiles of the GEMM libraries and their rate relative to the best one; a small tile reloads
 # its operands more often. NVIDIA, Deep Learning Performance Guide, matrix multiplication.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62))
+_TILE_ROWS, _TILE_COLUMNS, _TILE_RATES = np.array(TILES).T[:, :, None]
+_TILE_OPERATIONS = 2.0 * _TILE_ROWS * _TILE_COLUMNS
 # Elements of K that the prologue and the epilogue of a tile cost: on tensor cores, and without.
 TENSOR_FILL_K, PLAIN_FILL_K = 96.0, 24.0
 # Operators that autograd runs for one of the forward pass.
@@ -207,16 +209,16 @@ def gemm_time(
     if not sms:
         return np.maximum(operations / rate.peak, moved / bandwidth)
     per_sm = rate.peak / sms
-    rows, columns, relative = np.array(TILES).T[:, :, None]
-    tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+    tiles = np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_COLUMNS) * batch
     # A product with fewer tiles than multiprocessors is split along K as far as that pays.
     split = np.maximum(np.minimum(np.floor(sms / tiles), np.maximum(1.0, k / 512.0)), 1.0)
     waves = np.ceil(tiles * split / sms)
-    tile = 2.0 * rows * columns * (k / split + rate.fill_k) / (per_sm * relative)
+    tile = _TILE_OPERATIONS * (k / split + rate.fill_k) / (per_sm * _TILE_RATES)
     best = (waves * tile).min(axis=0)
     aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
-    slow = operations / np.maximum(rate.peak * unaligned, np.where(batch == 1, rate.plain, 0.0))
-    best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)
+    if not aligned.all():
+        slow = operations / np.maximum(rate.peak * unaligned, np.where(batch == 1, rate.plain, 0.0))
+        best = np.where(rate.tensor_cores & ~aligned, np.maximum(best, slow), best)
     return np.asarray(np.maximum(best, moved / bandwidth))
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, any_narrow, by_precision
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, among, any_narrow, by_precision
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.stack import Stack
 from trimaran.operators.casts import UNCAST, Casts, casts_of
@@ -82,11 +82,11 @@ def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
     """
     low, kept = low_gradient_bytes(grid, stack), gradient_bytes(grid, stack)
     if stack.narrow_gradient_stages:
-        kept = np.where(np.isin(grid.zero_stage, stack.narrow_gradient_stages), np.minimum(kept, 2.0), kept)
+        kept = np.where(among(grid.zero_stage, stack.narrow_gradient_stages), np.minimum(kept, 2.0), kept)
     return np.where(low > 0, low, kept)
 
 
 def _is_wide(grid: LayoutGrid, stack: Stack) -> Bools:
     """Where the stack accumulates gradients wider than the precision says: by precision and ZeRO stage."""
     by_word = by_precision(grid.precision, lambda p: float(p.wide in stack.wide_gradients)) > 0
-    return by_word & np.isin(grid.zero_stage, stack.wide_gradient_stages)
+    return by_word & among(grid.zero_stage, stack.wide_gradient_stages)

@@ -7,7 +7,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.copies import between_copies, coding_time, outer_time, sharded_copies
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
-from trimaran.cost.grid import Bools, Floats, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, LayoutGrid, among, padded_vocab_of
 from trimaran.cost.memory.stage import layer_parameters, rank_expert_parameters, rank_layer_parameters
 from trimaran.cost.network import Group, crowded, expert_group
 from trimaran.cost.states import (
@@ -65,7 +65,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
         if of_experts is not None:
             serving = serving + network.serve(each * of_experts, expert_group(grid, network.cluster, "edp"))
         traffic = np.where(served, serving, traffic)
-    overlap = case.calibration.dp_overlap * np.isin(zero, case.stack.overlapped_zero_stages)
+    overlap = case.calibration.dp_overlap * among(zero, case.stack.overlapped_zero_stages)
     # ZeRO 2 scatters behind the backward of each micro-batch, the last one's with what follows
     earlier = np.where(zero == GRADIENTS, m - 1.0, 0.0)
     exposed = traffic + earlier * scatter
@@ -109,7 +109,7 @@ def _scattered(iteration: IterationCost, size: Floats, sharers: Group) -> Floats
     scattered, whole = iteration.network.all_gather(size, sharers), iteration.case.stack.all_reduced_zero_stages
     if not whole:
         return scattered
-    return np.where(np.isin(iteration.grid.zero_stage, whole), iteration.network.all_reduce(size, sharers), scattered)
+    return np.where(among(iteration.grid.zero_stage, whole), iteration.network.all_reduce(size, sharers), scattered)
 
 
 def _expert_sharers(iteration: IterationCost) -> Group:

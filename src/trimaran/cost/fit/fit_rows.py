@@ -9,8 +9,9 @@ import numpy as np
 
 from trimaran.cost.calibration import Calibration, prior
 from trimaran.cost.case import Case
+from trimaran.cost.estimate import memory_many, time_many
 from trimaran.cost.fit.learn import Lesson, learn
-from trimaran.cost.fit.solve import MEAN_TO_SIGMA, Observation, batches, predict_memory, predict_times
+from trimaran.cost.fit.solve import MEAN_TO_SIGMA, Observation, batches
 from trimaran.cost.grid import Floats
 from trimaran.files.row_as_run import subject
 from trimaran.files.row_nouns import nouns_of, seconds_of
@@ -68,34 +69,36 @@ def fit_rows(
     `numbers` are those of the rows in their table: 1, 2, 3 and so on where there are none. Raises TrimaranError when no
     row is left, or rows are of several clusters or stacks.
     """
-    observations: list[Observation] = []
-    groups: list[str] = []
-    skipped: list[str] = []
-    notes: list[tuple[int, tuple[str, ...]]] = []
-    subjects: set[tuple[str, str]] = set()
+    read: list[tuple[int, Measurement, Observation, tuple[str, ...]]] = []
+    skipped: dict[int, str] = {}
+    notes: dict[int, tuple[str, ...]] = {}
     numbered = enumerate(measurements, start=1) if numbers is None else zip(numbers, measurements, strict=True)
     for number, row in numbered:
         if unfit := _unfit(row):
-            notes.append((number, (f"{unfit}, so it is not fitted to",)))
+            notes[number] = (f"{unfit}, so it is not fitted to",)
             continue
         try:
-            observed, odd = _observed_with_notes(row, cluster, stack)
+            read.append((number, row, *_observed_with_notes(row, cluster, stack)))
         except TrimaranError as error:
-            skipped.append(f"row {number}: {error}")
+            skipped[number] = f"row {number}: {error}"
+    observations: list[Observation] = []
+    groups: list[str] = []
+    subjects: set[tuple[str, str]] = set()
+    for (number, row, observed, odd), reason in zip(read, _absurd([seen for _, _, seen, _ in read]), strict=True):
+        if reason:
+            skipped[number] = f"row {number}: {reason}"
             continue
-        if reason := _absurd(observed):
-            skipped.append(f"row {number}: {reason}")
-            continue
-        notes.append((number, odd))
+        notes[number] = odd
         subjects.add(subject(row.cluster or cluster or "", row.stack or stack or ""))
         observations.append(observed)
         groups.append(row.comparable_group or f"{row.table}")
-    if skipped and not observations:
-        raise TrimaranError(f"fit: none of {len(skipped)} rows that ran can be fitted to; {skipped[0]}")
+    told = [skipped[number] for number in sorted(skipped)]
+    if told and not observations:
+        raise TrimaranError(f"fit: none of {len(told)} rows that ran can be fitted to; {told[0]}")
     _same_subject(subjects)
     if len(set(groups)) == 1:
         groups = [observed.layout.label() for observed in observations]
-    return replace(fit_observations(observations, groups, skipped), notes=tuple(notes))
+    return replace(fit_observations(observations, groups, told), notes=tuple(sorted(notes.items())))
 
 
 def fit_observations(
@@ -156,18 +159,23 @@ def _observed_with_notes(
     return observed, notes
 
 
-def _absurd(observed: Observation) -> str | None:
-    """Why a row cannot be true, if it cannot: its time or memory against the prior's."""
-    known = prior(observed.case.cluster, observed.case.stack)
-    prepared = batches([observed])
-    for name, unit, value, predict in (
-        ("sec_per_it", "s", observed.sec_per_it, predict_times),
-        ("mem_gib", "GiB", observed.mem_gib, predict_memory),
-    ):
-        expected = float(predict(prepared, 1, known)[0])
-        if value and not expected / ABSURD < value < expected * ABSURD:
-            return f"{name} {value:g} {unit} where the prior expects {expected:.3g} {unit}: check its unit and its row"
-    return None
+def _absurd(seen: Sequence[Observation]) -> list[str | None]:
+    """Of each row why it cannot be true, if it cannot: its time or memory against the prior's."""
+    seconds, gib = np.empty(len(seen)), np.empty(len(seen))
+    for batch in batches(seen):
+        known = batch.case.calibrated(prior(batch.case.cluster, batch.case.stack))
+        seconds[batch.index] = time_many(known, batch.grid)
+        gib[batch.index] = memory_many(known, batch.grid)[1]
+    return [
+        _far("sec_per_it", "s", row.sec_per_it, time) or _far("mem_gib", "GiB", row.mem_gib, memory)
+        for row, time, memory in zip(seen, seconds.tolist(), gib.tolist(), strict=True)
+    ]
+
+
+def _far(name: str, unit: str, value: float | None, expected: float) -> str | None:
+    if not value or expected / ABSURD < value < expected * ABSURD:
+        return None
+    return f"{name} {value:g} {unit} where the prior expects {expected:.3g} {unit}: check its unit and its row"
 
 
 def _same_subject(subjects: set[tuple[str, str]]) -> None:

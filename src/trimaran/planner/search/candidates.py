@@ -13,7 +13,7 @@ from functools import cache, cached_property, partial
 
 import numpy as np
 
-from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, distinct
+from trimaran.cost.grid import STACK_SPLIT, Bools, Ints, LayoutGrid, among, distinct
 from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
 from trimaran.layout.axis_rules import OFFLOADED_BY_ZERO
 from trimaran.layout.choices import APART, CHOICE, ON_REQUEST, index_of, usual_chunks
@@ -135,7 +135,7 @@ class Proposer:
         if "dispatcher" in rows and "dispatcher" not in space.fixed:
             same |= (rows.get("ep", np.array(1)) == 1) & (rows["dispatcher"] != space["dispatcher"][0])
         if "etp" in rows and len(space["etp"]) > 1:
-            same |= (rows["etp"] == 0) & np.isin(rows["tp"], space["etp"])
+            same |= (rows["etp"] == 0) & among(rows["tp"], space["etp"])
         return same
 
     def sharded(self, recomputed: Columns, parts: Parts) -> Columns:
@@ -151,8 +151,8 @@ class Proposer:
             # A lone replica shards nothing, but may offload by what shards.
             plain = np.logical_and.reduce([rows[name] == values[0] for name, values in parts.zero.items()])
             if "offload" in rows:
-                by_zero = np.isin(rows["offload"], [index_of("offload", word) for word in OFFLOADED_BY_ZERO])
-                plain |= by_zero & np.isin(rows["zero_stage"], self.stack.lone_zero_stages)
+                by_zero = among(rows["offload"], [index_of("offload", word) for word in OFFLOADED_BY_ZERO])
+                plain |= by_zero & among(rows["zero_stage"], self.stack.lone_zero_stages)
             rows = take(rows, (rows["dp"] * rows["cp"] > 1) | plain)
         if self.parts_share:
             rows["shard"] = np.zeros(count(rows), dtype=np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simulated_many, stages_many, time_many
 from trimaran.cost.estimates import Estimates
-from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, among
 from trimaran.cost.layers.exchange import FREE
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.similar import at_least
@@ -406,7 +406,7 @@ def _unusual_means(rows: Columns) -> Ints:
     unusual = np.zeros(count(rows), dtype=np.int64)
     for choice in CHOICES:
         if choice.plain:
-            unusual += ~np.isin(rows[choice.name], [choice.index(value) for value in choice.plain])
+            unusual += ~among(rows[choice.name], [choice.index(value) for value in choice.plain])
     return unusual
 
 
