@@ -53,6 +53,12 @@ def at_step(number: int, seconds: float, loss: str = "8.1") -> str:
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": "4"},
          {"recompute": None, "quality": "incomplete"}),
         ({"context_parallel_size": "1"}, {"stack": "megatron-core", "cp": 1}),
+        ({"context_parallel_size": "1", "tp_comm_overlap": "True"}, {"stack": "megatron-core-tp-overlap"}),
+        ({"context_parallel_size": "1", "use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads"},
+         {"stack": "megatron-core-fsdp"}),
+        ({"deepspeed": "True", "zero_stage": "1"}, {"stack": "megatron-deepspeed"}),
+        ({"deepspeed": "True", "zero_stage": "3"}, {"stack": "megatron-deepspeed-2025"}),
+        ({"deepspeed": "True", "zero_stage": "1", "use_flash_attn_v2": "True"}, {"stack": "megatron-deepspeed-2025"}),
     ],
 )  # fmt: skip
 def test_what_megatron_prints_of_its_settings_is_the_rows(
@@ -60,6 +66,14 @@ def test_what_megatron_prints_of_its_settings_is_the_rows(
 ) -> None:
     first, _ = read(tmp_path, megatron(**arguments)).rows
     assert {name: getattr(first, name) for name in cells} == cells
+
+
+def test_sequences_that_deepspeed_shares_out_are_ulysses(tmp_path: Path) -> None:
+    world = "using world size: 64, data-parallel-size: 4, sequence-parallel size: 4, tensor-model-parallel size: 4, "
+    text = f"{world}pipeline-model-parallel size: 1 \n{megatron(deepspeed='True', world_size='64')}"
+    row = read(tmp_path, text).rows[0]
+    assert (row.devices, row.dp, row.cp, row.cp_kind, row.tp) == (64, 4, 4, "ulysses", 4)
+    assert row.stack == "megatron-deepspeed-2025"
 
 
 def test_layers_that_no_row_can_say_are_refused(tmp_path: Path) -> None:

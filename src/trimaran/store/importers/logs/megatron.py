@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.deepspeed import is_engine_setting
-from trimaran.store.importers.logs.megatron_settings import NAMES, set_up
+from trimaran.store.importers.logs.megatron_settings import NAMES, set_up, stack_of
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
 from trimaran.store.importers.text import number_of
 
@@ -25,7 +25,7 @@ _CHANGED = re.compile(r"\.{3,60}(?:updated|default)$")
 _VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 _WORLD = re.compile(r"using world size: \d{1,8}, data-parallel[- ]size: \d{1,8}, .{0,200}")
 _WORLD_SIZES = re.compile(
-    r"\b(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel)"
+    r"\b(world|data-parallel|context-parallel|sequence-parallel|tensor-model-parallel|pipeline-model-parallel)"
     r"[- ]size: (\d{1,8})"
 )
 _WORLD_COLUMNS = {
@@ -79,7 +79,9 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
             sizes = _WORLD_SIZES.findall(world[0])
-            reading.cells |= {_WORLD_COLUMNS[name]: int(size) for name, size in sizes}
+            reading.cells |= {_WORLD_COLUMNS[name]: int(size) for name, size in sizes if name in _WORLD_COLUMNS}
+            if (ulysses := dict(sizes).get("sequence-parallel", "1")) != "1":  # Megatron-DeepSpeed alone
+                reading.cells |= {"cp": int(ulysses), "cp_kind": "ulysses"}
         elif memory := _MEMORY.search(line):
             rank, gib = int(memory[1]), float(memory[2]) / 1024.0
             reading.mem_gib_by_rank[rank] = max(gib, reading.mem_gib_by_rank.get(rank, 0.0))
@@ -104,8 +106,7 @@ class _Training:
         deepspeed = deepspeed or self.arguments.get("deepspeed") == "True"
         # context parallelism came with Megatron-Core 0.5 (megatron/training/arguments.py, --context-parallel-size)
         today = "context_parallel_size" in self.arguments or "cp" in reading.cells
-        megatron = "megatron-core" if today else "megatron"
-        reading.guesses["stack"] = "megatron-deepspeed" if deepspeed else megatron
+        reading.guesses["stack"] = stack_of(self.arguments, reading.cells, deepspeed=deepspeed, today=today)
         reading.formula = "" if deepspeed else "model_flops"
         if reading.mem_gib_by_rank:
             reading.notes.append("memory is the most that PyTorch had reserved")

@@ -88,6 +88,20 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
         reading.refusal = "is_hybrid_model is True: layers of state spaces stand between those that a row can say"
 
 
+def stack_of(arguments: Mapping[str, str], cells: Mapping[str, Cell], *, deepspeed: bool, today: bool) -> str:
+    """The stack as which it ran: under DeepSpeed or not, of `today` or of 2021, and what it asked for beside."""
+    stage, ulysses = cells.get("zero_stage"), cells.get("cp_kind") == "ulysses"
+    sharded = isinstance(stage, int) and stage > 1
+    if deepspeed:
+        flash = any(_on(arguments, f"use_flash_attn{kind}") for kind in ("", "_v1", "_v2", "_triton", "_builder"))
+        return "megatron-deepspeed-2025" if flash or ulysses or sharded else "megatron-deepspeed"
+    if sharded and _on(arguments, "use_megatron_fsdp"):
+        return "megatron-core-fsdp"
+    if today and _on(arguments, "tp_comm_overlap"):
+        return "megatron-core-tp-overlap"
+    return "megatron-core" if today else "megatron"
+
+
 def _on(arguments: Mapping[str, str], name: str) -> bool:
     """Whether a switch is on, or a choice made."""
     return arguments.get(name, "") not in _OFF
