@@ -78,16 +78,22 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         elif vocab := _VOCAB.search(line):
             reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
-            sizes = _WORLD_SIZES.findall(world[0])
-            reading.cells |= {_WORLD_COLUMNS[name]: int(size) for name, size in sizes if name in _WORLD_COLUMNS}
-            if (ulysses := dict(sizes).get("sequence-parallel", "1")) != "1":  # Megatron-DeepSpeed alone
-                reading.cells |= {"cp": int(ulysses), "cp_kind": "ulysses"}
+            reading.cells |= _degrees(world[0])
         elif memory := _MEMORY.search(line):
             rank, gib = int(memory[1]), float(memory[2]) / 1024.0
             reading.mem_gib_by_rank[rank] = max(gib, reading.mem_gib_by_rank.get(rank, 0.0))
     for training in trainings:
         training.finish(deepspeed)
     return drafts_of_trainings([training.reading for training in trainings], lines, given)
+
+
+def _degrees(world: str) -> dict[str, Cell]:
+    """How many ranks there are and how they share the work; of Megatron-DeepSpeed's sequences where they share those."""
+    sizes = {name: int(size) for name, size in _WORLD_SIZES.findall(world)}
+    cells: dict[str, Cell] = {column: sizes[name] for name, column in _WORLD_COLUMNS.items() if name in sizes}
+    if (ulysses := sizes.get("sequence-parallel", 1)) > 1:
+        cells |= {"cp": ulysses, "cp_kind": "ulysses"}
+    return cells
 
 
 @dataclass
