@@ -88,7 +88,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
 
 
 def _degrees(world: str) -> dict[str, Cell]:
-    """How many ranks there are and how they share the work; of Megatron-DeepSpeed's sequences where they share those."""
+    """How many ranks there are and how they share the work, with Ulysses that of sequences too."""
     sizes = {name: int(size) for name, size in _WORLD_SIZES.findall(world)}
     cells: dict[str, Cell] = {column: sizes[name] for name, column in _WORLD_COLUMNS.items() if name in sizes}
     if (ulysses := sizes.get("sequence-parallel", 1)) > 1:
