@@ -146,14 +146,24 @@ def test_what_is_exported_is_read_back_as_the_same_layout(
     assert not [sentence for kind, sentence in remarks if kind in told]
 
 
-@pytest.mark.parametrize("layout", ["dp8,tp2,sp,zero1,mbs1,bf16", "dp8,mbs1,zero1,fp8"])
-def test_a_layout_read_back_costs_what_it_costs_by_itself(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "stack"),
+    [
+        ("dp8,tp2,sp,zero1,mbs1,bf16", "megatron-core"),
+        ("dp8,mbs1,zero1,fp8", "megatron-core"),
+        ("dp8,mbs1,zero2,bf16", "megatron-core-fsdp"),
+        ("dp8,cp2,mbs1,zero3,fsdp,recompute-full,fp8", "megatron-core-fsdp"),
+        ("dp8,shard4,tp2,sp,mbs1,zero3,fsdp,bf16", "megatron-core-fsdp"),
+    ],
+)
+def test_a_layout_read_back_costs_what_it_costs_by_itself(tmp_path: Path, layout: str, stack: str) -> None:
     """The stack's facts that flags switch on are those that the planner counted, and so are time and memory."""
-    workload, wanted = workload_of("llama3.1-8b", 64), parse_layout(layout)
+    workload, wanted, planned = workload_of("llama3.1-8b", 64), parse_layout(layout), load_stack(stack)
     file = tmp_path / "run.sh"
-    file.write_text(export(wanted, workload, STACKS["megatron-core"], "megatron-lm"))
+    file.write_text(export(wanted, workload, planned, "megatron-lm"))
     cost = cost_of(file, "auto", Given("dgx-h100", devices=wanted.devices))
-    case = Case.of(workload, cost.case.cluster, STACKS["megatron-core"])
+    case = Case.of(workload, cost.case.cluster, planned)
+    assert cost.case.stack.name == stack
     assert cost.estimate.sec_per_it == pytest.approx(estimate(case, wanted).sec_per_it, rel=1e-6)
     assert cost.estimate.mem_gib == pytest.approx(estimate(case, wanted).mem_gib, rel=1e-6)
 

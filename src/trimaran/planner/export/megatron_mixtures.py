@@ -116,7 +116,7 @@ def further_degrees(layout: Layout, model: Model, version: str) -> list[str]:
     flags = []
     if layout.cp > 1:
         flags += [f"--context-parallel-size {layout.cp}", f"--cp-comm-type {CONTEXT_KINDS[layout.cp_kind]}"]
-    if layout.zero_stage == 1 and layout.size("replicate") > 1:
+    if layout.zero_stage > 0 and layout.size("replicate") > 1:
         flags.append(f"--num-distributed-optimizer-instances {layout.size('replicate')}")
     if not model.experts:
         return flags
