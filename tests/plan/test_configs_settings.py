@@ -12,6 +12,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.cost import ConfigCost, cost_of
 from trimaran.planner.configs.read import read_config
 from trimaran.planner.configs.resolve import Given
+from trimaran.planner.configs.stated import Stated
 
 MEGATRON = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 2 --bf16"
 LLAMA = '[model]\nname = "llama3"\nflavor = "8B"\n'
@@ -220,3 +221,17 @@ def test_a_module_that_no_graph_covers_ends_in_one_line(tmp_path: Path) -> None:
     script.write_text(f"{MEGATRON} --cuda-graph-impl local --cuda-graph-modules atn")
     with pytest.raises(TrimaranError, match=r"^--cuda-graph-modules is 'atn': of it only attn, mlp, moe"):
         read_config(script)
+
+
+def test_what_zero_3_keeps_gathered_and_masters_in_bf16_are_counted(tmp_path: Path) -> None:
+    def stated(bf16: dict[str, bool], **settings: float) -> Stated:
+        zero = {"stage": 3, **settings}
+        (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True, **bf16}, "zero_optimization": zero}))
+        return read_config(tmp_path / "ds.json")
+
+    found = stated({}, stage3_max_live_parameters=1e8, stage3_max_reuse_distance=0, reduce_bucket_size=2e8)
+    sizes = {"live_parameters": 100_000_000, "reuse_parameters": 0, "bucket_elements": 200_000_000}
+    assert {name: found.stack[name] for name in sizes} == sizes and not found.unread
+    narrow = stated({"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True})
+    assert (narrow.stack["master_weight_bytes"], narrow.stack["wide_gradients"]) == (2, ())
+    assert narrow.uncounted == ["bf16.bf16_optimizer_states: moments are counted in fp32"]

@@ -12,13 +12,20 @@ from trimaran.planner.configs.stated import Stated, optimizer_of
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # What makes a layout that cannot be said, unless it is 1; and what is not counted, unless it is none.
 _AT_ONE = ("zero_hpz_partition_size",)
+# Elements of ZeRO's buckets, and parameters that stage 3 keeps gathered ahead and behind; a file may write 5e8.
+_SIZES = {
+    "reduce_bucket_size": "bucket_elements",
+    "stage3_max_live_parameters": "live_parameters",
+    "stage3_max_reuse_distance": "reuse_parameters",
+}
+_MOST = 1e15
 # In the order in which one includes the other, each with its deprecated name (deepspeed/runtime/zero/config.py).
 _OFFLOADS = (("offload_optimizer", "cpu_offload", "optimizer"), ("offload_param", "cpu_offload_param", "weights"))
 _KNOWN = {*_BATCHES, "sequence_parallel_size", "bf16", "fp16", "bfloat16", "optimizer", "data_types"}
 # Of ZeRO what is read, and what no step can feel.
 _KNOWN_ZERO = {
     *_AT_ONE, *(name for names in _OFFLOADS for name in names[:2]), "stage", "mics_shard_size", "overlap_comm",
-    "reduce_bucket_size", "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
+    *_SIZES, "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
     "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
     "gather_16bit_weights_on_model_save", "log_trace_cache_warnings", "enable_sanity_checks",
 }  # fmt: skip
@@ -75,8 +82,15 @@ def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) 
         "float32",
     ):
         stated.stack["wide_gradients"] = ()
-    if isinstance(zero.get("reduce_bucket_size"), int):
-        stated.stack["bucket_elements"] = zero["reduce_bucket_size"]
+    bf16 = _table(config, "bf16")
+    if bf16.get("bf16_master_weights_and_grads") is True:
+        stated.stack |= {"master_weight_bytes": 2, "wide_gradients": ()}
+    if bf16.get("bf16_optimizer_states") is True:
+        stated.uncounted.append("bf16.bf16_optimizer_states: moments are counted in fp32")
+    for name, field in _SIZES.items():
+        size = zero.get(name)
+        if isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < _MOST:
+            stated.stack[field] = int(size)
     for name, deprecated, word in _OFFLOADS:
         section = _table(zero, name) if isinstance(zero.get(name), dict) else {"device": zero.get(name)}
         device = "cpu" if zero.get(deprecated) is True else section.get("device", "none")
