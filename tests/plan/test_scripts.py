@@ -198,6 +198,11 @@ def test_a_slurm_script_says_how_many_devices_it_takes(
     assert layout.dp == devices and "how many devices" not in remarks
 
 
+def test_an_optimizer_without_a_word_here_is_counted_as_adam_and_told(tmp_path: Path) -> None:
+    _, workload, remarks = read(tmp_path, f"{PLAIN} --optimizer muon")
+    assert workload.optimizer == "adam" and "not counted: optimizer muon, counted as adam" in remarks
+
+
 @pytest.mark.parametrize(
     ("flags", "vocab"),
     [

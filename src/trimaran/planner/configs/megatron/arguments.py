@@ -16,7 +16,7 @@ from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
 from trimaran.planner.configs.megatron.sharding import sharded
 from trimaran.planner.configs.megatron.vocabulary import vocabulary
 from trimaran.planner.configs.megatron.yarn import yarn
-from trimaran.planner.configs.stated import Stated
+from trimaran.planner.configs.stated import Stated, optimizer_of
 from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (
     ACCUMULATED_APART,
@@ -184,7 +184,7 @@ def _gate(flags: Flags, stated: Stated) -> None:
 def _workload(flags: Flags, stated: Stated) -> None:
     sizes = {"seq_len": flags.count("--seq-length"), "global_batch": flags.count("--global-batch-size")}
     stated.workload |= {name: value for name, value in sizes.items() if value is not None}
-    stated.workload["optimizer"] = flags.word("--optimizer", ("adam", "sgd")) or "adam"
+    stated.workload["optimizer"] = optimizer_of(flags.word("--optimizer") or "adam", stated)
     ramp = flags.words("--rampup-batch-size")
     if ramp:
         numbers = [int(word) for word in ramp if word.replace("_", "").isdecimal()]
