@@ -154,6 +154,7 @@ def test_what_is_exported_is_read_back_as_the_same_layout(
         ("dp8,mbs1,zero2,bf16", "megatron-core-fsdp"),
         ("dp8,cp2,mbs1,zero3,fsdp,recompute-full,fp8", "megatron-core-fsdp"),
         ("dp8,shard4,tp2,sp,mbs1,zero3,fsdp,bf16", "megatron-core-fsdp"),
+        ("dp4,cp2,mbs1,zero3,fsdp,recompute-full,fp8", "megatron-core-torch-fsdp2"),
     ],
 )
 def test_a_layout_read_back_costs_what_it_costs_by_itself(tmp_path: Path, layout: str, stack: str) -> None:

@@ -26,6 +26,7 @@ from trimaran.planner.export.megatron_words import (
     OFFLOADED_OPTIMIZER,
     TOKENIZER,
     TOLD_TRAITS,
+    TORCH_FSDP2,
     WITHOUT_OFFLOADED_LAYERS,
     WRITTEN_FOR,
     graph_flags,
@@ -72,7 +73,7 @@ def megatron_lm(asked: Asked) -> str:
     flags += graph_flags(stack, model, version)
     head = [f"{WRITTEN_FOR} {version}: {layout} on {layout.devices} devices", *untold_yarn(model)]
     if layout.zero_stage > 1:
-        head.append("# Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1: leave it unset.")
+        head.append("# FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1: leave it unset.")
     if model.experts:
         head.append("# How the router's load is balanced is not planned: state --moe-router-load-balancing-type.")
     return "\n".join([*head, joined(flags)])
@@ -135,9 +136,11 @@ def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
     gathers = layout.zero_stage > 0 and stack.gathers_behind_forward and ahead
     # ranks that share a sequence sum gradients as replicas do
     sums = layout.dp * layout.cp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
+    # PyTorch's FSDP overlaps by itself, and Megatron-LM refuses its own switches beside it
+    by_itself = stack.name == TORCH_FSDP2 and layout.zero_stage > 1
     switches = (
-        (sums or gathers, "--overlap-grad-reduce"),
-        (gathers, "--overlap-param-gather"),
+        ((sums or gathers) and not by_itself, "--overlap-grad-reduce"),
+        (gathers and not by_itself, "--overlap-param-gather"),
         (layout.sequence_parallel and stack.sums_behind_products, "--tp-comm-overlap"),
     )
     return [flag for said, flag in switches if said]
@@ -207,6 +210,10 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             ),
             (model.shared_gate and version in WITHOUT_SHARED_GATE, f"model.shared_gate in core {version}"),
             (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
+            (
+                layout.zero_stage > 1 and stack.name == TORCH_FSDP2 and model.tied_embedding,
+                f"ZeRO stage {layout.zero_stage} of a head that shares the embedding's weights",
+            ),
             (layout.zero_stage > 1 and layout.pp > 1, f"ZeRO stage {layout.zero_stage} of a pipeline"),
             (layout.dp_kind == "parameter_server", f"data-parallel kind {layout.dp_kind}"),
             (every > 1 and not stack.recomputes_by_stage, f"recomputing one layer in {every}"),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from trimaran.planner.configs.flags import Flags
 from trimaran.planner.configs.stated import Stated
-from trimaran.planner.export.megatron_words import ACCUMULATED_APART, DOUBLE_BUFFER, FSDP, SHARDED, SHARDING
+from trimaran.planner.export.megatron_words import (
+    ACCUMULATED_APART,
+    BY_TORCH,
+    DOUBLE_BUFFER,
+    FSDP,
+    KEPT_BY_TORCH,
+    SHARDED,
+    SHARDING,
+    TORCH_FSDP2,
+)
 
 _STACK = "megatron-core-fsdp"
 _WHOLLY = "optim_grads_params"
@@ -27,8 +36,12 @@ def sharded(flags: Flags, stated: Stated) -> None:
         if stage > 1:
             stated.stack_name = _STACK
             _megatron_fsdp(flags, stated)
-    elif flags.has("--use-torch-fsdp2"):
-        layout["zero_stage"] = 2 if flags.has("--torch-fsdp2-no-reshard-after-forward") else 3
+    elif flags.has(BY_TORCH):
+        layout["zero_stage"] = 2 if flags.has(KEPT_BY_TORCH) else 3
+        stated.stack_name = TORCH_FSDP2
+        # megatron/training/arguments.py at d98e8a6, lines 1040 and 1052: without either, whatever is asked
+        stated.stack |= {"overlap_dp": 1.0, "gathers_behind_forward": True, "fused_accumulation": "never"}
+        stated.stack |= {"grad_bytes_16bit": 2, "gathers_casts": False}
     else:
         flags.has(SHARDING)  # which does nothing then
     if layout["zero_stage"] == 3:

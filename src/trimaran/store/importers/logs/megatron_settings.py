@@ -95,8 +95,8 @@ def stack_of(arguments: Mapping[str, str], cells: Mapping[str, Cell], *, deepspe
     if deepspeed:
         flash = any(_on(arguments, f"use_flash_attn{kind}") for kind in ("", "_v1", "_v2", "_triton", "_builder"))
         return "megatron-deepspeed-2025" if flash or ulysses or sharded else "megatron-deepspeed"
-    if sharded and _on(arguments, "use_megatron_fsdp"):
-        return "megatron-core-fsdp"
+    if sharded and (_on(arguments, "use_megatron_fsdp") or _on(arguments, "use_torch_fsdp2")):
+        return "megatron-core-fsdp" if _on(arguments, "use_megatron_fsdp") else "megatron-core-torch-fsdp2"
     if today and _on(arguments, "tp_comm_overlap"):
         return "megatron-core-tp-overlap"
     return "megatron-core" if today else "megatron"
