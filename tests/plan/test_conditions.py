@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.shell import training_words
 
 VALUES = ("", "1", "2", "10", "true", "false")
@@ -71,6 +72,16 @@ def test_a_branch_adds_to_words_of_which_some_are_not_known() -> None:
 )
 def test_where_output_goes_is_no_value(where: str) -> None:
     assert training_words(f"train --a --b 2 {where}\n", TELLING)[0] == ["train", "--a", "--b", "2"]
+
+
+def test_a_quoted_value_is_no_redirection() -> None:
+    assert training_words("train --a '<s>' --b \">x\"\n", TELLING)[0] == ["train", "--a", "<s>", "--b", ">x"]
+
+
+@pytest.mark.parametrize("again", ["eval $RUN", 'bash -c "$RUN"'])
+def test_a_script_that_runs_itself_ends_in_a_line(again: str) -> None:
+    with pytest.raises(TrimaranError, match="runs itself more than 20 deep"):
+        training_words(f"RUN='{again}'\n{again}\n", TELLING)
 
 
 def test_what_eval_is_given_is_followed() -> None:

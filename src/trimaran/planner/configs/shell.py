@@ -20,6 +20,8 @@ UNSET = "\x01"
 # What stands for a blank in the name of what is not known, so that no word is split there.
 _BLANK = "\x02"
 _LONGEST = 2**20
+# How deep eval and bash -c may stand in each other.
+_DEEPEST = 20
 # Commands that show what another one is given.
 _SHOWING = {"echo", "printf", "cat", "log"}
 # What Slurm sets to the nodes of a job.
@@ -39,12 +41,13 @@ Values = dict[str, list[str]]
 
 
 class Script:
-    """Commands of a script as words; `branches` tells whether all of what it decides itself was followed."""
+    """Commands of a script as words; `branches` are its conditions and loops, as far as it has got."""
 
     def __init__(self, text: str) -> None:
         nodes, _ = nodes_of(text)
         self.values: Values = {name: [str(nodes)] for name in _NODES if nodes is not None}
         self.branches = Branches()
+        self.depth = 0
         self.commands: list[list[str]] = []
         self._follow_text(_HERE.sub("\n", text))
 
@@ -61,7 +64,7 @@ class Script:
             self._assign(*match.groups())
             words = words[1:]
         if words:
-            command = _without_redirections([field for word in words for field in self._fields(word)])
+            command = [field for word in _without_redirections(words) for field in self._fields(word)]
             if command[:1] == ["eval"]:
                 self._follow_text(" ".join(command[1:]))
                 return
@@ -71,8 +74,12 @@ class Script:
                     self._follow_text(given)
 
     def _follow_text(self, text: str) -> None:
+        if self.depth >= _DEEPEST:
+            raise TrimaranError(f"the script runs itself more than {_DEEPEST} deep: give the arguments themselves")
+        self.depth += 1
         for words in _statements(text):
             self._follow(words)
+        self.depth -= 1
 
     def _assign(self, name: str, more: str, value: str) -> None:
         array = value.startswith("(") and value.endswith(")")
@@ -228,7 +235,7 @@ def _statements(text: str) -> Iterator[list[str]]:
 
 def _known_again(text: str, start: int) -> int:
     """The place behind the name of what is not known that starts there."""
-    return (text.find(UNSET, start + 1) if UNSET in text[start + 1 :] else len(text) - 1) + 1
+    return text.find(UNSET, start + 1) + 1 or len(text)
 
 
 def _closing(text: str, start: int) -> int:
@@ -254,7 +261,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _without_redirections(words: list[str]) -> list[str]:
-    """Words of a command without where its output goes and its input comes from."""
+    """Words of a command, with their quotes, without where its output goes and its input comes from."""
     left: list[str] = []
     rest = iter(words)
     for word in rest:

@@ -1,4 +1,4 @@
-"""Megatron-LM's words for shapes and CUDA graphs, which exports write and imports of configurations read back.
+"""Megatron-LM's words for shapes, CUDA graphs and what replicas share out, which exports write and imports read back.
 
 From megatron/training/arguments.py and, where core 0.16 and later make options of a dataclass's fields,
 megatron/core/transformer/transformer_config.py, at core_v0.19.0.
@@ -140,9 +140,7 @@ def graph_flags(stack: Stack, model: Model, version: str) -> list[str]:
 FSDP, SHARDING, DOUBLE_BUFFER = "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--fsdp-double-buffer"
 SHARDED: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 # The stack that runs under PyTorch's in its place, and how it says so.
-TORCH_FSDP2, BY_TORCH, KEPT_BY_TORCH = (
-    "megatron-core-torch-fsdp2", "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward",
-)  # fmt: skip
+TORCH_FSDP2, BY_TORCH = "megatron-core-torch-fsdp2", "--use-torch-fsdp2"
 ACCUMULATED_APART = "--no-gradient-accumulation-fusion"
 # Whose --outer-dp-sharding-strategy replicates what a part of the replicas shards; core 0.15 has none.
 HYBRID_FSDP = ("0.19",)
@@ -151,8 +149,7 @@ HYBRID_FSDP = ("0.19",)
 def sharding_flags(layout: Layout, stack: Stack) -> list[str]:
     """Who shards optimizer states: the distributed optimizer, and of more than them Megatron-FSDP, or PyTorch's."""
     if stack.name == TORCH_FSDP2:
-        kept = [KEPT_BY_TORCH] if layout.zero_stage == 2 else []
-        return [BY_TORCH, *kept, ACCUMULATED_APART, "--ckpt-format torch_dist"] if layout.zero_stage > 1 else []
+        return [BY_TORCH, ACCUMULATED_APART, "--ckpt-format torch_dist"] if layout.zero_stage > 1 else []
     distributed = ["--use-distributed-optimizer"] if layout.zero_stage > 0 else []
     if layout.zero_stage < 2:
         return distributed

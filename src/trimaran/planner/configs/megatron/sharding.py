@@ -9,7 +9,6 @@ from trimaran.planner.export.megatron_words import (
     BY_TORCH,
     DOUBLE_BUFFER,
     FSDP,
-    KEPT_BY_TORCH,
     SHARDED,
     SHARDING,
     TORCH_FSDP2,
@@ -37,7 +36,7 @@ def sharded(flags: Flags, stated: Stated) -> None:
             stated.stack_name = _STACK
             _megatron_fsdp(flags, stated)
     elif flags.has(BY_TORCH):
-        layout["zero_stage"] = 2 if flags.has(KEPT_BY_TORCH) else 3
+        layout["zero_stage"] = 2 if flags.has("--torch-fsdp2-no-reshard-after-forward") else 3
         stated.stack_name = TORCH_FSDP2
         # megatron/training/arguments.py at d98e8a6, lines 1040 and 1052: without either, whatever is asked
         stated.stack |= {"overlap_dp": 1.0, "gathers_behind_forward": True, "fused_accumulation": "never"}
