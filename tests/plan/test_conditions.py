@@ -80,8 +80,10 @@ def test_a_quoted_value_is_no_redirection() -> None:
 
 @pytest.mark.parametrize("again", ["eval $RUN", 'bash -c "$RUN"'])
 def test_a_script_that_runs_itself_ends_in_a_line(again: str) -> None:
-    with pytest.raises(TrimaranError, match="runs itself more than 20 deep"):
+    with pytest.raises(TrimaranError, match="more than 20 deep in each other"):
         training_words(f"RUN='{again}'\n{again}\n", TELLING)
+    with pytest.raises(TrimaranError, match="more than 262144 characters"):
+        training_words("A='--a'\n" + 'eval A=\\"$A $A\\"\n' * 30 + "train $A\n", TELLING)
 
 
 def test_what_eval_is_given_is_followed() -> None:

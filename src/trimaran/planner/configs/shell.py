@@ -20,8 +20,8 @@ UNSET = "\x01"
 # What stands for a blank in the name of what is not known, so that no word is split there.
 _BLANK = "\x02"
 _LONGEST = 2**20
-# How deep eval and bash -c may stand in each other.
-_DEEPEST = 20
+# How deep eval and bash -c may stand in each other, and how many characters they may be given in all.
+_DEEPEST, _MOST_GIVEN = 20, 2**18
 # Commands that show what another one is given.
 _SHOWING = {"echo", "printf", "cat", "log"}
 # What Slurm sets to the nodes of a job.
@@ -47,7 +47,7 @@ class Script:
         nodes, _ = nodes_of(text)
         self.values: Values = {name: [str(nodes)] for name in _NODES if nodes is not None}
         self.branches = Branches()
-        self.depth = 0
+        self.depth, self.given = 0, 0
         self.commands: list[list[str]] = []
         self._follow_text(_HERE.sub("\n", text))
 
@@ -74,8 +74,12 @@ class Script:
                     self._follow_text(given)
 
     def _follow_text(self, text: str) -> None:
-        if self.depth >= _DEEPEST:
-            raise TrimaranError(f"the script runs itself more than {_DEEPEST} deep: give the arguments themselves")
+        self.given += len(text) if self.depth else 0
+        if self.depth > _DEEPEST or self.given > _MOST_GIVEN:
+            raise TrimaranError(
+                f"eval and bash -c of the script stand more than {_DEEPEST} deep in each other, or are given more than "
+                f"{_MOST_GIVEN} characters: give the arguments themselves"
+            )
         self.depth += 1
         for words in _statements(text):
             self._follow(words)
