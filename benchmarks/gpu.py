@@ -37,6 +37,7 @@ from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.train_settings import TrainSettings
+from trimaran.train.programs.tokenise import prepare
 
 HERE = Path(__file__).parent
 WARM_UP_STEPS = 4
@@ -93,10 +94,7 @@ def matmul_tflops(device: torch.device, workload: Workload, mbs: int, seconds: f
 def prepare_data(folder: Path, vocab: int) -> Path:
     """The standard library's source as bytes."""
     job = DataJob(data=DataSettings(max_mib=16), vocab=vocab, cache_dir=str(folder / "cache"))
-    (folder / "data.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "trimaran.train.programs.tokenise", str(folder / "data.json")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return Path(done.stdout.strip().splitlines()[-1])
+    return prepare(job)
 
 
 def run(

@@ -44,6 +44,7 @@ from trimaran.protocol.host import processor_name
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.train_settings import TrainSettings
+from trimaran.train.programs.tokenise import prepare
 
 HERE = Path(__file__).parent
 CORES = 2
@@ -153,9 +154,7 @@ PARTS = {
 def prepare_data(folder: Path) -> Path:
     """The standard library's source as token files of a BPE of 8192."""
     job = DataJob(data=DataSettings(tokenizer="bpe", max_mib=16), vocab=MODEL.vocab, cache_dir=str(folder / "cache"))
-    (folder / "data.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "trimaran.train.programs.tokenise", str(folder / "data.json")]
-    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+    return prepare(job)
 
 
 def is_installed(package: str) -> bool:
