@@ -69,3 +69,13 @@ def test_what_a_processor_has_no_products_in_goes_through_fp32(
         tolerance = 1e-5 if ours.dtype == torch.float32 else rounding
         torch.testing.assert_close(ours.double(), true, rtol=tolerance, atol=tolerance)
     assert gradient.dtype == total.dtype and not room.generates_code(x)
+
+
+@pytest.mark.skipif(room.LACKS_BF16, reason="oneDNN has no bf16 products here")
+@pytest.mark.parametrize("tokens", [1, 511, 512])
+def test_a_bias_in_bf16_is_added_before_the_only_rounding(tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x, matrix, bias = (torch.randn(size, generator=generator).bfloat16() for size in ((2, tokens, 24), (40, 24), (40,)))
+    found, exact = linear(x, matrix, bias), x.double() @ matrix.double().t() + bias.double()
+    assert found.shape == exact.shape and found._base is None
+    torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(torch.bfloat16).eps / 2, atol=1e-5)

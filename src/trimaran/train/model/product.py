@@ -35,8 +35,9 @@ WIDE_CORES = _FAMILY >= 26
 # in bf16 without AMX the whole sum is up to 10% faster.
 _TOKENS = 512
 _HAS_AMX = torch.cpu._is_amx_tile_supported()
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
 # Asked of x86 alone: an Arm processor has bf16 products of its own.
-LACKS_BF16 = platform.machine() in ("x86_64", "AMD64") and not (
+LACKS_BF16 = _IS_X86 and not (
     torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-untyped-call]
 )
 
@@ -44,6 +45,14 @@ LACKS_BF16 = platform.machine() in ("x86_64", "AMD64") and not (
 def goes_by_onednn(x: Tensor) -> bool:
     """Whether a product of `x` is faster by oneDNN than as PyTorch makes it."""
     return PREFERS_ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _adds_bias_by_onednn(x: Tensor) -> bool:
+    """Whether oneDNN adds a bias to a product of `x` as it makes it.
+
+    PyTorch copies the bias to every row of the result before: 2% of a bf16 step on AMX (docs/training-speed.md).
+    """
+    return _IS_X86 and x.dtype == torch.bfloat16 and x.device.type == "cpu" and not LACKS_BF16
 
 
 def generates_code(x: Tensor) -> bool:
@@ -72,7 +81,7 @@ def reshaped(y: Tensor, shape: Sequence[int]) -> Tensor:
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """(.., in) and (out, in) -> (.., out)."""
-    if goes_by_onednn(x):
+    if goes_by_onednn(x) or (bias is not None and _adds_bias_by_onednn(x)):
         return _by_onednn(x, matrix, bias)
     if not goes_through_fp32(x):
         return reshaped(functional.linear(x, matrix, bias), (*x.shape[:-1], len(matrix)))
