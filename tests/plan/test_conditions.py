@@ -14,7 +14,13 @@ CONDITIONS = st.one_of(
     st.builds('[ "$A" {} "{}" ]'.format, st.sampled_from(["=", "==", "!="]), st.sampled_from(VALUES)),
     st.builds('[[ $B {} "{}" ]]'.format, st.sampled_from(["==", "!="]), st.sampled_from(VALUES)),
     st.builds("[ $N {} {} ]".format, st.sampled_from(["-eq", "-ne", "-gt", "-ge", "-lt", "-le"]), st.integers(0, 3)),
-    st.builds('[ {} "$A" ]'.format, st.sampled_from(["-n", "-z"])),
+    st.builds('[ {} "$A" ]'.format, st.sampled_from(["-n", "-z", "", "! -n"])),
+    # a value that is empty and not quoted is no word of `[`
+    st.builds("[ $B {} 1 ]".format, st.sampled_from(["=", "!="])),
+    st.builds(
+        "{} {} $B {}".format, st.just("[["), st.sampled_from(["-n", "-z", "", "! -z", "1 ==", "! 1 !="]), st.just("]]")
+    ),
+    st.builds("[ {} $B ]".format, st.sampled_from(["-n", "-z", "", "! -n", "!"])),
     st.sampled_from(["true", "false"]),
 )
 ASSIGNED = st.builds("{}={}".format, st.sampled_from(["A", "B"]), st.sampled_from(VALUES)) | st.builds(
@@ -35,7 +41,7 @@ SCRIPTS = st.recursive(st.lists(ASSIGNED, min_size=1, max_size=3).map("\n".join)
 TELLING = dict.fromkeys(["--a", "--b", "--c", "--d"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(script=SCRIPTS, n=st.integers(0, 3))
 def test_branches_are_those_of_bash(script: str, n: int) -> None:
     script = f"OUT='train --a'\nA=1\nB=true\nN={n}\n{script}\n"

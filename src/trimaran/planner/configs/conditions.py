@@ -79,14 +79,37 @@ class Branches:
 
 
 def holds(words: list[str]) -> bool | None:
-    """Whether a condition as `[ 4 -gt 1 ]` or `[[ a == b ]]` holds; None for what only a shell can tell."""
+    """Whether a condition as `[ 4 -gt 1 ]` or `[[ a == b ]]` holds; None for what only a shell can tell.
+
+    A value that is empty and not quoted is no word: `[[` reads it all the same, and `[` counts the words that are left.
+    """
     if words in (["true"], ["false"]):
         return words == ["true"]
     if len(words) < 2 or _CLOSED_BY.get(words[0]) != words[-1]:
         return None
-    match words[1:-1]:
+    return _tested(words[1:-1], splits=words[0] == "[")
+
+
+def _tested(words: list[str], *, splits: bool) -> bool | None:
+    """Whether what stands between the brackets holds; `splits`: values are split into words there."""
+    match words:
+        case []:
+            return False
+        case ["!", *rest] if rest and rest[0] not in _OF_TEXT:
+            found = _tested(rest, splits=splits)
+            return None if found is None else not found
         case ["-n" | "-z" as kind, value]:
             return bool(value) == (kind == "-n")
+        case ["-n" | "-z" as kind] if not splits:
+            return kind == "-z"
+        case [value]:
+            return bool(value)
+        case [sign, _] if sign in _OF_TEXT and splits:
+            return False  # bash misses an operand, which is no success
+        case [sign, right] if sign in _OF_TEXT:
+            return _tested(["", sign, right], splits=splits)
+        case [left, sign] if sign in _OF_TEXT and not splits:
+            return _tested([left, sign, ""], splits=splits)
         case [left, sign, right] if sign in _OF_TEXT and not any(char in right for char in "*?["):
             return _OF_TEXT[sign](left, right)
         case [left, sign, right] if sign in _OF_NUMBERS:
