@@ -89,7 +89,7 @@ def test_a_pipeline_of_fsdp_holds_weights_and_gradients_whole_and_moves_them_onc
     assert grown == pytest.approx(whole * (2 + 4 * 7 / 8) / 2**30, rel=0.2)
     # of 4 times the micro-batches only what passes through memory grows: 10 bytes a parameter
     added = 24 * whole * 10 / (H100.device.mem_bandwidth_gb_s * 1e9)
-    assert added < many.time.dp - few.time.dp < 1.5 * added
+    assert added < many.time.dp - few.time.dp < 1.7 * added
     assert estimated(stack, text, 256, pipelines_keep_whole=False).time.dp > 2 * many.time.dp
     alone = "dp32,tp4,mbs1,fsdp,sp,recompute-full,bf16"
     assert estimated(stack, alone, 64) == estimated(stack, alone, 64, pipelines_keep_whole=False)

@@ -1,10 +1,14 @@
-"""How much longer ranks of a CPU take because they wait for each other often: at sums over TP, or stage by stage.
+"""How much longer ranks take because they wait for the slowest of them.
 
-Whoever meets waits for the slowest of each piece of work, and the shorter the pieces, the more differ they: a system
-that runs another process for a moment, or lets more ranks than it has cores take turns, does so between a few meetings.
+On a CPU they do so the longer, the more often they meet: at sums over TP, or stage by stage. The shorter the pieces of
+work between two meetings, the more differ they: a system that runs another process for a moment, or lets more ranks
+than it has cores take turns, does so between a few meetings. GPUs of one kind differ by what their power limit lets
+each of them do, and the more there are, the slower is the slowest.
 """
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 import numpy as np
 
@@ -15,6 +19,14 @@ from trimaran.nouns.hardware.measured import OFTEN_S, SELDOM_S
 
 # Sums over TP of a layer's forward and backward; exchanges of CP and EP come about as often.
 SUMS = 4.0
+# GPUs of one kind in one cluster differ by 8% on average (Sinha et al., SC22, arXiv 2208.11035), read as the width of
+# their times without outliers: between the whiskers of a box plot a normal distribution has 5.4 deviations.
+GPU_DEVIATION = 0.08 / 5.4
+# The rates that are known of GPUs are those of nodes of so many.
+KNOWN_GPUS = 8
+# The largest of 2^k values of a standard normal distribution, as expected (Blom, 1958).
+_DOUBLED = range(32)
+_LARGEST = [NormalDist().inv_cdf((2**k - 0.375) / (2**k + 0.25)) for k in _DOUBLED]
 
 
 def waiting_factor(case: Case, grid: LayoutGrid, layer: LayerWork) -> Floats:
@@ -31,6 +43,17 @@ def waiting_factor(case: Case, grid: LayoutGrid, layer: LayerWork) -> Floats:
     often = np.interp(np.log(slots), np.log(ranks), factors)
     weight = np.log(SELDOM_S / np.maximum(_seconds_between(grid, layer), OFTEN_S)) / np.log(SELDOM_S / OFTEN_S)
     return np.asarray(1.0 + (often - 1.0) * np.clip(weight, 0.0, 1.0))
+
+
+def slowest_factor(case: Case, grid: LayoutGrid) -> Floats:
+    """By what factor the slowest GPU of a layout takes longer than that of one node, shape (n,); 1 within a node.
+
+    Every iteration waits for it, wherever it is: in a stage, among those of a sum over TP, or among replicas.
+    """
+    if case.cluster.device.kind != "gpu":
+        return np.ones(len(grid))
+    largest = np.interp(np.log2(np.maximum(grid.devices, KNOWN_GPUS)), _DOUBLED, _LARGEST)
+    return np.asarray(1.0 + GPU_DEVIATION * (largest - _LARGEST[KNOWN_GPUS.bit_length() - 1]))
 
 
 def _seconds_between(grid: LayoutGrid, layer: LayerWork) -> Floats:

@@ -14,7 +14,7 @@ from trimaran.cost.kernels import Rates, rates, slowdowns
 from trimaran.cost.layers.hidden_exchange import behind_other_batch, behind_shared
 from trimaran.cost.layers.layer_work import LayerWork, Shapes, layer_work
 from trimaran.cost.layers.tensor_sums import TensorSums
-from trimaran.cost.meetings import waiting_factor
+from trimaran.cost.meetings import slowest_factor, waiting_factor
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
@@ -179,7 +179,7 @@ def _tensor_group(case: Case, grid: LayoutGrid) -> Group:
 def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     """What the stages do in one micro-batch."""
     rate, each = rates(case, grid.precision, _slots(case, grid)), micro_batch(case, grid)
-    each = each.paced(waiting_factor(case, grid, each.layer))
+    each = each.paced(waiting_factor(case, grid, each.layer) * slowest_factor(case, grid))
     layer, dense = behind_other_batch(case, grid, each.layer), each.dense
     held, arrives = _sends(case, grid, each.message)
     further = case.model.mtp_depth  # layers of the last stage beside those of the model
