@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -133,8 +134,18 @@ QUESTION = ("plan", "--model", "gpt3-13b", "--cluster", "dgx-h100", "--devices",
 @pytest.mark.proof
 def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
     told = trimaran(*QUESTION, "--tokens", "300e9", "--price", "2").stdout
-    assert "waiting for nodes 0.00%; 0.24 faults in the mean" in told
-    assert "expected 11.5 min (P50 " in trimaran(*QUESTION, "--tokens", "3e8").stdout
+    few = trimaran(*QUESTION, "--tokens", "3e8").stdout
+    days, hours, faults, minutes = (
+        float(re.findall(pattern, text)[0])
+        for pattern, text in (
+            (r"expected ([\d.]+) days \(P50 ", told),
+            (r"one every (\d+) hours on 64 devices", told),
+            (r"waiting for nodes 0\.00%; ([\d.]+) faults in the mean", told),
+            (r"expected ([\d.]+) min \(P50 ", few),
+        )
+    )
+    assert faults == pytest.approx(24 * days / hours, abs=0.006)
+    assert minutes == pytest.approx(24 * 60 * days / 1000, rel=0.01), "of a thousandth of the tokens, a thousandth"
     assert "days and cost above assume that nothing fails. With the faults of llama3-h100" in told
     assert "assumed: faults are those of llama3-h100, since cluster dgx-h100 states none" in told
     assert "assumed: a restart takes 15 minutes" in told and ", P90 " in told
