@@ -14,11 +14,14 @@ CONDITIONS = st.one_of(
     st.builds('[ "$A" {} "{}" ]'.format, st.sampled_from(["=", "==", "!="]), st.sampled_from(VALUES)),
     st.builds('[[ $B {} "{}" ]]'.format, st.sampled_from(["==", "!="]), st.sampled_from(VALUES)),
     st.builds("[ $N {} {} ]".format, st.sampled_from(["-eq", "-ne", "-gt", "-ge", "-lt", "-le"]), st.integers(0, 3)),
-    st.builds('[ {} "$A" ]'.format, st.sampled_from(["-n", "-z", "", "! -n"])),
+    st.builds('[ {} "$A" ]'.format, st.sampled_from(["-n", "-z", "", "! -n", "! ! -z"])),
     # a value that is empty and not quoted is no word of `[`
     st.builds("[ $B {} 1 ]".format, st.sampled_from(["=", "!="])),
     st.builds(
-        "{} {} $B {}".format, st.just("[["), st.sampled_from(["-n", "-z", "", "! -z", "1 ==", "! 1 !="]), st.just("]]")
+        "{} {} $B {}".format,
+        st.just("[["),
+        st.sampled_from(["-n", "-z", "", "! -z", "! ! ! -n", "1 ==", "! 1 !="]),
+        st.just("]]"),
     ),
     st.builds("[ {} $B ]".format, st.sampled_from(["-n", "-z", "", "! -n", "!"])),
     st.sampled_from(["true", "false"]),
@@ -95,3 +98,8 @@ def test_a_script_that_runs_itself_ends_in_a_line(again: str) -> None:
 def test_what_eval_is_given_is_followed() -> None:
     script = 'RUN="train --a --b 2 &> $(date).log"\necho ${RUN}\neval ${RUN}\n'
     assert training_words(script, TELLING)[0] == ["train", "--a", "--b", "2"]
+
+
+def test_a_condition_denied_as_often_as_no_person_would_is_decided_too() -> None:
+    script = f"A=1\nOUT='train --a'\nif [ {'! ' * 200_001}-n \"$A\" ]; then OUT+=' --b'; else OUT+=' --c'; fi\n$OUT\n"
+    assert training_words(script, TELLING) == (["train", "--a", "--c"], False)

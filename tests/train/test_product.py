@@ -71,7 +71,6 @@ def test_what_a_processor_has_no_products_in_goes_through_fp32(
     assert gradient.dtype == total.dtype and not room.generates_code(x)
 
 
-@pytest.mark.skipif(room.LACKS_BF16, reason="oneDNN has no bf16 products here")
 @pytest.mark.parametrize("tokens", [1, 511, 512])
 def test_a_bias_in_bf16_is_added_before_the_only_rounding(tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)

@@ -87,7 +87,11 @@ def holds(words: list[str]) -> bool | None:
         return words == ["true"]
     if len(words) < 2 or _CLOSED_BY.get(words[0]) != words[-1]:
         return None
-    return _tested(words[1:-1], splits=words[0] == "[")
+    first, last = 1, len(words) - 1
+    while first + 1 < last and words[first] == "!" and words[first + 1] not in _OF_TEXT:
+        first += 1
+    found = _tested(words[first:last], splits=words[0] == "[")
+    return found if found is None or first % 2 else not found
 
 
 def _tested(words: list[str], *, splits: bool) -> bool | None:
@@ -95,9 +99,6 @@ def _tested(words: list[str], *, splits: bool) -> bool | None:
     match words:
         case []:
             return False
-        case ["!", *rest] if rest and rest[0] not in _OF_TEXT:
-            found = _tested(rest, splits=splits)
-            return None if found is None else not found
         case ["-n" | "-z" as kind, value]:
             return bool(value) == (kind == "-n")
         case ["-n" | "-z" as kind] if not splits:
