@@ -13,12 +13,13 @@ import math
 import os
 import random
 import signal
+import statistics
 import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ LEARNING_RATE, ROUND_OFF = 1e-5, 1e-5
 # Ranks whose newest step is older than this are about to be ended, are ended, or begin.
 _STILL_S = 1.0
 _LOOK_EVERY_S = 0.02
-_SLOW_S, _TURN_S, _FULL_S, _AWAY_S, _BEGINS_S = 1.5, 0.03, 1.5, 15.0, 5.0
+_SLOW_S, _TURN_S, _FULL_S, _AWAY_S, _BEGINS_S = 1.5, 0.03, 1.5, 10.0, 5.0
+# Undisturbed steps of all nodes that are long enough for one that is lost in the first half of the steps, and is away
+# for a while, to be back before the others have made the rest. Steps of the recipe's own batch are shorter.
+_BATCH, _LONG_STEP_S = 64, 0.15
 
 Strike = Callable[[], None]
 
@@ -215,9 +219,22 @@ class Faults(threading.Thread):
         self._away_until = time.monotonic() + _AWAY_S + _BEGINS_S
 
 
-def with_long_steps(recipe: Recipe) -> Recipe:
-    """Steps of a batch that is large enough for a node to be back before one device has made them all."""
-    return recipe.model_copy(update={"workload": recipe.workload.model_copy(update={"global_batch": 64})})
+def with_batch(engine: Engine, batch: int) -> Engine:
+    """The engine, whose steps train on so many sequences."""
+    workload = engine.recipe.workload.model_copy(update={"global_batch": batch})
+    return replace(engine, recipe=engine.recipe.model_copy(update={"workload": workload}))
+
+
+def with_long_steps(engine: Engine, steps: int, folder: Path) -> tuple[Engine, Path]:
+    """The engine with steps that are long on this machine, however fast it is, and where they were made undisturbed."""
+    batch = _BATCH
+    while True:
+        long, undisturbed = with_batch(engine, batch), folder / f"undisturbed-{batch}"
+        assert train(long, undisturbed, steps)[0].status == "ok"
+        step_s = statistics.median(line["sec_per_it"] for line in lines_in(undisturbed))
+        if step_s >= _LONG_STEP_S:
+            return long, undisturbed
+        batch *= math.ceil(_LONG_STEP_S / step_s)
 
 
 def end_first(names: Callable[[int], bool]) -> None:
@@ -252,22 +269,24 @@ def events_in(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def losses_in(folder: Path) -> list[float]:
+def lines_in(folder: Path) -> list[dict[str, Any]]:
     log = RunFile.LOG.of(folder / "runs" / "train")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def losses_in(folder: Path) -> list[float]:
+    lines = lines_in(folder)
     iterations = [line["iteration"] for line in lines]
     wrong = next(((at, step) for at, step in enumerate(iterations, start=1) if at != step), None)
     assert wrong is None, f"line {wrong[0]} of {len(lines)} is of step {wrong[1]}"
     return [line["lm_loss"] for line in lines]
 
 
-def assert_lasts(engine: Engine, plain: Engine, kinds: Counter[str], steps: int, folder: Path) -> None:
+def assert_lasts(engine: Engine, whole: Path, kinds: Counter[str], steps: int, folder: Path) -> None:
     """Train through all the faults: it ends by itself, as if there had been none, with the goodput that is predicted.
 
-    `plain` is where the undisturbed training of the same layout runs.
+    `whole` is where the same steps were made undisturbed.
     """
-    whole = folder / "undisturbed"
-    assert train(plain, whole, steps)[0].status == "ok"
     with small_disk(folder / "disk", 24) as disk:
         course = Course(steps)
         faults = Faults(sorted(kinds.elements()), course, engine, disk, disk / "runs" / "train")

@@ -67,4 +67,6 @@ def test_a_training_lasts_through_twenty_faults(trainable: Recipe, cluster: Clus
     here = Engine(trainable, cluster, trainable.sweep, Layout(dp=2), end_parent=lambda: end_first(is_nursery))
     kinds = Counter(kill=7, stop=3, slow=2, full_disk=3, lost_parent=5)
     assert kinds.total() == 20
-    assert_lasts(here, here, kinds, 400, tmp_path)
+    undisturbed = tmp_path / "undisturbed"
+    assert train(here, undisturbed, 400)[0].status == "ok"
+    assert_lasts(here, undisturbed, kinds, 400, tmp_path)

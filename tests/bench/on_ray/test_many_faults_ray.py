@@ -40,10 +40,11 @@ def test_a_training_on_two_raylets_lasts_through_a_dozen_faults(
             away.enter_context(Later(for_s, raylets.start_missing))
 
         on_ray = Engine(
-            with_long_steps(trainable), two,
+            trainable, two,
             trainable.sweep.model_copy(update={"ray": settings}), Layout(dp=2, mbs=8),
             end_parent=lambda: end_first(is_actor), lose_node=lose_node,
         )  # fmt: skip
         kinds = Counter(kill=3, stop=2, slow=1, full_disk=2, lost_parent=2, lost_node=2)
         assert kinds.total() == 12
-        assert_lasts(on_ray, on_ray, kinds, 180, tmp_path)
+        on_ray, undisturbed = with_long_steps(on_ray, 180, tmp_path)
+        assert_lasts(on_ray, undisturbed, kinds, 180, tmp_path)

@@ -43,10 +43,11 @@ def test_a_training_on_two_nodes_lasts_through_a_dozen_faults(
             away.enter_context(Later(for_s, dead.close))
 
         on_slurm = Engine(
-            with_long_steps(trainable), two,
+            trainable, two,
             trainable.sweep.model_copy(update={"slurm": slurm}), Layout(dp=2, mbs=8),
             end_parent=lambda: end_first(watches_a_rank), lose_node=lose_node,
         )  # fmt: skip
         kinds = Counter(kill=3, stop=2, slow=1, full_disk=2, lost_parent=2, lost_node=2)
         assert kinds.total() == 12
-        assert_lasts(on_slurm, on_slurm, kinds, 180, tmp_path)
+        on_slurm, undisturbed = with_long_steps(on_slurm, 180, tmp_path)
+        assert_lasts(on_slurm, undisturbed, kinds, 180, tmp_path)
