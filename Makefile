@@ -76,9 +76,10 @@ recipes: $(STAMP)
 	$(BIN)/python recipes/run_all.py
 
 bench: packages $(STAMP)
+	@$(BIN)/python benchmarks/_peers.py
 	for file in benchmarks/[a-z]*.py benchmarks/traced/run.py benchmarks/traced/collectives.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-# The trainers of others that benchmarks/training.py runs beside this one, kept apart from what the project needs.
+# The software of others that benchmarks run, trace and time beside this one, kept apart from what the project needs.
 peers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peers \
 		-r benchmarks/peers/requirements.txt

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent / "traced"))
-sys.path.insert(0, str(Path(__file__).parent.parent / ".peers"))
 
 from cases import megatron_core_layer
 

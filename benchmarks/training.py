@@ -23,7 +23,6 @@ A run replaces its part of benchmarks/results/training.md; peers that are not in
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import socket
@@ -34,6 +33,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from _peers import INSTALLED, is_installed
 from trimaran.layout.flops import model_flops
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.stages import weighted_split
@@ -61,8 +61,6 @@ LONG_WORKLOAD = Workload(
     model=MODEL.model_copy(update={"layers": 4, "max_positions": LONG}), seq_len=LONG, global_batch=1
 )
 PEERS = HERE / "peers"
-# where `make peers` installs the frameworks of others
-INSTALLED = HERE.parent / ".peers"
 RESULTS = HERE / "results"
 TRIMARAN = ("-m", "trimaran.train.process.worker")
 PLAIN = (str(PEERS / "plain_pytorch.py"),)
@@ -155,11 +153,6 @@ def prepare_data(folder: Path) -> Path:
     """The standard library's source as token files of a BPE of 8192."""
     job = DataJob(data=DataSettings(tokenizer="bpe", max_mib=16), vocab=MODEL.vocab, cache_dir=str(folder / "cache"))
     return prepare(job)
-
-
-def is_installed(package: str) -> bool:
-    """Whether a contender's package is at hand."""
-    return (INSTALLED / package).is_dir() or importlib.util.find_spec(package) is not None
 
 
 def run(contender: Contender, part: Part, data_dir: Path, out_dir: Path, steps: int) -> float:

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import MagicMock
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from tracer import Saved, fake_mode
 
+from _peers import need_peers
 from trimaran.files.catalogue import load_model, load_stack
 from trimaran.nouns.model import Model
 from trimaran.nouns.stack import Stack
 from trimaran.train.programs.tracing import as_on_cuda
 
-PEERS = Path(__file__).resolve().parents[2] / ".peers"
-sys.path.append(str(PEERS))
+need_peers()
 # torch's own eager operators, as a plain model of Hugging Face runs them
 EAGER = Stack(name="eager PyTorch", flash_attention=True, rms_norm="eager", native_gelu=True)
 

@@ -19,18 +19,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
 import torch._inductor.compile_fx
 import torch.distributed as dist
-from cases import PEERS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from tracer import fake_mode
 
+from _peers import need_peers
 from trimaran.cost.kernels import recomputed
 from trimaran.cost.layers.tensor_sums import copied
 from trimaran.files.catalogue import load_model, load_stack
@@ -38,7 +38,7 @@ from trimaran.operators.layer import layer_operators
 from trimaran.operators.operator import Part, Phase
 from trimaran.train.programs.tracing import as_on_cuda
 
-assert PEERS.is_dir(), "run `make peers` first"
+need_peers()
 RESULTS = Path(__file__).parents[1] / "results" / "traced_collectives.md"
 MODEL, SEQ_LEN, TP, STACK = "llama3.1-8b", 8192, 8, "torchtitan-0.2"
 COUNTED = {"all_gather_into_tensor": "gathers", "reduce_scatter_tensor": "scatters"}

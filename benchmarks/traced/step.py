@@ -18,20 +18,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 
 import torch
 import torch._inductor.compile_fx
 import torch.distributed as dist
-from cases import PEERS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from tracer import Live, fake_mode
 
+from _peers import need_peers
 from trimaran.train.programs.tracing import as_on_cuda
 
-assert PEERS.is_dir(), "run `make peers` first"
+need_peers()
 GIB, SPLIT, ROUND, STEPS = 2.0**30, 1 << 20, 512, 4
 COPY = 4 * 2 * 8192 * 128256
 
