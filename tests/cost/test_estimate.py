@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trimaran import cost
 from trimaran.api import workload_of
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
@@ -287,3 +289,14 @@ def test_memory_is_that_of_the_fullest_rank_whichever_has_most_layers(
     assert found.mem_gib == max(rank.total for rank in found.memory)
     searched = estimate_many(case, LayoutGrid.from_layouts([layout], case.workload, case.stack)).mem_gib[0]
     assert searched == pytest.approx(found.mem_gib, rel=1e-9)
+
+
+def test_the_example_of_the_cost_model_runs_as_it_is_written() -> None:
+    lines = [line.removeprefix("    ") for line in (cost.__doc__ or "").splitlines() if line.startswith("    ")]
+    found: dict[str, Any] = {
+        "workload": workload_of("bloom-176b", 2048), "cluster": load_cluster("jean-zay-a100-80gb"),
+        "stack": load_stack("megatron-deepspeed"), "layout": parse_layout("dp8,tp4,pp12,mbs2,fp16"),
+    }  # fmt: skip
+    exec("\n".join(lines), found)
+    assert found["best"] in (found["layout"], found["layout"].model_copy(update={"dp": 4, "tp": 8}))
+    assert found["timeline"] and found["calibration"].origin == "fit" and found["lessons"]
