@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -116,6 +117,14 @@ def test_an_import_inside_a_function_spares_a_heavy_library() -> None:
 def test_ray_is_imported_by_its_launcher_alone_and_when_that_is_asked_for() -> None:
     users = {(module, lazy) for module in MODULES for name, lazy in imports(module) if name.partition(".")[0] == "ray"}
     assert users == {("trimaran.bench.launch.ray.ray_cluster", True)}
+
+
+def test_every_package_that_is_installed_for_users_is_imported() -> None:
+    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+    extras = [extra for name, extra in project["optional-dependencies"].items() if name not in ("docs", "dev")]
+    asked = {re.split(r"[^\w-]", entry)[0].replace("-", "_") for entry in sum(extras, project["dependencies"])}
+    parts = {part for module in MODULES for name, _ in imports(module) for part in name.split(".")}
+    assert {{"pyyaml": "yaml"}.get(name, name) for name in asked} - parts == set()
 
 
 def test_no_folder_holds_more_files_than_a_reader_can_survey() -> None:
