@@ -15,6 +15,7 @@ from trimaran.cost.placed.hops import hops
 from trimaran.cost.placed.topology import Topology
 from trimaran.cost.stage_work import StageWork
 from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.node_group import slowest_of
 
 
 class Ring(NamedTuple):
@@ -53,11 +54,7 @@ class Rings(NamedTuple):
     def slowest(self) -> Link | None:
         """A link that is nowhere better than those between replicas; None inside of nodes."""
         links = [ring.link for ring in (self.sharers, self.copies) if ring.link is not None]
-        if not links:
-            return None
-        return Link(
-            bandwidth_gbps=min(link.bandwidth_gbps for link in links), latency_us=max(link.latency_us for link in links)
-        )
+        return slowest_of(links) if links else None
 
 
 def rings_along(topology: Topology, nodes: Ints, axis: int, streams: int) -> list[list[Ring]]:
