@@ -7,6 +7,7 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
+from trimaran.planner.configs.settings import count, table
 from trimaran.planner.configs.stated import Stated, optimizer_of
 
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -40,7 +41,7 @@ _USUAL_ZERO = {
 def deepspeed(config: Mapping[str, Any]) -> Stated:
     """What the configuration states; TP, PP and the model are not in it. Raises TrimaranError naming a setting."""
     stated = Stated("deepspeed")
-    zero = _table(config, "zero_optimization")
+    zero = table(config, "zero_optimization")
     batch, mbs, steps = (_count(config, name, stated) for name in _BATCHES)
     for name in _AT_ONE:
         if (_count(zero, name, stated, least=-1) or 1) > 1:
@@ -73,16 +74,16 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
 
 def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) -> None:
     """Optimizer, overlap, buckets and offload."""
-    stated.workload["optimizer"] = optimizer_of(_table(config, "optimizer").get("type", "Adam"), stated)
+    stated.workload["optimizer"] = optimizer_of(table(config, "optimizer").get("type", "Adam"), stated)
     if stated.layout["zero_stage"] and "overlap_comm" in zero:
         stated.stack["overlapped_zero_stages"] = (stated.layout["zero_stage"],) if zero["overlap_comm"] is True else ()
     # engine.py:1259: unless told otherwise gradients are summed in the model's precision
-    if stated.layout["zero_stage"] == 1 and _table(config, "data_types").get("grad_accum_dtype") not in (
+    if stated.layout["zero_stage"] == 1 and table(config, "data_types").get("grad_accum_dtype") not in (
         "fp32",
         "float32",
     ):
         stated.stack["wide_gradients"] = ()
-    bf16 = _table(config, "bf16")
+    bf16 = table(config, "bf16")
     if bf16.get("bf16_master_weights_and_grads") is True:
         stated.stack |= {"master_weight_bytes": 2, "wide_gradients": ()}
     if bf16.get("bf16_optimizer_states") is True:
@@ -92,7 +93,7 @@ def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) 
         if isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < _MOST:
             stated.stack[field] = int(size)
     for name, deprecated, word in _OFFLOADS:
-        section = _table(zero, name) if isinstance(zero.get(name), dict) else {"device": zero.get(name)}
+        section = table(zero, name) if isinstance(zero.get(name), dict) else {"device": zero.get(name)}
         device = "cpu" if zero.get(deprecated) is True else section.get("device", "none")
         if device == "cpu":
             stated.layout["offload"] = word
@@ -121,26 +122,14 @@ def _batches(batch: int | None, mbs: int | None, steps: int | None, stated: Stat
 
 
 def _precision(config: Mapping[str, Any]) -> str:
-    on = [name for name in ("bf16", "bfloat16", "fp16") if _table(config, name).get("enabled") in (True, "auto")]
-    if _table(config, "bf16").get("enabled") is True or "bfloat16" in on:
+    on = [name for name in ("bf16", "bfloat16", "fp16") if table(config, name).get("enabled") in (True, "auto")]
+    if table(config, "bf16").get("enabled") is True or "bfloat16" in on:
         return "bf16"
     return on[0] if on else "fp32"
 
 
-def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name) or {}
-    if not isinstance(found, dict):
-        raise TrimaranError(f"{name} is {quoted(str(found))}, expected a section")
-    return found
-
-
 def _count(config: Mapping[str, Any], name: str, stated: Stated, least: int = 1) -> int | None:
-    value = config.get(name)
-    if value == "auto":
+    if config.get(name) == "auto":
         stated.open.append(f"{name} is auto, which Hugging Face's Trainer fills in")
         return None
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise TrimaranError(f"{name} is {quoted(str(value))}, expected a whole number from {least} on")
-    return value
+    return count(config, name, least)
