@@ -31,7 +31,7 @@ CATALOG = package_files("trimaran") / "catalog"
 
 @cache
 def catalogue_names(kind: str) -> tuple[str, ...]:
-    """All names of one kind: `models`, `devices`, `clusters`, `stacks`, `faults` or `recipes`."""
+    """All names of one kind: `models`, `devices`, `clusters`, `stacks`, `faults`, `recipes` or `imports`."""
     folder = CATALOG / kind
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 

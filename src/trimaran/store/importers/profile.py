@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from trimaran.files.catalogue import CATALOG, validate
+from trimaran.files.catalogue import CATALOG, catalogue_names, validate
 from trimaran.files.row_nouns import implied_cells
 from trimaran.files.user_file import read_toml
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
@@ -122,28 +121,21 @@ class Profile(_Statements):
 
 def load_profile(name_or_path: str) -> Profile:
     """A Profile by catalogue name or TOML file."""
-    if name_or_path in profile_names():
+    if name_or_path in catalogue_names("imports"):
         return _parsed(CATALOG / "imports" / f"{name_or_path}.toml", name_or_path)
     path = Path(name_or_path)
     if path.suffix != ".toml":
         raise TrimaranError(
-            f"profile {name_or_path!r} is not in the catalogue: it has {', '.join(profile_names())}; "
+            f"profile {name_or_path!r} is not in the catalogue: it has {', '.join(catalogue_names('imports'))}; "
             f"a file's path ends in .toml"
         )
     return _parsed(path, name_or_path)
 
 
-@cache
-def profile_names() -> tuple[str, ...]:
-    """Names of the import profiles that Trimaran ships, one for each document."""
-    folder = CATALOG / "imports"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
-
-
 def profile_for(title: str) -> Profile | None:
     """The shipped profile of the document with that first heading."""
     wanted = " ".join(title.split())
-    return next((p for p in map(load_profile, profile_names()) if p.title and p.title == wanted), None)
+    return next((p for p in map(load_profile, catalogue_names("imports")) if p.title and p.title == wanted), None)
 
 
 def filled_in(template: str, cells: Mapping[str, Cell]) -> str:
