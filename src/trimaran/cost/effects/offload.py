@@ -6,7 +6,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
-from trimaran.cost.effects.optimizer import UNFUSED
+from trimaran.cost.effects.optimizer import UNFUSED, stepped_bytes
 from trimaran.cost.grid import Floats, by_precision
 from trimaran.cost.layers.layer_work import LayerWork
 from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
@@ -46,13 +46,8 @@ def _host_step(iteration: IterationCost) -> Floats:
     case, grid = iteration.case, iteration.grid
     device, stack, stepped = case.cluster.device, case.stack, host_stepped(iteration)
     gradient = gradient_bytes(grid, stack)
-    moments = 4.0 if case.workload.optimizer == "adam" else 0.0
-    moved = gradient + by_precision(
-        grid.precision,
-        lambda p: moments * p.moment_bytes + (8.0 + p.weight_bytes if p.master else 2.0 * p.weight_bytes),
-    )
     passes = 1.0 if stack.fused_host_step else UNFUSED
-    host = stepped * moved * passes / (device.host_mem_gb_s * 1e9 * case.calibration.memory)
+    host = stepped * stepped_bytes(case, grid) * passes / (device.host_mem_gb_s * 1e9 * case.calibration.memory)
     on_host = grid.chose("offload", "weights")
     down = np.where(on_host, 0.0, stepped * gradient / _link(case))
     up = np.where(on_host, 0.0, stepped * by_precision(grid.precision, lambda p: p.weight_bytes) / _link(case))

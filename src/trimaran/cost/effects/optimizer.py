@@ -16,25 +16,31 @@ from trimaran.operators.casts import weight_cast_bytes
 UNFUSED = 3.5
 
 
+def stepped_bytes(case: Case, grid: LayoutGrid) -> Floats:
+    """Bytes a parameter that one kernel reads and writes to step it.
+
+    Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes in
+    fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches weights
+    and gradient only.
+    """
+    moments = 4.0 if case.workload.optimizer == "adam" else 0.0
+    return gradient_bytes(grid, case.stack) + by_precision(
+        grid.precision,
+        lambda p: moments * p.moment_bytes + (8.0 + p.weight_bytes if p.master else 2.0 * p.weight_bytes),
+    )
+
+
 def step_time(
     case: Case, grid: LayoutGrid, parameters: Floats, rate: Rates, of_experts: Floats | None = None
 ) -> Floats:
     """Seconds of gradient norm, clipping and update on one rank.
 
-    Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes in
-    fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches weights
-    and gradient only. ZeRO divides it by DP, and what is `of_experts` by the replicas of their own group. Weights that
-    are cast once an iteration are cast here. A buffer of whole gradients may be passed over besides: searched for what
-    is not finite, scaled, cleared; norm and clipping are then of the rank's share.
+    ZeRO divides the update by DP, and what is `of_experts` by the replicas of their own group. Weights that are cast
+    once an iteration are cast here. A buffer of whole gradients may be passed over besides: searched for what is not
+    finite, scaled, cleared; norm and clipping are then of the rank's share.
     """
     gradient = gradient_bytes(grid, case.stack)
-    moments = 4.0 if case.workload.optimizer == "adam" else 0.0
-    state_bytes = gradient + by_precision(
-        grid.precision,
-        lambda p: moments * p.moment_bytes + (8.0 + p.weight_bytes if p.master else 2.0 * p.weight_bytes),
-    )
-    if not case.stack.fused_optimizer:
-        state_bytes = state_bytes * UNFUSED
+    state_bytes = stepped_bytes(case, grid) * (1.0 if case.stack.fused_optimizer else UNFUSED)
     stepped = parameters / shards(grid, OPTIMIZER)
     if of_experts is not None:
         stepped = stepped + of_experts * (1.0 / expert_shards(grid, OPTIMIZER) - 1.0 / shards(grid, OPTIMIZER))
