@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from trimaran.files.catalogue import CATALOG, write_atomically
 from trimaran.files.row_nouns import implied_cells
 from trimaran.files.user_file import TABLE_BYTES, read_text
-from trimaran.nouns.columns import BY_NAME, COLUMNS, FURTHER_COLUMNS, Cell, missing_required, parse_cell
+from trimaran.nouns.columns import BY_NAME, COLUMNS, FIGURES, FURTHER_COLUMNS, Cell, missing_required, parse_cell
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.spoken.printed import ended_as, word_elsewhere
@@ -29,8 +29,6 @@ SEEDS = "seeds"
 # Of trainings that state none: Megatron's scripts and torchtitan's pipelines begin with a micro-batch of one sequence,
 # and most tables that name no vocabulary are of GPT-2's.
 _USUAL: Mapping[str, int] = {"mbs": 1, "vocab": 50257}
-# What a run showed of itself: a question without it, or with a figure that nobody can read, is the same question.
-_FIGURES = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ def _by_column(number: int, header: Sequence[str], cells: Sequence[str]) -> dict
         raise ValueError(f"row {number} has {len(cells)} cells, the header {len(header)}: a cell is missing or shifted")
     pairs = zip(header, cells, strict=True)
     filled = {name: text for name, text in pairs if name in BY_NAME and text.strip()}
-    endings = {name: ended for name in _FIGURES if (ended := ended_as(filled.get(name, "").strip()))}
+    endings = {name: ended for name in FIGURES if (ended := ended_as(filled.get(name, "").strip()))}
     status = filled.get("status", "").strip().lower()
     if endings and (not status or status in endings.values()):
         left = {name: text for name, text in filled.items() if name not in endings}
@@ -175,9 +173,12 @@ def _typed_cells(raw: Mapping[str, str]) -> dict[str, Cell]:
 
 
 def _without_unread_figures(raw: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The cells without measured figures that cannot be read, and what is wrong with the first of these."""
+    """The cells without measured figures that cannot be read, and what is wrong with the first of these.
+
+    A question with a figure that nobody can read is the same question as without it.
+    """
     left, wrong = dict(raw), ""
-    for name in _FIGURES:
+    for name in FIGURES:
         try:
             parse_cell(BY_NAME[name], raw.get(name, ""))
         except ValueError as error:

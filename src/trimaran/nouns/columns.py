@@ -255,6 +255,8 @@ BY_NAME: Mapping[str, Column] = {column.name: column for column in (*COLUMNS, *F
 ASSUMED: tuple[str, ...] = tuple(
     column.name for column in COLUMNS if column.default is not None and column.name not in ("status", "quality")
 )
+# What a run showed of itself.
+FIGURES = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
 # Required columns that need not be there where another one gives them.
 _FOLLOWS_FROM = {"layers": "model", "hidden": "model", "heads": "model", "vocab": "model", "mbs": "layout_label"}
 FIT_QUALITIES = frozenset({"ok", "corrected"})

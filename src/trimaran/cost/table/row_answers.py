@@ -14,15 +14,14 @@ from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.placed.topology import differs
 from trimaran.files.row_as_run import known_or_given
 from trimaran.files.row_nouns import Nouns, nouns_of
-from trimaran.nouns.columns import BY_NAME
+from trimaran.nouns.columns import BY_NAME, FIGURES
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import FOLDED
 
 # Columns that no prediction depends on: where a row comes from, and what its run showed.
 _SHOWED = {
-    "source", "section", "table", "row", "mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu", "status",
-    "flops_formula", "comparable_group", "quality",
+    *FIGURES, "source", "section", "table", "row", "status", "flops_formula", "comparable_group", "quality",
 }  # fmt: skip
 # Rows that agree in these ask the same.
 _ASKED = tuple(name for name in BY_NAME if name not in _SHOWED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.columns import BY_NAME, FIGURES, Cell, parse_cell
 from trimaran.nouns.spoken.printed import says_nothing
 from trimaran.store.importers.calculators import layers_by_flops, resolve_family
 from trimaran.store.importers.cells import (
@@ -19,7 +19,7 @@ from trimaran.store.importers.cells import (
     read_tokens,
 )
 from trimaran.store.importers.draft import Accept, Draft
-from trimaran.store.importers.headings import MEASURED, NETWORK, SIZE, WORDS, column_of, unit_of
+from trimaran.store.importers.headings import NETWORK, SIZE, WORDS, column_of, unit_of
 from trimaran.store.importers.logs.megatron import times_by_tflops
 from trimaran.store.importers.markdown import PrintedTable
 from trimaran.store.importers.profile import Profile, TableProfile, filled_in, typed_cells
@@ -114,7 +114,7 @@ class _Table:
                 size = text
             elif column == NETWORK:
                 draft.cells |= read_network(text)
-            elif column in MEASURED:
+            elif column in FIGURES:
                 endings += [] if shifted else [self._measured(draft, column, text, unit_of(heading))]
             elif column == "notes":
                 self._notes(draft, text, heading)
@@ -126,7 +126,7 @@ class _Table:
 
     def _shifted(self, draft: Draft, cells: Sequence[str]) -> bool:
         """Whether the figures stand one column too far right, as a memory figure under Sec/it tells."""
-        figures = {c: read_figure(c, text) for c, text in zip(self._columns, cells, strict=True) if c in MEASURED}
+        figures = {c: read_figure(c, text) for c, text in zip(self._columns, cells, strict=True) if c in FIGURES}
         alien = next((column for column, figure in figures.items() if figure.alien), None)
         if alien is None:
             return False
@@ -135,7 +135,7 @@ class _Table:
         left: dict[str, Cell] = {
             column: read_figure(column, text).value
             for column, text in zip(self._columns, cells[1:], strict=False)
-            if column in MEASURED
+            if column in FIGURES
         }
         sentence = f"{cells[self._columns.index(alien)]!r} under {alien}: the figures are shifted to the right"
         if all(value is not None for value in left.values()):
@@ -287,5 +287,5 @@ def _status(draft: Draft, endings: Sequence[str | None], printed: str) -> str:
             return ended
     if "fail" in endings:
         return "hang" if "hangs" in printed.lower() else "fail"
-    measured = any(draft.cells.get(name) is not None for name in MEASURED)
+    measured = any(draft.cells.get(name) is not None for name in FIGURES)
     return "ok" if measured else "not_run"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trimaran.nouns.columns import COLUMNS
 
-MEASURED = ("mem_gib", "sec_per_it", "tflops", "tokens_per_s_per_gpu")
-
 # Pseudo-columns: a Size picks cells of a profile, a network setting fills two columns.
 SIZE, NETWORK = "size", "network"
 
