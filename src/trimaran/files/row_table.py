@@ -233,7 +233,10 @@ def _parse_row(number: int, header: Sequence[str], cells: Sequence[str]) -> Row:
 
 
 def write_table(path: str | Path, measurements: Iterable[Measurement]) -> int:
-    """Write measurements as CSV of the table contract, whole or not at all; how many. No figure is an empty cell."""
+    """Write measurements as CSV of the table contract, whole or not at all; how many. No figure is an empty cell.
+
+    They are gone through twice.
+    """
     text, number = _formatted(measurements)
     write_atomically(path, text)
     return number

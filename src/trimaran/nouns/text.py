@@ -12,8 +12,8 @@ _OPENS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'=", "'+", "'-", "'@")
 _SHIELD = "'"
 # What a Markdown renderer would take for HTML, an entity or a link; in a table, for the end of a cell.
 _MARKDOWN = str.maketrans({"<": "&lt;", "&": "&amp;", "|": "\\|"})
-# Terminal colours whole, so that no rest of them stays; then whatever else is not to be printed.
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# Terminal colours whole, so that no rest of them stays where what is not to be printed is taken out.
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def printable(text: str) -> str:
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def _printable_line(line: str) -> str:
-    return "".join(c if c.isprintable() or c == "\t" else " " for c in _ESCAPE.sub("", line))
+    return "".join(c if c.isprintable() or c == "\t" else " " for c in COLOURS.sub("", line))
 
 
 def one_line(text: str) -> str:

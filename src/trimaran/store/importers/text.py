@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trimaran.files.user_file import read_bytes
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.text import COLOURS
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_LINE = 64 * 1024
@@ -26,8 +27,7 @@ REPLACED = "\ufffd"
 CUT = REPLACED + "..."
 # So much of a file tells UTF-16 without its mark: every second byte of most of its letters is zero.
 _LOOKED_AT = 4096
-# Colours of a terminal, then every other control character: a log must not steer the reader's terminal.
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# A log must not steer the reader's terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
 # What launchers put before each line: torchrun's tee, srun --label, kubectl logs with --prefix and --timestamps, Ray.
 # `[rank0]:` stays, since torchtitan's memory is told by it, and so does a time that a trainer prints itself.
@@ -109,7 +109,7 @@ def _unpacked(raw: bytes, path: Path) -> bytes:
 
 def clean(text: str) -> str:
     """The text without terminal colours and control characters (tabs and line ends stay)."""
-    return _CONTROL.sub(" ", _COLOUR.sub("", text))
+    return _CONTROL.sub(" ", COLOURS.sub("", text))
 
 
 def without_prefixes(text: str) -> str:
