@@ -77,7 +77,7 @@ recipes: $(STAMP)
 
 bench: packages $(STAMP)
 	@$(BIN)/python benchmarks/_peers.py
-	for file in benchmarks/[a-z]*.py benchmarks/traced/run.py benchmarks/traced/collectives.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	for file in benchmarks/[a-z]*.py $(addprefix benchmarks/traced/,run.py collectives.py units.py); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 # The software of others that benchmarks run, trace and time beside this one, kept apart from what the project needs.
 peers: $(STAMP)
