@@ -40,3 +40,13 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     # files of other software have folders that are not here
     ours = {path for path in named if in_the_repository(path.partition("/")[0])}
     assert {path for path in ours if not in_the_repository(path)} <= {"runs/NAME/events.csv"}
+
+
+def test_the_map_of_rooms_shows_every_room_and_its_folders() -> None:
+    _, shown, _ = TEXT.split("```")
+    rooms = {room.split()[0]: room for room in re.split(r"\n(?=\w)", shown.strip())}
+    there = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()} | {"api"}
+    assert set(rooms) == there
+    for name, said in rooms.items():
+        folders = {path.parent.name for path in (PACKAGE / name).glob("*/__init__.py")}
+        assert folders <= set(re.findall(r"(\w+)/", said)), name
