@@ -1,1 +1,1 @@
-"""Report: the store and the plan as tables."""
+"""Report: what was measured, planned or predicted as tables, pages, figures and timelines."""

@@ -1,4 +1,4 @@
-"""The results store: one SQLite file of measurements, claims of running trials beside it, CSV export."""
+"""The results store: one SQLite file of measurements, claims of running trials beside it, CSV and Parquet export."""
 
 from trimaran.store.database import Run, Store
 from trimaran.store.key import trial_key

@@ -1,1 +1,1 @@
-"""Trains a GPT on torch.distributed, on any mix of data, tensor and pipeline parallelism."""
+"""Trains transformers (GPT, BLOOM, Llama, mixtures of experts) on torch.distributed, on every layout."""

@@ -1,1 +1,1 @@
-"""The model: pre-norm transformers, cut over tensor-parallel ranks."""
+"""The model: transformers, cut over tensor-parallel ranks."""

@@ -1,1 +1,1 @@
-"""Programs that other rooms start: text to tokens, text from a model, checkpoints to Hugging Face folders."""
+"""Programs that other rooms start: text to tokens, text from a model, checkpoints to Hugging Face folders, dry runs."""
