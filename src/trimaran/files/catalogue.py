@@ -37,7 +37,10 @@ def catalogue_names(kind: str) -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str) -> Model:
-    """A Model by catalogue name, TOML file, or Hugging Face `config.json`."""
+    """A Model by catalogue name, TOML file, or Hugging Face `config.json`.
+
+    Raises TrimaranError naming the file and the key that is wrong or missing, or the names that are like the given one.
+    """
     table, source = _table("models", name_or_path)
     if "model_type" not in table and "architectures" in table:
         raise TrimaranError(

@@ -71,7 +71,10 @@ def cluster_as_named(row: Measurement, name: str) -> tuple[Cluster, tuple[str, .
 
 
 def cluster_as_run(row: Measurement, cluster: Cluster) -> Cluster:
-    """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled."""
+    """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled.
+
+    Raises TrimaranError where the row's variant states a clock that is no frequency.
+    """
     inter = cluster.inter
     # A table may count a rack's hosts, whose devices the rack's fast link joins all the same.
     is_host = row.devices_per_node is not None and row.devices_per_node == cluster.devices_per_host

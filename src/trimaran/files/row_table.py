@@ -83,7 +83,10 @@ def read_table(path: str | Path) -> Table:
 
 
 def packaged_table(name: str = SEEDS) -> Table:
-    """A table of published measurements that Trimaran ships, by name."""
+    """A table of published measurements that Trimaran ships, by name.
+
+    Raises TrimaranError where there is none of that name.
+    """
     entry = CATALOG / "measurements" / f"{name}.csv"
     if not entry.is_file():
         raise TrimaranError(f"packaged table {name!r} does not exist: it is one of {', '.join(packaged_tables())}")

@@ -65,7 +65,10 @@ from trimaran.operators.modules import covers
 
 
 def usual_precision(cluster: Cluster, stack: Stack) -> PrecisionName:
-    """What a layout trains in when nobody says: 16 bit where device and stack have it; fp32 on a CPU."""
+    """What a layout trains in when nobody says: 16 bit where device and stack have it; fp32 on a CPU.
+
+    Raises TrimaranError where the two share no precision.
+    """
     order: tuple[PrecisionName, ...] = ("fp32", "bf16") if cluster.device.kind == "cpu" else ("bf16", "fp16", "fp32")
     for precision in order:
         if cluster.device.peak(precision) is not None and precision in stack.precisions:

@@ -55,7 +55,10 @@ def new_figure(size_inches: tuple[float, float], panels: int = 1) -> tuple[Figur
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure as what `path` ends in, whole or not at all."""
+    """Write the figure as what `path` ends in, whole or not at all.
+
+    Raises TrimaranError where that is none of ENDINGS, or the path cannot be written.
+    """
     if path.suffix not in ENDINGS:
         raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: a figure ends in {', '.join(ENDINGS)}")
     partial = path.with_name(f".{path.stem}.part{path.suffix}")

@@ -22,7 +22,8 @@ _MAPPINGS = frozenset({"libraries", "environment"})
 def export_table(measurements: Iterable[Measurement], path: Path) -> int:
     """Write the rows as what the path ends in, `.csv` or `.parquet`, and return their number.
 
-    They may be gone through twice: a list, or the rows that a store has chosen.
+    They may be gone through twice: a list, or the rows that a store has chosen. Raises TrimaranError where the path
+    ends in anything else, or cannot be written.
     """
     writers = {".csv": export_csv, ".parquet": export_parquet}
     if path.suffix not in writers:
@@ -39,7 +40,10 @@ def export_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
 
 
 def export_parquet(measurements: Iterable[Measurement], path: str | Path) -> int:
-    """Write the rows with every field: lists stay lists, mappings are JSON; whole or not at all."""
+    """Write the rows with every field: lists stay lists, mappings are JSON; whole or not at all.
+
+    Raises TrimaranError where pyarrow is not installed, or the path cannot be written.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

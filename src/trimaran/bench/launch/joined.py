@@ -88,7 +88,10 @@ def _meeting_node(environment: Mapping[str, str], *, one_node: bool) -> dict[str
 
 
 def first_host(nodes: str) -> str:
-    """The first name of a Slurm list of nodes: `gpu[003-007,009],login1` -> `gpu003`."""
+    """The first name of a Slurm list of nodes: `gpu[003-007,009],login1` -> `gpu003`.
+
+    Raises TrimaranError where the list names no node.
+    """
     match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
     if match is None:
         raise TrimaranError(f"SLURM_STEP_NODELIST is {nodes!r}, which names no node: start the ranks with srun")
@@ -148,7 +151,10 @@ class JoinedLauncher:
         return True
 
     def start(self, launch: Launch) -> JoinedRanks:
-        """Start rank 0's trainer, which hands the job to the others."""
+        """Start rank 0's trainer, which hands the job to the others.
+
+        Raises TrimaranError where the system cannot start it.
+        """
         place = self._place.environment
         environment = {**shared_environment(launch), **place}
         ranks = JoinedRanks(launch.ranks)

@@ -84,7 +84,10 @@ class LocalLauncher:
         return True
 
     def start(self, launch: Launch) -> LocalRanks:
-        """Start `launch.ranks` processes; on any failure those already started are ended."""
+        """Start `launch.ranks` processes; on any failure those already started are ended.
+
+        Raises TrialRefusedError where ranks stand on several nodes, or are told another interface than the loopback.
+        """
         if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:
             raise TrialRefusedError(
                 f"environment.{env.GLOO_INTERFACE} is {interface!r}, but ranks of one machine speak over its loopback: "

@@ -20,7 +20,10 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, given: Mapping[str, Cell], path: Path) -> Reading:
-    """The table's rows. A row that states its quality keeps it; the others are examined like a document's."""
+    """The table's rows. A row that states its quality keeps it; the others are examined like a document's.
+
+    Raises TrimaranError where there is no row.
+    """
     header, lines = header_and_lines(text, str(path))
     reading = Reading(unread={name for name in header if name not in BY_NAME})
     for number, line in lines:

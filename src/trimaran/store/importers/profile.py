@@ -120,7 +120,10 @@ class Profile(_Statements):
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """A Profile by catalogue name or TOML file."""
+    """A Profile by catalogue name or TOML file.
+
+    Raises TrimaranError where there is none of that name, or naming the file and the field that is wrong.
+    """
     if name_or_path in catalogue_names("imports"):
         return _parsed(CATALOG / "imports" / f"{name_or_path}.toml", name_or_path)
     path = Path(name_or_path)

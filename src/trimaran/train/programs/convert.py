@@ -17,7 +17,10 @@ from trimaran.train.text.tokenizer import load_tokenizer
 
 
 def convert(job: ConvertJob) -> None:
-    """Write the Hugging Face folder; weights keep the precision they are stored in."""
+    """Write the Hugging Face folder; weights keep the precision they are stored in.
+
+    Raises TrimaranError where `output` exists, or the model is of no family that can be written.
+    """
     output = from_home(job.output)
     if output.exists():
         raise TrimaranError(f"{output} exists: choose another folder or remove it")

@@ -29,7 +29,10 @@ def read_tokenizer(folder: Path) -> HuggingFace:
 
 
 def sample(job: SampleJob) -> None:
-    """Print the prompt and its continuation as it comes, up to the end of the document."""
+    """Print the prompt and its continuation as it comes, up to the end of the document.
+
+    Raises TrimaranError where there is no tokenizer, or one of more tokens than the model has.
+    """
     files = find_weights(from_home(job.source))
     tokenizer = read_tokenizer(files.folder)
     prompt = tokenizer.inner.encode(job.prompt, add_special_tokens=False).ids

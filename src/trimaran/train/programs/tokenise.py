@@ -118,7 +118,10 @@ def _unwritten(what: str, error: OSError) -> str:
 
 
 def prepare(job: DataJob) -> Path:
-    """The folder of token files for `job`, which is written unless it is there."""
+    """The folder of token files for `job`, which is written unless it is there.
+
+    Raises TrimaranError where it cannot be written, a text or tokenizer cannot be read, or the model has fewer tokens.
+    """
     folder = Path(job.cache_dir) / fingerprint(job)
     if (folder / INDEX_NAME).exists():
         _check_vocab(job.data, read_index(folder).vocab, job.vocab)

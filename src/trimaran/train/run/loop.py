@@ -41,7 +41,8 @@ def run_steps(
 ) -> int:
     """Make the steps of `job` as rank `rank`; rank 0 writes the log and the result. Returns the exit status.
 
-    The ranks meet in `store`, or at their launcher's meeting point where it is None.
+    The ranks meet in `store`, or at their launcher's meeting point where it is None. Raises TrimaranError where
+    all steps were made before and their log is lost.
     """
     alive = heartbeat.beat
     stop = StopSignals() if job.saves else None

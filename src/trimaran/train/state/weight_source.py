@@ -54,7 +54,10 @@ def check_same_model(source: Source, model: Model, asked_by: str) -> None:
 
 
 def initial_from(source: Source) -> Initial:
-    """A model's initial values, read from `source`."""
+    """A model's initial values, read from `source`.
+
+    Asking for one raises TrimaranError where its shape is not the model's, or a number of it is not finite.
+    """
 
     def values(name: str, spec: WeightSpec) -> Tensor:
         full = source.read(spec.drawn_as or name).float()

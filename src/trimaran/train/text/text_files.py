@@ -77,7 +77,8 @@ def _wanted(inside: Path) -> bool:
 def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
     """Every document of every file of a text, until `max_mib` of text were read.
 
-    A file that is named has to be readable text; in a folder, other files are passed over.
+    A file that is named has to be readable text; in a folder, other files are passed over. Raises TrimaranError naming
+    a file that cannot be read, or where none holds text.
     """
     named = {from_home(path) for path in text.paths}
     left = float("inf") if settings.max_mib is None else settings.max_mib * MIB

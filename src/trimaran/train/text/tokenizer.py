@@ -95,7 +95,10 @@ class HuggingFace:
 
 
 def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
-    """A byte-level BPE (as GPT-2's) of `vocab` tokens, or of fewer where there is little text."""
+    """A byte-level BPE (as GPT-2's) of `vocab` tokens, or of fewer where there is little text.
+
+    Raises TrimaranError where `vocab` is below SMALLEST_BPE.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab < SMALLEST_BPE:

@@ -76,7 +76,10 @@ def socket_address(address: str) -> bytes:
 
 
 def make_node(topology: Topology, node: int, libc: ctypes.CDLL) -> tuple[int, int]:
-    """Enter a new namespace and make its device; returns (file of the namespace, file of the device)."""
+    """Enter a new namespace and make its device; returns (file of the namespace, file of the device).
+
+    Raises OSError where the system makes no namespace or no device.
+    """
     if libc.unshare(CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, f"no network namespace can be made ({os.strerror(number)})")

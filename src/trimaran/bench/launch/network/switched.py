@@ -85,7 +85,10 @@ class SwitchedNetwork:
         self._ask({"lead_s": self._lead_s})
 
     def open_socket(self, node: int, kind: socket.SocketKind) -> socket.socket:
-        """A socket that lives on `node`, usable from anywhere in this process."""
+        """A socket that lives on `node`, usable from anywhere in this process.
+
+        Raises TrimaranError where the node's namespace cannot be entered.
+        """
         opened: list[socket.socket] = []
         failed: list[OSError] = []
 

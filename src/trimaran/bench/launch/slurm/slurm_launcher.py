@@ -69,7 +69,10 @@ class SlurmLauncher:
         return cls(sweep.slurm, say, cluster) if sweep.slurm else None
 
     def expect(self, nodes: int) -> None:
-        """Ask for no fewer nodes from here on, so that one allocation serves all trials."""
+        """Ask for no fewer nodes from here on, so that one allocation serves all trials.
+
+        Raises TrimaranError where the partition, or the job that this runs in, has fewer.
+        """
         if self._surrounding_job:
             self._require_in_job(nodes)
             return
