@@ -38,6 +38,11 @@ _USUAL_ZERO = {
 }  # fmt: skip
 
 
+def is_deepspeed(document: Mapping[str, Any]) -> bool:
+    """Whether a file has a setting that every configuration of DeepSpeed has some of."""
+    return any(name in document for name in ("zero_optimization", *_BATCHES))
+
+
 def deepspeed(config: Mapping[str, Any]) -> Stated:
     """What the configuration states; TP, PP and the model are not in it. Raises TrimaranError naming a setting."""
     stated = Stated("deepspeed")

@@ -11,7 +11,7 @@ from typing import Any
 from trimaran.files.user_file import MIB, read_json, read_text, read_toml
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.accelerate import accelerate, is_accelerate
-from trimaran.planner.configs.deepspeed import deepspeed
+from trimaran.planner.configs.deepspeed import deepspeed, is_deepspeed
 from trimaran.planner.configs.flags import flags_of
 from trimaran.planner.configs.megatron.arguments import TELLING, megatron
 from trimaran.planner.configs.nanotron import is_nanotron, nanotron
@@ -98,21 +98,9 @@ def _nested(document: Any, form: str, what: str) -> Stated:
             if recognises(document):
                 return reads(document)
         refuse_other(document, what)
-    if form == "deepspeed" or (form == "auto" and _is_deepspeed(document)):
+    if form == "deepspeed" or (form == "auto" and is_deepspeed(document)):
         return deepspeed(document)
     given = nested_flags(document)
     if not any(flag in given for flag in TELLING):
         raise TrimaranError(f"{what} states nothing that is known of a training: {_EXPECTED}")
     return megatron(given)
-
-
-def _is_deepspeed(document: dict[str, Any]) -> bool:
-    return any(
-        name in document
-        for name in (
-            "zero_optimization",
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-        )
-    )
