@@ -47,12 +47,13 @@ trimaran bench recipes/bloom-176b.toml
 
 The first predicts every row at full size beside what was published. The second maps the layouts down to this machine
 by the rule that `src/trimaran/study/published/scale.py` states, measures them for real, cells that the authors left
-blank included, and answers the table's question from the data. The third is the recipe's own sweep, for a cluster
-of its size.
+blank included, and answers the table's question from the data. The third is the recipe's own sweep, for a cluster of
+its size.
 
 Beside them stand recipes of this machine's own: `laptop.toml`, the main job; `laptop-long.toml`, a Llama on 8,192
-tokens, whose sequences ranks share in three ways, about 3 minutes with `trimaran tune`; `network-laptop.toml` and
-`network-ps-laptop.toml`, which put nodes behind slow links.
+tokens, whose sequences ranks share in three ways, a few minutes with `trimaran tune`; `laptop-moe.toml`, a mixture of
+8 experts, dealt out (EP) and cut (ETP), as long; `network-laptop.toml` and `network-ps-laptop.toml`, which put nodes
+behind slow links; `slow-network-laptop.toml`, replicas behind one that send each other fewer bytes, or less often.
 
 What follows is written by `make recipes`. MAPE, tau and regret are of the shipped calibrations, which were made from
 these tables; what holds for rows that a fit has not seen stands in `benchmarks/results/fidelity.md`.
