@@ -24,8 +24,8 @@ demo: $(STAMP)
 	$(BIN)/trimaran tune recipes/laptop.toml
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks recipes docs/*.py
+	$(BIN)/ruff format --check src tests benchmarks recipes docs/*.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
