@@ -109,11 +109,10 @@ def run_sweep(
 
     Rows come in the order of the layouts, and of a layout in that of the variants.
 
-    A trial is claimed, run, and stored in one transaction with the end of its claim, so that
-    after a kill -9 at any moment every trial is either stored or open. Trials whose stored
-    status is in `retry`, or says nothing of the layout, are run once more. `say` gets a sentence of each trial
-    that is run though its ranks may find no room. Raises TrimaranError for an invalid layout, and for a store that
-    cannot be written though a trial is to be run, before anything runs.
+    A trial is claimed, run and stored, and its claim ends after that, so that after a kill -9 at any moment every trial
+    is either stored or open. Trials whose stored status is in `retry`, or says nothing of the layout, are run once
+    more. `say` gets a sentence of each trial that is run though its ranks may find no room. Raises TrimaranError for an
+    invalid layout, and for a store that cannot be written though a trial is to be run, before anything runs.
     """
     asked = [(layout, variant) for layout in layouts for variant in variants]
     trials = [
