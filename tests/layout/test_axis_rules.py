@@ -78,10 +78,12 @@ def test_every_sentence_names_both_numbers_and_a_way_out() -> None:
         ("cp3,fsdp", ("8192", "3")),
         ("cp8192,fsdp", ("8192", "2 x")),
     ):
-        for violation in violations(parse_layout(f"{layout},bf16"), workload, CLUSTER, TORCHTITAN):
-            if violation.rule != "devices":
-                assert all(number in violation.sentence for number in numbers)
-                assert ": choose" in violation.sentence
+        found = list(violations(parse_layout(f"{layout},bf16"), workload, CLUSTER, TORCHTITAN))
+        sentences = [violation.sentence for violation in found if violation.rule != "devices"]
+        assert sentences
+        for sentence in sentences:
+            assert all(number in sentence for number in numbers)
+            assert ": choose" in sentence
 
 
 @pytest.mark.parametrize(
