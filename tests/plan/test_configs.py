@@ -48,7 +48,7 @@ ABLE: dict[str, dict[str, list[Any]]] = {
     },
     "torchtitan": {
         "tp": [1, 2, 4], "pp": [1, 2, 3, 4, 8], "zero_stage": [0, 3], "schedule": ["1f1b", "gpipe"],
-        "precision": ["fp32", "bf16", "fp8", "fp8_rowwise", "mxfp8"], "placement": [USUAL],
+        "precision": ["fp32", "bf16", "bf16_pure", "fp8", "fp8_rowwise", "mxfp8"], "placement": [USUAL],
         "recompute": ["none", "selective", "full"], "cp": [1, 1, 2], "cp_kind": ["ring", "all_gather"],
         "ep": [1, 2, 8], "dispatcher": ["alltoall", "deepep", "hybridep"], "etp": [0, 1],
     },

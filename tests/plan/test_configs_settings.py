@@ -87,6 +87,30 @@ def test_torchtitan_0_1s_words_are_read(tmp_path: Path) -> None:
     assert not cost.case.stack.gathers_casts
 
 
+def test_torchtitan_holds_states_in_bf16_where_it_is_told_to(tmp_path: Path) -> None:
+    large = '[model]\nname = "llama3"\nflavor = "70B"\n[training]\nlocal_batch_size = 1\n'
+    usual, _ = titan(tmp_path, large)
+    pure, remarks = titan(tmp_path, large + 'dtype = "bfloat16"\nmixed_precision_reduce = "bfloat16"\n')
+    states = [cost.estimate.memory[0].gradients + cost.estimate.memory[0].optimizer for cost in (usual, pure)]
+    # of 16 ranks each: master copy, both moments and gradients in fp32; weights, moments and gradients in bf16
+    assert states[0] * 2**30 == pytest.approx(70.55e9 * 16 / 16, rel=0.01)
+    assert states[1] * 2**30 == pytest.approx(70.55e9 * 6 / 16, rel=0.01)
+    assert str(pure.layout).endswith(",bf16_pure") and remarks == ""
+    wide, _ = titan(tmp_path, large + 'dtype = "bfloat16"\n')
+    narrow, _ = titan(tmp_path, large + 'mixed_precision_reduce = "bfloat16"\n')
+    assert wide.estimate.time.dp == pytest.approx(usual.estimate.time.dp)
+    assert narrow.estimate.time.dp == pytest.approx(pure.estimate.time.dp)
+    assert pure.estimate.time.dp < usual.estimate.time.dp
+    _, remarks = titan(tmp_path, large + 'dtype = "bfloat16"\nmixed_precision_param = "float32"\n')
+    assert "not counted: dtype bfloat16 beside fp32" in remarks
+    with pytest.raises(TrimaranError, match="dtype is 'float16'"):
+        titan(tmp_path, large + 'dtype = "float16"\n')
+    # what is held in bf16 is not cast, so that ranks of TP need no FSDP for it
+    whole = "[parallelism]\ntensor_parallel_degree = 8\npipeline_parallel_degree = 2\n"
+    assert "casts there" in titan(tmp_path, large + whole)[1]
+    assert "casts there" not in titan(tmp_path, f'{large}dtype = "bfloat16"\n{whole}')[1]
+
+
 def test_torchtitans_resharding_is_told_where_it_is_not_counted(tmp_path: Path) -> None:
     for policy, degree, told in (("never", 1, "dropped"), ("always", 1, ""), ("default", 2, ""), ("always", 2, "kept")):
         text = f'{LLAMA}[parallelism]\nfsdp_reshard_after_forward = "{policy}"\npipeline_parallel_degree = {degree}\n'

@@ -76,13 +76,15 @@ def low_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
 
 
 def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
-    """Bytes a gradient travels in: those it is kept in, or the 16 bit that stay beside the accumulated ones.
+    """Bytes a gradient travels in: those it is kept in, the 16 bit that stay beside the accumulated ones, or as stated.
 
     DeepSpeed, runtime/engine.py, communication_data_type: bf16 where training is in bf16.
     """
     low, kept = low_gradient_bytes(grid, stack), gradient_bytes(grid, stack)
     if stack.narrow_gradient_stages:
         kept = np.where(among(grid.zero_stage, stack.narrow_gradient_stages), np.minimum(kept, 2.0), kept)
+    if stack.wide_sum_stages:
+        kept = np.where(among(grid.zero_stage, stack.wide_sum_stages), np.maximum(kept, 4.0), kept)
     return np.where(low > 0, low, kept)
 
 

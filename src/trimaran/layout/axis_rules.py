@@ -9,6 +9,7 @@ from __future__ import annotations
 from trimaran.layout.axes import in_words, places_so, stated_placement
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Offload, Stack
 from trimaran.nouns.workload import Workload
@@ -156,9 +157,9 @@ def whole_replicas(layout: Layout, workload: Workload, cluster: Cluster, stack: 
 
 
 def whole_precision(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    """What is not sharded computes in 16 bit or less where the stack casts it."""
+    """What is not sharded computes in 16 bit or less where the stack casts it, or where it is held so."""
     ranks = _ranks_of_whole(layout, stack)
-    if layout.precision == "fp32" or ranks == 1:
+    if not PRECISIONS[layout.precision].master or ranks == 1:
         return None
     alone = f" of DP x CP = {layout.dp * layout.cp}" if layout.zero_stage else ""
     return (

@@ -132,6 +132,9 @@ class Stack(Noun):
     narrow_gradient_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
         default=(), description="ZeRO stages whose gradients travel in 16 bit, whatever they are summed in"
     )
+    wide_sum_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
+        default=(), description="ZeRO stages whose gradients travel in fp32, whatever they are kept in"
+    )
     wide_gradient_stages: tuple[Annotated[int, Field(ge=0, le=3)], ...] = Field(
         default=(0, 1, 2, 3), description="ZeRO stages under which they do; under the others 16 bit"
     )

@@ -57,6 +57,21 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
     )
     _batch(training, parallelism, stated)
     _loss(_table(sections, "loss"), cp, stated)
+    _precision(sections, training, model, stated)
+    _recompute(recompute, stated)
+    _pipeline(parallelism, stated)
+    if training.get("enable_cpu_offload") is True:
+        layout["offload"] = "weights"
+    stated.workload["optimizer"] = optimizer_of(_table(sections, "optimizer").get("name", "AdamW"), stated)
+    stated.unread = list(unread(sections))
+    return stated
+
+
+def _precision(
+    sections: Mapping[str, Any], training: Mapping[str, Any], model: Mapping[str, Any], stated: Stated
+) -> None:
+    """What products read, and what weights are held in."""
+    layout = stated.layout
     precision = str(training.get("mixed_precision_param", "bfloat16"))
     if precision not in _PRECISIONS:
         raise TrimaranError(f"mixed_precision_param is {quoted(precision)}: it is one of {', '.join(_PRECISIONS)}")
@@ -77,13 +92,26 @@ def torchtitan(sections: Mapping[str, Any]) -> Stated:
             )
         layout["precision"] = _FP8_RECIPES[recipe]
         stated.stack["gathers_casts"] = float8.get("enable_fsdp_float8_all_gather", False) is True
-    _recompute(recompute, stated)
-    _pipeline(parallelism, stated)
-    if training.get("enable_cpu_offload") is True:
-        layout["offload"] = "weights"
-    stated.workload["optimizer"] = optimizer_of(_table(sections, "optimizer").get("name", "AdamW"), stated)
-    stated.unread = list(unread(sections))
-    return stated
+    _held_in(training, stated)
+
+
+def _held_in(training: Mapping[str, Any], stated: Stated) -> None:
+    """Weights, gradients and moments held in bf16, without a copy in fp32, and what gradients are summed in.
+
+    By torchtitan 0.2.2, config/job_config.py, lines 275 to 294.
+    """
+    held, summed = (str(training.get(name, "float32")) for name in ("dtype", "mixed_precision_reduce"))
+    for name, word in (("dtype", held), ("mixed_precision_reduce", summed)):
+        if word not in _PRECISIONS:
+            raise TrimaranError(f"{name} is {quoted(word)}: it is one of {', '.join(_PRECISIONS)}")
+    precision = stated.layout["precision"]
+    if held == "bfloat16" and precision == "bf16":
+        stated.layout["precision"] = "bf16_pure"
+    elif held == "bfloat16":
+        stated.uncounted.append(f"dtype {held} beside {precision}: weights and moments are counted in fp32")
+    # which 0.2.2 takes as float32 alone, but FSDP2 takes in either
+    if summed == "bfloat16":
+        stated.stack |= {"narrow_gradient_stages": (3,), "wide_sum_stages": ()}
 
 
 def _named(model: Mapping[str, Any], stated: Stated) -> None:

@@ -22,8 +22,8 @@ _KNOWN: Mapping[str, frozenset[str]] = {
         "optimizer": "name lr beta1 beta2 eps weight_decay",
         "training": (
             "local_batch_size global_batch_size seq_len max_context_length num_tokens_per_microbatch_per_dp_rank "
-            "num_tokens_per_train_step mixed_precision_param enable_cpu_offload compile "
-            "dataset dataset_path steps max_norm gc_freq seed"
+            "num_tokens_per_train_step dtype mixed_precision_param mixed_precision_reduce "
+            "enable_cpu_offload compile dataset dataset_path steps max_norm gc_freq seed"
         ),
         "parallelism": (
             "data_parallel_replicate_degree data_parallel_shard_degree tensor_parallel_degree "
@@ -46,7 +46,6 @@ _KNOWN: Mapping[str, frozenset[str]] = {
 }
 # Settings that say nothing while they are as torchtitan has them.
 _USUAL: Mapping[str, object] = {
-    "training.mixed_precision_reduce": "float32",
     "training.deterministic": False,
     "training.gc_debug": False,
     "parallelism.disable_loss_parallel": False,

@@ -77,7 +77,7 @@ def torchtitan(asked: Asked) -> str:
                 layout.precision == "fp8" and version == "0.3",
                 "precision fp8 with a scale a tensor (0.2 has: --for-version 0.2; 0.3 has fp8_rowwise)",
             ),
-            (layout.precision in ("fp16", "bf16_pure", "nvfp4"), f"precision {layout.precision}"),
+            (layout.precision in ("fp16", "nvfp4"), f"precision {layout.precision}"),
             (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
             (workload.optimizer != "adam", f"optimizer {workload.optimizer}"),
             (workload.ramp_up is not None, "a batch ramp-up"),
@@ -114,6 +114,7 @@ def _training(layout: Layout, workload: Workload) -> dict[str, Any]:
         "local_batch_size": per_replica if layout.pp > 1 else layout.mbs,
         "global_batch_size": workload.global_batch,
         "seq_len": workload.seq_len,
+        **({"dtype": "bfloat16"} if layout.precision == "bf16_pure" else {}),
         "mixed_precision_param": PRECISIONS[layout.precision].dtype,
         **({"enable_cpu_offload": True} if layout.offload == "weights" else {}),
     }
