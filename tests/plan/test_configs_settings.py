@@ -87,6 +87,32 @@ def test_torchtitan_0_1s_words_are_read(tmp_path: Path) -> None:
     assert not cost.case.stack.gathers_casts
 
 
+def test_megatrons_precision_aware_optimizer_holds_states_as_it_is_told(tmp_path: Path) -> None:
+    file, size = tmp_path / "run.sh", 1.313e9  # parameters of MEGATRON's model, by its sizes and GPT-2's vocabulary
+    text = f"{MEGATRON} --vocab-size 50257 --global-batch-size 64 --use-distributed-optimizer --disable-bias-linear"
+
+    def states(flags: str) -> tuple[float, float, str]:
+        """Bytes of a parameter's gradient, and of its share of the optimizer on 8 ranks."""
+        cost, remarks = priced(file, f"{text} {flags}", Given("dgx-h100", devices=8))
+        memory = cost.estimate.memory[0]
+        return memory.gradients * 2**30 / size, memory.optimizer * 2**30 / size * 8, remarks
+
+    aware = "--use-precision-aware-optimizer"
+    narrow = "--exp-avg-dtype bf16 --exp-avg-sq-dtype fp8 --main-grads-dtype bf16"
+    for flags, gradients, optimizer in (
+        ("", 4, 12), (aware, 4, 10), (f"{aware} {narrow}", 2, 5), (narrow, 4, 12),
+        (f"{aware} {narrow} --main-params-dtype fp16", 2, 5),
+        # a copy in 8 bit lacks more than 16 of 32
+        (f"{aware} --fp8-format hybrid --fp8-param-gather", 4, 12),
+    ):  # fmt: skip
+        counted = states(flags)
+        assert counted[:2] == pytest.approx((gradients, optimizer), rel=0.01), flags
+        assert "dtype" not in counted[2] and "aware" not in counted[2]
+    # what lies on the host is stepped there in fp32
+    assert states(f"{aware} {narrow} --optimizer-cpu-offload")[:2] == pytest.approx((2, 0), rel=0.01)
+    assert "not counted: --exp-avg-dtype 'fp4', counted as fp32" in states(f"{aware} --exp-avg-dtype fp4")[2]
+
+
 def test_torchtitan_holds_states_in_bf16_where_it_is_told_to(tmp_path: Path) -> None:
     large = '[model]\nname = "llama3"\nflavor = "70B"\n[training]\nlocal_batch_size = 1\n'
     usual, _ = titan(tmp_path, large)
@@ -258,4 +284,4 @@ def test_what_zero_3_keeps_gathered_and_masters_in_bf16_are_counted(tmp_path: Pa
     assert {name: found.stack[name] for name in sizes} == sizes and not found.unread
     narrow = stated({"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True})
     assert (narrow.stack["master_weight_bytes"], narrow.stack["wide_gradients"]) == (2, ())
-    assert narrow.uncounted == ["bf16.bf16_optimizer_states: moments are counted in fp32"]
+    assert narrow.stack["moment_bytes_16bit"] == 2 and not narrow.uncounted

@@ -88,6 +88,26 @@ def sent_gradient_bytes(grid: LayoutGrid, stack: Stack) -> Floats:
     return np.where(low > 0, low, kept)
 
 
+def moment_bytes(grid: LayoutGrid, case: Case) -> Floats:
+    """Bytes of all of an optimizer's moments of one parameter: Adam has two, SGD none.
+
+    Beside a master copy they are as wide as the stack holds them.
+    """
+    moments = 2.0 if case.workload.optimizer == "adam" else 0.0
+    held = case.stack.moment_bytes_16bit
+    return by_precision(grid.precision, lambda p: moments * (min(held, p.moment_bytes) if p.master else p.moment_bytes))
+
+
+def stepped_bytes(grid: LayoutGrid, case: Case) -> Floats:
+    """Bytes that a step moves of one parameter's weights and moments, each read and written, beside its gradient.
+
+    Beside a master copy working weights are only written.
+    """
+    master = 2.0 * case.stack.master_weight_bytes
+    weights = by_precision(grid.precision, lambda p: master + p.weight_bytes if p.master else 2.0 * p.weight_bytes)
+    return weights + 2.0 * moment_bytes(grid, case)
+
+
 def _is_wide(grid: LayoutGrid, stack: Stack) -> Bools:
     """Where the stack accumulates gradients wider than the precision says: by precision and ZeRO stage."""
     by_word = by_precision(grid.precision, lambda p: float(p.wide in stack.wide_gradients)) > 0

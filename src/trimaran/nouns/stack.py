@@ -125,6 +125,9 @@ class Stack(Noun):
         default=False, description="full recompute ends once all that the backward wants is there"
     )
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
+    moment_bytes_16bit: float = Field(
+        default=4.0, gt=0, le=4, description="each of Adam's moments beside a master copy, the mean of both"
+    )
     grad_bytes_16bit: int = Field(default=2, ge=2, le=8, description="gradient accumulation under 16 bit")
     wide_gradients: tuple[PrecisionName, ...] = Field(
         default=("bf16",), description="precisions whose gradients take grad_bytes_16bit"

@@ -6,11 +6,11 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
-from trimaran.cost.effects.optimizer import UNFUSED, stepped_bytes
+from trimaran.cost.effects.optimizer import UNFUSED
 from trimaran.cost.grid import Floats, by_precision
 from trimaran.cost.layers.layer_work import LayerWork
 from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
-from trimaran.cost.states import OPTIMIZER, expert_shards, gradient_bytes, shards
+from trimaran.cost.states import OPTIMIZER, expert_shards, gradient_bytes, shards, stepped_bytes
 from trimaran.layout.layout import Layout
 
 # Of a link's bandwidth what packets of 256 bytes leave beside 26 of headers (PCI Express Base Specification 5.0, 2.2).
@@ -46,8 +46,9 @@ def _host_step(iteration: IterationCost) -> Floats:
     case, grid = iteration.case, iteration.grid
     device, stack, stepped = case.cluster.device, case.stack, host_stepped(iteration)
     gradient = gradient_bytes(grid, stack)
+    moved = gradient + stepped_bytes(grid, case)
     passes = 1.0 if stack.fused_host_step else UNFUSED
-    host = stepped * stepped_bytes(case, grid) * passes / (device.host_mem_gb_s * 1e9 * case.calibration.memory)
+    host = stepped * moved * passes / (device.host_mem_gb_s * 1e9 * case.calibration.memory)
     on_host = grid.chose("offload", "weights")
     down = np.where(on_host, 0.0, stepped * gradient / _link(case))
     up = np.where(on_host, 0.0, stepped * by_precision(grid.precision, lambda p: p.weight_bytes) / _link(case))

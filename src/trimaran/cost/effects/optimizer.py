@@ -6,28 +6,23 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, TimePart
-from trimaran.cost.grid import Floats, LayoutGrid, by_precision
+from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.kernels import Rates
-from trimaran.cost.states import GRADIENTS, OPTIMIZER, WEIGHTS, casts_on, expert_shards, gradient_bytes, shards
+from trimaran.cost.states import (
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    casts_on,
+    expert_shards,
+    gradient_bytes,
+    shards,
+    stepped_bytes,
+)
 from trimaran.layout.layout import Layout
 from trimaran.operators.casts import weight_cast_bytes
 
 # Passes over the states that an optimizer made of separate kernels needs, against one that fuses them.
 UNFUSED = 3.5
-
-
-def stepped_bytes(case: Case, grid: LayoutGrid) -> Floats:
-    """Bytes a parameter that one kernel reads and writes to step it.
-
-    Adam reads and writes its two moments and the weights that it steps, the master copy where there is one (24 bytes in
-    fp32, 12 in bf16 alone), reads the gradient and writes the working weights beside a master copy; SGD touches weights
-    and gradient only.
-    """
-    moments = 4.0 if case.workload.optimizer == "adam" else 0.0
-    return gradient_bytes(grid, case.stack) + by_precision(
-        grid.precision,
-        lambda p: moments * p.moment_bytes + (8.0 + p.weight_bytes if p.master else 2.0 * p.weight_bytes),
-    )
 
 
 def step_time(
@@ -40,7 +35,7 @@ def step_time(
     finite, scaled, cleared; norm and clipping are then of the rank's share.
     """
     gradient = gradient_bytes(grid, case.stack)
-    state_bytes = stepped_bytes(case, grid) * (1.0 if case.stack.fused_optimizer else UNFUSED)
+    state_bytes = (gradient + stepped_bytes(grid, case)) * (1.0 if case.stack.fused_optimizer else UNFUSED)
     stepped = parameters / shards(grid, OPTIMIZER)
     if of_experts is not None:
         stepped = stepped + of_experts * (1.0 / expert_shards(grid, OPTIMIZER) - 1.0 / shards(grid, OPTIMIZER))

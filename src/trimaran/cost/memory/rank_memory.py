@@ -18,7 +18,15 @@ from trimaran.cost.memory.stage import (
     stage_layer_parameters,
 )  # fmt: skip
 from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
-from trimaran.cost.states import OPTIMIZER, WEIGHTS, element_bytes, expert_shards, gradient_bytes, shards
+from trimaran.cost.states import (
+    OPTIMIZER,
+    WEIGHTS,
+    element_bytes,
+    expert_shards,
+    gradient_bytes,
+    moment_bytes,
+    shards,
+)
 from trimaran.layout.compression import FORMATS
 
 GIB = 2.0**30
@@ -162,8 +170,7 @@ class RankMemory:
     @cached_property
     def moment_bytes(self) -> Floats:
         """Bytes of the optimizer's moments of one parameter."""
-        moments = 2.0 if self.case.workload.optimizer == "adam" else 0.0
-        return by_precision(self.grid.precision, lambda p: moments * p.moment_bytes)
+        return moment_bytes(self.grid, self.case)
 
     @cached_property
     def replica_bytes(self) -> Floats:

@@ -92,7 +92,7 @@ def _engine(config: Mapping[str, Any], zero: Mapping[str, Any], stated: Stated) 
     if bf16.get("bf16_master_weights_and_grads") is True:
         stated.stack |= {"master_weight_bytes": 2, "wide_gradients": ()}
     if bf16.get("bf16_optimizer_states") is True:
-        stated.uncounted.append("bf16.bf16_optimizer_states: moments are counted in fp32")
+        stated.stack["moment_bytes_16bit"] = 2.0
     for name, field in _SIZES.items():
         size = zero.get(name)
         if isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < _MOST:

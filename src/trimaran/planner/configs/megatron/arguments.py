@@ -14,13 +14,13 @@ from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_
 from trimaran.planner.configs.megatron.graphs import graphs
 from trimaran.planner.configs.megatron.mixtures import further_degrees, mixture
 from trimaran.planner.configs.megatron.sharding import sharded
+from trimaran.planner.configs.megatron.states import states
 from trimaran.planner.configs.megatron.vocabulary import vocabulary
 from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated, optimizer_of
 from trimaran.planner.export.megatron_mixtures import LATENT
 from trimaran.planner.export.megatron_words import (
     ACCUMULATED_APART,
-    CHOSEN_PRECISION,
     DROPOUTS,
     FP8_RECIPES,
     FURTHER_SIZES,
@@ -55,7 +55,7 @@ _UNCOUNTED = (
     "--overlap-param-gather-with-optimizer-step", "--no-masked-softmax-fusion",
     "--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion",
     "--fp16-lm-cross-entropy", "--microbatch-group-size-per-virtual-pipeline-stage",
-    "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype", "--distribute-saved-activations",
+    "--distribute-saved-activations",
     "--no-overlap-p2p-communication", "--step-batch-size-schedule",
     "--use-nccl-ub", "--nccl-ub",
 )  # fmt: skip
@@ -94,6 +94,7 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
     if per_node and nodes and per_node.isdecimal() and nodes.isdecimal():
         stated.devices = int(per_node) * int(nodes)
     _offload(flags, stated)
+    states(flags, stated)
     stated.uncounted += [flag for flag in _UNCOUNTED if flags.has(flag)]
     stated.unread = [flag for flag in flags.unread() if not is_beside(flag)]
     return stated
@@ -106,9 +107,6 @@ def _offload(flags: Flags, stated: Stated) -> None:
     if optimizer:
         stated.layout["offload"] = "optimizer"
         stated.stack["offload_overlaps"] = flags.has(OFFLOADED_OPTIMIZER[1])
-        flags.has(CHOSEN_PRECISION)  # goes with it
-    elif flags.has(CHOSEN_PRECISION):
-        stated.uncounted.append(CHOSEN_PRECISION)
     if layers and not optimizer:
         stated.layout["offload"] = "activations"
     if optimizer and layers:
