@@ -176,12 +176,21 @@ def test_accelerates_other_kinds_and_degrees(tmp_path: Path) -> None:
     cost, _ = price(tmp_path, deepspeed, SCRIPT)
     assert str(cost.layout) == "dp8,tp1,pp1,mbs1,zero3,fsdp,offload-optimizer,bf16"
     assert cost.case.stack.name == "deepspeed"
+    # what shares out a sequence is DeepSpeed's Ulysses, by its word in accelerate 1.11 and by that of later ones
+    for shared in ({"cp_size": 2, "cp_backend": "deepspeed"}, {"sp_size": 2, "dp_replicate_size": 4}):
+        sizes = {f"parallelism_config_{name}": value for name, value in shared.items()}
+        cost, _ = price(tmp_path, deepspeed | {"parallelism_config": sizes}, SCRIPT)
+        assert str(cost.layout) == "dp4,tp1,cp2,cp-ulysses,pp1,mbs1,zero3,fsdp,offload-optimizer,bf16"
 
 
 @pytest.mark.parametrize(
     ("document", "says"),
     [
         (FSDP, "does not state the model's layers, hidden, heads, vocab (model, sequences and batches are those of"),
+        (
+            FSDP | {"parallelism_config": {"parallelism_config_cp_size": 2, "parallelism_config_sp_size": 4}},
+            "cp_size is 2 and sp_size 4, but a sequence is shared out in one way: set one to 1",
+        ),
         (FSDP | {"distributed_type": "TPU"}, "distributed_type is 'TPU': of it only FSDP, DEEPSPEED"),
         (FSDP | {"fsdp_config": {"fsdp_sharding_strategy": "SOME"}}, "fsdp_sharding_strategy is 'SOME': it is one of"),
         (

@@ -285,3 +285,23 @@ def test_what_zero_3_keeps_gathered_and_masters_in_bf16_are_counted(tmp_path: Pa
     narrow = stated({"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True})
     assert (narrow.stack["master_weight_bytes"], narrow.stack["wide_gradients"]) == (2, ())
     assert narrow.stack["moment_bytes_16bit"] == 2 and not narrow.uncounted
+
+
+def test_deepspeeds_autotp_and_autoep_are_degrees_of_a_layout(tmp_path: Path) -> None:
+    # tensor_parallel/hf_integration and expert_parallel of DeepSpeedExamples, as far as a step feels them
+    file = tmp_path / "ds.json"
+    config = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
+
+    def found(model: str, **sections: object) -> tuple[ConfigCost, str]:
+        return priced(file, json.dumps(config | sections), Given("dgx-h100", devices=8, model=model, seq_len=2048))
+
+    zero = {"stage": 1}
+    tensor, remarks = found("llama2-7b", zero_optimization=zero, tensor_parallel={"autotp_size": 4})
+    assert str(tensor.layout) == "dp2,tp4,pp1,mbs2,zero1,bf16" and "not read" not in remarks
+    spread, whole = {"enabled": True, "autoep_size": 8}, {"enabled": False, "autoep_size": 8}
+    experts, remarks = found("qwen3-30b-a3b", zero_optimization=zero, expert_parallel=spread)
+    alone, _ = found("qwen3-30b-a3b", zero_optimization=zero, expert_parallel=whole)
+    assert (experts.layout.ep, alone.layout.ep) == (8, 1) and "not read" not in remarks
+    # of 30.5 billion parameters 29.0 are experts', of which a rank then holds an eighth
+    held = [cost.estimate.memory[0].weights * 2**30 / 2 for cost in (alone, experts)]
+    assert held == pytest.approx([30.5e9, 1.54e9 + 29.0e9 / 8], rel=0.01)

@@ -41,6 +41,7 @@ def accelerate(document: Mapping[str, Any]) -> Stated:
         stated.layout["precision"] = _PRECISIONS[mixed]
     stated.open.append("model, sequences and batches are those of the script that accelerate starts")
     if kind == "DEEPSPEED":
+        _degrees(table(document, "parallelism_config"), stated)
         return stated
     stated.layout |= {"tp": 1, "pp": 1, "zero_stage": 0}
     stated.notes.append("counted as under PyTorch's FSDP with Composer's models: norms of Hugging Face's take longer")
@@ -83,12 +84,23 @@ def _sharded(config: Mapping[str, Any], document: Mapping[str, Any], stated: Sta
 
 
 def _degrees(config: Mapping[str, Any], stated: Stated) -> None:
-    """Degrees of accelerate 1.10 and later (accelerate/parallelism_config.py)."""
-    sizes = {axis: count(config, f"parallelism_config_{axis}_size") or 1 for axis in ("tp", "cp", "dp_replicate")}
+    """Degrees of accelerate 1.10 and later (accelerate/parallelism_config.py).
+
+    DeepSpeed's way to share sequences is Ulysses, which 1.11 called a backend of `cp` and later ones `sp`. Its replicas
+    share out all, however many are said to replicate.
+    """
+    axes = ("tp", "cp", "sp", "dp_replicate")
+    sizes = {axis: count(config, f"parallelism_config_{axis}_size") or 1 for axis in axes}
     stated.layout["tp"] = sizes["tp"]
-    if sizes["cp"] > 1:
+    if sizes["cp"] > 1 and sizes["sp"] > 1:
+        both = f"cp_size is {sizes['cp']} and sp_size {sizes['sp']}"
+        raise TrimaranError(f"parallelism_config: {both}, but a sequence is shared out in one way: set one to 1")
+    by_deepspeed = word(config, "parallelism_config_cp_backend", "torch", ("torch", "deepspeed")) == "deepspeed"
+    if sizes["sp"] > 1 or (sizes["cp"] > 1 and by_deepspeed):
+        stated.layout |= {"cp": max(sizes["sp"], sizes["cp"]), "cp_kind": "ulysses"}
+    elif sizes["cp"] > 1:
         words = {method: kind for kind, method in ROTATE_METHODS.items()}
         strategy = word(config, "parallelism_config_cp_comm_strategy", ROTATE_METHODS["all_gather"], words)
         stated.layout |= {"cp": sizes["cp"], "cp_kind": words[strategy]}
-    if sizes["dp_replicate"] > 1:
+    if sizes["dp_replicate"] > 1 and stated.trainer != "deepspeed":
         stated.replicate = sizes["dp_replicate"]

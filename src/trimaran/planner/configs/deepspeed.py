@@ -22,7 +22,10 @@ _SIZES = {
 _MOST = 1e15
 # In the order in which one includes the other, each with its deprecated name (deepspeed/runtime/zero/config.py).
 _OFFLOADS = (("offload_optimizer", "cpu_offload", "optimizer"), ("offload_param", "cpu_offload_param", "weights"))
-_KNOWN = {*_BATCHES, "sequence_parallel_size", "bf16", "fp16", "bfloat16", "optimizer", "data_types"}
+_KNOWN = {
+    *_BATCHES, "sequence_parallel_size", "tensor_parallel", "expert_parallel", "bf16", "fp16", "bfloat16", "optimizer",
+    "data_types",
+}  # fmt: skip
 # Of ZeRO what is read, and what no step can feel.
 _KNOWN_ZERO = {
     *_AT_ONE, *(name for names in _OFFLOADS for name in names[:2]), "stage", "mics_shard_size", "overlap_comm",
@@ -44,7 +47,7 @@ def is_deepspeed(document: Mapping[str, Any]) -> bool:
 
 
 def deepspeed(config: Mapping[str, Any]) -> Stated:
-    """What the configuration states; TP, PP and the model are not in it. Raises TrimaranError naming a setting."""
+    """What the configuration states; PP and the model are not in it. Raises TrimaranError naming a setting."""
     stated = Stated("deepspeed")
     zero = table(config, "zero_optimization")
     batch, mbs, steps = (_count(config, name, stated) for name in _BATCHES)
@@ -54,7 +57,12 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise TrimaranError(f"zero_optimization.stage is {quoted(str(stage))}, expected 0 to 3")
-    stated.layout |= {"tp": 1, "pp": 1, "zero_stage": stage, "precision": _precision(config)}
+    # runtime/tensor_parallel/config.py and module_inject/auto_ep_config.py: 0 and 1 leave layers as they are
+    tp = _count(_table(config, "tensor_parallel"), "autotp_size", stated, least=0) or 1
+    stated.layout |= {"tp": tp, "pp": 1, "zero_stage": stage, "precision": _precision(config)}
+    experts = _table(config, "expert_parallel")
+    if experts.get("enabled") is True and (ep := _count(experts, "autoep_size", stated) or 1) > 1:
+        stated.layout["ep"] = ep
     if (ulysses := _count(config, "sequence_parallel_size", stated) or 1) > 1:
         stated.layout |= {"cp": ulysses, "cp_kind": "ulysses"}
     shard = _count(zero, "mics_shard_size", stated, least=-1) or -1
