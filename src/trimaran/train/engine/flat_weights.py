@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trimaran.layout.compression import BLOCK
 from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.train.comm.mesh import Holders, Mesh
 from trimaran.train.engine.unit_memory import UnitMemory
-from trimaran.train.engine.units import Span, map_weights, owned_slices
+from trimaran.train.engine.units import LINE, Span, map_weights, owned_slices
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
 from trimaran.train.model.wide_sums import pieces
 
@@ -84,7 +85,8 @@ class FlatWeights:
         declared = declared_weights(module)
         specs = {name: spec for name, (_, _, spec) in declared.items()}
         sizes = {name: getattr(owner, attribute).numel() for name, (owner, attribute, _) in declared.items()}
-        weight_map = map_weights(sizes, specs, mesh.holders)
+        # a block of compressed numbers has no part of two weights: its rounding is the same on all ranks that hold one
+        weight_map = map_weights(sizes, specs, mesh.holders, LINE if layout.compression == "none" else BLOCK)
         self.owned, self.counted = weight_map.owned, weight_map.counted()
         self.counted_of_replica = weight_map.counted(of_replica=True)
 

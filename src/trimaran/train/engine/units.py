@@ -126,9 +126,15 @@ def part_of(span: Span, index: int, parts: int) -> Span:
 
 
 def map_weights(
-    sizes: Mapping[str, int], specs: Mapping[str, WeightSpec], holders_of: Mapping[WeightKind, Holders]
+    sizes: Mapping[str, int],
+    specs: Mapping[str, WeightSpec],
+    holders_of: Mapping[WeightKind, Holders],
+    line: int = LINE,
 ) -> WeightMap:
-    """Lay the weights out in units. `sizes` are elements of the TP-local weights, in the order of the modules."""
+    """Lay the weights out in units. `sizes` are elements of the TP-local weights, in the order of the modules.
+
+    Weights and shards begin at multiples of `line` from where their unit does.
+    """
 
     def treatment(name: str) -> Treatment:
         spec = specs[name]
@@ -146,10 +152,10 @@ def map_weights(
         # in the same order on all TP ranks, so that weights which all of them hold lie in the same shard on each
         for name in sorted(names, key=lambda n: (specs[n].decays, specs[n].shard_dim is not None), reverse=True):
             begins[name] = at
-            end = at + padded(sizes[name], LINE)
+            end = at + padded(sizes[name], line)
             treatments.append((Span(at, end), treatment(name)))
             at = end
-        at = first + padded(at - first, LINE * holders.sharers.size)
+        at = first + padded(at - first, line * holders.sharers.size)
         # padding is zero and stays zero under any treatment
         treatments[-1] = (Span(treatments[-1][0].begin, at), treatments[-1][1])
         units[unit] = HeldSpan(Span(first, at), holders)
