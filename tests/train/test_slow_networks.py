@@ -328,6 +328,8 @@ def go_on(pool: Pool, make_job: Maker, tmp_path: Path) -> Callable[..., Run]:
         pytest.param("dp4,mbs6,compress-int8", marks=pytest.mark.proof),
         "dp2,tp2,mbs12,compress-int8",
         pytest.param("dp2,tp2,mbs12,compress-fp16", marks=pytest.mark.proof),
+        "dp2,tp2,pp2,mbs6,sp,compress-int8",
+        pytest.param("dp4,shard2,pp2,mbs6,zero2,compress-int8", marks=pytest.mark.proof),
         pytest.param("dp2,tp2,mbs12,sp,local3,delay2,compress-int8", marks=pytest.mark.proof),
     ],
 )

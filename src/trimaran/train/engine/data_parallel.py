@@ -33,6 +33,7 @@ from trimaran.train.comm.group import all_reduce_together
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.copy_sums import CopySums, NoSums
 from trimaran.train.engine.flat_weights import FlatWeights, Unit
+from trimaran.train.engine.units import Span
 from trimaran.train.model.autograd import apply
 from trimaran.train.model.gpt import Stage
 from trimaran.train.model.vocabulary import Head
@@ -112,6 +113,9 @@ class DataParallel:
         # the first and the last stage hold a tied embedding, and the same replica owns the same part of it on both
         matrices = ("embedding.tokens", "head.weight") if tied and mesh.tied.size > 1 else ()
         self._tied_units = [unit for unit in flat.units if unit.name in matrices and len(unit.owned)]
+        # What is not sent of a gradient has to be the same on all ranks that hold the weight, as a checkpoint has it
+        # once: sums that keep something back are of whole gradients, and come behind those over TP and of tied units.
+        self._sums_come_last = bool(self._sums.state)
         self._micro_batches = 0
         # ZeRO 2: units whose whole gradients have memory and are added to
         self._accumulating: list[Unit] = []
@@ -147,15 +151,17 @@ class DataParallel:
                 if unit not in self._scattering and unit not in self._summing:
                     self._begin_sum(unit)
         self._finish_scattering()
+        if self._sums_come_last:
+            self._sum_tied()
         for unit in self._flat.units:
             if unit not in self._summing:
                 self._begin_sum_of_copies(unit)
         for finish in self._summing.values():
             finish()
         self._summing.clear()
-        all_reduce_together(self._tp, self._flat.owned_parts(self._in_parts, self._flat.grads))
-        for unit in self._tied_units:
-            self._tied.all_reduce(self._flat.owned_part(unit, self._flat.grads))
+        if not self._sums_come_last:
+            self._sum_over_tp(self._in_parts)
+            self._sum_tied()
 
     def publish(self) -> None:
         """Have all weights that are computed with follow the master weights, whichever rank owns these."""
@@ -211,11 +217,21 @@ class DataParallel:
             if self._zero_stage >= 2:
                 self._flat.owned_part(unit, self._flat.grads).add_(unit.owned_part(unit.grads))
                 self._flat.grads_memory.give_back(unit.grads)
-            if self._zero_stage < 2 or self._added[unit] == self._micro_batches:
+            is_whole = self._zero_stage < 2 or self._added[unit] == self._micro_batches
+            if is_whole and not (self._sums_come_last and unit in self._tied_units):
                 self._begin_sum_of_copies(unit)
+
+    def _sum_over_tp(self, spans: Iterable[Span]) -> None:
+        all_reduce_together(self._tp, self._flat.owned_parts(list(spans), self._flat.grads))
+
+    def _sum_tied(self) -> None:
+        for unit in self._tied_units:
+            self._tied.all_reduce(self._flat.owned_part(unit, self._flat.grads))
 
     def _begin_sum_of_copies(self, unit: Unit) -> None:
         copies = unit.holders.copies
+        if self._sums_come_last:
+            self._sum_over_tp(span.within(unit.span) for span in self._in_parts)
         if unit.holders.serves:
             copies.reduce_to_first(unit.grads)
             self._summing[unit] = done
