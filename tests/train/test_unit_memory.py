@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,14 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pool import Pool
+from reference import Reference
+from shapes import LLAMA
+from test_same_loss_on_every_layout import assert_same
+from trimaran.nouns.attention import LatentAttention
+from trimaran.protocol.job import TrainJob
 from trimaran.train.engine.unit_memory import PLACES, UnitMemory
 
 EMBEDDING, LAYER, NORM = 4096, 1024, 64
 
 
 def memory(*lengths: int) -> UnitMemory:
-    """Memory for units of so many elements."""
-    return UnitMemory(lengths, torch.float32, torch.device("cpu"))
+    """Memory for layers of so many elements."""
+    return UnitMemory([("layers", length) for length in lengths], torch.float32, torch.device("cpu"))
 
 
 def held_bytes(units: UnitMemory) -> int:
@@ -84,3 +91,21 @@ def test_neighbours_of_one_size_never_share_and_no_size_has_more_than_it_needs(l
             assert units.take(tensor)
             assert len(tensor) == length and tensor.untyped_storage().nbytes() >= 4 * length
             units.give_back(tensor)
+
+
+def test_what_is_as_large_as_a_layer_by_chance_is_worked_with_beside_it() -> None:
+    kinds = ["embedding.tokens", *["layers", "layers.experts"] * 4, "head.weight"]
+    units = UnitMemory([(kind, LAYER) for kind in kinds], torch.float32, torch.device("cpu"))
+    embedding, *of_layers, head = units.tensors
+    assert all(units.take(tensor) for tensor in (embedding, *of_layers[:4], head))
+
+
+@pytest.mark.parametrize("layout", ["dp2,tp3,mbs4,fsdp", "dp2,tp3,mbs4,zero2"])
+def test_a_model_whose_embedding_is_as_large_as_a_layer_trains(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, layout: str
+) -> None:
+    # of TP's three ranks each has 128 x 12 elements of the vocabulary, and as many of a layer
+    attention = LatentAttention(query_rank=0, kv_rank=12, plain_dim=3, rotary_dim=4, value_dim=1)
+    shape = {"hidden": 12, "heads": 6, "kv_heads": 6, "head_dim": 7, "ffn_hidden": 60, "tied_embedding": True}
+    model = LLAMA.model_copy(update={**shape, "layers": 4, "latent_attention": attention})
+    assert_same(pool.run(make_job(layout, model=model, steps=3)), reference.run(model, steps=3))

@@ -6,7 +6,7 @@ operations instead of hundreds of small ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.train.comm.mesh import Holders, Mesh
 from trimaran.train.engine.unit_memory import UnitMemory
-from trimaran.train.engine.units import LINE, Span, map_weights, owned_slices
+from trimaran.train.engine.units import LINE, Span, map_weights, owned_slices, unit_kind
 from trimaran.train.model.weight import Initial, Weight, WeightSpec, declared_weights, local_part
 from trimaran.train.model.wide_sums import pieces
 
@@ -95,7 +95,7 @@ class FlatWeights:
         self._dtype, self._device = torch.float32 if in_fp32 else compute, device
         # otherwise `master` are views of the weights that are computed with
         self._has_master_copy = in_fp32 or self.zero_stage == 3
-        spans, size = [unit.span for unit in weight_map.units.values()], weight_map.size
+        spans, size = {name: unit.span for name, unit in weight_map.units.items()}, weight_map.size
         weights, unit_weights, self.weights_memory = _memory(
             size, spans, compute, device, transient=self.zero_stage == 3
         )
@@ -196,12 +196,15 @@ class FlatWeights:
 
 
 def _memory(
-    size: int, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, *, transient: bool
+    size: int, spans: Mapping[str, Span], dtype: torch.dtype, device: torch.device, *, transient: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], UnitMemory]:
-    """A tensor over all weights and its parts at the spans; transient parts are tensors apart, without memory yet."""
-    apart = UnitMemory([len(span) for span in spans] if transient else [], dtype, device)
+    """A tensor over all weights and its parts at the units' spans; transient parts are tensors apart, without memory
+    yet.
+    """
+    units = [(unit_kind(name), len(span)) for name, span in spans.items()]
+    apart = UnitMemory(units if transient else [], dtype, device)
     everything = torch.zeros(0 if transient else size, dtype=dtype, device=device)
-    return everything, apart.tensors or _cut(everything, spans), apart
+    return everything, apart.tensors or _cut(everything, list(spans.values())), apart
 
 
 def _cut(tensor: Tensor, spans: Sequence[Span]) -> tuple[Tensor, ...]:

@@ -1,8 +1,9 @@
 """Memory of units that have it only while they are worked with.
 
-On a CPU units of one size, the layers, take turns at two places that are kept. If each took memory and gave it back, a
+On a CPU layers of one kind and size take turns at two places that are kept. If each took memory and gave it back, a
 heap would fill what one layer left with activations, and find no room for the next: ZeRO 3 held more than ZeRO 2.
-A unit of another size takes memory and gives it back, and so does each on a GPU, whose allocator keeps large blocks.
+Any other unit takes memory and gives it back, and so does each on a GPU, whose allocator keeps large blocks. What is as
+large by chance, as an embedding or the experts of a layer, has a place apart: it may be worked with beside the layer.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ PLACES = 2
 
 
 class UnitMemory:
-    """A tensor for each of the `lengths`, of which those that take turns lie in the same place."""
+    """A tensor for each of the `units`, a kind and a length, of which those that take turns lie in the same place."""
 
-    def __init__(self, lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        counts, places = Counter(lengths), defaultdict[int, list[Tensor]](list)
-        taking_turns = {length for length, count in counts.items() if count > PLACES and not on_gpu(device)}
+    def __init__(self, units: Sequence[tuple[str, int]], dtype: torch.dtype, device: torch.device) -> None:
+        counts, places = Counter(units), defaultdict[tuple[str, int], list[Tensor]](list)
+        taking_turns = {unit for unit, count in counts.items() if count > PLACES and not on_gpu(device)}
         tensors = []
-        for length in lengths:
-            of_length = places[length]
-            taken_before = length in taking_turns and len(of_length) >= PLACES
-            place = of_length[-PLACES] if taken_before else torch.empty(length, dtype=dtype, device=device)
-            of_length.append(place)
+        for unit in units:
+            alike = places[unit]
+            taken_before = unit in taking_turns and len(alike) >= PLACES
+            place = alike[-PLACES] if taken_before else torch.empty(unit[1], dtype=dtype, device=device)
+            alike.append(place)
             tensors.append(place[:])
         self.tensors = tuple(tensors)
-        self._lasting = {place.untyped_storage()._cdata for length in taking_turns for place in places[length]}
+        self._lasting = {place.untyped_storage()._cdata for unit in taking_turns for place in places[unit]}
         # which tensor has what a storage holds
         self._holders: dict[int, Tensor] = {}
         for tensor in tensors:

@@ -115,6 +115,11 @@ def unit_name(name: str, spec: WeightSpec) -> str:
     return ".".join((*(parts[:2] if parts[0] == "layers" else parts[:1]), *kind))
 
 
+def unit_kind(unit: str) -> str:
+    """The name of a unit without a layer's number."""
+    return ".".join(part for part in unit.split(".") if not part.isdigit())
+
+
 def padded(elements: int, multiple: int) -> int:
     """Elements rounded up to whole multiples."""
     return -(-elements // multiple) * multiple
