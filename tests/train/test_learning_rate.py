@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
+from pool import Pool
 from trimaran.nouns.workload import RampUp
+from trimaran.protocol.job import TrainJob
 from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.engine.learning_rate import Position, learning_rate
 
 SETTINGS = TrainSettings(steps=100, learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=10)
 BATCH, SEQ_LEN = 8, 16
+RAMP = RampUp(start=8, increment=8, samples=240)
 
 
 def rate(settings: TrainSettings, step: int) -> float:
@@ -65,3 +72,27 @@ def test_by_samples_a_ramp_up_of_the_batch_does_not_move_the_schedule() -> None:
 def test_a_schedule_is_stated_whole_and_in_one_unit(spans: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match="warmup_"):
         TrainSettings.model_validate(spans)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        # 24 samples were seen in three steps of 8, and the fourth has 8 too: (24 + 8) / 200 of the peak
+        ({"ramp_up": RAMP}, {"ramp_up": RAMP, "learning_rate": 2e-3}, "0.00032 instead of 0.00016"),
+        # 72 samples were seen: (72 + 12) / 200 and (72 + 24) / 200 of the peak
+        ({}, {"global_batch": 12}, "0.00042 instead of 0.00048"),
+    ],
+    ids=["ramp-up", "another batch"],
+)
+def test_a_changed_rate_is_told_of_the_batch_that_the_next_step_has(
+    pool: Pool, make_job: Callable[..., TrainJob], tmp_path: Path, before: Any, after: Any, says: str
+) -> None:
+    for stated, steps in ((before, 3), (after, 4)):
+        settings = {"warmup_samples": 200, "decay_samples": 400, "learning_rate": 1e-3} | stated
+        of_workload = {"global_batch": settings.pop("global_batch", 24), "ramp_up": settings.pop("ramp_up", None)}
+        job = make_job("dp2,mbs2", steps=4, checkpoint_every=3, **settings)
+        workload = job.workload.model_copy(update=of_workload)
+        update = {"workload": workload, "steps": steps, "checkpoint_dir": str(tmp_path), "resume": True}
+        run = pool.run(job.model_copy(update=update))
+    (told,) = run.of_kind("resumed")
+    assert f"the next step's learning rate is {says}" in told["changed"]

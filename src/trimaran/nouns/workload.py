@@ -66,6 +66,11 @@ class Workload(Noun):
             )
         return self
 
+    def batch_at(self, consumed_samples: int) -> int:
+        """The global batch of the step before which `consumed_samples` were seen, which a ramp-up changes."""
+        ramp = self.ramp_up
+        return self.global_batch if ramp is None else ramp.batch_at(consumed_samples, self.global_batch)
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one iteration consumes at the full global batch."""

@@ -117,10 +117,7 @@ class Trainer:
     @property
     def global_batch(self) -> int:
         """Sequences of the next step, which a ramp-up changes."""
-        workload = self.job.workload
-        if workload.ramp_up is None:
-            return workload.global_batch
-        return workload.ramp_up.batch_at(self.consumed_samples, workload.global_batch)
+        return self.job.workload.batch_at(self.consumed_samples)
 
     @property
     def states(self) -> dict[str, tuple[Tensor, ...]]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from trimaran.files.same_model import immaterial_fields
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.notices import Notice, Tell
 from trimaran.recipe.train_settings import TrainSettings
@@ -75,11 +76,14 @@ def _another_rate(manifest: Manifest, job: TrainJob) -> Iterator[str]:
     A schedule whose decay is not stated runs over all steps: a recipe with more of them raises the rate at once.
     """
     try:
-        before = TrainSettings.model_validate(manifest.train)
+        before, of = TrainSettings.model_validate(manifest.train), Workload.model_validate(manifest.workload)
     except ValidationError:
         return  # of another version, whose schedule may have been another too
-    at = Position(manifest.step, manifest.consumed_samples, job.workload.global_batch, job.workload.seq_len)
-    was, now = learning_rate(before, at), learning_rate(job.train, at)
+    step, samples = manifest.step, manifest.consumed_samples
+    was, now = (
+        learning_rate(settings, Position(step, samples, workload.batch_at(samples), workload.seq_len))
+        for settings, workload in ((before, of), (job.train, job.workload))
+    )
     if not math.isclose(was, now):
         way_out = ""
         if before.steps != job.train.steps and not any((before.decay_steps, before.decay_samples, before.decay_tokens)):
