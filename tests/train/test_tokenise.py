@@ -107,6 +107,22 @@ def test_a_bpe_learns_from_records_and_gives_the_text_back(tmp_path: Path, kind:
     assert Tokens(prepare(again)).read(0, len(tokens)).tolist() == ids
 
 
+def test_a_tokenizer_that_was_saved_to_cut_and_fill_up_documents_gives_all_their_tokens(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    (tmp_path / "a.txt").write_text(POEM)
+    (tmp_path / "b.txt").write_text(POEM * 10)
+    paths = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    plain = prepare(make_job(tmp_path, paths=paths, tokenizer="bpe"))
+    saved = Tokenizer.from_file(str(plain / "tokenizer.json"))
+    saved.enable_truncation(16)
+    saved.enable_padding(length=32)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    tokens = Tokens(prepare(make_job(tmp_path, paths=paths, tokenizer=str(tmp_path / "tokenizer.json"))))
+    expected = Tokens(plain)
+    assert tokens.read(0, len(tokens)).tolist() == expected.read(0, len(expected)).tolist()
+
+
 def test_reading_crosses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{i:03d}"}) for i in range(9)))
     monkeypatch.setattr(tokenise, "FILE_TOKENS", 10)

@@ -120,7 +120,11 @@ def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
 
 
 def load_tokenizer(path: Path) -> HuggingFace:
-    """The tokenizer of a `tokenizer.json`. Raises TrimaranError where the file is not a tokenizer."""
+    """The tokenizer of a `tokenizer.json`, which gives all tokens of a document and no others.
+
+    A file may ask for documents cut or filled up to one length, as it was saved for another use. Raises TrimaranError
+    where the file is not a tokenizer.
+    """
     from tokenizers import Tokenizer
 
     try:
@@ -129,6 +133,8 @@ def load_tokenizer(path: Path) -> HuggingFace:
         raise TrimaranError(
             f"data.tokenizer: {path} is neither 'bytes', 'bpe' nor a readable tokenizer.json ({error})"
         ) from None
+    inner.no_truncation()
+    inner.no_padding()
     return HuggingFace(inner, str(path))
 
 
