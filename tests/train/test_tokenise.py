@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trimaran.nouns.noun import TrimaranError
@@ -180,6 +181,29 @@ def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tm
         prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.dat")]))
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_records_of_a_folder_are_read_to_their_end_or_refused(tmp_path: Path, kind: str) -> None:
+    """Of records in a folder, those after a byte that is not UTF-8 were left out in silence."""
+    (tmp_path / "text").mkdir()
+    path = tmp_path / "text" / f"a.{kind}"
+    if kind == "jsonl":
+        good = b'{"text": "abc"}\n' * 2_000
+        path.write_bytes(good + b'{"text": "\xff"}\n' + good)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        letters = np.frombuffer(b"ab\xff\xfe", np.uint8)
+        offsets = np.array([0, 2, 4], np.int32)
+        texts = pyarrow.Array.from_buffers(
+            pyarrow.string(), 2, [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(letters)]
+        )
+        parquet.write_table(pyarrow.table({"text": texts}), path)
+    said = {"jsonl": r"line 2001 is not a JSON object in UTF-8", "parquet": "is not UTF-8 text"}[kind]
+    (tmp_path / "text" / "b.txt").write_text(POEM)
+    with pytest.raises(TrimaranError, match=said):
+        prepare(make_job(tmp_path, paths=[str(tmp_path / "text")]))
+
+
 @pytest.mark.parametrize("room", [16, 24_000], ids=["tokenizer", "tokens"])
 def test_what_finds_no_room_is_told_in_the_systems_words_and_nothing_stays(tmp_path: Path, room: int) -> None:
     (tmp_path / "a.txt").write_text(POEM * 1_000)
@@ -200,7 +224,8 @@ def test_what_finds_no_room_is_told_in_the_systems_words_and_nothing_stays(tmp_p
         ({}, {"paths": ["nowhere"]}, "nowhere does not exist"),
         ({"a.txt": ""}, {"paths": ["a.txt"]}, "hold no text"),
         ({"a.txt": POEM}, {"paths": ["a.txt"], "tokenizer": "a.txt"}, "neither 'bytes', 'bpe' nor"),
-        ({"a.jsonl": '{"text": "x"}\n{"txt": 1}'}, {"paths": ["a.jsonl"]}, "line 2 is not a JSON object with"),
+        ({"a.jsonl": '{"text": "x"}\n{"txt": 1}'}, {"paths": ["a.jsonl"]}, "line 2 is not a JSON object in UTF-8 with"),
+        ({"a.jsonl": '{"text": "x"}\n' + "[" * 100_000}, {"paths": ["a.jsonl"]}, "line 2 is not a JSON object in"),
         ({"a.parquet": "no"}, {"paths": ["a.parquet"]}, "is not a Parquet file"),
     ],
     ids=lambda value: str(value)[:30],

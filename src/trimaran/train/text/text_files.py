@@ -77,8 +77,8 @@ def _wanted(inside: Path) -> bool:
 def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
     """Every document of every file of a text, until `max_mib` of text were read.
 
-    A file that is named has to be readable text; in a folder, other files are passed over. Raises TrimaranError naming
-    a file that cannot be read, or where none holds text.
+    A file that is named has to be readable text, and so has one of records; in a folder, other files are passed over.
+    Raises TrimaranError naming a file that cannot be read, or where none holds text.
     """
     named = {from_home(path) for path in text.paths}
     left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
@@ -96,7 +96,7 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
         except OSError as error:
             raise TrimaranError(f"data.paths: {file} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            if file in named:
+            if file in named or file.suffix in _RECORDS:
                 raise TrimaranError(
                     f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
                 ) from None
@@ -122,17 +122,17 @@ def _opened(file: Path, limit_bytes: int | None) -> TextIO:
 
 
 def _read_jsonl(file: Path, field: str) -> Iterator[str]:
-    with _opened(file, None) as lines:
+    with open_file(file, f"data.paths: {file}", None) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                text = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError):
+                text = json.loads(line.decode("utf-8-sig"))[field]
+            except (ValueError, KeyError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str):
                 raise TrimaranError(
-                    f"data.paths: {file}, line {number} is not a JSON object with a text field {field!r}: "
+                    f"data.paths: {file}, line {number} is not a JSON object in UTF-8 with a text field {field!r}: "
                     f"mend the line or set data.text_field"
                 )
             yield text
