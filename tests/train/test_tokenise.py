@@ -124,6 +124,22 @@ def test_a_tokenizer_that_was_saved_to_cut_and_fill_up_documents_gives_all_their
     assert tokens.read(0, len(tokens)).tolist() == expected.read(0, len(expected)).tolist()
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_a_byte_order_mark_and_half_a_pair_of_utf_16_are_no_text(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "a.txt").write_text("cab", "utf-8-sig")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "a\ud800b"}), "utf-8-sig")
+    paths = [str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")]
+    folder = prepare(make_job(tmp_path, paths=paths, tokenizer=tokenizer))
+    tokens = Tokens(folder)
+
+    from tokenizers import Tokenizer
+
+    saved = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert saved.decode(tokens.read(0, len(tokens)).tolist(), skip_special_tokens=False) == (
+        "cab<|endoftext|>a?b<|endoftext|>"
+    )
+
+
 def test_reading_crosses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{i:03d}"}) for i in range(9)))
     monkeypatch.setattr(tokenise, "FILE_TOKENS", 10)

@@ -7,7 +7,6 @@ import sysconfig
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
 
 from trimaran.files.user_file import from_home, open_file, regular_file
 from trimaran.nouns.noun import TrimaranError
@@ -113,12 +112,8 @@ def _read(file: Path, field: str) -> Iterator[str]:
 
 def _whole(file: Path) -> str:
     """The text of a file that is a single document."""
-    with _opened(file, DOCUMENT_BYTES) as text:
+    with TextIOWrapper(open_file(file, f"data.paths: {file}", DOCUMENT_BYTES), encoding="utf-8-sig") as text:
         return text.read()
-
-
-def _opened(file: Path, limit_bytes: int | None) -> TextIO:
-    return TextIOWrapper(open_file(file, f"data.paths: {file}", limit_bytes), encoding="utf-8")
 
 
 def _read_jsonl(file: Path, field: str) -> Iterator[str]:
@@ -135,7 +130,8 @@ def _read_jsonl(file: Path, field: str) -> Iterator[str]:
                     f"data.paths: {file}, line {number} is not a JSON object in UTF-8 with a text field {field!r}: "
                     f"mend the line or set data.text_field"
                 )
-            yield text
+            # JSON may escape half of a pair of UTF-16, which is no character; tokenizers take none
+            yield text.encode(errors="replace").decode()
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[str]:
