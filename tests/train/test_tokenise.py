@@ -220,6 +220,25 @@ def test_records_of_a_folder_are_read_to_their_end_or_refused(tmp_path: Path, ki
         prepare(make_job(tmp_path, paths=[str(tmp_path / "text")]))
 
 
+@pytest.mark.parametrize(
+    ("values", "said"), [([b"abc"], "is of binary and not of text"), (["abc"] * 3_000, "cannot be read: Couldn't")]
+)
+def test_a_column_that_is_not_of_text_and_a_damaged_one_are_told(
+    tmp_path: Path, values: list[object], said: str
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": values}), path)
+    if "Couldn't" in said:
+        content = bytearray(path.read_bytes())
+        content[4:40] = bytes(byte ^ 0x5A for byte in content[4:40])
+        path.write_bytes(content)
+    (tmp_path / "b.txt").write_text(POEM)
+    with pytest.raises(TrimaranError, match=said):
+        prepare(make_job(tmp_path, paths=[str(tmp_path / "b.txt"), str(path)]))
+
+
 @pytest.mark.parametrize("room", [16, 24_000], ids=["tokenizer", "tokens"])
 def test_what_finds_no_room_is_told_in_the_systems_words_and_nothing_stays(tmp_path: Path, room: int) -> None:
     (tmp_path / "a.txt").write_text(POEM * 1_000)

@@ -93,7 +93,8 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
                 if left <= 0:
                     return
         except OSError as error:
-            raise TrimaranError(f"data.paths: {file} cannot be read: {error.strerror}") from None
+            reason = error.strerror or str(error).splitlines()[0]  # the reader of Parquet has words alone
+            raise TrimaranError(f"data.paths: {file} cannot be read: {reason}") from None
         except UnicodeDecodeError as error:
             if file in named or file.suffix in _RECORDS:
                 raise TrimaranError(
@@ -140,17 +141,22 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
 
     try:
         table = pyarrow.parquet.ParquetFile(regular_file(file, f"data.paths: {file}", None))
-    except pyarrow.ArrowInvalid as error:
+        if field not in table.schema_arrow.names:
+            raise TrimaranError(
+                f"data.paths: {file} has no column {field!r} (it has {', '.join(table.schema_arrow.names)}): "
+                f"set data.text_field"
+            )
+        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                if isinstance(text, str):
+                    yield text
+                elif text is not None:
+                    raise TrimaranError(
+                        f"data.paths: {file}, column {field!r} is of {batch.column(0).type} and not of text: "
+                        f"set data.text_field to a column that is"
+                    )
+    except pyarrow.ArrowException as error:
         raise TrimaranError(f"data.paths: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
-    if field not in table.schema_arrow.names:
-        raise TrimaranError(
-            f"data.paths: {file} has no column {field!r} (it has {', '.join(table.schema_arrow.names)}): "
-            f"set data.text_field"
-        )
-    for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-        for text in batch.column(0).to_pylist():
-            if isinstance(text, str):
-                yield text
 
 
 # Formats whose files hold many documents as records; any other file is a single document.
