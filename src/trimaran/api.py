@@ -35,13 +35,13 @@ DEFAULT_STACK = "trimaran"
 
 
 def plan(
-    model: Model | str,
-    cluster: Cluster | str,
+    model: Model | str | Path,
+    cluster: Cluster | str | Path,
     gbs: int,
     *,
     devices: int | None = None,
     seq: int | None = None,
-    stack: Stack | str | None = None,
+    stack: Stack | str | Path | None = None,
     optimizer: Optimizer = "adam",
     tokens: float | None = None,
     ramp_up: Sequence[int] | None = None,
@@ -52,7 +52,7 @@ def plan(
     top: int = 20,
     mem_margin: float = 0.05,
     gbs_tolerance: float = 0.0,
-    calibration: Calibration | str | None = None,
+    calibration: Calibration | str | Path | None = None,
 ) -> Plan:
     """Rank every valid layout for training `model` on `cluster` with a global batch of `gbs` sequences.
 
@@ -64,8 +64,8 @@ def plan(
         fixed=dict(fix or {}), mem_margin=mem_margin, gbs_tolerance=gbs_tolerance,
     )  # fmt: skip
     workload = workload_of(model, gbs, seq=seq, optimizer=optimizer, tokens=tokens, ramp_up=ramp_up)
-    known_cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    known_stack = stack if isinstance(stack, Stack) else load_stack(stack or usual_stack(known_cluster))
+    known_cluster = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    known_stack = stack if isinstance(stack, Stack) else load_stack(str(stack or usual_stack(known_cluster)))
     known = calibration_of(calibration, known_cluster, known_stack)
     return plan_with(Case.of(workload, known_cluster, known_stack, known), settings)
 
@@ -80,7 +80,7 @@ def predict(
     *,
     cluster: str | None = None,
     stack: str | None = None,
-    calibration: Calibration | str | None = None,
+    calibration: Calibration | str | Path | None = None,
 ) -> Predictions:
     """Predict every row of a table: a CSV's path, a packaged table's name (`seeds`), or a Table.
 
@@ -92,14 +92,14 @@ def predict(
         rows = table
     else:
         rows = packaged_table(str(table)) if str(table) in packaged_tables() else read_table(table)
-    known = load_calibration(calibration) if isinstance(calibration, str) and calibration != "none" else calibration
-    given = None if isinstance(known, str) else known
-    answers = predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=known == "none")
+    priors_only = calibration == "none"
+    given = None if priors_only else _stated_calibration(calibration)
+    answers = predict_table(rows, cluster=cluster, stack=stack, calibration=given, priors_only=priors_only)
     return Predictions(answers)
 
 
 def workload_of(
-    model: Model | str,
+    model: Model | str | Path,
     gbs: int,
     *,
     seq: int | None = None,
@@ -108,7 +108,7 @@ def workload_of(
     ramp_up: Sequence[int] | None = None,
 ) -> Workload:
     """A Workload from plain values; raises TrimaranError naming the field in one line."""
-    shape = load_model(model) if isinstance(model, str) else model
+    shape = model if isinstance(model, Model) else load_model(str(model))
     if ramp_up is not None and len(ramp_up) != len(RampUp.model_fields):
         raise TrimaranError(f"ramp_up has {len(ramp_up)} numbers, needs 3: start, increment and samples")
     fields = {
@@ -125,8 +125,10 @@ def workload_of(
         raise TrimaranError(f"workload: {first_error(error)}") from None
 
 
-def calibration_of(given: Calibration | str | None, cluster: Cluster, stack: Stack) -> Calibration | None:
+def calibration_of(given: Calibration | str | Path | None, cluster: Cluster, stack: Stack) -> Calibration | None:
     """A calibration by file, the word `none` for the prior, or None for the shipped one."""
-    if given == "none":
-        return prior(cluster, stack)
-    return load_calibration(given) if isinstance(given, str) else given
+    return prior(cluster, stack) if given == "none" else _stated_calibration(given)
+
+
+def _stated_calibration(given: Calibration | str | Path | None) -> Calibration | None:
+    return load_calibration(given) if isinstance(given, str | Path) else given

@@ -16,7 +16,9 @@ import pytest
 
 import trimaran
 from trimaran.api import plan, predict
+from trimaran.cost.calibration import prior, save_calibration
 from trimaran.cost.table.predict_table import PredictedRow, Predictions
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.files.frames import FrameLibrary
 from trimaran.files.row_table import Row
 
@@ -54,6 +56,24 @@ def test_an_editor_completes_arguments_and_words_without_running_anything() -> N
     assert get_args(words["objective"]) == ("time", "cost", "devices")
     assert get_args(words["optimizer"]) == ("adam", "sgd")
     assert (Path(trimaran.__file__).parent / "py.typed").exists()
+
+
+def test_files_are_named_by_strings_and_by_paths_alike(tmp_path: Path) -> None:
+    catalogue = Path(trimaran.__file__).parent / "catalog"
+    model, cluster = catalogue / "models" / "gpt3-1b3.toml", catalogue / "clusters" / "dgx-h100.toml"
+    stack, calibration = catalogue / "stacks" / "megatron-core.toml", tmp_path / "calibration.toml"
+    save_calibration(prior(load_cluster("dgx-h100"), load_stack("megatron-core")), calibration)
+    by_path = plan(model, cluster, 64, devices=8, top=3, stack=stack, calibration=calibration)
+    assert by_path == plan(
+        str(model), str(cluster), 64, devices=8, top=3, stack=str(stack), calibration=str(calibration)
+    )
+    table = tmp_path / "rows.csv"
+    table.write_text("layers,hidden,heads,seq_len,vocab,dp,mbs,gbs\n24,2048,16,2048,50257,8,1,64\n")
+    ((row,), (same_row,)) = (
+        predict(kind(table), cluster="dgx-h100", stack="megatron-core", calibration=kind(calibration))
+        for kind in (Path, str)
+    )
+    assert row.estimate and row.estimate == same_row.estimate
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
