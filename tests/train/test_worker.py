@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shapes import MIXTURE, SMALL
@@ -20,6 +21,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import TrainJob, read_job
 from trimaran.recipe.train_settings import TrainSettings
+from trimaran.train.text.tokens import TokenFile, TokenIndex
 
 FULL = Workload(model=MIXTURE, seq_len=16, global_batch=24, capacity_factor=1.25)
 DROPPING = Workload(model=SMALL.model_copy(update={"dropout": 0.1}), seq_len=16, global_batch=24)
@@ -117,6 +119,23 @@ def test_two_ranks_leave_a_log_a_result_and_signs_of_life(make_job: Callable[...
         memory = json.loads((out / f"memory.{rank}.json").read_text())
         assert result["mem_gib_per_rank"][rank] == pytest.approx(memory["peak"])
         assert memory["peak"] > memory["baseline"] > 0
+
+
+@pytest.mark.parametrize("layout", ["dp2,mbs12", "tp2,mbs24"])
+def test_tokens_of_another_tokenizer_are_told_by_number(
+    make_job: Callable[..., TrainJob], tmp_path: Path, layout: str
+) -> None:
+    """Token files of Megatron-LM hold what their own tokenizer made; under TP such a token gave an infinite loss."""
+    (tmp_path / "tokens.bin").write_bytes(np.full(2_000, SMALL.vocab, "<u2").tobytes())
+    file = TokenFile(name=str(tmp_path / "tokens.bin"), dtype="uint16", tokens=2_000)
+    index = TokenIndex(
+        files=(file,), vocab=257, end_of_document=256, tokenizer="tokenizer.json", documents=1, text_bytes=0
+    )
+    (tmp_path / "index.json").write_text(index.model_dump_json())
+    job = make_job(layout, steps=1).model_copy(update={"data_dir": str(tmp_path)})
+    said = f"trimaran: data: the text holds token {SMALL.vocab}, model.vocab {SMALL.vocab} ends at {SMALL.vocab - 1}: "
+    for run in run_ranks(job, 2):
+        assert run.returncode == 2 and run.stderr.startswith(said) and run.stderr.count("\n") == 1
 
 
 def test_validation_is_in_log_and_result(make_job: Callable[..., TrainJob]) -> None:

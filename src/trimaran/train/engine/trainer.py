@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trimaran.layout.schedule import Action
+from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.mesh import Mesh
 from trimaran.train.engine.bad_steps import Losses
@@ -160,11 +161,18 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """This replica's part of `count` samples, (micro-batches, micro-batch, s): tokens, targets, documents.
 
-        Of tokens and targets those of this rank's part of the sequences.
+        Of tokens and targets those of this rank's part of the sequences. Raises TrimaranError where one is none of
+        the model's, as in token files that another tokenizer has made: under TP no rank would miss it.
         """
-        layout = self.job.layout
+        layout, vocab = self.job.layout, self.job.workload.model.vocab
         own_first, own_count = layout.samples_of(self.mesh.dp.index, count)
         samples = sampler.batch(first + own_first, own_count)
+        for token in (samples.min(), samples.max()):
+            if not 0 <= token < vocab:
+                raise TrimaranError(
+                    f"data: the text holds token {token}, model.vocab {vocab} ends at {vocab - 1}: name as "
+                    f"data.tokenizer what its token files were made with, and raise vocab to that"
+                )
         text = torch.from_numpy(samples).to(self.device)
         tokens, targets = text[:, :-1], text[:, 1:]
         documents = documents_of(tokens, sampler.end_of_document) if self.job.train.document_mask else None
