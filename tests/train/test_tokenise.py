@@ -140,6 +140,19 @@ def test_a_byte_order_mark_and_half_a_pair_of_utf_16_are_no_text(tmp_path: Path,
     )
 
 
+@pytest.mark.parametrize("end", ["</s>", "<eos>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"])
+def test_the_end_of_a_document_is_what_the_tokenizers_of_trained_families_call_it(tmp_path: Path, end: str) -> None:
+    """Llama 2's and BLOOM's, Gemma's, Llama 3's, DeepSeek's."""
+    from tokenizers import AddedToken, Tokenizer, models
+
+    inner = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    inner.add_special_tokens([AddedToken(end, special=True)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("ab")
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")], tokenizer=str(tmp_path / "tokenizer.json"))
+    assert Tokens(prepare(job)).read(0, 3).tolist() == [0, 1, 2]
+
+
 def test_reading_crosses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{i:03d}"}) for i in range(9)))
     monkeypatch.setattr(tokenise, "FILE_TOKENS", 10)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 END_OF_DOCUMENT = "<|endoftext|>"
-END_MARKERS = (END_OF_DOCUMENT, "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
+DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+END_MARKERS = (END_OF_DOCUMENT, "</s>", "<eos>", "<|end_of_text|>", DEEPSEEK_END, "[SEP]")
 
 # A BPE learns its merges from at most so many characters; more change the merges little.
 TRAINING_CHARACTERS = 16_000_000
