@@ -87,6 +87,30 @@ def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path, times: int) 
 
 
 @pytest.mark.proof
+def test_a_training_whose_words_nobody_reads_any_more_saves_as_it_is_stopped(recipe: Path, tmp_path: Path) -> None:
+    """As under `2>&1 | tee log`, which the same Ctrl-C ends: that left with status 1, where 75 has it run again."""
+    recipe.write_text(recipe.read_text().replace(f"steps = {STEPS}", "steps = 100000"))
+    reads, writes = os.pipe()
+    command = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs2"]
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=writes, text=True)
+    os.close(writes)
+    log = tmp_path / "runs/tiny/train/log.jsonl"
+    wait_for(lambda: log.exists() and log.read_text().count("\n") >= 3, running)
+    os.close(reads)
+    wait_for(lambda: log.read_text().count("\n") >= 12, running)  # of step 10 it has said something
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=60) == STOPPED
+    assert (tmp_path / f"runs/tiny/checkpoints/step-{len(losses(log.parent)):08d}/manifest.json").exists()
+
+
+def test_a_disk_that_takes_no_line_of_what_is_said_changes_no_status() -> None:
+    """A mistake ended with status 1 where it could not be told, and a sweep after its first trial."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123 (a device)
+        told = subprocess.run([TRIMARAN, "plan", "--model", "no-such-model"], stderr=full, check=False)
+    assert told.returncode == 2
+
+
+@pytest.mark.proof
 def test_a_loss_that_is_no_number_ends_a_training_and_keeps_the_good_checkpoints(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     good = recipe.read_text().replace("steps = 12\n", "steps = 6\ncheckpoint_every = 2\nkeep_checkpoints = 2\n")

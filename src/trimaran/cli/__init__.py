@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from trimaran.protocol.wishes import Wishes
 
@@ -24,8 +26,23 @@ class _Terminated(BaseException):
     """SIGTERM or SIGUSR1, as batch systems send them: ends the verb as Ctrl-C does, so that nothing is left running."""
 
 
+class _Dropping(io.FileIO):
+    """Standard error that loses what it cannot take: work must not end because what is said of it finds no reader.
+
+    So it is where `tee` ends by the same Ctrl-C, the disk of a job's log is full, or the terminal is gone.
+    """
+
+    def write(self, content: Any, /) -> int:
+        try:
+            taken = super().write(content)
+        except OSError:
+            taken = None
+        return len(content) if taken is None else taken
+
+
 def main() -> None:
     """Entry point of the `trimaran` command."""
+    _keep_working_unheard()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows another for it
@@ -60,6 +77,15 @@ def main() -> None:
     if status == INTERRUPTED:
         _fail(_stopped("interrupted"), INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _keep_working_unheard() -> None:
+    """Write to standard error through `_Dropping`, where it is a file of the system's."""
+    stream = sys.stderr
+    if isinstance(stream, io.TextIOWrapper):
+        with suppress(OSError):  # raised where it has no number, as in a program that catches what is printed
+            raw = _Dropping(stream.fileno(), "wb", closefd=False)
+            sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=True)
 
 
 def _end_on_signals() -> None:
