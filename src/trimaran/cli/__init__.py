@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from trimaran.protocol.wishes import Wishes
 
@@ -42,6 +43,7 @@ class _Dropping(io.FileIO):
 
 def main() -> None:
     """Entry point of the `trimaran` command."""
+    _open_standard_streams()
     _keep_working_unheard()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -79,13 +81,25 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _open_standard_streams() -> None:
+    """Have descriptors 0 to 2 lead nowhere where this was started without them, as a service may be.
+
+    A file or a socket opened here would take their numbers, and what is started from here would use it as its own.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
+
+
 def _keep_working_unheard() -> None:
-    """Write to standard error through `_Dropping`, where it is a file of the system's."""
-    stream = sys.stderr
-    if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError):  # raised where it has no number, as in a program that catches what is printed
-            raw = _Dropping(stream.fileno(), "wb", closefd=False)
-            sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=True)
+    """Write to standard error through `_Dropping`, where it is a file of the system's or was closed."""
+    stream: TextIO | None = sys.stderr  # None where it was closed: what is said there would be printed as output
+    with suppress(OSError):  # raised where it has no number, as in a program that catches what is printed
+        number, encoding = (stream.fileno(), stream.encoding) if stream else (2, "utf-8")
+        raw = _Dropping(number, "wb", closefd=False)
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, line_buffering=True)
 
 
 def _end_on_signals() -> None:
