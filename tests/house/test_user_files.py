@@ -23,6 +23,7 @@ OWN_FILES = {
     "train/process/": "files of the system",
     "train/comm/": "shared memory of the ranks",
     "study/training/": "the log and the notices of a run",
+    "cli/standard_streams.py": "files of the system",
     "store/owner.py": "files of the system",
     "report/appearance.py": "the package's own style and script",
     "report/explore.py": "the package's own style sheet",

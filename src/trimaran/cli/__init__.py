@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
-from contextlib import suppress
 from types import FrameType
-from typing import Any, TextIO
 
+from trimaran.cli.standard_streams import keep_working_unheard, open_standard_streams
 from trimaran.protocol.wishes import Wishes
 
 INTERRUPTED = 130
@@ -27,24 +25,10 @@ class _Terminated(BaseException):
     """SIGTERM or SIGUSR1, as batch systems send them: ends the verb as Ctrl-C does, so that nothing is left running."""
 
 
-class _Dropping(io.FileIO):
-    """Standard error that loses what it cannot take: work must not end because what is said of it finds no reader.
-
-    So it is where `tee` ends by the same Ctrl-C, the disk of a job's log is full, or the terminal is gone.
-    """
-
-    def write(self, content: Any, /) -> int:
-        try:
-            taken = super().write(content)
-        except OSError:
-            taken = None
-        return len(content) if taken is None else taken
-
-
 def main() -> None:
     """Entry point of the `trimaran` command."""
-    _open_standard_streams()
-    _keep_working_unheard()
+    open_standard_streams()
+    keep_working_unheard()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows another for it
@@ -79,27 +63,6 @@ def main() -> None:
     if status == INTERRUPTED:
         _fail(_stopped("interrupted"), INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _open_standard_streams() -> None:
-    """Have descriptors 0 to 2 lead nowhere where this was started without them, as a service may be.
-
-    A file or a socket opened here would take their numbers, and what is started from here would use it as its own.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
-
-
-def _keep_working_unheard() -> None:
-    """Write to standard error through `_Dropping`, where it is a file of the system's or was closed."""
-    stream: TextIO | None = sys.stderr  # None where it was closed: what is said there would be printed as output
-    with suppress(OSError):  # raised where it has no number, as in a program that catches what is printed
-        number, encoding = (stream.fileno(), stream.encoding) if stream else (2, "utf-8")
-        raw = _Dropping(number, "wb", closefd=False)
-        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, line_buffering=True)
 
 
 def _end_on_signals() -> None:
