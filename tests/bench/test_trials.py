@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -237,6 +238,20 @@ def test_a_held_port_is_given_to_nobody_else_and_still_serves_its_trial() -> Non
         early.close()
         accepted.close()
         rank_0.close()
+
+
+@pytest.mark.parametrize("lo", ["down", "without an address"])
+def test_a_machine_without_a_loopback_is_told_and_no_layout_hangs(lo: str) -> None:
+    """Ranks tried to meet for three minutes, and the layout's row said that it hangs."""
+    take = "from trimaran.bench.launch.port import loopback_port; loopback_port()"
+    change = "true" if lo == "down" else "ip link set lo up && ip address del 127.0.0.1/8 dev lo"
+    within = ["unshare", "--net", "sh", "-c", f'{change} || exit 77; exec "$@"', "sh"]
+    if subprocess.run([*within, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs to make a network of its own")
+    done = subprocess.run([*within, sys.executable, "-c", take], check=False, capture_output=True, text=True)
+    told = done.stderr.strip().splitlines()[-1:]
+    assert told and "meet at 127.0.0.1, which is not reached here" in told[0], done.stderr
+    assert "ip link set lo up" in told[0]
 
 
 def test_the_median_ignores_warm_up_and_stragglers() -> None:

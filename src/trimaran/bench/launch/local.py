@@ -18,7 +18,7 @@ from trimaran.bench.launch.cgroup import MemoryGroup, memory_group
 from trimaran.bench.launch.clock import capped_clock
 from trimaran.bench.launch.contract import RESTARTS, Launch, Loss, Say, TrialRefusedError
 from trimaran.bench.launch.held_memory import kernel_oom_kills
-from trimaran.bench.launch.port import HeldPort
+from trimaran.bench.launch.port import HeldPort, loopback_port
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import environment as env
@@ -86,7 +86,8 @@ class LocalLauncher:
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended.
 
-        Raises TrialRefusedError where ranks stand on several nodes, or are told another interface than the loopback.
+        Raises TrialRefusedError where ranks stand on several nodes, or are told another interface than the loopback, and
+        TrimaranError where this machine has none.
         """
         if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:
             raise TrialRefusedError(
@@ -99,7 +100,7 @@ class LocalLauncher:
                 f"devices of one node, or name what starts ranks on others ([sweep.slurm], [sweep.ray], "
                 f"[[sweep.networks]])"
             )
-        port = HeldPort()
+        port = loopback_port()
         whole = Share(tuple(range(launch.ranks)), env.LOOPBACK, port.number, env.LOOPBACK_INTERFACE)
         return self.start_share(replace(launch, ranks_per_node=None), whole, port)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
-from trimaran.protocol.environment import LOOPBACK
+from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.environment import LOOPBACK, LOOPBACK_INTERFACE
 
 # Ranks that may wait for rank 0; the kernel holds more to its limit.
 _QUEUE = 1024
@@ -32,3 +34,23 @@ class HeldPort:
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+
+def loopback_port() -> HeldPort:
+    """A port of the loopback, where ranks of one machine meet.
+
+    Raises TrimaranError where nothing is reached there, as in a container without a network: ranks would try for ever,
+    and a trial would be a hang that is laid to its layout.
+    """
+    try:
+        port = HeldPort()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.connect((LOOPBACK, port.number))  # sends nothing, and asks the kernel for the way
+    except OSError as error:
+        if error.errno not in (errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+            raise
+        raise TrimaranError(
+            f"ranks of one machine meet at {LOOPBACK}, which is not reached here ({error.strerror}): have "
+            f"`ip -4 address show {LOOPBACK_INTERFACE}` show it, by `ip link set {LOOPBACK_INTERFACE} up` as root"
+        ) from None
+    return port
