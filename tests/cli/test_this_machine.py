@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ import pytest
 from command import TRIMARAN, run, tiny_recipe
 from trimaran.files.catalogue import dump_toml, load_cluster
 from trimaran.files.recipe_file import load_recipe
+from trimaran.layout.layout import Layout
+from trimaran.layout.notation import parse_layout
 from trimaran.protocol.host import processor_name
 from trimaran.recipe.recipe import Recipe
-from trimaran.study import workspace
+from trimaran.study import torch_programs, workspace
 from trimaran.study.workspace import Workspace
 
 
@@ -66,6 +69,25 @@ def test_a_layout_of_more_slots_than_were_probed_says_which_file_to_remove(tmp_p
     assert "remove the file to have it probed for 4" in done.stderr.splitlines()[-1]
 
 
+def test_a_machine_is_probed_for_the_slots_of_a_layout_that_the_recipe_does_not_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = 2 * (os.cpu_count() or 1)
+    recipe = of_this_machine(tmp_path)
+    recipe.write_text(recipe.read_text().replace("global_batch = 4", f"global_batch = {ranks}"))
+    place, slots = Workspace(tmp_path / "runs" / "tiny"), list[int]()
+
+    def probe(_: str, arguments: Sequence[str], __: str) -> None:
+        slots.append(int(arguments[arguments.index("--slots") + 1]))
+        (tmp_path / "runs" / "tiny" / "cluster.toml").write_text(
+            (tmp_path / "machine.toml").read_text().replace("devices_per_node = 2", f"devices_per_node = {slots[0]}")
+        )
+
+    monkeypatch.setattr(torch_programs, "run_program", probe)
+    cluster = place.cluster(load_recipe(str(recipe)), [parse_layout(f"dp{ranks},mbs1")])
+    assert slots == [ranks] and cluster.devices_per_node == ranks
+
+
 def test_two_commands_at_once_probe_once_and_the_other_says_for_whom_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +97,7 @@ def test_two_commands_at_once_probe_once_and_the_other_says_for_whom_it_waits(
         list[str](),
     )
 
-    def probe(_: Recipe, cluster_file: Path) -> None:
+    def probe(_: Recipe, layouts: Sequence[Layout], cluster_file: Path) -> None:
         probes.append(threading.current_thread().name)
         time.sleep(1.0)
         device = load_cluster(str(tmp_path / "machine.toml"))

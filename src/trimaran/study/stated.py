@@ -83,17 +83,18 @@ def require_probed_here(file: Path, cluster: Cluster, layouts: Sequence[Layout])
             )
 
 
-def unprobed_machine(recipe: Recipe) -> Cluster:
-    """This machine before its probe: the slots it will be probed for, with all precisions and memory without end."""
+def unprobed_machine(recipe: Recipe, layouts: Sequence[Layout] = ()) -> Cluster:
+    """This machine before its probe for a recipe and layouts besides: its slots, all precisions, memory without end."""
     device = Device(
         name="this machine", kind="cpu", peak_tflops={"fp32": 1.0, "fp16": 1.0, "bf16": 1.0}, mem_gib=1e6,
         mem_bandwidth_gb_s=100.0,
     )  # fmt: skip
     link = Link(bandwidth_gbps=100.0, latency_us=1.0)
-    slots = min(slots_wanted(recipe), 1024)
+    slots = min(slots_wanted(recipe, layouts), 1024)
     return Cluster(name="this machine", device=device, nodes=1, devices_per_node=slots, intra=link, inter=link)
 
 
-def slots_wanted(recipe: Recipe) -> int:
-    """Slots that the machine is probed for: its cores, or as many as the recipe asks for."""
-    return max([os.cpu_count() or 1, *recipe.sweep.devices, *(layout.devices for layout in stated_layouts(recipe))])
+def slots_wanted(recipe: Recipe, layouts: Sequence[Layout] = ()) -> int:
+    """Slots that the machine is probed for: its cores, or as many as the recipe or layouts besides ask for."""
+    asked = (layout.devices for layout in (*stated_layouts(recipe), *layouts))
+    return max([os.cpu_count() or 1, *recipe.sweep.devices, *asked])

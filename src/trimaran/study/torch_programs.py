@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
 from trimaran.files.catalogue import require_room, write_atomically
+from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import printable
@@ -107,16 +108,17 @@ def run_program_on(job: BaseModel, module: str, what: str) -> None:
         run_program(module, [str(path)], what)
 
 
-def probe_machine(recipe: Recipe, cluster_file: Path) -> None:
+def probe_machine(recipe: Recipe, layouts: Sequence[Layout], cluster_file: Path) -> None:
     """Measure this machine for the recipe's model, stack and micro-batches, into a cluster file.
 
-    `model.json` and `stack.json` are left beside it. Raises TrimaranError when the probe fails.
+    It has slots for the layouts that are given besides. `model.json` and `stack.json` are left beside it. Raises
+    TrimaranError when the probe fails.
     """
     require_room(cluster_file, CLUSTER_BYTES)
     model, stack = cluster_file.with_name("model.json"), cluster_file.with_name("stack.json")
     write_atomically(model, recipe.workload.model.model_dump_json())
     write_atomically(stack, recipe.stack.model_dump_json())
-    arguments = ["--quick", "--slots", str(slots_wanted(recipe)), "--model", str(model), "--stack", str(stack)]
+    arguments = ["--quick", "--slots", str(slots_wanted(recipe, layouts)), "--model", str(model), "--stack", str(stack)]
     arguments += ["--seq-len", str(recipe.workload.seq_len), "-o", str(cluster_file)]
     for mbs in sorted({layout.mbs for layout in stated_layouts(recipe)}):
         arguments += ["--mbs", str(mbs)]

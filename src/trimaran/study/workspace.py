@@ -90,15 +90,15 @@ class Workspace:
         layouts = stated_layouts(recipe) if layouts is None else layouts
         if not self.cluster_file.exists():
             for layout in layouts:
-                check_layout(layout, recipe.workload, unprobed_machine(recipe), recipe.stack)
+                check_layout(layout, recipe.workload, unprobed_machine(recipe, layouts), recipe.stack)
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._probe(recipe)
+            self._probe(recipe, layouts)
         probed = load_cluster(str(self.cluster_file))
         if runs_here:
             require_probed_here(self.cluster_file, probed, layouts)
         return probed
 
-    def _probe(self, recipe: Recipe) -> None:
+    def _probe(self, recipe: Recipe, layouts: Sequence[Layout]) -> None:
         """Probe this machine, or wait for another process that does: two at once would each measure the other."""
         claims, told = Claims(self.folder / "probe.claims"), set[str]()
         try:
@@ -108,7 +108,7 @@ class Workspace:
                     told.add(text)
                 time.sleep(_LOOK_AGAIN_S)
             if not self.cluster_file.exists():
-                probe_machine(recipe, self.cluster_file)
+                probe_machine(recipe, layouts, self.cluster_file)
         finally:
             claims.close()
 
