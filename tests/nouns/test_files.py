@@ -280,3 +280,11 @@ def test_a_card_that_the_catalogue_lacks_is_not_taken_for_a_cluster_of_others() 
         assert "did you mean" not in unknown_name("clusters", name) and "dgx-h100" in unknown_name("clusters", name)
     for name, meant in (("h100", "dgx-h100"), ("gb200", "gb200-nvl72"), ("dgx-h20", "dgx-h200")):
         assert f"did you mean {meant!r}?" in unknown_name("clusters", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("DGX-H100", "dgx-h100"), ("DGXH100", "dgx-h100"), ("H200", "dgx-h200"), ("Frontier", "frontier-mi250x")],
+)
+def test_a_name_in_capitals_or_set_apart_otherwise_is_told_the_catalogues(name: str, meant: str) -> None:
+    assert f"did you mean {meant!r}?" in unknown_name("clusters", name)
