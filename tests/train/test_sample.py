@@ -85,6 +85,8 @@ def test_a_folder_without_weights_is_told_in_one_line(tmp_path: Path) -> None:
     done = trimaran("sample", str(tmp_path))
     assert done.returncode == 2
     assert "has no weights" in done.stderr and done.stderr.count("\n") == 1
+    done = trimaran("sample", str(tmp_path / "absent"))
+    assert "absent does not exist: name a checkpoint" in done.stderr and done.stderr.count("\n") == 1
     assert trimaran("sample", str(tmp_path), "--temperature", "nan").returncode == 2
 
 

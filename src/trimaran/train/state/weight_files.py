@@ -70,7 +70,8 @@ def find_weights(path: Path, alive: Callable[[], None] = lambda: None) -> Huggin
         return HuggingFaceFiles(path, model, kind, file_of)
     checkpoint = find_checkpoint(path, alive)
     if checkpoint is None:
-        raise TrimaranError(f"{path} has no weights: name a checkpoint, a study's folder or a Hugging Face folder")
+        lacks = "has no weights" if path.exists() else "does not exist"
+        raise TrimaranError(f"{path} {lacks}: name a checkpoint, a study's folder or a Hugging Face folder")
     try:
         manifest = read_manifest(checkpoint)
         return CheckpointFiles(checkpoint, Model.model_validate(manifest.workload["model"]), manifest)
