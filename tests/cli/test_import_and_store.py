@@ -93,6 +93,7 @@ def test_rows_are_chosen_and_ordered(published: str) -> None:
     ("options", "says"),
     [
         (["list", "--where", "speed=3"], "'speed' is not a column"),
+        (["list", "--where", "secperit<3"], "'secperit' is not a column: did you mean 'sec_per_it'?"),
         (["list", "--where", "fast"], "sec_per_it<120"),
         (["list", "--where", "status<ok"], "not a number"),
         (["list", "--where", "tp=many"], "'many'"),
@@ -112,6 +113,7 @@ def test_a_mistake_is_told_in_one_line(published: str, options: list[str], says:
     ("options", "says"),
     [
         (["--set", "speed=3"], "'speed' is not a column"),
+        (["--set", "gsb=3"], "'gsb' is not a column of the table contract: did you mean 'gbs'?"),
         (["--set", "gbs"], "COLUMN=VALUE"),
         (["--set", "gbs=many"], "'many'"),
         (["--profile", "nobody"], "bloom-prequel"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, get_args
 
@@ -59,11 +59,15 @@ class Noun(BaseModel):
         return data
 
 
-def unknown(name: str, known: Any) -> str:
+def unknown(name: str, known: Collection[str]) -> str:
     """The sentence on a name that is not among those known: the nearest one, or all of them."""
+    return f"{quoted(name)} is not known: {meant(name, known)}"
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """What a name that is not among those known may have been meant to be: the nearest one, or one of all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(known)}"
-    return f"{quoted(name)} is not known: {hint}"
+    return f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(known)}"
 
 
 def _size(value: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.nouns.measurement import Measurement
-from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError, meant
 
 Condition = Callable[[Measurement], bool]
 
@@ -70,7 +70,7 @@ def _value(name: str, text: str) -> Cell:
         return text or None
     column = BY_NAME.get(name)
     if column is None:
-        raise TrimaranError(f"{name!r} is not a column: the columns are {', '.join((*BY_NAME, *_HARNESS))}")
+        raise TrimaranError(f"{name!r} is not a column: {meant(name, (*BY_NAME, *_HARNESS))}")
     if text == "":
         return None
     try:

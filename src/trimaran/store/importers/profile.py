@@ -13,7 +13,7 @@ from trimaran.files.catalogue import CATALOG, catalogue_names, validate
 from trimaran.files.row_nouns import implied_cells
 from trimaran.files.user_file import read_toml
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
-from trimaran.nouns.noun import Noun, TrimaranError
+from trimaran.nouns.noun import Noun, TrimaranError, meant
 
 # A calculator whose factor follows from the row's recompute: `megatron_eq3` stands for _k4 or _k3.
 FORMULA_FAMILIES = ("megatron_eq3", "2kN")
@@ -30,7 +30,7 @@ def typed_cells(stated: Mapping[str, str | int | float]) -> dict[str, Cell]:
     for name, value in stated.items():
         column = BY_NAME.get(name)
         if column is None:
-            raise ValueError(f"{name!r} is not a column of the table contract")
+            raise ValueError(f"{name!r} is not a column of the table contract: {meant(name, BY_NAME)}")
         is_family = name == "flops_formula" and value in FORMULA_FAMILIES
         typed[name] = value if is_family else parse_cell(column, str(value))
     try:
