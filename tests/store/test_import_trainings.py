@@ -11,6 +11,8 @@ from test_import_logs import DEEPSPEED, MEGATRON_LM, TITAN, only, read
 
 HEAD, *TAIL = MEGATRON_LM.partition(" > padded vocab")
 STEPS = "".join(TAIL)
+# A line of torchtitan's start, and the beginning of the next.
+BUILT = "Model qwen3 14B size: 14,768,307,200 total parameters\n[titan] INFO - "
 
 
 def stated(name: str, value: str) -> str:
@@ -242,6 +244,12 @@ def test_a_mesh_that_is_built_after_the_first_step_is_no_other_training(tmp_path
         ("Float8 training active with recipe rowwise", {"precision": "fp8_rowwise"}),
         ("MX training active with recipe mxfp8_cublas", {"precision": "mxfp8"}),
         ("Applied DDP to the model", {"dp_kind": "all_reduce", "zero_stage": 0}),
+        (f"{BUILT}Compiling each TransformerBlock with torch.compile", {"recompute": "none"}),
+        (f"{BUILT}Applied full activation checkpointing to the model", {"recompute": "full"}),
+        (f"{BUILT}Applied FullAC activation checkpointing to the model", {"recompute": "full"}),
+        (f"{BUILT}Applied SelectiveAC activation checkpointing to the model", {"recompute": "selective"}),
+        (f"{BUILT}Selected 0.9 budget option\n{BUILT}Compiling the loss function", {"recompute": None}),
+        (f"{BUILT}Applied memory_budget activation checkpointing to the model", {"recompute": None}),
     ],
 )
 def test_what_torchtitan_says_of_its_model_is_the_rows(tmp_path: Path, line: str, cells: dict[str, object]) -> None:

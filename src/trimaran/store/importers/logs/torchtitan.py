@@ -32,7 +32,9 @@ _SIZE = re.compile(
 )
 _EXPERTS = re.compile(r"\b(num_experts|n_experts|n_routed_experts)=(\d{1,6})\b")
 _COLUMNS = {"dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab"}
-_RECOMPUTE = re.compile(r"Applied (full|selective) activation checkpointing")
+# torchtitan/distributed/activation_checkpoint.py: by the mode's name, by the class of the policy since June 2026
+_RECOMPUTE = re.compile(r"Applied (\w{1,60}) activation checkpointing|Selected \S{1,20} (budget) option")
+_RECOMPUTED = {"full": "full", "FullAC": "full", "selective": "selective", "SelectiveAC": "selective"}
 _BUILT = re.compile(r"size: [\d,]{1,20} total parameters")
 _REPLICAS = re.compile(r"Applied (?:DDP|HSDP|FSDP|fully_shard) to the model")
 # torchtitan/components/quantization/float8.py and mx.py: linear layers; experts alone stay what the rest is
@@ -143,9 +145,9 @@ def _degrees_of(line: str) -> dict[str, Cell]:
 def _setting(reading: LogReading, line: str) -> None:
     """What a line says of how the model was set up."""
     if recompute := _RECOMPUTE.search(line):
-        reading.cells["recompute"] = recompute[1]
+        _recompute(reading, recompute[1] or recompute[2])
     elif _BUILT.search(line):
-        reading.guesses["recompute"] = "none"  # it would say behind this line that it is applied
+        reading.guesses.setdefault("recompute", "none")  # it would say behind this line that it is applied
     elif batches := _BATCHES.search(line):
         reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
     elif narrow := _NARROW.search(line):
@@ -155,6 +157,15 @@ def _setting(reading: LogReading, line: str) -> None:
         reading.cells |= {"dp_kind": "all_reduce", "zero_stage": 0}
     elif _REPLICAS.search(line):
         reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
+
+
+def _recompute(reading: LogReading, policy: str) -> None:
+    """State the policy of recompute; one that no word says leaves it open, whatever another rank has printed."""
+    if policy in _RECOMPUTED:
+        reading.cells["recompute"] = _RECOMPUTED[policy]
+    else:
+        reading.guesses["recompute"] = None
+        reading.notes.append("activations are computed again by a policy that no word of recompute says")
 
 
 def _shape(arguments: str) -> dict[str, Cell]:
