@@ -269,6 +269,18 @@ def test_colours_that_lost_their_escape_and_words_a_second_are_read(tmp_path: Pa
         assert only(read(tmp_path, text, **shape)).step_times_s == whole.step_times_s
 
 
+def test_an_evaluation_of_torchtitan_is_no_step(tmp_path: Path) -> None:
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    begun, *steps = TITAN.partition("[rank0]:[titan] 2026-02-24 19:46:11,024")
+    validated = (
+        "[titan] 2026-02-24 19:46:11,000 - root - INFO - validate step:  {}  loss: 12.4699  memory: 69.81GiB(88.17%)  "
+        "tps: 74,600\n"
+    )
+    row = only(read(tmp_path, begun + validated.format(1) + "".join(steps) + validated.format(4), **shape))
+    trained = only(read(tmp_path, begun + "".join(steps), **shape))
+    assert (row.step_times_s, row.losses, row.mem_gib) == (trained.step_times_s, trained.losses, trained.mem_gib)
+
+
 def test_a_loss_of_torchtitan_that_is_no_number_is_told(tmp_path: Path) -> None:
     row = only(read(tmp_path, TITAN.replace("7.62585", "nan"), layers=32, hidden=4096, heads=32, vocab=128256))
     assert row.losses is not None and all(map(math.isfinite, row.losses))

@@ -12,9 +12,10 @@ from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
 from trimaran.store.importers.text import clock_of, loss_of, number_of
 
+# A step of training, not `validate step: ...` of the evaluation behind it.
 _STEP = re.compile(
-    r"step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}"
-    r"\s{1,9}(?:tps|wps):\s{1,9}([\d,]{1,20})(?:\s{1,9}tflops:\s{1,9}([\d,.]{1,20}))?"
+    r"(?<!validate )step:\s{1,9}(\d{1,9})\s{1,9}loss:\s{1,9}(\S{1,30})\s.{0,80}?"
+    r"memory:\s{1,9}(\d{1,6}\.\d{1,6})GiB\S{0,20}\s{1,9}(?:tps|wps):\s{1,9}([\d,]{1,20})(?:\s{1,9}tflops:\s{1,9}([\d,.]{1,20}))?"
 )
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) - ")
 _RANK = re.compile(r"\[rank(\d{1,7})\]")
