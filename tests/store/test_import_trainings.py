@@ -269,6 +269,29 @@ def test_colours_that_lost_their_escape_and_words_a_second_are_read(tmp_path: Pa
         assert only(read(tmp_path, text, **shape)).step_times_s == whole.step_times_s
 
 
+@pytest.mark.parametrize(
+    ("said", "cells"),
+    [
+        ("1F1B with 2 microbatches and 4 stages.", ("1f1b", 1, 1)),
+        ("Interleaved1F1B with 2 and 8 stages.", ("interleaved", 2, 1)),
+        ("GPipe with 1 microbatches and 4 stages.", ("gpipe", 1, 2)),
+        ("ZBVZeroBubble with 2 microbatches and 8 stages.", ("zbv", 2, 1)),
+    ],
+)
+def test_torchtitan_names_the_schedule_stages_and_micro_batches_of_a_pipeline(
+    tmp_path: Path, said: str, cells: tuple[str, int, int]
+) -> None:
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    mesh, *others = TITAN.replace("['pp', 'dp_shard', 'tp'], [1, 4, 2]", "['pp', 'dp_shard'], [4, 4]").splitlines(True)
+    line = "[titan] 2026-02-24 19:46:01,500 - root - INFO - Using pipeline schedule "
+    row = only(read(tmp_path, "".join([mesh, f"{line}{said}\n", *others]), **shape))
+    assert (row.schedule, row.vpp, row.mbs, row.pp) == (*cells, 4)
+    unsaid = read(tmp_path, "".join([mesh, *others]), **shape)
+    assert "mbs is not stated" in unsaid.refused[0], "the local batch is cut into an unknown number"
+    other = read(tmp_path, "".join([mesh, f"{line}LoopedBFS with 2 microbatches and 8 stages.\n", *others]), **shape)
+    assert "the pipeline schedule is LoopedBFS: only 1f1b, gpipe," in other.refused[0]
+
+
 def test_an_evaluation_of_torchtitan_is_no_step(tmp_path: Path) -> None:
     shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
     begun, *steps = TITAN.partition("[rank0]:[titan] 2026-02-24 19:46:11,024")

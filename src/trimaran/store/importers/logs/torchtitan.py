@@ -36,6 +36,14 @@ _COLUMNS = {"dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_hea
 # torchtitan/distributed/activation_checkpoint.py: by the mode's name, by the class of the policy since June 2026
 _RECOMPUTE = re.compile(r"Applied (\w{1,60}) activation checkpointing|Selected \S{1,20} (budget) option")
 _RECOMPUTED = {"full": "full", "FullAC": "full", "selective": "selective", "SelectiveAC": "selective"}
+# torchtitan/distributed/pipeline_parallel.py, _build_pipeline_schedule: `with 8 microbatches and 4 stages`
+_PIPELINE = re.compile(
+    r"Using pipeline schedule (\w{1,40})\s{1,40}with (\d{1,6})(?: microbatches)? and (\d{1,6}) stages"
+)
+_SCHEDULES = {
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipev",
+}  # fmt: skip
 _BUILT = re.compile(r"size: [\d,]{1,20} total parameters")
 _REPLICAS = re.compile(r"Applied (?:DDP|HSDP|FSDP|fully_shard) to the model")
 # torchtitan/components/quantization/float8.py and mx.py: linear layers; experts alone stay what the rest is
@@ -75,6 +83,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             training = _begun(at)
             trainings.append(training)
         training.reading.cells |= degrees
+        training.pipeline = _PIPELINE.search(line) or training.pipeline
         if model:
             training.reading.cells |= _shape(model[1])
             if (experts := _EXPERTS.search(model[1])) and int(experts[2]) > 1:
@@ -92,12 +101,13 @@ class _Training:
 
     reading: LogReading
     logged: dict[int, tuple[re.Match[str], float | None]] = field(default_factory=dict)
+    pipeline: re.Match[str] | None = None
 
     def finish(self, given: Mapping[str, Cell]) -> None:
         """Make steps of its lines."""
         reading = self.reading
         if reading.cells.get("pp", 1) != 1:
-            reading.cells.pop("mbs", None)  # the local batch is cut further, by a setting that the log does not print
+            self._cut_batch()
         tokens = _tokens_per_device(reading.cells, given)
         if tokens is None and self.logged:
             reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
@@ -119,6 +129,22 @@ class _Training:
                     tokens_per_s_per_device=tps,
                 )
             )
+
+    def _cut_batch(self) -> None:
+        """State what the line of a pipeline does: its schedule, chunks, and the size of which it cuts micro-batches."""
+        cells, local = self.reading.cells, self.reading.cells.pop("mbs", None)
+        if self.pipeline is None:
+            return
+        name, micro_batches, stages = self.pipeline[1], int(self.pipeline[2]), int(self.pipeline[3])
+        pp = cells.get("pp")
+        if name.lower() not in _SCHEDULES:
+            self.reading.refusal = f"the pipeline schedule is {name}: only {', '.join(_SCHEDULES)} can be said in a row"
+            return
+        cells["schedule"] = _SCHEDULES[name.lower()]
+        if isinstance(pp, int) and stages and stages % pp == 0:
+            cells["vpp"] = stages // pp
+        if isinstance(local, int) and micro_batches and local % micro_batches == 0:
+            cells["mbs"] = local // micro_batches
 
 
 def _begun(at: int) -> _Training:
