@@ -243,6 +243,13 @@ def test_a_mesh_that_is_built_after_the_first_step_is_no_other_training(tmp_path
         ("Float8 tensorwise scaled training active", {"precision": "fp8"}),
         ("Float8 training active with recipe rowwise", {"precision": "fp8_rowwise"}),
         ("MX training active with recipe mxfp8_cublas", {"precision": "mxfp8"}),
+        ("Converted Linear layers to NVFP4Linear", {"precision": "nvfp4"}),
+        (
+            "Converted modules to use dynamic mxfp8_rceil quantization for grouped_mm and linear ops",
+            {"precision": "mxfp8"},
+        ),
+        ("Applied CPU Offloading to the model", {"offload": "weights"}),
+        ("Total parameter count: dense 14,768,307,200, sparse 0, active 14,768,307,200", {"experts": None}),
         ("Applied DDP to the model", {"dp_kind": "all_reduce", "zero_stage": 0}),
         (f"{BUILT}Compiling each TransformerBlock with torch.compile", {"recompute": "none"}),
         (f"{BUILT}Applied full activation checkpointing to the model", {"recompute": "full"}),
@@ -258,6 +265,16 @@ def test_what_torchtitan_says_of_its_model_is_the_rows(tmp_path: Path, line: str
     said = text.replace("INFO - Trainer is", f"INFO - {line}\n[titan] INFO - Trainer is", 1)
     row = only(read(tmp_path, said, layers=32, hidden=4096, heads=32, vocab=128256))
     assert {name: getattr(row, name) for name in cells} == cells
+
+
+def test_parameters_of_experts_in_torchtitans_log_are_of_a_mixture(tmp_path: Path) -> None:
+    """Since its models' arguments are printed no more, their count alone tells."""
+    line = "Total parameter count: dense 23,173,376, sparse 9,840,640, active 28,098,816"
+    said = TITAN.replace("INFO - Trainer is", f"INFO - {line}\n[titan] INFO - Trainer is", 1)
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    (refused,) = read(tmp_path, said, **shape).refused
+    assert "count of sparse parameters is 9,840,640: the model is a mixture of experts" in refused
+    assert only(read(tmp_path, said, **shape, experts=8, top_k=2, moe_ffn_hidden=1408)).experts == 8
 
 
 def test_colours_that_lost_their_escape_and_words_a_second_are_read(tmp_path: Path) -> None:

@@ -49,8 +49,11 @@ _REPLICAS = re.compile(r"Applied (?:DDP|HSDP|FSDP|fully_shard) to the model")
 # torchtitan/components/quantization/float8.py and mx.py: linear layers; experts alone stay what the rest is
 _NARROW = re.compile(
     r"(Float8 tensorwise scaled training active|Float8 training active with recipe (?:tensorwise|rowwise)"
-    r"|MX training active with recipe mxfp8|Converted Linear layers to MXFP8Linear)"
+    r"|MX training active with recipe mxfp8|Converted Linear layers to (?:MXFP8|NVFP4)Linear"
+    r"|Converted modules to use dynamic mxfp8)"
 )
+# Parameters of experts, which a mixture alone has.
+_SPARSE = re.compile(r"Total parameter count: dense [\d,]{1,20}, sparse ([\d,]{1,20}), active")
 # A colour whose escape character was lost on the way into a page.
 _LOST_COLOUR = re.compile(r"\[\d{1,3}m")
 
@@ -178,10 +181,14 @@ def _setting(reading: LogReading, line: str) -> None:
     elif batches := _BATCHES.search(line):
         reading.cells |= {"mbs": int(batches[1]), "gbs": int(batches[2]), "seq_len": int(batches[3])}
     elif narrow := _NARROW.search(line):
-        mx = "MX" in narrow[1]
-        reading.cells["precision"] = "mxfp8" if mx else "fp8_rowwise" if "rowwise" in narrow[1] else "fp8"
+        kinds = {"nvfp4": "nvfp4", "mxfp8": "mxfp8", "rowwise": "fp8_rowwise"}
+        reading.cells["precision"] = next((kinds[word] for word in kinds if word in narrow[1].lower()), "fp8")
     elif "Applied DDP to the model" in line:
         reading.cells |= {"dp_kind": "all_reduce", "zero_stage": 0}
+    elif "Applied CPU Offloading to the model" in line:
+        reading.cells["offload"] = "weights"
+    elif (sparse := _SPARSE.search(line)) and sparse[1] != "0":
+        reading.mixture = mixture("count of sparse parameters", sparse[1])
     elif _REPLICAS.search(line):
         reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
 
