@@ -70,6 +70,29 @@ def test_what_megatron_prints_of_its_settings_is_the_rows(
     assert {name: getattr(first, name) for name in cells} == cells
 
 
+@pytest.mark.parametrize(
+    ("stamps", "seconds", "expected"),
+    [
+        # as Primus logged it: the second line's mean has the first iteration in it
+        (("01.107542", "01.805039", "02.469237"), (19.0139, 9.8556, 0.664), (19.0139, 0.6973, 0.664)),
+        (("01", "14", "27"), (19.0, 16.0, 13.0), (19.0, 13.0, 13.0)),
+        # the timer was reset: the line stands for its iteration alone, as its clock says
+        (("01.107542", "10.963142", "11.627142"), (19.0139, 9.8556, 0.664), (19.0139, 9.8556, 0.664)),
+        (("01", "11", "12"), (19.0139, 9.8556, 0.664), (19.0139, 9.8556, 0.664)),
+    ],
+)
+def test_the_second_line_of_megatron_is_timed_without_the_first_iteration(
+    tmp_path: Path, stamps: tuple[str, ...], seconds: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    lines = [
+        at_step(number, each).replace("03:02:12", f"03:02:{stamp}")
+        for number, (stamp, each) in enumerate(zip(stamps, seconds, strict=True), start=1)
+    ]
+    row = only(read(tmp_path, HEAD + "".join(lines), vocab=128256))
+    assert row.step_times_s == pytest.approx(expected)
+    assert ("timed without the first" in (row.notes or "")) == (seconds != expected)
+
+
 def test_sequences_that_deepspeed_shares_out_are_ulysses(tmp_path: Path) -> None:
     world = "using world size: 64, data-parallel-size: 4, sequence-parallel size: 4, tensor-model-parallel size: 4, "
     text = f"{world}pipeline-model-parallel size: 1 \n{megatron(deepspeed='True', world_size='64')}"

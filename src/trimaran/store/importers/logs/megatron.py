@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.deepspeed import is_engine_setting
 from trimaran.store.importers.logs.megatron_settings import NAMES, set_up, stack_of
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
-from trimaran.store.importers.text import number_of
+from trimaran.store.importers.text import clock_of, number_of
 
 _ITERATION = re.compile(r"\biteration(?:\s|=\s?)\s{0,9}(\d{1,9})\s?/\s{0,9}(\d{1,9}|infinity)\s*\|")
 # A field's first number: Primus prints the mean so far behind the current one, 13100.0/13240.9.
@@ -39,6 +39,10 @@ _DEEPSPEED = re.compile(
     r"|\[logging\.py:\d{1,5}:log_dist\]"
 )
 _SEQUENCE = re.compile(r"\bactual.seqlen\s?[:=]\s{0,9}(\d{1,9})")
+# ` [2026-05-11 02:18:01.805039] iteration ...`, whose fraction came later: so far off its time may be, and such a share
+# of the time between two lines may pass beside their iterations.
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{3})\d{3})?\] iteration")
+_TICK_S, _SHORT_TICK_S, _BESIDE = 1.0, 0.01, 0.05
 _EXPERTS_LOSS = re.compile(r"\| (?:\w{0,20}load_balancing|z)_loss:")
 
 
@@ -65,6 +69,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
                 trainings.append(_Training(LogReading(begin=at)))
                 reading = trainings[-1].reading
             reading.steps.append(step)
+            if len(trainings[-1].stamps) < 2:
+                trainings[-1].stamps.append(_STAMP.search(line))
             reading.after, reading.planned = at + 1, _planned(line)
             if length := _SEQUENCE.search(line):
                 reading.cells["seq_len"] = int(length[1])
@@ -98,16 +104,18 @@ def _degrees(world: str) -> dict[str, Cell]:
 
 @dataclass
 class _Training:
-    """One training of a log: what is read of it, the arguments that it printed, and what tells of experts."""
+    """One training of a log: what is read of it, its arguments, what tells of experts, and two steps' time stamps."""
 
     reading: LogReading
     arguments: dict[str, str] = field(default_factory=dict)
     mixture: str = ""
+    stamps: list[re.Match[str] | None] = field(default_factory=list)
 
     def finish(self, deepspeed: bool) -> None:
         """State what follows from all of it."""
         reading = self.reading
         reading.mixture = self.mixture
+        self._without_the_first()
         set_up(reading, self.arguments)
         deepspeed = deepspeed or self.arguments.get("deepspeed") == "True"
         # context parallelism came with Megatron-Core 0.5 (megatron/training/arguments.py, --context-parallel-size)
@@ -116,6 +124,28 @@ class _Training:
         reading.formula = "" if deepspeed else "model_flops"
         if reading.mem_gib_by_rank:
             reading.notes.append("memory is the most that PyTorch had reserved")
+
+    def _without_the_first(self) -> None:
+        """Take the first iteration out of the second line, where the clock of the lines shows that it counts there too.
+
+        Since January 2026 the first line does not reset Megatron-LM's timer (training_log in
+        megatron/training/training.py, `should_reset`), so that the second one's mean has the start-up in it.
+        """
+        stamp, later = (*self.stamps[:2], None, None)[:2]
+        begun, ended = clock_of(stamp), clock_of(later)
+        off = _SHORT_TICK_S if stamp and stamp[2] else _TICK_S
+        if begun is None or ended is None or ended - begun < off:
+            return
+        first, second = self.reading.steps[:2]
+        made, passed, mean = second.iteration - first.iteration, ended - begun, second.sec_per_it
+        if first.sec_per_it is None or mean is None or made < 1:
+            return
+        seconds = (mean * (made + 1) - first.sec_per_it) / made
+        if mean * made > passed + off and seconds > 0 and abs(seconds * made - passed) <= off + _BESIDE * passed:
+            tflops = None if second.tflops is None else second.tflops * mean / seconds
+            self.reading.steps[1] = replace(second, sec_per_it=seconds, tflops=tflops)
+            said = f"iteration {second.iteration} is timed without the first, which its line counts too"
+            self.reading.notes.append(said)
 
 
 def times_by_tflops(lines: Iterable[str]) -> dict[float, float]:
