@@ -93,6 +93,26 @@ def test_the_second_line_of_megatron_is_timed_without_the_first_iteration(
     assert ("timed without the first" in (row.notes or "")) == (seconds != expected)
 
 
+def test_ranks_that_wrote_their_memory_into_one_line_have_each_their_own(tmp_path: Path) -> None:
+    """As on eight RTX 4090s: `... max reserved: 13236.0[Rank 6] (after 1 iterations) ...`, then an empty line."""
+    said = "[Rank {}] (after 1 iterations) memory (MB) | max allocated: {} | reserved: {} | max reserved: {}"
+    two = said.format(2, 12680.6, 13236.0, 13236.0) + said.format(6, 10850.7, 14336.0, 14336.0) + "\n\n"
+    torn = said.format(3, 1.0, 2.0, 2.0).partition("| reserved")[0] + said.format(0, 1.0, 2048.0, 2048.0) + "\n"
+    _, row = read(tmp_path, two + torn + MEGATRON_LM).rows
+    assert row.mem_gib_per_rank == (2.0, 13236 / 1024, 14.0)
+
+
+def test_memory_of_megatron_bridge_is_in_units_of_ten_to_the_nine(tmp_path: Path) -> None:
+    said = (
+        "[Rank 0] (after 1 iterations) memory (GB) | mem-allocated-gigabytes: 13.367 | mem-active-gigabytes: 13.367 | "
+        "mem-inactive-gigabytes: 0.42641 | mem-reserved-gigabytes: 14.259 | mem-max-allocated-gigabytes: 13.367 | "
+        "mem-max-active-gigabytes: 13.367 | mem-max-inactive-gigabytes: 0.5 | mem-max-reserved-gigabytes: 14.259 | "
+        "mem-alloc-retires: 0\n"
+    )
+    _, row = read(tmp_path, said + MEGATRON_LM).rows
+    assert row.mem_gib == pytest.approx(14.259e9 / 2**30)
+
+
 def test_sequences_that_deepspeed_shares_out_are_ulysses(tmp_path: Path) -> None:
     world = "using world size: 64, data-parallel-size: 4, sequence-parallel size: 4, tensor-model-parallel size: 4, "
     text = f"{world}pipeline-model-parallel size: 1 \n{megatron(deepspeed='True', world_size='64')}"

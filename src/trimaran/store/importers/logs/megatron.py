@@ -32,7 +32,13 @@ _WORLD_COLUMNS = {
     "world": "devices", "data-parallel": "dp", "context-parallel": "cp", "tensor-model-parallel": "tp",
     "pipeline-model-parallel": "pp",
 }  # fmt: skip
-_MEMORY = re.compile(r"\[Rank (\d{1,7})\][^|]{0,80}memory \(MB\) \|.{0,200}\bmax reserved: (\d{1,9}(?:\.\d{1,9})?)")
+# Ranks write at once, so that several may stand in a line; Megatron-Bridge names its figures, in GB of 10^9 bytes
+# (src/megatron/bridge/training/utils/train_utils.py, report_memory).
+_MEMORY = re.compile(
+    r"\[Rank (\d{1,7})\][^|\[]{0,80}memory \((MB|GB)\) \|[^\[]{0,400}?\b(?:mem-)?max[ -]reserved(?:-gigabytes)?: "
+    r"(\d{1,9}(?:\.\d{1,9})?)"
+)
+_GIB = {"MB": 2**20 / 2**30, "GB": 1e9 / 2**30}
 # What each of the trainers that print such lines says beside them.
 _DEEPSPEED = re.compile(
     r"elapsed time per iteration \(s\)|\bactual.seqlen\s?[:=]|tokens per gpu per second \(tgs\)|approx flops per GPU:"
@@ -69,8 +75,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
                 trainings.append(_Training(LogReading(begin=at)))
                 reading = trainings[-1].reading
             reading.steps.append(step)
-            if len(trainings[-1].stamps) < 2:
-                trainings[-1].stamps.append(_STAMP.search(line))
+            trainings[-1].stamps += [_STAMP.search(line)] if len(reading.steps) <= 2 else []
             reading.after, reading.planned = at + 1, _planned(line)
             if length := _SEQUENCE.search(line):
                 reading.cells["seq_len"] = int(length[1])
@@ -85,12 +90,17 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
             reading.cells |= _degrees(world[0])
-        elif memory := _MEMORY.search(line):
-            rank, gib = int(memory[1]), float(memory[2]) / 1024.0
-            reading.mem_gib_by_rank[rank] = max(gib, reading.mem_gib_by_rank.get(rank, 0.0))
+        else:
+            _add_memory(line, reading.mem_gib_by_rank)
     for training in trainings:
         training.finish(deepspeed)
     return drafts_of_trainings([training.reading for training in trainings], lines, given)
+
+
+def _add_memory(line: str, gib_by_rank: dict[int, float]) -> None:
+    """The most that each rank had reserved, where a line says so."""
+    for rank, unit, reserved in _MEMORY.findall(line) if "memory (" in line else ():
+        gib_by_rank[int(rank)] = max(float(reserved) * _GIB[unit], gib_by_rank.get(int(rank), 0.0))
 
 
 def _degrees(world: str) -> dict[str, Cell]:
