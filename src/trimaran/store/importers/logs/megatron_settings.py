@@ -75,7 +75,7 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
         cells["cp_kind"] = _CONTEXT_KINDS.get(arguments.get("cp_comm_type", "").strip("[]'"))
     cells |= _attention(arguments, cells)
     cells |= _sharding(arguments)
-    recompute, unsaid = _recompute(arguments)
+    recompute, unsaid = _recompute(arguments, cells)
     cells["recompute"] = recompute
     reading.notes += [unsaid] if unsaid else []
     if _on(arguments, "optimizer_cpu_offload"):
@@ -138,21 +138,33 @@ def _sharding(arguments: Mapping[str, str]) -> dict[str, Cell]:
     return {} if distributed is None else {"zero_stage": int(distributed == "True"), "dp_kind": "all_reduce"}
 
 
-def _recompute(arguments: Mapping[str, str]) -> tuple[str | None, str]:
-    """The table's word, and what it cannot say."""
+def _recompute(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> tuple[str | None, str]:
+    """The table's word, and what it cannot say; of a block of each stage's layers it can say none and all."""
     granularity = arguments.get("recompute_granularity")
     method = arguments.get("recompute_method", arguments.get("activations_checkpoint_method"))
     switch = arguments.get("checkpoint_activations")
+    modules = re.findall(r"\w+", arguments.get("recompute_modules", "None").replace("None", ""))
+    if _on(arguments, "moe_layer_recompute"):  # transformer_config.py, __post_init__: beside the others, or core_attn
+        granularity, modules = "selective", [*(modules or ["core_attn"]), *(["moe"] if "moe" not in modules else [])]
     if granularity == "selective":
-        modules = re.findall(r"\w+", arguments.get("recompute_modules", "None").replace("None", ""))
         return ("selective" if set(modules) <= {"core_attn"} else "+".join(modules)), ""
     if granularity == "full" or (granularity is None and method in ("uniform", "block")) or switch == "True":
         number = arguments.get("recompute_num_layers", arguments.get("activations_checkpoint_num_layers", "1"))
-        if method == "block":
+        if method == "block" and number == "0":
+            return "none", ""
+        if method == "block" and not _all_layers(number, cells):
             return None, f"{number} layers of each stage are computed again, which no word of recompute says"
         return "full", ""
     off = "None" in (granularity, method, switch) or switch == "False"
     return ("none" if off else None), ""
+
+
+def _all_layers(number: str, cells: Mapping[str, Cell]) -> bool:
+    """Whether so many layers are all that a stage has."""
+    layers, stages, chunks = cells.get("layers"), cells.get("pp"), cells.get("vpp") or 1
+    if not (isinstance(layers, int) and isinstance(stages, int) and isinstance(chunks, int) and number.isdecimal()):
+        return False
+    return stages > 0 and int(number) >= -(-layers // (stages * chunks))
 
 
 def _experts(reading: LogReading, arguments: Mapping[str, str]) -> None:
