@@ -128,8 +128,14 @@ def test_sequences_that_deepspeed_shares_out_are_ulysses(tmp_path: Path) -> None
 
 
 def test_layers_that_no_row_can_say_are_refused(tmp_path: Path) -> None:
-    found = read(tmp_path, megatron(is_hybrid_model="True"))
-    assert found.rows == () and "is_hybrid_model" in found.refused[0]
+    traits = {
+        "is_hybrid_model": "True", "experimental_attention_variant": "gated_delta_net",
+        "hybrid_attention_enabled": "True", "heterogeneous_layers_config_path": "nemotron.json",
+    }  # fmt: skip
+    for name, value in traits.items():
+        found = read(tmp_path, megatron(**{name: value}))
+        assert found.rows == () and f"{name} is {value}: " in found.refused[0]
+    assert read(tmp_path, megatron(experimental_attention_variant="None", hybrid_attention_enabled="False")).rows
 
 
 def test_an_argument_whose_name_left_no_room_for_dots_is_read(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ _PRECISIONS = {
 _FSDP_STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 NAMES = frozenset({*_COLUMNS, *_OF_EXPERTS, "use_distributed_optimizer", "activations_checkpoint_method"})
 _OFF = ("None", "False", "0", "")
+# What makes another model than a row can say; Primus prints the third, for DeepSeek-V4.
+_UNSAID = {
+    "is_hybrid_model": "layers of state spaces stand between those that a row can say",
+    "experimental_attention_variant": "no row can say such an attention",
+    "hybrid_attention_enabled": "no row can say attention that differs from layer to layer",
+    "heterogeneous_layers_config_path": "no row can say layers of several shapes",
+}
 
 
 def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
@@ -84,8 +91,9 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
         cells["offload"] = "activations"
     reading.cells |= {name: value for name, value in cells.items() if value is not None}
     _experts(reading, arguments)
-    if _on(arguments, "is_hybrid_model"):
-        reading.refusal = "is_hybrid_model is True: layers of state spaces stand between those that a row can say"
+    for name, why in _UNSAID.items():
+        if _on(arguments, name):
+            reading.refusal = f"{name} is {arguments[name][:40]}: {why}"
 
 
 def stack_of(arguments: Mapping[str, str], cells: Mapping[str, Cell], *, deepspeed: bool, today: bool) -> str:
