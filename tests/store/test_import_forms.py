@@ -80,6 +80,18 @@ def test_deepspeeds_timer_is_read_with_a_batch_that_the_user_states_and_times_si
     assert "mean of" not in (row.notes or "")
 
 
+@pytest.mark.parametrize(("seconds", "every"), [(0.4, 1), (1.4, 1), (3.3, 1), (3.3, 5), (13.7, 1)])
+def test_whole_seconds_of_a_bar_tell_the_time_of_a_step_that_is_no_whole_second(
+    tmp_path: Path, seconds: float, every: int
+) -> None:
+    clock = [(done, int(5 + seconds * done)) for done in range(every, 201, every)]
+    bars = "".join(f"\r 1%|#| {done}/200 [{at // 60:02}:{at % 60:02}<10:00, 1.0s/it]" for done, at in clock)
+    for log in (bars, bars[: bars.index(f"| {10 * every}/200")]):
+        row = only(read(tmp_path, HEADER.format(4).replace("steps = 4", "steps = 200") + log + "\n"), "hugging-face")
+        off = 0.05 if log == bars else 1 / (9 * seconds * every)
+        assert row.sec_per_it == pytest.approx(seconds, rel=max(off, 0.05)), "to its whole seconds, where they are few"
+
+
 @pytest.mark.parametrize("name", ["'memory/max_active (GiB)': '{}'", "'memory/max_mem_active(gib)': {}"])
 def test_memory_that_axolotl_adds_to_a_trainers_figures_is_read(tmp_path: Path, name: str) -> None:
     lines = "".join(f"{{'loss': 0.5, {name.format(gib)}, 'epoch': 0.1}}\n" for gib in (25.45, 34.89, 34.5))
@@ -98,11 +110,11 @@ def test_trainings_of_other_batches_in_one_log_of_a_trainer_are_rows_of_their_ow
     )
     rows = read(tmp_path, "PyTorch is here\n" + first + other).rows
     assert [(row.gbs, row.losses, row.step_times_s) for row in rows] == [
-        (64, (4.5, 3.5, 2.5), (11.0, 1.0, 1.0)), (32, (4.5, 3.5, 2.5), (31.0, 1.0, 1.0))
+        (64, (4.5, 3.5, 2.5), (11.0, 1.0)), (32, (4.5, 3.5, 2.5), (31.0, 1.0))
     ]  # fmt: skip
     resumed = first.replace("steps = 4\n 1", "steps = 4\n  Continuing training from global step 0\n 1")
     (row,) = read(tmp_path, first + resumed).rows
-    assert row.step_times_s == (11.0, 1.0, 1.0, 1.0, 1.0) and "started again" in (row.notes or "")
+    assert row.step_times_s == (11.0, 1.0, 1.0) and "started again" in (row.notes or "")
 
 
 @pytest.mark.parametrize("form", ["nanotron", "olmo-core", "deepspeed"])

@@ -9,6 +9,8 @@ from trimaran.store.importers.logs.steps import Step
 # What a bar says has elapsed, to stand in a format's own pattern.
 ELAPSED = r"((?:\d{1,4}:)?\d{1,2}:\d\d)<"
 BAR_NOTE = "times from the progress bar, to a whole second"
+# So many of a bar's whole seconds tell the mean time of what was made in them to a tenth, and many such means to less.
+_TELLS_S = 10
 
 
 def seconds_of(elapsed: str) -> int:
@@ -20,11 +22,23 @@ def seconds_of(elapsed: str) -> int:
 
 
 def steps_of(clock: Mapping[int, int], begun: float = 0) -> list[Step]:
-    """Steps by the seconds at which a bar counted to each; it counted on from `begun` at 0 s."""
-    steps, before = [], (begun, 0)
+    """Steps by the seconds at which a bar counted to each; it counted on from `begun` at 0 s.
+
+    The first has a time of its own, with the start-up in it. Behind it a time is the mean since the last one, which a
+    step has where enough of the bar's whole seconds have passed to tell it, or at the end where no step has.
+    """
+    steps: list[Step] = []
+    since, timed = (begun, 0), 0
     for done in sorted(clock):
-        if done > before[0]:
-            took = (clock[done] - before[1]) / (done - before[0])
-            steps.append(Step(done, took if took > 0 else None))
-        before = (done, clock[done])
+        if done <= begun:
+            since = (done, clock[done])
+            continue
+        passed = clock[done] - since[1]
+        took = passed / (done - since[0]) if passed > 0 and (not steps or passed >= _TELLS_S) else None
+        if took is not None or not steps:
+            since, timed = (done, clock[done]), timed + bool(steps)
+        steps.append(Step(done, took))
+    last = steps[-1].iteration if steps else 0
+    if not timed and last > since[0] and clock[last] > since[1]:
+        steps[-1] = Step(last, (clock[last] - since[1]) / (last - since[0]))
     return steps
