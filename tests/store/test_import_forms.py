@@ -92,6 +92,18 @@ def test_whole_seconds_of_a_bar_tell_the_time_of_a_step_that_is_no_whole_second(
         assert row.sec_per_it == pytest.approx(seconds, rel=max(off, 0.05)), "to its whole seconds, where they are few"
 
 
+def test_what_ms_swift_adds_to_a_trainers_figures_gives_steps_and_memory(tmp_path: Path) -> None:
+    swift = (
+        "{{'loss': 1.5, 'epoch': 0.1, '{}': '{}/94', 'percentage': '5%', 'elapsed_time': '{}', "
+        "'remaining_time': '4m 28s', 'memory(GiB)': {}, 'train_speed(iter/s)': 0.46}}\n"
+    )
+    for name in ("global_step/max_steps", "iteration"):
+        steps = [(1, "1h 0m 50s", 4.87), (5, "1h 1m 30s", 6.5), (9, "1h 2m 11s", 6.5), (13, "1h 2m 51s", 5.0)]
+        row = only(read(tmp_path, "".join(swift.format(name, *step) for step in steps)), "hugging-face")
+        assert (row.step_times_s, row.mem_gib) == ((3650.0, 10.0, 10.25, 10.0), 6.5)
+        assert row.losses == (1.5,) * 4 and "had reserved" in (row.notes or "")
+
+
 @pytest.mark.parametrize("name", ["'memory/max_active (GiB)': '{}'", "'memory/max_mem_active(gib)': {}"])
 def test_memory_that_axolotl_adds_to_a_trainers_figures_is_read(tmp_path: Path, name: str) -> None:
     lines = "".join(f"{{'loss': 0.5, {name.format(gib)}, 'epoch': 0.1}}\n" for gib in (25.45, 34.89, 34.5))

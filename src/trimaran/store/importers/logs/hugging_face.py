@@ -12,7 +12,13 @@ from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.deepspeed import settings
-from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
+from trimaran.store.importers.logs.progress_bar import (
+    BAR_NOTE,
+    ELAPSED,
+    seconds_in_words,
+    seconds_of,
+    steps_of,
+)
 from trimaran.store.importers.logs.steps import (
     LogReading,
     Step,
@@ -47,6 +53,13 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
 _BAR = re.compile(rf"\b(\d{{1,9}})/(\d{{1,9}}) \[{ELAPSED}")
+# what ms-swift adds: `'global_step/max_steps': '40/94', 'percentage': '42.55%', 'elapsed_time': '1m 18s'`, `iteration`
+# in place of the steps under Megatron, and what PyTorch had reserved (swift/trainers/patcher.py, add_train_message)
+_SWIFT = re.compile(
+    r"'(?:global_step/max_steps|iteration)': '(\d{1,9})/(\d{1,9})', .{0,80}?"
+    r"'elapsed_time': '((?:\d{1,5}[dhms] ?){1,4})'"
+)
+_RESERVED = re.compile(r"'memory\(GiB\)': (\d{1,6}(?:\.\d{1,6})?)")
 # what axolotl adds, of rank 0: `'memory/max_active (GiB)': '25.45'`, and `'memory/max_mem_active(gib)': 25.45` before
 _MEMORY = re.compile(r"'memory/max_(?:mem_)?active ?\(gib\)': '?(\d{1,6}(?:\.\d{1,6})?)", re.IGNORECASE)
 _BAR_ENDS = ("it/s]", "s/it]")
@@ -105,7 +118,7 @@ def _starts(lines: Sequence[str]) -> list[int]:
         if _START in line and made:
             starts.append(made)
             made = 0
-        elif _ENTRY.search(line) or any(int(done) > 0 for done, _, _ in _BAR.findall(line)):
+        elif _ENTRY.search(line) or any(done > 0 for done, _, _ in _progress(line)):
             made = at + 1
     return starts
 
@@ -132,6 +145,9 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     if memory := [float(gib) for line in lines if "'memory/" in line for gib in _MEMORY.findall(line)]:
         reading.mem_gib_by_rank[0] = max(memory)
         reading.notes.append("memory is the most that PyTorch had in use")
+    elif reserved := [float(gib) for line in lines if "'memory(" in line for gib in _RESERVED.findall(line)]:
+        reading.mem_gib_by_rank[0] = max(reserved)
+        reading.notes.append("memory is the most that PyTorch had reserved")
     entries = _entries(lines)
     losses = [entry["loss"] for entry in entries if "loss" in entry]
     last = next((entry for entry in entries if entry.get("train_runtime")), {})
@@ -176,13 +192,20 @@ def _switch(name: str, on: bool, cells: dict[str, Cell]) -> None:
         cells["precision"] = name
 
 
+def _progress(line: str) -> list[tuple[int, int, int]]:
+    """How many steps are made by each bar of a line, of how many, and after how many seconds."""
+    bars = [(int(done), int(of), seconds_of(elapsed)) for done, of, elapsed in _BAR.findall(line)]
+    said = _SWIFT.findall(line) if "'elapsed_time'" in line else ()
+    return bars + [(int(done), int(of), seconds_in_words(elapsed)) for done, of, elapsed in said]
+
+
 def _bar_total(lines: Sequence[str]) -> int | None:
     """How far the training's own bar counts, where no header says so: the bar that moved last before most losses."""
     totals: Counter[int] = Counter()
     of = None
     for line in lines:
-        if bars := _BAR.findall(line):
-            of = int(bars[-1][1])
+        if bars := _progress(line):
+            of = bars[-1][1]
         if of is not None and _ENTRY.search(line):
             totals[of] += 1
     return totals.most_common(1)[0][0] if totals else None
@@ -197,10 +220,10 @@ def _bar_steps(lines: Sequence[str], total: int | None, begun: int) -> list[Step
     losses: list[tuple[int, float]] = []
     at = begun
     for line in lines:
-        for done, of, elapsed in _BAR.findall(line):
-            if int(of) == total:
-                at = max(at, int(done))
-                clock.setdefault(int(done), seconds_of(elapsed))
+        for done, of, elapsed in _progress(line):
+            if of == total:
+                at = max(at, done)
+                clock.setdefault(done, elapsed)
         losses += [(at, entry["loss"]) for entry in _entries([line]) if "loss" in entry]
     steps = []
     for step in steps_of(clock, begun):

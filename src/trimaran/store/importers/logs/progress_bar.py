@@ -8,6 +8,7 @@ from trimaran.store.importers.logs.steps import Step
 
 # What a bar says has elapsed, to stand in a format's own pattern.
 ELAPSED = r"((?:\d{1,4}:)?\d{1,2}:\d\d)<"
+_UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 BAR_NOTE = "times from the progress bar, to a whole second"
 # So many of a bar's whole seconds tell the mean time of what was made in them to a tenth, and many such means to less.
 _TELLS_S = 10
@@ -19,6 +20,11 @@ def seconds_of(elapsed: str) -> int:
     for part in elapsed.split(":"):
         seconds = 60 * seconds + int(part)
     return seconds
+
+
+def seconds_in_words(elapsed: str) -> int:
+    """Seconds of `1d 9h 7m 58s`, or of the last of them."""
+    return sum(int(part[:-1]) * _UNIT_S[part[-1]] for part in elapsed.split())
 
 
 def steps_of(clock: Mapping[int, int], begun: float = 0) -> list[Step]:
