@@ -129,3 +129,19 @@ def test_a_number_that_the_file_ends_in_is_no_figure_yet(tmp_path: Path) -> None
     path.write_text(MEGATRON + "srun: error: node1: task 3: Exited with exit code 1")
     (row,) = import_file(path, STATED).rows
     assert row.status == "fail", "what says how the run ended stays"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "model,dp,tp,pp,mbs,gbs,seq_len,sec_per_it\nllama3-8b,8,1,1,2,128,8192,13.37\n",
+        'model,layout_label,gbs,seq_len,sec_per_it\nllama3-8b,"dp8,mbs2,bf16",128,8192,13.37\n',
+        '"seq_len","layers","hidden","heads","vocab","dp","mbs","gbs","sec_per_it"\n8192,32,4096,32,128256,8,2,128,13.37\n',
+    ],
+)
+def test_a_table_that_names_its_model_or_quotes_its_columns_is_recognised(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(table)
+    found = import_file(path, Asked())
+    assert (found.format, found.refused) == ("csv", ())
+    assert [(row.layers, row.hidden, row.gbs, row.sec_per_it) for row in found.rows] == [(32, 4096, 128, 13.37)]

@@ -14,9 +14,9 @@ from trimaran.store.importers.draft import Draft
 
 
 def recognises(text: str) -> bool:
-    """Whether the first line that is not blank names columns of the contract."""
-    names = {name.strip() for name in text.lstrip(" \t\n,").split("\n", 1)[0].split(",")}
-    return {"layers", "hidden", "mbs"} <= names
+    """Whether the first line that is not blank names columns of the contract: a shape or a model, and what was run."""
+    names = {name.strip(' \t"') for name in text.lstrip(" \t\n,").split("\n", 1)[0].split(",")}
+    return ({"layers", "hidden"} <= names or "model" in names) and not names.isdisjoint({"mbs", "layout_label"})
 
 
 def read(text: str, given: Mapping[str, Cell], path: Path) -> Reading:
