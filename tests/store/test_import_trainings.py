@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from test_import_logs import DEEPSPEED, MEGATRON_LM, TITAN, only, read
+from trimaran.files.row_as_run import stack_as_run
 
 HEAD, *TAIL = MEGATRON_LM.partition(" > padded vocab")
 STEPS = "".join(TAIL)
@@ -320,6 +321,17 @@ def test_what_torchtitan_says_of_its_model_is_the_rows(tmp_path: Path, line: str
     said = text.replace("INFO - Trainer is", f"INFO - {line}\n[titan] INFO - Trainer is", 1)
     row = only(read(tmp_path, said, layers=32, hidden=4096, heads=32, vocab=128256))
     assert {name: getattr(row, name) for name in cells} == cells
+
+
+def test_a_compiled_torchtitan_is_predicted_as_the_compiled_one_of_its_day(tmp_path: Path) -> None:
+    line = "2026-02-24 19:46:01,100 - root - INFO - Compiling each TransformerBlock with torch.compile"
+    begun = "[rank0]:[titan] 2026-02-24 19:46:02"
+    said = TITAN.replace(begun, f"[rank0]:[titan] {line}\n{begun}", 1)
+    stated = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256, "precision": "bf16", "cluster": "dgx-h100"}
+    row, eager = only(read(tmp_path, said, **stated)), only(read(tmp_path, TITAN, **stated))
+    assert (row.stack, row.system, row.date) == ("torchtitan", "torch.compile", "2026-02-24")
+    assert stack_as_run(row, "torchtitan")[0].name == "torchtitan-0.1-compiled"
+    assert eager.system is None and stack_as_run(eager, "torchtitan")[0].name == "torchtitan"
 
 
 def test_parameters_of_experts_in_torchtitans_log_are_of_a_mixture(tmp_path: Path) -> None:

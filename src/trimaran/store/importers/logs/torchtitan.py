@@ -185,6 +185,10 @@ def _setting(reading: LogReading, line: str) -> None:
         reading.cells["precision"] = next((kinds[word] for word in kinds if word in narrow[1].lower()), "fp8")
     elif "Applied DDP to the model" in line:
         reading.cells |= {"dp_kind": "all_reduce", "zero_stage": 0}
+    elif "Compiling each TransformerBlock with torch.compile" in line:
+        # a stack reads the words, and by the day which release they are of
+        stamp = _STAMP.search(line)
+        reading.cells |= {"system": "torch.compile", "date": stamp[1][:10] if stamp else None}
     elif "Applied CPU Offloading to the model" in line:
         reading.cells["offload"] = "weights"
     elif (sparse := _SPARSE.search(line)) and sparse[1] != "0":
