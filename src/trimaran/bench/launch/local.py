@@ -86,7 +86,7 @@ class LocalLauncher:
     def start(self, launch: Launch) -> LocalRanks:
         """Start `launch.ranks` processes; on any failure those already started are ended.
 
-        Raises TrialRefusedError where ranks stand on several nodes, or are told another interface than the loopback, and
+        Raises TrialRefusedError where ranks stand on several nodes or are told another interface than the loopback,
         TrimaranError where this machine has none.
         """
         if (interface := launch.environment.get(env.GLOO_INTERFACE, env.LOOPBACK_INTERFACE)) != env.LOOPBACK_INTERFACE:
