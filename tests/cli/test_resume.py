@@ -42,7 +42,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_stopped_training_saves_leaves_with_75_and_goes_on_on_another_layout(
     recipe: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -84,6 +84,18 @@ def test_ctrl_c_saves_as_sigterm_does(recipe: Path, tmp_path: Path, times: int) 
     stopped_at = len(losses(log.parent))
     assert told[-1] == f"trimaran: stopped at step {stopped_at} and saved; the same command with --resume goes on"
     assert (tmp_path / f"runs/tiny/checkpoints/step-{stopped_at:08d}/manifest.json").exists()
+
+
+@pytest.mark.proof
+def test_a_training_under_nohup_outlives_its_terminal(recipe: Path, tmp_path: Path) -> None:
+    command = ["nohup", TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs2"]
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "runs/tiny/train/log.jsonl"
+    wait_for(lambda: log.exists() and log.read_text().count("\n") >= 3, running)
+    running.send_signal(signal.SIGHUP)
+    told = running.communicate(timeout=120)[1]
+    assert running.returncode == 0, told
+    assert len(losses(log.parent)) == STEPS
 
 
 @pytest.mark.proof

@@ -22,7 +22,10 @@ _KEPT = {
 
 
 class _Terminated(BaseException):
-    """SIGTERM or SIGUSR1, as batch systems send them: ends the verb as Ctrl-C does, so that nothing is left running."""
+    """SIGTERM or SIGUSR1, as batch systems send them, or SIGHUP of a terminal that is gone.
+
+    Ends the verb as Ctrl-C does, so that nothing is left running.
+    """
 
 
 def main() -> None:
@@ -70,6 +73,8 @@ def _end_on_signals() -> None:
     endings: dict[int, type[BaseException]] = {signal.SIGTERM: _Terminated, signal.SIGUSR1: _Terminated}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this had it ignored
         endings[signal.SIGINT] = KeyboardInterrupt
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else it was started by nohup
+        endings[signal.SIGHUP] = _Terminated
     wishes = Wishes()
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -102,7 +107,7 @@ def _usage(error: Exception) -> str:
 
 def _fail(message: str, status: int = 2) -> None:
     # what is told holds: one more signal while this process ends must not leave with another status
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     from trimaran.nouns.text import one_line
 

@@ -14,12 +14,19 @@ USER_ERROR = TrimaranError.exit_status
 OUT_OF_MEMORY = 41
 # sysexits.h EX_TEMPFAIL: saved and left as it was told to. A scheduler may start the same command again.
 STOPPED = 75
-# What asks a training to save and leave so: schedulers send the first two, Ctrl-C the third.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Of processes whose starter has ended: nobody reads them but a batch system's log.
 LAUNCHER_GONE, SWEEP_GONE = 75, 76
 
 _NOTE_BYTES = 1 << 16
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks a training to save and leave so.
+
+    Schedulers send the first two, Ctrl-C the third, and a terminal that is gone the last, which nohup has ignored.
+    """
+    asked = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*asked, signal.SIGHUP)
 
 
 def signal_name(number: int) -> str:

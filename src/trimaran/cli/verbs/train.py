@@ -37,7 +37,8 @@ def train(
 ) -> None:
     """Train all steps of a recipe; log, losses and result are left under RUNS/NAME/train, checkpoints beside it.
 
-    SIGTERM and SIGUSR1 end it with status 75 after a checkpoint. Under torchrun or srun its processes are the ranks.
+    SIGTERM, SIGUSR1, and SIGHUP of a lost terminal, end it with status 75 after a checkpoint. Under torchrun or srun
+    its processes are the ranks.
 
     Example: trimaran train recipes/laptop.toml --layout dp2,mbs4
     """

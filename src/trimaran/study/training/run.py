@@ -57,8 +57,8 @@ def run_training(
     says that other ranks are started already, and that this process leads them; where torchrun has started them again,
     the training goes on. `trace_steps` are profiled. After a fault the ranks are started again, as often as the recipe
     says, on a layout of `layout_on` where devices are left out. Raises TrimaranError, naming the evidence, when the
-    training does not end well, and where another one goes on in `out_dir`; TrainingStoppedError where SIGTERM, SIGUSR1
-    or Ctrl-C ended it.
+    training does not end well, and where another one goes on in `out_dir`; TrainingStoppedError where one of
+    `stop_signals` ended it.
     """
     sweep = recipe.sweep.model_copy(update={"steps": recipe.train.steps})
     whole = recipe.model_copy(update={"sweep": sweep})

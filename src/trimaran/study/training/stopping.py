@@ -13,7 +13,7 @@ from typing import Any
 
 from trimaran.bench.launch.contract import Launch, Launcher, Ranks
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.exits import STOP_SIGNALS, STOPPED
+from trimaran.protocol.exits import STOPPED, stop_signals
 from trimaran.protocol.wishes import Wishes
 
 GO_ON = "the same command with --resume goes on"
@@ -85,7 +85,7 @@ class StoppableLauncher:
 
     @contextlib.contextmanager
     def passing_on_signals(self) -> Iterator[None]:
-        """Send the ranks SIGTERM on SIGTERM, SIGUSR1 or Ctrl-C; a second wish does here what it did before.
+        """Send the ranks SIGTERM on any of `stop_signals`; a second wish does here what it did before.
 
         Raises StoppedBetweenRanksError where there are no ranks.
         """
@@ -109,7 +109,7 @@ class StoppableLauncher:
             self._ranks.ask_to_leave()
 
         if threading.current_thread() is threading.main_thread():
-            before.update({number: signal.signal(number, pass_on) for number in STOP_SIGNALS})
+            before.update({number: signal.signal(number, pass_on) for number in stop_signals()})
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.exits import STOP_SIGNALS
+from trimaran.protocol.exits import stop_signals
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.notices import Notice, Tell
 from trimaran.train.engine.trainer import Save, StepResult, Trainer
@@ -32,7 +32,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.seen = False
-        for number in STOP_SIGNALS:
+        for number in stop_signals():
             signal.signal(number, self._note)
         stacks_before(self._note)  # the watch of a training asks for stacks by the scheduler's SIGUSR1
 
