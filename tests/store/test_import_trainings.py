@@ -139,6 +139,13 @@ def test_layers_that_no_row_can_say_are_refused(tmp_path: Path) -> None:
     assert read(tmp_path, megatron(experimental_attention_variant="None", hybrid_attention_enabled="False")).rows
 
 
+def test_what_only_a_model_of_the_catalogue_has_is_noted_of_a_megatron_log(tmp_path: Path) -> None:
+    """Such a row was predicted too fast without a word."""
+    row = read(tmp_path, megatron(mtp_num_layers="1", window_size="None")).rows[0]
+    assert "mtp_num_layers is 1, which no column says: --model names a model" in str(row.notes)
+    assert "window_size" not in str(row.notes)
+
+
 def test_an_argument_whose_name_left_no_room_for_dots_is_read(tmp_path: Path) -> None:
     """Megatron-LM before core_v0.3 fills up to 32 letters, and `virtual_pipeline_model_parallel_size` has 36."""
     older = megatron().replace(stated("virtual_pipeline_model_parallel_size", "4"),

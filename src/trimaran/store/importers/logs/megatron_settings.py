@@ -61,6 +61,8 @@ _UNSAID = {
     "hybrid_attention_enabled": "no row can say attention that differs from layer to layer",
     "heterogeneous_layers_config_path": "no row can say layers of several shapes",
 }
+# What a model of the catalogue may have, and no column can say of another.
+_ONLY_NAMED = ("mtp_num_layers", "window_size")
 
 
 def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
@@ -91,6 +93,11 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
         cells["offload"] = "activations"
     reading.cells |= {name: value for name, value in cells.items() if value is not None}
     _experts(reading, arguments)
+    reading.notes += [
+        f"{name} is {arguments[name][:40]}, which no column says: --model names a model that has it"
+        for name in _ONLY_NAMED
+        if _on(arguments, name)
+    ]
     for name, why in _UNSAID.items():
         if _on(arguments, name):
             reading.refusal = f"{name} is {arguments[name][:40]}: {why}"
