@@ -40,6 +40,15 @@ def test_it_is_refused_before_the_first_trial(tmp_path: Path, train: str, says: 
     assert not (tmp_path / "elsewhere" / "runs" / "tiny" / "trials").exists()
 
 
+def test_a_training_that_goes_on_is_refused_before_any_rank(tmp_path: Path) -> None:
+    """Its ranks refused it, half a minute later, which `trimaran report` counted as a fault of the training."""
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(f"{recipe.read_text()}validation = 0.05\neval_every = 5\neval_steps = 5000\n")
+    done = run("train", str(recipe), "--layout", "dp1,mbs4", "--resume", cwd=tmp_path)
+    assert done.returncode == 2 and "train.eval_steps 5000" in done.stderr.splitlines()[-1], done.stderr
+    assert "rank 0" not in done.stderr and not (tmp_path / "runs/tiny/train").exists()
+
+
 @pytest.mark.proof
 def test_text_that_is_less_than_a_sample_is_refused_before_any_rank(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)

@@ -83,7 +83,8 @@ def train_recipe(
     if lack is not None:
         say(lack.sentence)
     # a training that goes on has its first weights
-    data = workspace.data(recipe, follows="trials" if resume else "training")
+    goes_on = recipe.train.model_copy(update={"init_from": None}) if resume else recipe.train
+    data = workspace.data(recipe.model_copy(update={"train": goes_on}), follows="training")
     say(f"training {counted(recipe.train.steps, 'step')} with {layout}; log in {workspace.training}")
     with show(recipe.train.steps) as on_step:
         row = run_training(
