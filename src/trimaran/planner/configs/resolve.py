@@ -190,7 +190,10 @@ def _stages(stated: Stated, layers: int) -> dict[str, object]:
     elif any(end is not None for end in stated.ends):
         split = _between(stated.ends, layers, pp, vpp)
     elif weight % stages:
-        raise TrimaranError(f"{layers} layers do not divide into {stages} stages: Megatron-LM refuses it")
+        raise TrimaranError(
+            f"{layers} layers do not divide into {stages} stages, and Megatron-LM refuses it: choose PP and virtual "
+            f"stages that divide them, or state --decoder-first-pipeline-num-layers or -last- for an end of fewer"
+        )
     else:
         split = (weight // stages - first_less, *[weight // stages] * (stages - 2), weight // stages - last_less)
     return {"vpp": vpp, "stage_split": split}
