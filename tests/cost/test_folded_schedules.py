@@ -15,7 +15,7 @@ from trimaran.cost.estimate import estimate, memory_per_stage
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.stage import in_flight
 from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
-from trimaran.cost.pipeline.folded import order_of
+from trimaran.cost.pipeline.folded import _times, order_of, play_order
 from trimaran.cost.pipeline.lockstep import play
 from trimaran.cost.simulate import PipelineRun, SendTimes, simulate
 from trimaran.cost.stage_work import stage_work
@@ -205,3 +205,18 @@ def test_the_order_of_a_long_pipeline_is_known_at_once() -> None:
     order = profile.runcall(order_of, "zbv", 48, 512)
     calls = sum(each.callcount for each in profile.getstats())
     assert len(order.work) == 147_456 and calls < 12 * 147_456
+
+
+def test_a_deep_pipeline_settles_within_a_few_times_its_ranks() -> None:
+    """20 ranks filled for more than 40 micro-batches, and were then played whole: 60 took a minute."""
+    ranks, micro_batches = 20, 500
+    model = load_model("llama2-7b").model_copy(update={"layers": 2 * ranks})
+    workload = Workload(model=model, seq_len=2048, global_batch=micro_batches)
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("torchtitan-0.2"))
+    grid = LayoutGrid.from_layouts([parse_layout(f"dp1,tp1,pp{ranks},mbs1,zbv,bf16")], workload, case.stack)
+    runs = pipeline_runs(grid, stage_work(case, grid).times)
+    order_of.cache_clear()
+    settled = play(runs)[0]
+    assert order_of.cache_info().misses == 2
+    whole = play_order(order_of("zbv", ranks, micro_batches), *_times("zbv", ranks, runs)).max()
+    assert settled == pytest.approx(whole, rel=1e-9)

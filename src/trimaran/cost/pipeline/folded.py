@@ -209,10 +209,12 @@ def _times(schedule: Schedule, ranks: int, runs: PipelineRuns) -> tuple[Floats, 
 def _pace(order: Order, ends: Floats, ranks: int, micro_batches: int) -> tuple[Floats, Bools]:
     """Seconds by which a micro-batch comes after the one before, and where it is the same for all in the middle.
 
-    The middle leaves out 2 ranks micro-batches at either end, which fill and drain; the time of no action there depends
-    on one more than 2 ranks micro-batches ago.
+    The middle leaves out 2 ranks micro-batches at either end, which fill and drain, and the first half where more than
+    at first are played, since deep pipelines fill for longer; the time of no action there depends on one more than
+    2 ranks micro-batches ago.
     """
-    middle = order.at[:, :, 2 * ranks : micro_batches - 2 * ranks]
+    fills = 2 * ranks if micro_batches <= _AT_FIRST * ranks else micro_batches // 2
+    middle = order.at[:, :, fills : micro_batches - 2 * ranks]
     times = np.stack([ends[kind] for kind in middle if (kind >= 0).all()])
     later = np.diff(times, axis=2)
     most, least = later.max(axis=(0, 1, 2)), later.min(axis=(0, 1, 2))
