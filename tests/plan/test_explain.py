@@ -82,6 +82,18 @@ def test_a_row_of_a_table_and_a_layout_asked_about_have_one_prediction_where_sta
     assert answered.estimate.sec_per_it == pytest.approx(told.sec_per_it, rel=1e-9)
 
 
+@pytest.mark.parametrize("label", ["dp5,tp1,pp9,vpp2,mbs4,fp16,zbv", "dp5,tp1,pp2,vpp2,mbs1,fp16,zbv"])
+def test_a_row_of_a_table_and_a_layout_asked_about_have_one_prediction_where_the_pipeline_is_folded(label: str) -> None:
+    workload = Workload(model=load_model("gpt3-6b7"), seq_len=77, global_batch=100)
+    cluster, stack = load_cluster("dgx-b200"), load_stack("torch-pipe")
+    stated = run_cells(workload, parse_layout(label))
+    row = Measurement.model_validate({"cluster": "dgx-b200", "stack": "torch-pipe", **stated})
+    (answered,) = predict_table(parse_table(format_table([row]), "t"))
+    told = explain(label, Case.of(workload, cluster, stack), settings_from(devices=48)).estimate
+    assert answered.estimate is not None and told is not None
+    assert answered.estimate.sec_per_it == pytest.approx(told.sec_per_it, rel=1e-9)
+
+
 def test_what_is_left_open_is_chosen_as_the_search_would() -> None:
     told = explain("tp4,pp12", Case.of(WORKLOAD, CLUSTER, STACK), SETTINGS)
     fixed = SETTINGS.model_copy(update={"fixed": {"tp": 4, "pp": 12}, "top": 1})

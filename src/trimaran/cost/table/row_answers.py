@@ -43,6 +43,8 @@ _OF_A_LAYOUT = {
 _OF_A_BATCH = tuple(name for name in _ASKED if name not in _OF_A_LAYOUT)
 # Of a batch so many are predicted together: their stages' memory is held at once, and more are no quicker.
 _TOGETHER = 512
+# Ranks of the deepest folded pipeline that is played, which takes about two seconds.
+_DEEPEST_FOLDED = 64
 
 _Key = tuple[object, ...]
 
@@ -58,11 +60,12 @@ class Asked:
 
     @property
     def played(self) -> bool:
-        """Whether its pipeline is played, as plans play theirs: the closed form of uneven interleaved ones is worse.
+        """Whether its pipeline is played, as plans play theirs: the closed form of uneven and short ones is worse.
 
-        Of folded ones it is exact enough, and a long one takes seconds to play.
+        A folded one of more ranks than models have stages for may take minutes to play.
         """
-        return self.nouns.layout.pp > 1 and self.nouns.layout.schedule not in FOLDED
+        layout = self.nouns.layout
+        return 1 < layout.pp <= (_DEEPEST_FOLDED if layout.schedule in FOLDED else layout.pp)
 
     def sharing(self, first: Asked) -> Asked:
         """The same with the model, the cluster and the stack of the first of its batch, so that one copy is held."""
