@@ -27,6 +27,7 @@ from trimaran.cost.fit.learn import averaged, learn
 from trimaran.cost.fit.solve import TIME_WIDTHS, Observation, calibrate, leave_out
 from trimaran.cost.likeness import fewer
 from trimaran.cost.table.predict_table import predict_table
+from trimaran.files import catalogue
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import Table, packaged_table, write_table
@@ -366,3 +367,29 @@ def test_a_fit_names_the_rows_that_it_leaves_out_by_their_numbers_in_the_table(t
     assert told[0].startswith("refused row 2: ") and "inf" in told[0]
     assert told[1].startswith("skipped row 5: sec_per_it 1e+06")
     assert "note: row 4: status is oom, so it is not fitted to" in told
+
+
+def test_a_fit_takes_the_rows_of_a_cluster_and_stack_however_these_are_spelled(tmp_path: Path) -> None:
+    rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.sec_per_it][:3]
+    shipped_file = Path(catalogue.__file__).parents[1] / "catalog" / "clusters" / "llm-foundry-a100-40gb.toml"
+    (tmp_path / "mine.toml").write_text('name = "our-rack"\n' + shipped_file.read_text())
+    output = ["-o", str(tmp_path / "c.toml")]
+    spelled: list[tuple[dict[str, str], list[str]]] = [
+        ({"cluster": "our-rack"}, ["--cluster", str(tmp_path / "mine.toml")]),
+        ({"cluster": "LLM-Foundry A100 40GB"}, ["--cluster", "llm-foundry-a100-40gb"]),
+        ({"stack": "Torch Titan"}, ["--stack", "torchtitan"]),
+    ]
+    for cells, given in spelled:
+        write_table(tmp_path / "t.csv", [row.model_copy(update=cells) for row in rows])
+        done = CliRunner().invoke(app, ["fit", str(tmp_path / "t.csv"), *given, *output])
+        assert done.exit_code == 0 and "fitted to 3 rows" in done.stdout, (given, done.output)
+
+
+def test_a_fit_that_has_no_row_of_its_cluster_says_which_the_rows_name(tmp_path: Path) -> None:
+    rows = [row for row in packaged_table("llm_foundry_a100_40gb").measurements if row.sec_per_it][:3]
+    write_table(tmp_path / "t.csv", [row.model_copy(update={"cluster": "our-rack"}) for row in rows])
+    fit = ["fit", str(tmp_path / "t.csv"), "-o", str(tmp_path / "c.toml")]
+    with pytest.raises(TrimaranError, match="none of 3 rows is of cluster dgx-h200, the first is of our-rack: give"):
+        CliRunner().invoke(app, [*fit, "--cluster", "dgx-h200"], catch_exceptions=False)
+    with pytest.raises(TrimaranError, match=r"'our-rack' is not in the catalogue: give its file, .* by --cluster"):
+        CliRunner().invoke(app, fit, catch_exceptions=False)

@@ -271,13 +271,16 @@ def catalogue_name(kind: str, text: str) -> str:
     return next((name for name in catalogue_names(kind) if letters_of(name) == letters), text)
 
 
-def unknown_name(kind: str, name: str) -> str:
-    """What is wrong with a name of that kind that the catalogue lacks, and what it may have been meant to be."""
+def unknown_name(kind: str, name: str, way_out: str = "") -> str:
+    """What is wrong with a name of that kind that the catalogue lacks, and what it may have been meant to be.
+
+    Where nothing is close to it, `way_out` stands in place of all names that there are.
+    """
     names = catalogue_names(kind)
     spelled, lower = catalogue_name(kind, name), name.lower()  # the catalogue's names have no capitals
     longer = sorted((known for known in names if lower and lower in known), key=len)
     close = [spelled] if spelled in names else longer or difflib.get_close_matches(lower, names, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}."
+    hint = f"did you mean {close[0]!r}?" if close else way_out or f"it has {', '.join(names)}."
     return f"{kind.removesuffix('s')} {name!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
 
 

@@ -15,6 +15,7 @@ from trimaran.files.catalogue import (
     load_device,
     load_stack,
     looks_like_path,
+    unknown_name,
 )
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
@@ -32,12 +33,21 @@ _load_device = cache(load_device)
 
 @cache
 def _load_cluster(name: str) -> Cluster:
-    return load_cluster(catalogue_name("clusters", name))
+    return load_cluster(_spelled("cluster", name))
 
 
 @cache
 def _load_stack(name: str) -> Stack:
-    return load_stack(catalogue_name("stacks", name))
+    return load_stack(_spelled("stack", name))
+
+
+def _spelled(kind: str, cell: str) -> str:
+    """The path, or the catalogue's name, that a cell spells. Raises TrimaranError, and says how to give another."""
+    name = catalogue_name(f"{kind}s", cell)
+    if name in catalogue_names(f"{kind}s") or looks_like_path(name):
+        return name
+    way_out = f"give its file, or a name that the catalogue has, by --{kind}."
+    raise TrimaranError(unknown_name(f"{kind}s", cell, way_out))
 
 
 def known_or_given(row: Measurement, cluster: str | None, stack: str | None) -> tuple[Measurement, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import typer
 
 from trimaran.cli.options import ClusterOption, StackOption, written_file
 from trimaran.cli.terminal import tell, tell_each
+from trimaran.nouns.noun import TrimaranError
 
 if TYPE_CHECKING:
     from trimaran.cost.fit.learn import Lesson
@@ -93,13 +94,24 @@ def _measured_rows(table: str) -> tuple[list[_Numbered], list[str]]:
 
 
 def _of(rows: list[_Numbered], cluster: str | None, stack: str | None) -> list[_Numbered]:
-    """The rows that are of this cluster and stack, or name none."""
-    if cluster is not None:
-        names = (None, cluster, _stem(cluster))
-        rows = [(at, row.model_copy(update={"cluster": cluster})) for at, row in rows if row.cluster in names]
-    return [(at, row) for at, row in rows if stack is None or row.stack in (None, stack)]
+    """The rows that are of this cluster and stack, or name none. Raises TrimaranError where all are of others."""
+    from trimaran.files.catalogue import catalogue_name, load_cluster, load_stack
 
-
-def _stem(cluster: str) -> str:
-    """What a cluster file is called in the rows measured on it."""
-    return Path(cluster).stem if cluster.endswith(".toml") else cluster
+    for kind, given, load in (("cluster", cluster, load_cluster), ("stack", stack, load_stack)):
+        if given is None or not rows:
+            continue
+        # A file's rows name it by its path, by what the file is called, or by the name that it states.
+        names = {given, Path(given).stem if given.endswith((".toml", ".json")) else given, load(given).name}
+        cells = [getattr(row, kind) for _, row in rows]
+        kept = [
+            (number, row.model_copy(update={kind: given}))
+            for (number, row), cell in zip(rows, cells, strict=True)
+            if cell is None or cell in names or catalogue_name(f"{kind}s", cell) in names
+        ]
+        if not kept:
+            raise TrimaranError(
+                f"fit: none of {len(rows)} rows is of {kind} {given}, the first is of {cells[0]}: "
+                f"give that by --{kind}, by its name or its file"
+            )
+        rows = kept
+    return rows
