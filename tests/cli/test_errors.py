@@ -262,3 +262,10 @@ def test_a_report_of_no_rows_says_why_there_are_none(output: tuple[str, ...], tm
     assert not (tmp_path / "page.html").exists() and not (tmp_path / "rows.csv").exists()
     both = run("report", "named.sqlite", "empty.csv", "--recipe", "a", *output, cwd=tmp_path)
     assert both.returncode == 0, both.stderr
+
+
+def test_a_store_that_is_imported_is_told_how_stores_are_merged(tmp_path: Path) -> None:
+    with Store(tmp_path / "other.sqlite"):
+        pass
+    done = run("import", str(tmp_path / "other.sqlite"), "--into", str(tmp_path / "all.sqlite"))
+    assert_one_line(done, "other.sqlite is a database", "trimaran store INTO.sqlite merge ")

@@ -121,6 +121,8 @@ FORMATS: tuple[Format, ...] = (
 
 # What a document of a format has where it cannot be read as it stands; logs are read without it.
 _SPOILT = {"csv": REPLACED, "markdown": CUT}
+# What every file of SQLite begins with.
+_DATABASE = "SQLite format 3"
 
 
 def sources_of(paths: Sequence[Path]) -> dict[Path, str]:
@@ -145,6 +147,10 @@ def import_file(path: Path, asked: Asked, form: str = "auto", source: str = "") 
         raise TrimaranError(f"{path} holds no scalar of TensorBoard: name the run's own folder, or its log")
     if not text.strip():
         raise TrimaranError(f"{path} is empty: it holds no text, so there is nothing to import")
+    if text.startswith(_DATABASE):
+        raise TrimaranError(
+            f"{path} is a database, no log: `trimaran store INTO.sqlite merge {path}` takes a store's rows"
+        )
     chosen = _format(path, text, form)
     if _SPOILT.get(chosen.name, "\0") in text:
         read_text(path, strict=True)  # a table in another encoding is refused, as where it is predicted
