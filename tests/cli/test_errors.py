@@ -269,3 +269,7 @@ def test_a_store_that_is_imported_is_told_how_stores_are_merged(tmp_path: Path) 
         pass
     done = run("import", str(tmp_path / "other.sqlite"), "--into", str(tmp_path / "all.sqlite"))
     assert_one_line(done, "other.sqlite is a database", "trimaran store INTO.sqlite merge ")
+
+
+def test_the_fewest_devices_without_a_limit_are_refused_by_the_fields_that_would_state_one() -> None:
+    assert_one_line(run(*PLAN, "--objective", "devices"), "names no limit: state deadline_days or budget")

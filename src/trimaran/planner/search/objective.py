@@ -31,7 +31,9 @@ class Objective(Noun):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.goal == "devices" and self.deadline_days is None and self.budget is None:
-            raise ValueError("objective devices asks for the fewest devices, but names no limit: state a deadline")
+            raise ValueError(
+                "objective devices asks for the fewest devices, but names no limit: state deadline_days or budget"
+            )
         return self
 
     @property
