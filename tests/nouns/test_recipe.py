@@ -30,6 +30,8 @@ global_batch = 4
         ("[sweep]\ndevices = [2, 0]", "sweep.devices.1"),
         ("[sweep]\ntimeout_s = 1e30", "sweep.timeout_s"),
         ("[sweep]\nsteps = 1000000000000", "sweep.steps"),
+        ('[sweep]\nfixed = {tp = "two"}', "sweep: fixed.tp: Input should be a valid integer"),
+        ("[sweep]\nfixed = {mbs = 0}", "sweep: fixed.mbs: Input should be greater than 0"),
         ("[train]\nlearning_rate = 1e-4\nmin_learning_rate = 1e-3", "min_learning_rate 0.001 exceeds learning_rate"),
         ("[train]\nbalance_loss = 0.01", "train.balance_loss is 0.01, but model.experts is 0"),
         ("[train]\nrouter_bias_rate = 0.01", "train.router_bias_rate is 0.01, but the routers have no biases"),

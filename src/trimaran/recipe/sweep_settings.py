@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trimaran.layout.layout import Layout
-from trimaran.nouns.noun import Noun
+from trimaran.nouns.noun import Noun, first_error
 from trimaran.nouns.shaped_network import ShapedNetwork
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.nouns.variant import Variant
@@ -42,6 +42,8 @@ class SweepSettings(Noun):
     def _check(self) -> Self:
         if unknown := sorted(set(self.fixed) - set(Layout.model_fields)):
             raise ValueError(f"fixed.{unknown[0]} is not a layout field: it is one of {', '.join(Layout.model_fields)}")
+        for name, value in self.fixed.items():
+            _check_fixed(name, value)
         if self.min_trials > self.max_trials:
             raise ValueError(
                 f"min_trials {self.min_trials} exceeds max_trials {self.max_trials}: lower the one or raise the other"
@@ -58,3 +60,14 @@ class SweepSettings(Noun):
                 f"warmup_steps {self.warmup_steps} leaves none of steps {self.steps} to be timed: raise steps"
             )
         return self
+
+
+def _check_fixed(name: str, value: int | str | bool) -> None:
+    """Raise ValueError where a layout's field has no such value: here, since it would be laid to the stated layouts."""
+    if isinstance(value, str) and "," in value:
+        return  # several, of which the plan chooses
+    try:
+        Layout.model_validate({name: value})
+    except ValidationError as error:
+        if error.errors()[0]["loc"]:  # else it is refused beside the usual values of other fields
+            raise ValueError(f"fixed.{first_error(error)}") from None
