@@ -10,7 +10,6 @@ import typer
 
 from trimaran.cli.options import ClusterOption, StackOption, written_file
 from trimaran.cli.terminal import tell, tell_each
-from trimaran.nouns.noun import TrimaranError
 
 if TYPE_CHECKING:
     from trimaran.cost.fit.learn import Lesson
@@ -96,6 +95,7 @@ def _measured_rows(table: str) -> tuple[list[_Numbered], list[str]]:
 def _of(rows: list[_Numbered], cluster: str | None, stack: str | None) -> list[_Numbered]:
     """The rows that are of this cluster and stack, or name none. Raises TrimaranError where all are of others."""
     from trimaran.files.catalogue import catalogue_name, load_cluster, load_stack
+    from trimaran.nouns.noun import TrimaranError
 
     for kind, given, load in (("cluster", cluster, load_cluster), ("stack", stack, load_stack)):
         if given is None or not rows:
