@@ -77,6 +77,28 @@ def test_a_job_that_is_taken_away_is_run_again_where_asked(
             assert "Slurm ended job" in (row.evidence or "")
 
 
+@pytest.mark.proof
+@SUBMITS
+def test_a_job_that_is_suspended_is_told_so_and_takes_no_node_for_dead(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
+) -> None:
+    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+    suspended: list[str] = []
+
+    def suspend(step: int) -> None:
+        if not suspended:
+            suspended.extend({line.split()[0] for line in squeue() if "RUNNING" in line})
+            subprocess.run(["scontrol", "suspend", *suspended], check=True)
+
+    with closing(SlurmLauncher(SlurmSettings(submit=submit, partition="main"))) as launcher:
+        began = time.monotonic()
+        row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=suspend)
+        assert row.status == "lost", row.evidence
+        assert f"Slurm suspended job {suspended[0]}" in (row.evidence or "").splitlines()[0]
+        assert time.monotonic() - began < 40
+        assert launcher.nodes_left() == 2
+
+
 def processes_of_node(name: str, folder: Path) -> list[int]:
     """The ranks of a trial under `folder` that run on a node, and their parents."""
     found = []

@@ -140,6 +140,10 @@ class Job:
         """Whether the job waits, runs, or is being ended."""
         return self.state() in _STILL_QUEUED
 
+    def is_suspended(self) -> bool:
+        """Whether Slurm has stopped all processes of the job, to let them go on later."""
+        return self.state() == "SUSPENDED"
+
     def can_be_asked_for(self) -> bool:
         """Whether Slurm's controller answers now."""
         with contextlib.suppress(TrimaranError):

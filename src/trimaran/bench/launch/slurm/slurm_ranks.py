@@ -48,6 +48,7 @@ class SlurmRanks:
         self._codes: list[int | None] = [None] * launch.ranks
         self._oom = self._asked_to_end = False
         self._unheard: list[int] = []  # ranks without an exit status whose parents do not answer
+        self._suspended = False  # whether the job stood still when their parents were to be asked
         self._looked_at = -math.inf
         self._ended_at: float | None = None
         self._killed = self._asked_to_leave = False
@@ -84,7 +85,8 @@ class SlurmRanks:
     def taken_away(self) -> Loss | None:
         """What ended the job, a node or what watches the ranks, where that is not of the ranks' doing."""
         ended = self._asked_to_end or self._has_ended()
-        if self._killed or not (self._unheard or (ended and not self._asked_to_leave)) or self.over_memory():
+        suspect = self._unheard or self._suspended or (ended and not self._asked_to_leave)
+        if self._killed or not suspect or self.over_memory():
             return None
         job, state, log = self._job.number, self._job.state(), self._log_text()
         node_failed = state in _NODE_FAULTS or "NODE FAILURE" in log
@@ -93,6 +95,8 @@ class SlurmRanks:
         if not node_failed and (self._asked_to_end or state in _CANCELLED or any(words in log for words in _SAY_SO)):
             why = state or "cancelled"
             return Loss(f"Slurm ended job {job} ({why}): raise time_limit_min or look who did", self._requeue)
+        if self._suspended:
+            return Loss(f"Slurm suspended job {job}, as for one of higher priority: look who did", self._requeue)
         if (number := self._srun_ended_by()) is not None:
             return Loss(f"srun, which stands for the ranks, was ended by signal {number}")
         if self._unheard:
@@ -118,6 +122,9 @@ class SlurmRanks:
         self._read_codes()
         if None not in self._codes:
             return
+        self._suspended = self._job.is_suspended()
+        if self._suspended:
+            return  # their parents stand still too
         for rank in range(self._launch.ranks):
             answer_file(self._launch.out_dir, rank).unlink(missing_ok=True)  # of an earlier question
         if not self._signal(ASKING.name.removeprefix("SIG")):
@@ -236,6 +243,8 @@ class SlurmRanks:
 
     def _signal(self, name: str) -> bool:
         """Have Slurm send a signal to all processes of the step; whether it took the wish."""
+        if self._srun is None and self._job.is_suspended():
+            return False  # scancel would try again for minutes
         try:
             run("scancel", f"--signal={name}", self._step_name())
         except TrimaranError:
