@@ -167,6 +167,18 @@ def test_a_layout_larger_than_the_partition_is_refused_before_the_first_trial(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_recipe_without_a_partition_counts_the_nodes_of_the_one_that_sbatch_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = SlurmLauncher(SlurmSettings())
+    assert (launcher.nodes_left(), launcher.has_nodes(3)) == (2, False)
+    with pytest.raises(TrimaranError, match="Slurm's partition main gives 2 at most"):
+        launcher.expect(3)
+    monkeypatch.setenv("SBATCH_PARTITION", "wide")
+    assert (launcher.nodes_left(), launcher.has_nodes(3)) == (3, True)
+    launcher.expect(3)
+
+
 def test_a_sweep_asks_for_its_largest_size_and_keeps_that_allocation(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path
 ) -> None:

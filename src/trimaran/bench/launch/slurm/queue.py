@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import subprocess
 import threading
@@ -51,28 +52,42 @@ def run(*command: str) -> str:
 
 
 def largest_partition(names: str | None) -> tuple[int | None, str]:
-    """The most nodes that a job can have, and the partition that gives them, of those named or of the default one.
+    """The most nodes that a job can have, and the partition that gives them, of those named or else asked for.
 
     None where Slurm states no number.
     """
-    largest: tuple[int | None, str] = (None, names or "")
-    for line in run("scontrol", "show", "partition", "--oneliner").splitlines():
-        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        name = words.get("PartitionName", "")
-        asked = name in names.split(",") if names else words.get("Default") == "YES"
+    asked = _asked_partitions(names)
+    largest: tuple[int | None, str] = (None, ",".join(asked))
+    for name, words in asked.items():
         limits = [int(words[key]) for key in ("TotalNodes", "MaxNodes") if words.get(key, "").isdecimal()]
-        if asked and limits and min(limits) > (largest[0] or 0):
+        if limits and min(limits) > (largest[0] or 0):
             largest = min(limits), name
     return largest
 
 
-def usable_nodes(partition: str | None, job: str | None, *, idle: bool = False) -> set[str]:
-    """Names of the nodes that answer Slurm and are not down or drained: those of a job, or else of a partition.
+def _asked_partitions(names: str | None) -> dict[str, dict[str, str]]:
+    """What Slurm says of the partitions named, else of those that sbatch's own variable names, else of the default one.
 
-    `idle`: those alone that no job has.
+    By name; of one that it does not know nothing.
+    """
+    names = names or os.environ.get("SBATCH_PARTITION")
+    said = {}
+    for line in run("scontrol", "show", "partition", "--oneliner").splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        said[words.get("PartitionName", "")] = words
+    if names:
+        return {name: said.get(name, {}) for name in names.split(",")}
+    return {name: words for name, words in said.items() if words.get("Default") == "YES"}
+
+
+def usable_nodes(partition: str | None, job: str | None, *, idle: bool = False) -> set[str]:
+    """Names of the nodes that answer Slurm and are not down or drained: those of a job, or else of the partition.
+
+    `partition` is None where sbatch is not told of one. `idle`: those alone that no job has.
     """
     states = "--states=idle" if idle else "--states=idle,alloc,mixed,completing"
-    names = [f"--nodes={nodes_of_job(job)}"] if job else [f"--partition={partition}"] if partition else []
+    asked = "" if job else ",".join(_asked_partitions(partition))
+    names = [f"--nodes={nodes_of_job(job)}"] if job else [f"--partition={asked}"] if asked else []
     return set(run("sinfo", "--noheader", "--Node", "--responding", states, *names, "--format=%N").split())
 
 
