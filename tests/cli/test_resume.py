@@ -47,7 +47,8 @@ def test_a_stopped_training_saves_leaves_with_75_and_goes_on_on_another_layout(
     recipe: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     train = ["train", str(recipe), "--layout"]
-    running = subprocess.Popen([TRIMARAN, *train, "dp2,mbs2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    command = ["env", "--default-signal=HUP", TRIMARAN, *train, "dp2,mbs2"]  # these tests may run under nohup
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "runs/tiny/train/log.jsonl"
     wait_for(lambda: log.exists() and log.read_text().count("\n") >= 5, running)
     running.send_signal(number)
