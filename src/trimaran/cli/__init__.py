@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from trimaran.cli.standard_streams import keep_working_unheard, open_standard_streams
-from trimaran.protocol.wishes import Wishes
+from trimaran.protocol.wishes import Wishes, stop_signals
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -70,11 +70,10 @@ def main() -> None:
 
 def _end_on_signals() -> None:
     """Have signals end the verb by an exception, each wish once."""
-    endings: dict[int, type[BaseException]] = {signal.SIGTERM: _Terminated, signal.SIGUSR1: _Terminated}
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this had it ignored
-        endings[signal.SIGINT] = KeyboardInterrupt
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else it was started by nohup
-        endings[signal.SIGHUP] = _Terminated
+    endings: dict[int, type[BaseException]] = dict.fromkeys(stop_signals(), _Terminated)
+    endings[signal.SIGINT] = KeyboardInterrupt
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        del endings[signal.SIGINT]  # whoever started this had it ignored
     wishes = Wishes()
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -107,7 +106,7 @@ def _usage(error: Exception) -> str:
 
 def _fail(message: str, status: int = 2) -> None:
     # what is told holds: one more signal while this process ends must not leave with another status
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     from trimaran.nouns.text import one_line
 

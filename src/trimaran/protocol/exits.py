@@ -20,15 +20,6 @@ LAUNCHER_GONE, SWEEP_GONE = 75, 76
 _NOTE_BYTES = 1 << 16
 
 
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a training to save and leave so.
-
-    Schedulers send the first two, Ctrl-C the third, and a terminal that is gone the last, which nohup has ignored.
-    """
-    asked = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
-    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*asked, signal.SIGHUP)
-
-
 def signal_name(number: int) -> str:
     """The name of a signal, or its number where it has none."""
     try:

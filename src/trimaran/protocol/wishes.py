@@ -7,10 +7,20 @@ passes it on besides; a person presses it twice.
 from __future__ import annotations
 
 import math
+import signal
 import time
 
 # Who wants to end what is being ended presses once more after this time.
 SAME_WISH_S = 0.5
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks a training to save and leave so.
+
+    Schedulers send the first two, Ctrl-C the third, and a terminal that is gone the last, which nohup has ignored.
+    """
+    asked = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*asked, signal.SIGHUP)
 
 
 class Wishes:

@@ -21,13 +21,19 @@ from trial_helpers import fake_worker, processes_that_name, start_silent_ranks_a
 from trimaran.bench.launch.slurm import slurm_ranks
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.sweep import run_sweep
-from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.trial.trial import Trial, prepare_trial, run_trial
 from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
+
+
+@pytest.fixture
+def trial(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> Trial:
+    """Two ranks on each of two nodes."""
+    return prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
 
 
 def test_sigterm_ends_a_training_that_waits_in_the_queue(tmp_path: Path) -> None:
@@ -55,10 +61,7 @@ def test_sigterm_ends_a_training_that_waits_in_the_queue(tmp_path: Path) -> None
 
 @pytest.mark.proof
 @SUBMITS
-def test_a_job_that_is_taken_away_is_run_again_where_asked(
-    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
-) -> None:
-    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+def test_a_job_that_is_taken_away_is_run_again_where_asked(trial: Trial, tmp_path: Path, submit: str) -> None:
     starts = tmp_path / "starts"
     starts.touch()
 
@@ -79,10 +82,7 @@ def test_a_job_that_is_taken_away_is_run_again_where_asked(
 
 @pytest.mark.proof
 @SUBMITS
-def test_a_job_that_is_suspended_is_told_so_and_takes_no_node_for_dead(
-    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
-) -> None:
-    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+def test_a_job_that_is_suspended_is_told_so_and_takes_no_node_for_dead(trial: Trial, submit: str) -> None:
     suspended: list[str] = []
 
     def suspend(step: int) -> None:
@@ -113,9 +113,8 @@ def processes_of_node(name: str, folder: Path) -> list[int]:
 @pytest.mark.proof
 @SUBMITS
 def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again(
-    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
+    trial: Trial, tmp_path: Path, submit: str
 ) -> None:
-    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     frozen: list[int] = []
 
     def freeze(step: int) -> None:
@@ -139,11 +138,10 @@ def test_a_node_that_freezes_is_told_from_a_hang_and_its_trial_run_again(
 
 @pytest.mark.proof
 def test_a_node_that_dies_is_named_and_left_out_of_the_next_allocation(
-    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
+    trial: Trial, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ranks leave no status, and those of the other node fail for want of them long before Slurm knows."""
     monkeypatch.setattr(slurm_ranks, "_SEEN_WITHIN_S", 4.0)
-    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     limits = Limits(timeout_s=60, start_s=30, hang_s=20, peers_s=1)
     with contextlib.ExitStack() as stack:
         launcher = stack.enter_context(closing(SlurmLauncher(SlurmSettings(partition="wide"))))
@@ -167,8 +165,7 @@ def test_a_node_that_dies_is_named_and_left_out_of_the_next_allocation(
 
 
 @pytest.mark.proof
-def test_a_stopped_rank_on_another_node_is_named(recipe: Recipe, two_nodes: Cluster, tmp_path: Path) -> None:
-    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
+def test_a_stopped_rank_on_another_node_is_named(trial: Trial, tmp_path: Path) -> None:
 
     def stop_rank_3(step: int) -> None:
         for file in Path("/proc").glob("[0-9]*/environ"):
@@ -193,10 +190,9 @@ def test_a_stopped_rank_on_another_node_is_named(recipe: Recipe, two_nodes: Clus
     ],
 )
 def test_what_serves_the_ranks_is_no_part_of_the_layout(
-    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, says: str
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, says: str
 ) -> None:
     monkeypatch.setattr(slurm_ranks, "_SEEN_WITHIN_S", 4.0)
-    trial = prepare_trial(recipe, two_nodes, parse_layout("dp4"), data_dir=tmp_path, work_dir=tmp_path / "runs")
     killed: list[int] = []
 
     def kill(step: int) -> None:

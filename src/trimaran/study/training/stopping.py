@@ -13,8 +13,8 @@ from typing import Any
 
 from trimaran.bench.launch.contract import Launch, Launcher, Ranks
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.exits import STOPPED, stop_signals
-from trimaran.protocol.wishes import Wishes
+from trimaran.protocol.exits import STOPPED
+from trimaran.protocol.wishes import Wishes, stop_signals
 
 GO_ON = "the same command with --resume goes on"
 BEGIN_ANEW = "nothing was saved yet, so the same command begins at the first step"

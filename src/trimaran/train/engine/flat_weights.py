@@ -198,8 +198,9 @@ class FlatWeights:
 def _memory(
     size: int, spans: Mapping[str, Span], dtype: torch.dtype, device: torch.device, *, transient: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], UnitMemory]:
-    """A tensor over all weights and its parts at the units' spans; transient parts are tensors apart, without memory
-    yet.
+    """A tensor over all weights and its parts at the units' spans.
+
+    Transient parts are tensors apart, which have no memory yet.
     """
     units = [(unit_kind(name), len(span)) for name, span in spans.items()]
     apart = UnitMemory(units if transient else [], dtype, device)

@@ -10,9 +10,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.exits import stop_signals
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.notices import Notice, Tell
+from trimaran.protocol.wishes import stop_signals
 from trimaran.train.engine.trainer import Save, StepResult, Trainer
 from trimaran.train.run.silence import stacks_before
 from trimaran.train.run.trace import Trace
