@@ -106,6 +106,7 @@ def _every_gain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
+@pytest.mark.usefixtures("all_told")
 @given(
     st.integers(1, 4), st.integers(1, 4), st.sampled_from([128, 256, 1024]), st.sampled_from([1, 2, 4, 6]),
     st.integers(1, 3), st.sampled_from([2, 4]), st.floats(1.6, 4.0),

@@ -12,7 +12,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import busy_many, estimate_many, memory_many, simulated_many, stages_many, time_many
 from trimaran.cost.estimates import Estimates
-from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, among
+from trimaran.cost.grid import STACK_SPLIT, Bools, Floats, Ints, LayoutGrid, among
 from trimaran.cost.layers.exchange import FREE
 from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.similar import at_least
@@ -21,7 +21,7 @@ from trimaran.layout.choices import CHOICES, ON_REQUEST, index_of
 from trimaran.nouns.stack import Schedule
 from trimaran.planner.search.candidates import Parts, Proposer
 from trimaran.planner.search.objective import EQUAL, Objective
-from trimaran.planner.search.ranking import KEPT_UNFIT, Ranking, in_order
+from trimaran.planner.search.ranking import KEPT_UNFIT, Ranking, in_order, telling
 from trimaran.planner.search.sieve import Columns, count, take
 
 # (TP, PP, DP, MBS) rows that are expanded at once: few at first, which give a threshold to the others.
@@ -143,8 +143,9 @@ class Search:
         about = self.case.workload, self.case.cluster
         met = self.objective.meets(simulated.sec_per_it, grid.devices, grid.global_batch, *about)
         order = in_order(value, ranking.mem_gib[:most], best)
-        order = order[met[order]]
-        order = self._plainest_first(order, value, simulated.sec_per_it / grid.global_batch, best)
+        seconds = simulated.sec_per_it / grid.global_batch
+        order = telling(order[met[order]], seconds, ranking.mem_gib, _unevenness(grid), best)
+        order = self._plainest_first(order, value, seconds, best)
         ranking.unmet += int(np.count_nonzero(~met))
         ranking.rows = take(best, order)
         ranking.value, ranking.sec_per_it = value[order], simulated.sec_per_it[order]
@@ -383,7 +384,7 @@ class Search:
         # By simulation layouts may miss a limit that they meet by the closed form, and others take their place.
         if self.objective.limited or len(ranking.value) < self.shown:
             return last
-        return min(last, float(ranking.value[self.shown - 1]) * BEHIND)
+        return min(last, ranking.value_of_kind(self.shown) * BEHIND)
 
     def _seconds(self, rows: Columns) -> Floats:
         return time_many(self.case, self.proposer.grid(rows))
@@ -408,6 +409,15 @@ def _unusual_means(rows: Columns) -> Ints:
         if choice.plain:
             unusual += ~among(rows[choice.name], [choice.index(value) for value in choice.plain])
     return unusual
+
+
+def _unevenness(grid: LayoutGrid) -> Ints:
+    """How far the stages of each layout are from equal ones that the software makes by itself: 0, 1, or 2 for others.
+
+    The first and the last may have fewer layers, for what stands before and behind the layers.
+    """
+    inner = [len(set(split.layers[1:-1])) > 1 for split in grid.splits.splits]
+    return np.asarray(2 * (grid.split != STACK_SPLIT) | np.array(inner, dtype=np.int64)[grid.split_row])
 
 
 def _smallest_batch(batch: Columns) -> Columns:
