@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,29 @@ def test_a_rank_that_fails_elsewhere_is_named_with_its_reason_in_one_line(tmp_pa
 )
 def test_ranks_meet_at_the_first_node(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_a_port_that_is_no_port_or_another_program_s_is_refused_in_one_line(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    command = [*PYTHON, "trimaran", "train", str(recipe), "--layout", "dp1,mbs4"]
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+    def refused(port: str) -> str:
+        environment = {**os.environ, **one, "MASTER_PORT": port}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        return done.stderr.splitlines()[-1]
+
+    assert refused("29x") == "trimaran: MASTER_PORT is '29x', expected a number: start the ranks with torchrun or srun"
+    assert refused("80000") == "trimaran: MASTER_PORT is 80000, and ports are 1 to 65535: name one of these"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert refused(str(port)) == (
+            f"trimaran: rank 0 cannot listen at port {port} of 127.0.0.1 (Address already in use): end what listens "
+            f"there, or start the ranks anew at another MASTER_PORT"
+        )
 
 
 def test_a_batch_script_without_srun_starts_its_own_ranks() -> None:

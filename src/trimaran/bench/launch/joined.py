@@ -26,6 +26,7 @@ from trimaran.protocol.rank_process import settled
 _STATED = tuple(name for name in env.PLACE if name != env.LOCAL_WORLD_SIZE)
 # Ports that ranks of Slurm steps meet at, below those that kernels give away.
 _FIRST_PORT, _PORTS = 15000, 15000
+_PORTS_END = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Joined:
 def joined(environment: Mapping[str, str]) -> Joined | None:
     """The place that torchrun (or what sets the same variables) or srun has given this process; None where none has.
 
-    Raises TrimaranError for a variable that is no number.
+    Raises TrimaranError for a variable that is no number, and for a port that is none.
     """
     if all(name in environment for name in _STATED):
         stated = {name: environment[name] for name in _STATED}
@@ -68,6 +69,8 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
         return None
     if one_node and sys.platform == "linux":
         stated[env.GLOO_INTERFACE] = env.LOOPBACK_INTERFACE
+    if not 0 < (port := _number(stated, env.MASTER_PORT, "0")) < _PORTS_END:
+        raise TrimaranError(f"{env.MASTER_PORT} is {port}, and ports are 1 to {_PORTS_END - 1}: name one of these")
     again = _number(environment, env.TORCHRUN_RESTARTS, "0") > 0
     return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated, again)
 
@@ -104,6 +107,17 @@ def _number(environment: Mapping[str, str], name: str, default: str) -> int:
         return int(text)
     except ValueError:
         raise TrimaranError(f"{name} is {text!r}, expected a number: start the ranks with torchrun or srun") from None
+
+
+def _listening(port: int) -> socket.socket:
+    """A socket that listens at a port of the loopback. Raises TrimaranError where that cannot be had."""
+    try:
+        return socket.create_server((env.LOOPBACK, port))
+    except OSError as error:
+        raise TrimaranError(
+            f"rank 0 cannot listen at port {port} of {env.LOOPBACK} ({os.strerror(error.errno or 0)}): end what "
+            f"listens there, or start the ranks anew at another {env.MASTER_PORT}"
+        ) from None
 
 
 class JoinedRanks(LocalRanks):
@@ -153,7 +167,7 @@ class JoinedLauncher:
     def start(self, launch: Launch) -> JoinedRanks:
         """Start rank 0's trainer, which hands the job to the others.
 
-        Raises TrimaranError where the system cannot start it.
+        Raises TrimaranError where the system cannot start it, or its port is another program's.
         """
         place = self._place.environment
         environment = {**shared_environment(launch), **place}
@@ -162,7 +176,7 @@ class JoinedLauncher:
             handed_over: dict[str, int] = {}
             if place[env.MASTER_ADDR] == env.LOOPBACK and env.TORCHRUN_ID not in environment:
                 # so that rank 0 listens on the loopback alone
-                held = stack.enter_context(socket.create_server((env.LOOPBACK, int(place[env.MASTER_PORT]))))
+                held = stack.enter_context(_listening(int(place[env.MASTER_PORT])))
                 handed_over[env.RENDEZVOUS_FD] = held.fileno()
             try:
                 command = settled(("-", "-", "-"), (*launch.command, JOINED))
