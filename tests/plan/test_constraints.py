@@ -58,6 +58,8 @@ def test_a_tolerated_batch_is_one_that_the_ramp_up_reaches() -> None:
     assert batch_of(workload, 5, 0.2) == 80
     assert batch_of(workload, 7, 0.2) == 112
     assert batch_of(workload, 5, 0.01) == 96
+    # 990 is the nearest multiple and not on the way: of 960 and 1020 the nearer
+    assert batch_of(workload_of("gpt3-1b3", 992, ramp_up=(60, 4, 1000)), 30, 0.05) == 1020
 
 
 def test_a_placement_that_the_software_has_not_is_refused_by_name() -> None:
@@ -132,6 +134,22 @@ def test_fewest_devices_meet_the_deadline_and_none_fewer_would() -> None:
     fastest = plan("gpt3-13b", priced(), 512, devices=found.best.devices - 1, **asked).best
     assert said and float(said[1]) == pytest.approx(fastest.days, rel=1e-3) and float(said[1]) > 20
     assert float(said[2].replace(",", "")) == pytest.approx(fastest.cost, rel=1e-3)
+
+
+def test_of_as_many_devices_the_faster_wins_however_many_they_are() -> None:
+    cluster = load_cluster("dgx-h100").model_copy(update={"nodes": 64})
+    asked = {"seq": 1024, "tokens": 1e12, "stack": "trimaran", "fix": {"dp": 512, "tp": 1, "pp": 1, "cp": 1}}
+    fast = plan("llama3.2-1b", cluster, 4096, **asked)
+    few = plan("llama3.2-1b", cluster, 4096, objective="devices", deadline_days=1.2 * (fast.best.days or 0.0), **asked)
+    assert [entry.layout for entry in few.entries] == [entry.layout for entry in fast.entries]
+    chances = [entry.rival_chance for entry in few.entries]
+    assert chances == pytest.approx([entry.rival_chance for entry in fast.entries])
+
+    workload = workload_of("llama3.2-1b", 4096, seq=1024, tokens=1e12)
+    case = Case.of(workload, cluster, load_stack("trimaran"))
+    settings = settings_from(goal="devices", deadline_days=1.2 * (fast.best.days or 0.0), fixed=asked["fix"])
+    told = explain(str(few.entries[7].layout), case, settings)
+    assert (told.verdict, told.rank) == ("ranked", 8)
 
 
 def test_a_deadline_and_a_budget_that_nothing_meets_are_told_beside_what_comes_nearest() -> None:

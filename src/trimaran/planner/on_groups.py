@@ -242,10 +242,8 @@ def _entries(case: Case, settings: PlanSettings, placings: Sequence[Placing]) ->
     error, best = case.calibration.time_error, placings[0]
     entries = []
     for index, placing in enumerate(placings[: settings.top]):
-        if settings.objective.goal == "devices":
-            ratio = placing.seconds / best.seconds if placing.layout.devices == best.layout.devices else math.inf
-        else:
-            ratio = _value(settings.objective, placing) / _value(settings.objective, best)
+        value = np.array([_value(settings.objective, placing)])
+        ratio = float(settings.objective.times(value, _value(settings.objective, best))[0])
         chance = 1.0 if index == 0 else 0.5 * math.erfc(math.log(ratio) / max(error, 1e-9) / math.sqrt(2.0))
         predicted = estimate(placing.case, placing.best)
         entries.append(entry_of(index + 1, placing.best, placing.case, predicted, chance, 1))

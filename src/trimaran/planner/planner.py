@@ -215,19 +215,18 @@ def _entries(ranking: Ranking, search: Search, top: int) -> tuple[Entry, ...]:
     rows = take(ranking.rows, slice(top))
     grid, variants = search.proposer.grid(rows), search.variants(rows).tolist()
     error = case.calibration.time_error
-    devices = grid.devices.tolist()
     entries = []
     assert ranking.simulated is not None
     simulated = ranking.simulated.take(slice(top))
     for index, predicted in enumerate(each_of(case, grid, simulated)):
         layout = grid.layout(index)
         at_batch = case.with_workload(with_batch(workload, int(grid.global_batch[index])))
-        chance = _rival_chance(search.objective, ranking, devices, index, error)
+        chance = _rival_chance(search.objective, ranking, index, error)
         entries.append(entry_of(index + 1, layout, at_batch, predicted, chance, variants[index]))
     return tuple(entries)
 
 
-def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int], index: int, error: float) -> float:
+def _rival_chance(objective: Objective, ranking: Ranking, index: int, error: float) -> float:
     """Chance that an entry is better than the first, both being wrong by `error` (1 sigma of the log).
 
     Errors of two layouts of one model on one cluster are half in common, so that their difference errs as much as
@@ -235,12 +234,7 @@ def _rival_chance(objective: Objective, ranking: Ranking, devices: Sequence[int]
     """
     if index == 0:
         return 1.0
-    if objective.goal == "devices":
-        if devices[index] != devices[0]:
-            return 0.0
-        ratio = ranking.sec_per_it[index] / ranking.sec_per_it[0]
-    else:
-        ratio = ranking.value[index] / ranking.value[0]
+    ratio = float(objective.times(ranking.value[[index]], ranking.value[0])[0])
     if error <= 0:
         return 0.5 if ratio <= 1 else 0.0
     return 0.5 * math.erfc(math.log(ratio) / error / math.sqrt(2.0))

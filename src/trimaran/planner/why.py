@@ -208,9 +208,9 @@ def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Searc
     value = float(search.objective.value(seconds, devices, np.array([batch]))[0])
     # Equal to seven digits is as good: the order of such layouts is by memory. The first may be a plainer one than
     # others that are a little faster, and stands before them.
-    if abs(value / ranking.value[0] - 1.0) <= 1e-6:
+    if abs(search.objective.times(np.array([value]), ranking.value[0])[0] - 1.0) <= 1e-6:
         return 1
-    rank = 2 + int(np.count_nonzero(ranking.value[1:] < value * (1.0 - 1e-6)))
+    rank = 2 + int(np.count_nonzero(search.objective.times(ranking.value[1:], value) < 1.0 - 1e-6))
     return rank if rank <= len(ranking.value) or len(ranking.value) < search.top else None
 
 

@@ -64,14 +64,25 @@ class Objective(Noun):
         # Squeezed below 1, time only decides between equal device counts.
         return np.asarray(devices + seconds / (1.0 + seconds))
 
-    def as_good(self, value: Floats, seconds: Floats, factor: float) -> Bools:
-        """Which of some layouts, the best first, are as good as that: within `factor` of it, shape (n,).
+    def in_parts(self, value: Floats) -> tuple[Floats, Floats]:
+        """What ranks values, and what those that are equal in it, shape (n,) each: devices, and seconds a sequence.
 
-        `seconds` are those of a sequence. A layout on more devices is never as good as the fewest.
+        Of another goal the second is the value. Values of many devices differ by their seconds in digits that no ratio
+        of them shows.
         """
-        if self.goal == "devices":
-            return np.asarray((np.floor(value) == np.floor(value[0])) & (seconds <= seconds[0] * factor))
-        return np.asarray(value <= value[0] * factor)
+        if self.goal != "devices":
+            return np.zeros_like(value), value
+        devices = np.floor(value)
+        squeezed = np.maximum(value - devices, np.finfo(np.float64).tiny)
+        return devices, squeezed / (1.0 - squeezed)
+
+    def times(self, value: Floats, least: float) -> Floats:
+        """How many times as much as `least` each value is, shape (n,): by their time of layouts on as many devices.
+
+        Where the fewest devices are the goal, a layout on more of them is infinitely worse.
+        """
+        (devices, part), (fewest, least_part) = self.in_parts(value), self.in_parts(np.array([least]))
+        return np.where(devices == fewest, part / least_part, np.where(devices > fewest, np.inf, 0.0))
 
     def meets(
         self, sec_per_it: Floats, devices: Ints, global_batch: Ints, workload: Workload, cluster: Cluster

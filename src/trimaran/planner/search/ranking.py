@@ -10,7 +10,7 @@ import numpy as np
 from trimaran.cost.estimates import Estimates
 from trimaran.cost.grid import STACK_SPLIT, Floats, Ints, distinct
 from trimaran.layout.choices import CHOICES
-from trimaran.planner.search.objective import EQUAL
+from trimaran.planner.search.objective import EQUAL, Objective
 from trimaran.planner.search.sieve import Columns, take
 
 # Layouts kept of each block that do not fit: the best may yet become better than some of them.
@@ -46,7 +46,9 @@ class Ranking:
     unmet: int = 0
     over_limit: list[OverLimit] = field(default_factory=list)
 
-    def merge(self, rows: Columns, value: Floats, seconds: Floats, memory: Floats, top: int) -> None:
+    def merge(
+        self, rows: Columns, value: Floats, seconds: Floats, memory: Floats, *, objective: Objective, top: int
+    ) -> None:
         """Take in layouts that fit, and keep the `top` best.
 
         Of those that differ in placement and stage split alone that is the best, or the best under the split that the
@@ -57,7 +59,7 @@ class Ranking:
         value = np.concatenate([self.value, value])
         seconds = np.concatenate([self.sec_per_it, seconds])
         memory = np.concatenate([self.mem_gib, memory])
-        order = in_order(value, memory, rows)
+        order = in_order(objective, value, memory, rows)
         rows, seconds = take(rows, order), seconds[order]
         chosen, alike = _alike(rows, DISTINCT)
         by_itself = np.flatnonzero((rows["split"] == STACK_SPLIT) & (seconds <= seconds[chosen][alike] * EQUAL))[::-1]
@@ -112,7 +114,8 @@ def telling(order: Ints, seconds: Floats, memory: Floats, uneven: Ints, rows: Co
     return order[np.isin(order, kept)]
 
 
-def in_order(value: Floats, memory: Floats, rows: Columns) -> Ints:
+def in_order(objective: Objective, value: Floats, memory: Floats, rows: Columns) -> Ints:
     """Best first; of equally good layouts (to seven digits) the one that needs less memory, then the plainer one."""
-    rounded = np.minimum(value / value.min(), 1e30).astype(np.float32)
-    return np.lexsort((rows["split"], rows["placement"], memory, rounded))
+    first, then = objective.in_parts(value)
+    rounded = np.minimum(then / then.min(), 1e30).astype(np.float32)
+    return np.lexsort((rows["split"], rows["placement"], memory, rounded, first))

@@ -142,20 +142,20 @@ class Search:
         value = self.objective.value(simulated.sec_per_it, grid.devices, grid.global_batch)
         about = self.case.workload, self.case.cluster
         met = self.objective.meets(simulated.sec_per_it, grid.devices, grid.global_batch, *about)
-        order = in_order(value, ranking.mem_gib[:most], best)
+        order = in_order(self.objective, value, ranking.mem_gib[:most], best)
         seconds = simulated.sec_per_it / grid.global_batch
         order = telling(order[met[order]], seconds, ranking.mem_gib, _unevenness(grid), best)
-        order = self._plainest_first(order, value, seconds, best)
+        order = self._plainest_first(order, value, best)
         ranking.unmet += int(np.count_nonzero(~met))
         ranking.rows = take(best, order)
         ranking.value, ranking.sec_per_it = value[order], simulated.sec_per_it[order]
         ranking.mem_gib, ranking.simulated = ranking.mem_gib[order], simulated.take(order)
 
-    def _plainest_first(self, order: Ints, value: Floats, seconds: Floats, rows: Columns) -> Ints:
+    def _plainest_first(self, order: Ints, value: Floats, rows: Columns) -> Ints:
         """The order with the plainest of its equals put first: of those, the layout that needs no unusual means."""
         if not len(order):
             return order
-        equal = order[self.objective.as_good(value[order], seconds[order], EQUAL)]
+        equal = order[self.objective.times(value[order], value[order[0]]) <= EQUAL]
         first = equal[np.argmin(_unusual_means(take(rows, equal)))]
         return np.concatenate([[first], order[order != first]])
 
@@ -373,7 +373,8 @@ class Search:
         ranking.unmet += int(np.count_nonzero(fits & ~met))
         chosen = fits & met & (value <= self._threshold(ranking)) & np.isfinite(value)
         if chosen.any():
-            ranking.merge(take(rows, chosen), value[chosen], seconds[chosen], memory[chosen], self.top)
+            found = take(rows, chosen), value[chosen], seconds[chosen], memory[chosen]
+            ranking.merge(*found, objective=self.objective, top=self.top)
         unfit = ~fits & met
         ranking.note_unfit(take(rows, unfit), value[unfit], (memory / limit)[unfit])
         return fits
