@@ -21,7 +21,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.planner.placement.place import Placing, place
-from trimaran.planner.planner import plan
+from trimaran.planner.planner import plan, plan_with
 from trimaran.planner.search.settings import settings_from
 from trimaran.planner.why import explain
 
@@ -248,6 +248,17 @@ def test_the_cheapest_layout_stands_on_cheap_devices_and_a_budget_counts_where_i
     assert within.cost <= open_to_all.cost / 2
     with pytest.raises(TrimaranError, match=r"meets the budget of .*: the cheapest, dp.*, costs .* and takes"):
         plan(trained, cluster, stack, top=1, fixed=HELD, budget=open_to_all.cost / 1000)
+
+
+def test_the_place_of_a_layout_that_is_asked_about_goes_by_the_objective() -> None:
+    case = Case.of(GPT_OF_64, two_sites(1.0, (4.0, 1.0)), load_stack("trimaran"))
+    settings = settings_from(top=2, fixed={**HELD, "dp": 4, "cp": 1, "zero_stage": 1}, goal="cost")
+    cheapest = plan_with(case, settings).best.layout
+    told = explain(str(cheapest), case, settings)
+    assert (told.verdict, told.rank) == ("ranked", 1)
+    # on the devices in their order, which cost four times as much
+    told = explain(str(cheapest.model_copy(update={"placed": ()})), case, settings)
+    assert (told.verdict, told.rank) == ("slower", None)
 
 
 @pytest.mark.proof

@@ -14,7 +14,7 @@ from trimaran.cost.grid import Floats
 from trimaran.cost.placed.topology import Topology
 from trimaran.layout.flops import days_to_train
 from trimaran.layout.layout import Layout
-from trimaran.layout.places import mean_of_devices
+from trimaran.layout.places import mean_of_devices, places
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import figure
@@ -196,12 +196,32 @@ def _finer(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> l
     return finer
 
 
+def place_among(objective: Objective, entries: Sequence[Entry], one: Entry, cluster: Cluster) -> int | None:
+    """The place that an entry would have among those of a plan on groups; None behind the last of them.
+
+    Ranks that it does not place stand on the devices in their order.
+    """
+    prices = _prices(cluster)
+
+    def value(entry: Entry) -> float:
+        placed = entry.layout.model_copy(update={"placed": entry.layout.placed or tuple(range(entry.devices))})
+        price = 1.0 if prices is None else float(prices[[place.group for place in places(placed, cluster)]].mean())
+        return _valued(objective, entry.devices, entry.sec_per_it, entry.global_batch, price)
+
+    times = objective.times(np.array([value(entry) for entry in entries]), value(one))
+    better = int(np.count_nonzero(times < 1.0 - 1e-6))
+    return better + 1 if better < len(entries) else None
+
+
 def _value(objective: Objective, placing: Placing) -> float:
     """What ranks a placed layout: smaller is better."""
     batch = placing.case.workload.global_batch
-    seconds, devices = np.array([placing.seconds]), np.array([placing.layout.devices])
-    price = placing.price if objective.goal == "cost" else 1.0
-    return float(objective.value(seconds, devices, np.array([batch]))[0]) * price
+    return _valued(objective, placing.layout.devices, placing.seconds, batch, placing.price)
+
+
+def _valued(objective: Objective, devices: int, seconds: float, batch: int, price: float) -> float:
+    value = objective.value(np.array([seconds]), np.array([devices]), np.array([batch]))
+    return float(value[0]) * (price if objective.goal == "cost" else 1.0)
 
 
 def _ranked(case: Case, settings: PlanSettings, placings: Sequence[Placing]) -> list[Placing]:

@@ -24,9 +24,11 @@ from trimaran.nouns.hardware.node_group import NodeGroup
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.text import figure
 from trimaran.nouns.workload import Workload
+from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence, placed_memory_sentence
 from trimaran.planner.explain.kernel_notes import kernel_notes
 from trimaran.planner.explain.measured_notes import measured_notes
+from trimaran.planner.on_groups import place_among
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with, searched
 from trimaran.planner.search.batches import batch_of, with_batch
@@ -101,7 +103,8 @@ def explain(
     far = settings.model_copy(update={"top": max(settings.top, RANKED)})
     passed_over = None
     if differs(cluster):
-        rank = _rank_among_placed(predicted, plan)
+        one = entry_of(1, layout, asked.with_workload(workload), predicted, 1.0, 1)
+        rank = place_among(settings.objective, plan.entries, one, cluster)
     else:
         search, ranking = searched(asked, far)
         # Where nothing fits a search offloads of its own accord, which is no choice that anybody holds.
@@ -212,12 +215,6 @@ def _rank(layout: Layout, workload: Workload, predicted: Estimate, search: Searc
         return 1
     rank = 2 + int(np.count_nonzero(search.objective.times(ranking.value[1:], value) < 1.0 - 1e-6))
     return rank if rank <= len(ranking.value) or len(ranking.value) < search.top else None
-
-
-def _rank_among_placed(predicted: Estimate, plan: Plan) -> int | None:
-    """The place that a layout would have among those that were placed; None behind the last of them."""
-    better = sum(entry.estimate.sec_per_it < predicted.sec_per_it * (1.0 - 1e-6) for entry in plan.entries)
-    return better + 1 if better < len(plan.entries) else None
 
 
 def _beside_the_best(layout: Layout, predicted: Estimate, plan: Plan) -> list[str]:
