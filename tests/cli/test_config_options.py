@@ -43,3 +43,31 @@ def test_sizes_that_a_configuration_leaves_out_are_set(tmp_path: Path) -> None:
 def test_what_says_nothing_of_a_configuration_is_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
     status, said = price(tmp_path, *options)
     assert status == 2 and says in said and len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("import", "run.sh", "--into", "a.sqlite", "--gbs", "64"), "--gbs 64 is of a configuration, and no --config"),
+        (("import", "run.sh", "--into", "a.sqlite", "--seq-len", "9"), "by --set, as --set seq_len=9"),
+        (("import", "run.sh", "--into", "a.toml", "--devices", "8"), "--devices 8 is of a configuration"),
+        (("bench", "laptop", "--table", "tp"), "--table tp is of the recipe's published tables: add --scale laptop"),
+        (("bench", "laptop", "--scale", "laptop", "--retry", "oom"), "--retry oom is of the recipe's own trials"),
+        (("bench", "laptop", "--scale", "laptop", "--soak", "9"), "--soak 9 is of the recipe's own trials"),
+        (("plan", "laptop", "--cluster", "dgx-h100", "--why", "dp8", "--check"), "--check traces the best layouts"),
+    ],
+)
+def test_an_option_that_counts_only_beside_another_is_refused_without_it(
+    tmp_path: Path, command: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_ramp_up_that_a_refusal_names_is_one(tmp_path: Path) -> None:
+    asked = ("plan", "--model", "gpt3-125m", "--cluster", "dgx-h100", "--gbs", "64", "--tokens", "1e10", "--grow-nodes")
+    refused = run(*asked, cwd=tmp_path)
+    assert refused.returncode == 2
+    way_out = refused.stderr.split("state one, as ")[1].split()
+    assert run(*asked, *way_out, cwd=tmp_path).returncode == 0

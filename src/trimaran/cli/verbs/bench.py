@@ -49,10 +49,15 @@ def bench(
     from trimaran.study.stated import runnable_recipe
     from trimaran.study.workspace import Workspace
 
+    again = retried(retry)
     if scale is not None:
+        for option, value in {"--retry": retry and retry[0], "--soak": soak}.items():
+            if value:
+                raise TrimaranError(f"{option} {value} is of the recipe's own trials, not of --scale's: leave one out")
         _small(recipe, table or [], runs, form)
         return
-    again = retried(retry)
+    if table:
+        raise TrimaranError(f"--table {table[0]} is of the recipe's published tables: add --scale laptop to measure it")
     stated = runnable_recipe(recipe, trust=trust)
     if not stated.sweep.layouts:
         raise TrimaranError(

@@ -122,12 +122,19 @@ def import_(
         of_logs = {"--profile": profile, "--link": link, "--layout": layout, "--repairs": repairs is not Repairs.keep}
         if option := next((option for option, value in of_logs.items() if value), None):
             raise TrimaranError(f"{option} is of logs and tables, and --config is a configuration: leave it out")
-        sizes = {"gbs": gbs, "seq_len": seq, "devices": devices}
-        _price(config, source_format, form, _of_config(cluster, model, stack, sizes, set_ or []))
+        asked = {"gbs": gbs, "seq_len": seq, "devices": devices}
+        _price(config, source_format, form, _of_config(cluster, model, stack, asked, set_ or []))
         return
     if not files or into is None:
         missing = "FILE" if not files else "--into STORE.sqlite"
         raise TrimaranError(f"{missing} is missing: name files and a store, or a configuration by --config")
+    sizes = {"--gbs": gbs, "--seq-len": seq, "--devices": devices}
+    for option, size in sizes.items():
+        if size is not None:
+            raise TrimaranError(
+                f"{option} {size} is of a configuration, and no --config is named: what files do not state is stated "
+                f"by --set, as --set {option.removeprefix('--').replace('-', '_')}={size}"
+            )
     if into.suffix == ".toml":
         beside = {"--profile": profile, "--model": model, "--stack": stack, "--layout": layout, "--set": set_}
         if stated_beside := [option for option, value in beside.items() if value]:

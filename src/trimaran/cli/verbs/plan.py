@@ -100,10 +100,13 @@ def plan(
     case = question.case
     if grow_nodes and case.workload.ramp_up is None:
         raise TrimaranError(
-            "--grow-nodes lets nodes grow with a batch ramp-up, which is not stated: state one, as --ramp-up 32,32,1e6"
+            "--grow-nodes lets nodes grow with a batch ramp-up, which is not stated: state one, as "
+            "--ramp-up 32,32,6000000"
         )
     ranked = case.with_workload(case.workload.model_copy(update={"ramp_up": None})) if grow_nodes else case
     if why is not None:
+        if check:
+            raise TrimaranError("--check traces the best layouts of a plan, and --why explains one: leave one out")
         from trimaran.planner.why import explain
         from trimaran.report.explained import answer
 
