@@ -311,3 +311,23 @@ def test_a_plan_s_best_layouts_are_traced_with_or_without_a_recipe(tmp_path: Pat
     ):
         done = CliRunner().invoke(app, [*asked, *wrong])
         assert isinstance(done.exception, TrimaranError) and says in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gbs", "100", "--gbs-tolerance", "0.05", "--fix", "dp=8", "--fix", "mbs=4"),
+        ("--gbs", "64", "--tokens", "1e9", "--ramp-up", "4,4,1000", "--grow-nodes", "--fix", "dp=8", "--fix", "mbs=8"),
+        ("--gbs", "64", "--devices", "16", "--fix", "dp=16", "--fix", "mbs=4"),
+    ],
+    ids=["another batch", "growing nodes", "more nodes"],
+)
+def test_a_plan_s_best_layout_is_traced_as_it_was_planned(tmp_path: Path, options: tuple[str, ...]) -> None:
+    model, cluster = tmp_path / "small.toml", tmp_path / "one.toml"
+    model.write_text("layers = 2\nhidden = 256\nheads = 4\nvocab = 1000\n")
+    link = "{ bandwidth_gbps = 400, latency_us = 5 }"
+    cluster.write_text(f'device = "h100-sxm"\nnodes = 1\ndevices_per_node = 8\nintra = {link}\ninter = {link}\n')
+    asked = ["plan", "--check", "--model", str(model), "--cluster", str(cluster), "--stack", "trimaran"]
+    done = CliRunner().invoke(app, [*asked, "--seq-len", "256", "--top", "1", *options])
+    assert done.exception is None, done.output
+    assert "memory at its peak" in done.output

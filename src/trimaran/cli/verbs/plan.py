@@ -19,9 +19,10 @@ from trimaran.cli.options import (
 from trimaran.cli.terminal import tell
 
 if TYPE_CHECKING:
-    from trimaran.cli.question import PlanQuestion
     from trimaran.cost.case import Case
+    from trimaran.layout.layout import Layout
     from trimaran.planner.plan import Plan
+    from trimaran.recipe.train_settings import TrainSettings
     from trimaran.report.tables import Format
 
 
@@ -136,7 +137,7 @@ def plan(
     if schedule is not None and form is not OutputFormat.csv:
         tell(f"\n{ramp_up_table(schedule, printed)}")
     if check:
-        _check(question, planned)
+        _check(_as_planned(ranked, planned), question.train)
 
 
 def _refuse_check(case: Case, form: OutputFormat) -> None:
@@ -153,12 +154,21 @@ def _refuse_check(case: Case, form: OutputFormat) -> None:
     refuse_untraceable(case)
 
 
-def _check(question: PlanQuestion, planned: Plan) -> None:
-    """Trace the layouts that a plan names to measure, each after the other, as `train --dry-run` does."""
+def _as_planned(case: Case, planned: Plan) -> list[tuple[Layout, Case]]:
+    """The layouts that a plan of the case names to measure, each with the nodes and the batch of its entry."""
+    from trimaran.planner.search.batches import with_batch
+    from trimaran.planner.sizes import on_devices
+
+    on_all = case.on(on_devices(case.cluster, planned.devices))
+    batches = {entry.layout: entry.global_batch for entry in reversed(planned.entries)}
+    return [(layout, on_all.with_workload(with_batch(case.workload, batches[layout]))) for layout in planned.measure]
+
+
+def _check(asked: list[tuple[Layout, Case]], train: TrainSettings) -> None:
+    """Trace layouts, one after the other, as `train --dry-run` does."""
     from trimaran.cli.live_progress import say
     from trimaran.report.dry_run import dry_run_table
     from trimaran.study.dry_run import dry_run
 
-    case = question.case
-    for layout in planned.measure:
-        tell("\n" + dry_run_table(layout, case.cluster.name, dry_run(case, question.train, layout, say=say)))
+    for layout, case in asked:
+        tell("\n" + dry_run_table(layout, case.cluster.name, dry_run(case, train, layout, say=say)))
