@@ -77,3 +77,12 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         read_timeline([tmp_path / "timeline.0.json"])
     done = CliRunner().invoke(app, ["timeline", *QUESTION, "--layout", "pp2,mbs1", "--measure"])
     assert "needs a recipe" in str(done.exception)
+
+
+def test_a_timeline_is_of_the_run_that_the_recipe_states(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("[sweep]", '[sweep]\nfixed = { precision = "bf16" }'))
+    asked = ["timeline", str(recipe), "--layout", "pp2,mbs1", "-o", str(tmp_path / "t.json")]
+    assert CliRunner().invoke(app, asked).stderr.startswith("dp1,tp1,pp2,mbs1,bf16: simulated")
+    done = CliRunner().invoke(app, [*asked, "--measure", "--gbs", "8"])
+    assert "--gbs 8 simulates another run than the recipe's" in str(done.exception)

@@ -51,13 +51,21 @@ def timeline(
     from trimaran.cost.simulate import pipeline_run, simulate
     from trimaran.layout.notation import parse_layout
     from trimaran.layout.rules import check_layout
+    from trimaran.nouns.noun import TrimaranError
     from trimaran.report.timelines import bubble_share, check_ending, write_timelines
 
     check_ending(output)
-    case = question_of(
+    over = {"--model": model, "--cluster": cluster, "--gbs": gbs, "--seq-len": seq, "--stack": stack}
+    if recipe and measure and (option := next((option for option, value in over.items() if value is not None), None)):
+        raise TrimaranError(
+            f"{option} {over[option]} simulates another run than the recipe's, which --measure runs: state it in the "
+            f"recipe, or leave --measure out"
+        )
+    question = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=stack, calibration=calibration
-    ).case  # fmt: skip
-    chosen = parse_layout(layout)
+    )
+    case = question.case
+    chosen = parse_layout(layout, dict(question.sweep.fixed) if question.sweep else None)
     check_layout(chosen, case.workload, case.cluster, case.stack)
     timelines = {"simulated": simulate(pipeline_run(case, chosen))}
     if measure:
