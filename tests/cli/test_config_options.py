@@ -54,6 +54,7 @@ def test_what_says_nothing_of_a_configuration_is_refused(tmp_path: Path, options
         (("bench", "laptop", "--table", "tp"), "--table tp is of the recipe's published tables: add --scale laptop"),
         (("bench", "laptop", "--scale", "laptop", "--retry", "oom"), "--retry oom is of the recipe's own trials"),
         (("bench", "laptop", "--scale", "laptop", "--soak", "9"), "--soak 9 is of the recipe's own trials"),
+        (("predict", "bloom-176b", "--stack", "torchtitan"), "--stack torchtitan is of rows that name none"),
         (("plan", "laptop", "--cluster", "dgx-h100", "--why", "dp8", "--check"), "--check traces the best layouts"),
     ],
 )

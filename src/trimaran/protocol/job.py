@@ -73,7 +73,7 @@ class TrainJob(Noun):
     steps: int = Field(gt=0, description="steps to run now, which may be fewer than train.steps")
     device: Literal["cpu", "cuda"] = "cpu"
     record_timeline: bool = Field(
-        default=False, description="write what the first pipeline does in the last step to timeline.RANK.json"
+        default=False, description="write what the first pipeline does in the last step to timeline.STAGE.json"
     )
     threads_per_rank: int = Field(default=1, gt=0)
     peak_tflops: float | None = Field(default=None, gt=0, description="measured matmul peak of one rank, for MFU")

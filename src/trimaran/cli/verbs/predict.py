@@ -40,6 +40,11 @@ def predict(
     if stack is not None:
         load_stack(stack)
     if table.endswith(".toml") or table in catalogue_names("recipes"):
+        for option, value in {"--cluster": cluster, "--stack": stack}.items():
+            if value is not None:
+                raise TrimaranError(
+                    f"{option} {value} is of rows that name none, and a recipe's tables name theirs: leave it out"
+                )
         _published(table, output, calibration, form)
         return
     stated = packaged_table(table) if table in packaged_tables() else read_table(table)

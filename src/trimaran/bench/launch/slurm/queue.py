@@ -166,7 +166,7 @@ class Job:
         return not self._queue.is_away
 
     def wait_until_running(self, say: Say, stop: threading.Event) -> None:
-        """Wait in the queue. Raises TrimaranError where the job never can start, or ends at once."""
+        """Wait in the queue. Raises TrimaranError where the job never can start, or the sweep ends first."""
         last_reason = ""
         while not stop.is_set():
             state, reason = self._ask()

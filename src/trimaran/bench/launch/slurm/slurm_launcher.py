@@ -198,8 +198,8 @@ class SlurmLauncher:
 
 
 def require_even(launch: Launch) -> None:
-    """Raise TrialRefusedError where some nodes have more ranks than others, the last apart: a step has as many tasks
-    on each.
+    """Raise TrialRefusedError where a layout places more ranks on some nodes than on others: a step has as many tasks
+    on each, and where nodes are filled in order fewer on the last alone.
     """
     sizes = [len(share) for share in launch.shares]
     if launch.places and len(set(sizes)) > 1:
