@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 Config = dict[str, Any]
 
@@ -10,6 +13,23 @@ Config = dict[str, Any]
 def sizes(layers: int, hidden: int, heads: int, ffn: int, vocab: int, **more: object) -> Config:
     named = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
     return named | {"intermediate_size": ffn, "vocab_size": vocab} | more
+
+
+SMALL = sizes(2, 128, 4, 256, 256)
+
+
+def theirs(config: Config, device: str = "meta") -> torch.nn.Module:
+    """Hugging Face's own model of a config; on the device `meta` its weights have shapes and no memory."""
+    # these take seconds, and other tests need none of them
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stated = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config["model_type"], **stated), attn_implementation="eager",
+            experts_implementation="eager",
+        )  # fmt: skip
 
 
 # Published config.json files, as far as they state sizes and traits.

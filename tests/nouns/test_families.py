@@ -10,25 +10,13 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from published_configs import LATENT, PUBLISHED, PUBLISHED_MIXTURES, Config, sizes
+from published_configs import LATENT, PUBLISHED, PUBLISHED_MIXTURES, SMALL, Config, theirs
 from trimaran.api import plan
 from trimaran.files.catalogue import catalogue_names, load_model
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.operators.counts import head_forward_operations, layer_forward_operations, layers_forward_operations
-
-
-def theirs(config: Config, device: str = "meta") -> torch.nn.Module:
-    """Hugging Face's own model of a config; on the device `meta` its weights have shapes and no memory."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # which takes seconds, and other tests need none of it
-
-    stated = {key: value for key, value in config.items() if key != "model_type"}
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(config["model_type"], **stated), attn_implementation="eager",
-            experts_implementation="eager",
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *PUBLISHED_MIXTURES])
@@ -59,7 +47,6 @@ def test_the_catalogue_has_what_is_published(name: str, catalogued: str) -> None
     assert ours.layer_shape == published.layer_shape
 
 
-SMALL = sizes(2, 128, 4, 256, 256)
 # The first of two layers is dense.
 SMALL_LATENT: Config = {
     "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
@@ -112,6 +99,14 @@ KINDS: dict[str, Config] = {
     },
     "gpt_oss": {
         "num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 0,
+    },
+    "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True},
+    "gpt_bigcode": {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_inner": 256},
+    "stablelm": {"num_key_value_heads": 2},
+    "ministral3": {"num_key_value_heads": 2, "head_dim": 64},
+    "granitemoehybrid": {
+        "num_key_value_heads": 2, "num_local_experts": 0, "layer_types": ["attention"] * 2, "mamba_n_heads": 4,
+        "mamba_d_head": 64, "shared_intermediate_size": 384, "position_embedding_type": "rope",
     },
     "deepseek_v2": SMALL_LATENT | {"n_shared_experts": 2},
     "deepseek_v3": SMALL_LATENT | {"n_shared_experts": 1},
@@ -171,7 +166,18 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
             {"model_type": "qwen2_moe", "moe_intermediate_size": 100},
             "shared_expert_intermediate_size is 5632, not a multiple of moe_intermediate_size 100",
         ),
-        ({"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}}, "'qwen3_vl_text' is not one of"),
+        ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}}, "'mllama_text_model' is not"),
+        ({"model_type": "falcon"}, "parallel_attn is True without new_decoder_architecture: one norm for attention"),
+        (
+            {"model_type": "falcon", "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+            "num_ln_in_parallel_attn is 1: one norm for attention and MLP side by side",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["attention", "mamba"] * 2},
+            "layer_types has 'mamba': state-space layers",
+        ),
+        ({"model_type": "seed_oss", "attention_bias": False, "attention_out_bias": True}, "attention_out_bias is True"),
+        ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm is True, not False"),
         ({"model_type": "rwkv"}, "model_type 'rwkv' is not one of gpt2, "),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers is 1"),

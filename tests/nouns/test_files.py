@@ -111,8 +111,7 @@ def test_a_llama_config_states_its_angles_and_its_norm(tmp_path: Path, rotary: d
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rope_scaling": {"type": "mrope", "factor": 4.0}}, "rotary scaling 'mrope'"),
-        ({"mlp_bias": True}, "mlp_bias is True without attention_bias"),
+        ({"rope_scaling": {"type": "ntk", "factor": 4.0}}, "rotary scaling 'ntk'"),
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
     ],
     ids=str,

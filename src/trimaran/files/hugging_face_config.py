@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from trimaran.files.hugging_face_families import DENSE, Config, InexpressibleError
 from trimaran.files.hugging_face_gemma import GEMMAS
 from trimaran.files.hugging_face_mixtures import MIXTURES
+from trimaran.files.hugging_face_of_2023 import OF_2023
 from trimaran.files.hugging_face_values import checked_values
 from trimaran.files.hugging_face_written import DENSE_WRITTEN
 from trimaran.files.hugging_face_written_mixtures import MIXTURES_WRITTEN
@@ -18,9 +19,16 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 
-FAMILIES = {**DENSE, **GEMMAS, **MIXTURES}
+FAMILIES = {**DENSE, **OF_2023, **GEMMAS, **MIXTURES}
 # Families that are a decoder of text, of the family that stands here, beside one of images.
 _OF_IMAGES = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
+# The sections that hold such a decoder, and decoders that compute what a family of text alone does. The first two have
+# no section of their own as they were published.
+_SECTIONS = ("text_config", "llm_config", "language_config")
+_DECODERS = {
+    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_moe_text": "glm4_moe",
+}  # fmt: skip
 # Families of today that no Model can say, and what they have that none has.
 _ONE_NORM = "one norm for attention and MLP side by side"
 _STATE_SPACES = "state-space layers"
@@ -30,10 +38,11 @@ _INEXPRESSIBLE = {
     "qwen3_next": _LINEAR, "qwen3_5_text": _LINEAR, "qwen3_5_moe_text": _LINEAR,
     "minimax": "linear attention", "kimi_linear": "linear attention", "lfm2": "convolutions in place of attention",
     "deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER,
-    "cohere": _ONE_NORM, "cohere2": _ONE_NORM, "falcon": _ONE_NORM, "phi": _ONE_NORM,
+    "cohere": _ONE_NORM, "cohere2": _ONE_NORM, "phi": _ONE_NORM, "gptj": _ONE_NORM,
+    "codegen": _ONE_NORM,
     "phimoe": "a bias of its output matrix", "olmo": "norms without weights",
     "opt": "an MLP of ReLU", "gemma3n_text": "embeddings of each layer's own",
-    "gemma4_text": "embeddings of each layer's own", "granitemoehybrid": _STATE_SPACES, "jamba": _STATE_SPACES,
+    "gemma4_text": "heads of another size in layers that see the whole sequence", "jamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES, "nemotron_h": _STATE_SPACES, "falcon_h1": _STATE_SPACES,
 }  # fmt: skip
 # Families whose weights are read and written. Where several compute the same model, the first is written.
@@ -77,13 +86,15 @@ def model_from_config(config: Config, source: str) -> Model:
 
 def _decoder_of(config: Config) -> tuple[Config, tuple[str, ...]]:
     """The config of the text's decoder where a model reads images too, and what of the model that leaves out."""
-    inner, kind = config.get("text_config"), str(config.get("model_type"))
-    if not isinstance(inner, Mapping) or kind in FAMILIES:
+    kind = str(config.get("model_type"))
+    if kind in FAMILIES:
         return config, ()
+    inner = next((part for key in _SECTIONS if isinstance(part := config.get(key), Mapping)), {})
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
-    known = {"model_type": _OF_IMAGES.get(kind, kind)}
+    text = {"model_type": _OF_IMAGES.get(kind, kind), **inner, **tied} if inner else dict(config)
+    text["model_type"] = _DECODERS.get(str(text.get("model_type")), text.get("model_type"))
     beside = tuple(f"{key} of {kind}" for key in ("vision_config", "audio_config") if config.get(key))
-    return {**known, **tied, **inner}, beside
+    return text, beside
 
 
 def config_from_model(model: Model, family: str | None = None) -> dict[str, Any]:

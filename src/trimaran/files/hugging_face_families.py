@@ -15,7 +15,7 @@ from trimaran.nouns.text import quoted
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
 
-_GELUS = {
+GELUS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -53,7 +53,8 @@ def with_defaults(config: Config, **defaults: object) -> dict[str, Any]:
     return {**defaults, **{key: value for key, value in config.items() if value is not None}}
 
 
-def _gpt2(config: Config) -> Fields:
+def gpt2_like(config: Config) -> Fields:
+    """What GPT-2 and StarCoder state by the same keys."""
     return {
         "layers": config["n_layer"],
         "hidden": config["n_embd"],
@@ -61,20 +62,20 @@ def _gpt2(config: Config) -> Fields:
         "ffn_hidden": config.get("n_inner"),
         "max_positions": config.get("n_positions", 1024),
         "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
-        "activation": one_of(config, "activation_function", "gelu_new", _GELUS),
+        "activation": one_of(config, "activation_function", "gelu_new", GELUS),
         "tied_embedding": config.get("tie_word_embeddings", True),
     }
 
 
 def _gpt_neox(config: Config) -> Fields:
-    return _rotary(config, {"partial_rotary_factor": config.get("rotary_pct", 0.25)}) | {
+    return rotary(config, {"partial_rotary_factor": config.get("rotary_pct", 0.25)}) | {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
         "ffn_hidden": config["intermediate_size"],
         "max_positions": config.get("max_position_embeddings", 2048),
         "norm_epsilon": config.get("layer_norm_eps", 1e-5),
-        "activation": one_of(config, "hidden_act", "gelu", _GELUS),
+        "activation": one_of(config, "hidden_act", "gelu", GELUS),
         "attention_bias": None if config.get("attention_bias", True) else "none",
         "parallel_residual": config.get("use_parallel_residual", True),
         "tied_embedding": config.get("tie_word_embeddings", False),
@@ -96,10 +97,9 @@ def _bloom(config: Config) -> Fields:
 
 def llama_like(config: Config) -> Fields:
     """What Llama and its relatives state by the same keys."""
-    attention_bias = "all" if config.get("attention_bias") else None
-    if config.get("mlp_bias") and not attention_bias:
-        raise InexpressibleError(f"mlp_bias is {quoted(config['mlp_bias'])} without attention_bias")
-    return _rotary(config, {}) | {
+    attention_bias = "all" if config.get("attention_bias") else "none"
+    is_alike = bool(config.get("mlp_bias")) == (attention_bias == "all")
+    return rotary(config, {}) | {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
@@ -111,7 +111,7 @@ def llama_like(config: Config) -> Fields:
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         "mlp": one_of(config, "hidden_act", "silu", {"silu": "swiglu"}),
         "bias": bool(config.get("mlp_bias")),
-        "attention_bias": None if config.get("mlp_bias") else attention_bias,
+        "attention_bias": None if is_alike else attention_bias,
         "tied_embedding": config.get("tie_word_embeddings", False),
     }
 
@@ -119,6 +119,11 @@ def llama_like(config: Config) -> Fields:
 def _mistral(config: Config) -> Fields:
     fields = llama_like({"num_key_value_heads": 8, "max_position_embeddings": 131_072, **config})
     return fields | windows(config, config.get("sliding_window", 4096), lambda layer: True)
+
+
+def _ministral3(config: Config) -> Fields:
+    scaled = uncounted(config.get("rope_parameters") or {}, llama_4_scaling_beta=0)
+    return _mistral({"sliding_window": None, "head_dim": 128, **config}) | {"uncounted": scaled}
 
 
 def _qwen2(config: Config) -> Fields:
@@ -150,7 +155,7 @@ def _starcoder2(config: Config) -> Fields:
             "norm": "layernorm",
             "norm_epsilon": config.get("norm_epsilon", 1e-5),
             "mlp": "gelu",
-            "activation": one_of(config, "hidden_act", "gelu_pytorch_tanh", _GELUS),
+            "activation": one_of(config, "hidden_act", "gelu_pytorch_tanh", GELUS),
             "bias": config.get("use_bias", True),
         }
     )
@@ -191,6 +196,11 @@ def _glm4(config: Config) -> Fields:
     return _glm(config) | {"norm_placement": "both"}
 
 
+def _glm4v(config: Config) -> Fields:
+    """GLM-4V's decoder, whose attention asks for no size of heads and no bias (modeling_glm4v.py, line 559)."""
+    return _glm4(config) | {"head_dim": None, "attention_bias": "qkv"}
+
+
 def _smollm3(config: Config) -> Fields:
     config = with_defaults(
         config, num_key_value_heads=4, max_position_embeddings=32_768, rope_theta=2e6, tie_word_embeddings=True,
@@ -205,6 +215,8 @@ def _seed_oss(config: Config) -> Fields:
         config, num_key_value_heads=8, head_dim=128, attention_bias=True, max_position_embeddings=524_288
     )
     biases = "all" if config.get("attention_out_bias") else "qkv"
+    if biases == "all" and not config["attention_bias"]:
+        raise InexpressibleError("attention_out_bias is True without attention_bias")
     fields = llama_like({**config, "attention_bias": False})
     return fields | {"attention_bias": biases if config["attention_bias"] else None}
 
@@ -231,7 +243,7 @@ def of_whole_layers(config: Config, **defaults: object) -> dict[str, Any]:
     return config
 
 
-def _rotary(config: Config, defaults: Config) -> Fields:
+def rotary(config: Config, defaults: Config) -> Fields:
     """Base of the angles, what they turn and their scaling, as configs before and after transformers 5 state them."""
     field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     angles = config.get(field) or {}
@@ -248,7 +260,7 @@ def _rotary(config: Config, defaults: Config) -> Fields:
         scaling = {name: angles[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
         scaling["original_max_positions"] = angles["original_max_position_embeddings"]
         return fields | {"rotary_scaling": scaling}
-    if kind == "default":
+    if kind in ("default", "mrope"):  # of three positions a token, equal in text
         return fields
     if not isinstance(kind, str) or kind not in _STRETCHES:
         raise InexpressibleError(
@@ -339,12 +351,13 @@ def windows(
 
 
 DENSE: Mapping[str, Callable[[Config], Fields]] = {
-    "gpt2": _gpt2,
+    "gpt2": gpt2_like,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
     "llama": llama_like,
     "mistral": _mistral,
     "ministral": _mistral,
+    "ministral3": _ministral3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "olmo2": _olmo2,
@@ -354,6 +367,7 @@ DENSE: Mapping[str, Callable[[Config], Fields]] = {
     "granite": granite_like,
     "glm": _glm,
     "glm4": _glm4,
+    "glm4v_text": _glm4v,
     "smollm3": _smollm3,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie4_5,

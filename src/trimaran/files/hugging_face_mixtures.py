@@ -127,6 +127,22 @@ def _granite_moe(config: Config) -> Fields:
     }
 
 
+def _granite_hybrid(config: Config) -> Fields:
+    """Granite 4 as far as all its layers attend: its MLP is called a shared expert, with routed experts or alone.
+
+    Kinds of layers as published, and as transformers 5 saves them.
+    """
+    kinds = config.get("layer_types") or ["mamba"]
+    if spaces := [kind for kind in kinds if kind not in ("attention", "full_attention")]:
+        raise InexpressibleError(f"layer_types has {quoted(spaces[0])}: state-space layers")
+    angles = {"position_embedding_type": config.get("position_embedding_type") or "nope"}
+    if config.get("num_local_experts", 8):
+        fields = _granite_moe(with_defaults(config, shared_intermediate_size=1024))
+    else:
+        fields = granite_like({**config, "intermediate_size": config.get("shared_intermediate_size", 1024)})
+    return fields | {"uncounted": (*fields["uncounted"], *uncounted(angles, position_embedding_type="rope"))}
+
+
 def _glm4_moe(config: Config) -> Fields:
     config = with_defaults(
         config, num_key_value_heads=8, rms_norm_eps=1e-5, n_shared_experts=1, first_k_dense_replace=1,
@@ -268,6 +284,7 @@ MIXTURES: Mapping[str, Callable[[Config], Fields]] = {
     "olmoe": _olmoe,
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_moe,
+    "granitemoehybrid": _granite_hybrid,
     "glm4_moe": _glm4_moe,
     "dots1": _dots1,
     "minimax_m2": _minimax_m2,

@@ -14,15 +14,17 @@ from trimaran.nouns.text import quoted
 # Whole numbers from 1 on, by every name that a family has for them.
 COUNTS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "num_experts", "num_local_experts",
+    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "num_experts",
     "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "shared_expert_intermediate_size", "intermediate_size_mlp", "rotary_dim",
     "sliding_window_pattern", "n_layer", "n_embd", "n_embed", "n_head", "n_inner", "n_positions", "seq_length",
+    "num_kv_heads", "ffn_hidden_size", "num_ln_in_parallel_attn",
 )  # fmt: skip
 # Whole numbers of which there may be none.
 MAYBE_NONE = (
     "n_shared_experts", "first_k_dense_replace", "num_nextn_predict_layers", "q_lora_rank", "sliding_window",
     "max_window_layers", "shared_intermediate_size", "no_rope_layer_interval", "attention_chunk_size",
+    "num_local_experts",
 )  # fmt: skip
 # Numbers above 0.
 ABOVE_0 = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct", "query_pre_attn_scalar",
@@ -30,6 +32,7 @@ ABOVE_0 = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct
 YES_OR_NO = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_sliding_window",
     "use_parallel_residual", "rope_interleave", "use_bias", "qkv_bias", "use_qk_norm", "attention_out_bias",
+    "multi_query", "parallel_attn", "new_decoder_architecture", "alibi", "use_qkv_bias",
 )  # fmt: skip
 LISTS = ("layer_types", "mlp_only_layers", "moe_layers")
 
