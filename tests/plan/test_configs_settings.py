@@ -305,3 +305,18 @@ def test_deepspeeds_autotp_and_autoep_are_degrees_of_a_layout(tmp_path: Path) ->
     # of 30.5 billion parameters 29.0 are experts', of which a rank then holds an eighth
     held = [cost.estimate.memory[0].weights * 2**30 / 2 for cost in (alone, experts)]
     assert held == pytest.approx([30.5e9, 1.54e9 + 29.0e9 / 8], rel=0.01)
+
+
+@pytest.mark.parametrize("position", ["rope", "mrope"])
+def test_values_stand_before_flags_that_are_not_known(tmp_path: Path, position: str) -> None:
+    """As `--seq-length 2048 $EXTRA` has it: such values counted as not set, and an argument `${10}` showed as 10."""
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        f"TP=${{10}}\ntorchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py {MEGATRON} $EXTRA --vocab-size 32000 "
+        f"$MORE --global-batch-size 32 $MORE --tensor-model-parallel-size $TP --position-embedding-type {position}\n"
+    )
+    cost, said = priced(script, script.read_text(), Given("dgx-h100"))
+    assert (cost.case.model.vocab, cost.case.workload.global_batch) == (32000, 32)
+    # of text the three positions of mrope, as Qwen-VL has them, are equal
+    assert (cost.case.model.positions, str(cost.layout)) == ("rotary", "dp8,tp1,pp1,mbs2,bf16")
+    assert "--tensor-model-parallel-size is $10, which the file does not set" in said and "EXTRA" not in said

@@ -43,10 +43,13 @@ class Flags:
         self.read.add(flag)
         return flag in self.given
 
-    def words(self, flag: str) -> list[str]:
-        """All values, none where the flag is not there or is something that the file does not set."""
+    def words(self, flag: str, most: int | None = None) -> list[str]:
+        """The first `most` values or all, none where the flag is not there or is something that the file does not set.
+
+        What follows the value of a flag that takes one may be flags that are not known, as `$MORE_ARGS`.
+        """
         self.read.add(flag)
-        values = list(self.given.get(flag, ()))
+        values = list(self.given.get(flag, ()))[:most]
         unset = [value for value in values if UNSET in value]
         if unset:
             self.stated.open.append(f"{flag} is {unset_in(unset[0])}, which the file does not set")
@@ -55,7 +58,7 @@ class Flags:
 
     def word(self, flag: str, known: Iterable[str] | None = None) -> str | None:
         """The value, one of `known` where that is given; None where it is not stated."""
-        values = self.words(flag)
+        values = self.words(flag, 1)
         if not values:
             if flag in self.given and not any(UNSET in value for value in self.given[flag]):
                 raise TrimaranError(f"{flag} has no value: write one")

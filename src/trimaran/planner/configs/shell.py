@@ -147,7 +147,7 @@ class Script:
             return end, self._braced(word[start + 2 : end - 1])
         if match := _BARE.match(word, start):
             name = match[1]
-            return match.end(), self.values.get(name) or [_unset(f"${name}" if name.isdigit() else name)]
+            return match.end(), self.values.get(name) or [_unset(name)]
         return start + 1, ["$"]
 
     def _braced(self, inside: str) -> list[str]:
@@ -287,6 +287,7 @@ def _split(values: list[str]) -> list[str]:
 
 
 def _unset(name: str) -> str:
+    name = f"${name}" if name.isdigit() else name  # an argument of the script
     return f"{UNSET}{name.replace(' ', _BLANK)}{UNSET}"
 
 

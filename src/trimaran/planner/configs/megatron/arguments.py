@@ -62,7 +62,7 @@ _UNCOUNTED = (
 # What makes another model or another layout than any that can be said.
 _UNSAID = (
     "--hybrid-layer-pattern", "--hybrid-override-pattern", "--heterogeneous-layers-config-path",
-    "--mtp-use-repeated-layer", "--qk-l2-norm", "--experimental-attention-variant",
+    "--mtp-use-repeated-layer", "--qk-l2-norm", "--experimental-attention-variant", "--lora-r",
 )  # fmt: skip
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
@@ -133,7 +133,8 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
     if not model:
         return
     spelled = (*POSITIONS.items(), *OLD_POSITIONS.items())
-    words = {word: position for position, word in spelled} | {YARN: "rotary"}
+    # mrope has three positions a token, which are equal in text
+    words = {word: position for position, word in spelled} | {YARN: "rotary", "mrope": "rotary"}
     position = flags.word("--position-embedding-type", words) or POSITIONS["learned"]
     rotary = flags.has("--use-rotary-position-embeddings")
     model["positions"] = "rotary" if rotary else words[position]
