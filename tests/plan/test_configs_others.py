@@ -217,6 +217,30 @@ def test_accelerates_other_kinds_and_degrees(tmp_path: Path) -> None:
             "is a model's and states no training: give it by --model",
         ),
         ({"model": {"d_model": 4096, "n_layers": 32, "n_heads": 32}}, "is OLMo-core's, which is read for no cost"),
+        (
+            {"model": {"name": "mpt_causal_lm", "d_model": 4096, "n_layers": 32, "n_heads": 32}, "max_seq_len": 2048,
+             "global_train_batch_size": 1024, "device_train_microbatch_size": 16},
+            "is LLM Foundry's, which is read for no cost; it states model.name 'mpt_causal_lm'",
+        ),
+        (
+            {"actor_rollout_ref": {"actor": {"strategy": "megatron", "megatron": {"tensor_model_parallel_size": 2}},
+             "rollout": {"tensor_model_parallel_size": 4}}, "trainer": {"nnodes": 1}},
+            "megatron.tensor_model_parallel_size 2, trainer.nnodes 1: ask for its layout by trimaran plan --model "
+            "config.json --cluster C --gbs N --stack megatron-core",
+        ),
+        (
+            {"grpo": {"num_prompts_per_step": 32}, "policy": {"model_name": "meta-llama/Llama-3.1-8B-Instruct",
+             "train_global_batch_size": 512, "megatron_cfg": {"pipeline_model_parallel_size": 2}}},
+            "is NeMo RL's, which is read for no cost; it states policy.model_name 'meta-llama/Llama-3.1-8B-Instruct'",
+        ),
+        (
+            {"model": {"peft": {"peft_scheme": "lora"}, "micro_batch_size": 4}},
+            "trains adapters alone, model.peft 'lora': no cost is known of that; leave model.peft out",
+        ),
+        (
+            {"model": {"num_layers": 32}, "peft": {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 32}},
+            "trains adapters alone, peft 'megatron.bridge.peft.lora.LoRA'",
+        ),
     ],
 )  # fmt: skip
 def test_other_trainers_files_are_told_with_what_they_state(

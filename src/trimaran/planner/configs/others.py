@@ -54,6 +54,34 @@ _OTHERS = (
         ("model_name_or_path", "per_device_train_batch_size", "gradient_accumulation_steps", "fsdp", "deepspeed"),
     ),
     Other(
+        "verl",
+        ("actor_rollout_ref",),
+        (
+            "actor_rollout_ref.model.path", "data.train_batch_size", "actor_rollout_ref.actor.strategy",
+            "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size", "trainer.n_gpus_per_node", "trainer.nnodes",
+        ),
+    ),
+    Other(
+        "NeMo RL",
+        ("policy.model_name", "policy.train_global_batch_size"),
+        (
+            "policy.model_name", "policy.train_global_batch_size", "policy.train_micro_batch_size",
+            "policy.max_total_sequence_length", "policy.precision", "policy.megatron_cfg.tensor_model_parallel_size",
+            "policy.megatron_cfg.pipeline_model_parallel_size", "cluster.gpus_per_node", "cluster.num_nodes",
+        ),
+    ),
+    Other(
+        "LLM Foundry",
+        ("max_seq_len", "global_train_batch_size"),
+        (
+            "model.name", "model.pretrained_model_name_or_path", "model.d_model", "model.n_layers", "max_seq_len",
+            "global_train_batch_size", "device_train_microbatch_size", "precision", "fsdp_config.sharding_strategy",
+            "fsdp_config.activation_checkpointing",
+        ),
+        "composer",
+    ),
+    Other(
         "OLMo-core",
         ("model.d_model", "model.n_layers"),
         ("model.d_model", "model.n_layers", "model.vocab_size", "train_module.rank_microbatch_size"),
@@ -83,11 +111,27 @@ def refuse_other(document: Mapping[str, Any], what: str) -> None:
         if any(_value(document, mark) is None for mark in other.marks):
             continue
         states = [f"{name} {quoted(value)}" for name in other.told if (value := _value(document, name)) is not None]
-        stack = "deepspeed" if document.get("deepspeed") else other.stack
+        by_megatron = any("megatron" in state for state in states)
+        stack = "deepspeed" if document.get("deepspeed") else "megatron-core" if by_megatron else other.stack
         raise TrimaranError(
             f"{what} is {other.name}'s, which is read for no cost; it states {', '.join(states)}: ask for its layout "
             f"by trimaran plan --model config.json --cluster C --gbs N --stack {stack} --why LAYOUT"
         )
+
+
+def refuse_adapters(document: Any, what: str, path: str = "") -> None:
+    """Raise TrimaranError where NeMo or Megatron-Bridge trains adapters beside weights that stay as they are."""
+    for name, value in document.items() if isinstance(document, Mapping) else ():
+        named = f"{path}.{name}".lstrip(".")
+        if name != "peft":
+            refuse_adapters(value, what, named)
+            continue
+        scheme = value.get("peft_scheme", value.get("_target_")) if isinstance(value, Mapping) else value
+        if scheme and str(scheme).lower() not in ("none", "null"):
+            raise TrimaranError(
+                f"{what} trains adapters alone, {named} {quoted(scheme)}: no cost is known of that; leave {named} out "
+                f"for what training all weights would cost"
+            )
 
 
 def refuse_module(source: str, what: str) -> None:

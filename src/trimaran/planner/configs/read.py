@@ -16,7 +16,7 @@ from trimaran.planner.configs.flags import flags_of
 from trimaran.planner.configs.megatron.arguments import TELLING, megatron
 from trimaran.planner.configs.nanotron import is_nanotron, nanotron
 from trimaran.planner.configs.nested import nested_flags, yaml_document
-from trimaran.planner.configs.others import refuse_module, refuse_other
+from trimaran.planner.configs.others import refuse_adapters, refuse_module, refuse_other
 from trimaran.planner.configs.primus import is_primus, primus
 from trimaran.planner.configs.shell import training_words
 from trimaran.planner.configs.slurm_directives import nodes_of
@@ -100,6 +100,7 @@ def _nested(document: Any, form: str, what: str) -> Stated:
         refuse_other(document, what)
     if form == "deepspeed" or (form == "auto" and is_deepspeed(document)):
         return deepspeed(document)
+    refuse_adapters(document, what)
     given = nested_flags(document)
     if not any(flag in given for flag in TELLING):
         raise TrimaranError(f"{what} states nothing that is known of a training: {_EXPECTED}")
