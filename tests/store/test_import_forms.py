@@ -191,10 +191,11 @@ def test_steps_of_nemo_2_are_read_with_the_batch_that_they_name(tmp_path: Path, 
     assert "mean of" not in (row.notes or ""), "NeMo times single steps"
 
 
-def test_memory_that_nemo_2_logs_is_the_most_that_the_rank_had_reserved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["max_memory_reserved", "peak_memory_usage"])
+def test_memory_that_nemo_2_logs_is_the_most_that_the_rank_had_reserved(tmp_path: Path, name: str) -> None:
     step = (
         " 0: Training epoch 0, iteration {0}/29 | lr: 5e-06 | global_batch_size: 512 | global_step: {0} | "
-        "max_memory_reserved: {1} | max_memory_allocated: 53930270720 | reduced_train_loss: 9.924 | "
+        f"{name}: {{1}} | memory_allocated: 53930270720 | reduced_train_loss: 9.924 | "
         "train_step_timing in s: 26.93 | consumed_samples: 6144 | TFLOPS_per_GPU: 85.8\n"
     )
     row = only(read(tmp_path, step.format(10, 57466159104) + " 0: \n" + step.format(11, 57675874304)), "nemo")

@@ -22,8 +22,8 @@ _CLOCK = re.compile(rf"\b(\d{{1,9}})/\d{{1,9}} \[{ELAPSED}[^,\]]{{1,20}}, {{1,4}
 # `Training epoch 0, iteration 1/9 | global_batch_size: 8 | global_step: 1 | reduced_train_loss: 0.66 | ...`
 _ITERATION = re.compile(r"\bTraining epoch \d{1,6}, iteration (\d{1,9})/\d{1,9} \|(.{0,1000})")
 _NAMED = re.compile(
-    r"\b(global_step|global_batch_size|max_memory_reserved|reduced_train_loss|train_step_timing in s): "
-    r"([-+.\deE]{1,20})(?= \||\s*$)"
+    r"\b(global_step|global_batch_size|max_memory_reserved|peak_memory_usage|reduced_train_loss|"
+    r"train_step_timing in s): ([-+.\deE]{1,20})(?= \||\s*$)"
 )
 # `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
 _STEP = re.compile(
@@ -125,7 +125,8 @@ def _iteration_step(line: str, reading: LogReading) -> Step | None:
     fields = {name: value for name, text in _NAMED.findall(match[2]) if (value := number_of(text)) is not None}
     number, gbs = fields.get("global_step", float(match[1])), fields.get("global_batch_size")
     seconds, loss = fields.get("train_step_timing in s"), fields.get("reduced_train_loss")
-    if (reserved := fields.get("max_memory_reserved", 0.0)) > 0:  # in bytes, of the rank that logs
+    # in bytes, of the rank that logs; NeMo 2.0 had the second name for it (megatron_strategy.py, training_step)
+    if (reserved := fields.get("max_memory_reserved", fields.get("peak_memory_usage", 0.0))) > 0:
         reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
     return Step(int(number), seconds or None, int(gbs) if gbs else None, loss)
 

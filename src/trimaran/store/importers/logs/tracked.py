@@ -61,8 +61,11 @@ TRAINERS = (
         "loss/train/total", (("time/secs_per_step", 1.0),), steps_per_s="throughput/batches_per_sec", window=True,
         memory=(("memory/peak_reserved_mem", 1e9 * _BYTE),),
     ),
-    # NeMo, nemo/lightning/pytorch/callbacks and nemo/utils/exp_manager.py, TimingCallback
-    TrackedNames("reduced_train_loss", (("train_step_timing in s", 1.0),), gbs="global_batch_size"),
+    # NeMo, nemo/utils/exp_manager.py, TimingCallback, and nemo/lightning/pytorch/strategies/megatron_strategy.py
+    TrackedNames(
+        "reduced_train_loss", (("train_step_timing in s", 1.0),), gbs="global_batch_size",
+        memory=(("max_memory_reserved", _BYTE), ("peak_memory_usage", _BYTE)),
+    ),
     # Levanter, and Hugging Face's Trainer, which times no step (transformers, integrations/integration_utils.py)
     TrackedNames("train/loss", (("throughput/duration", 1.0),), mark="train/epoch"),
     # Lightning, whose loggers tell the epoch beside what a module logs
