@@ -177,6 +177,7 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
             "layer_types has 'mamba': state-space layers",
         ),
         ({"model_type": "seed_oss", "attention_bias": False, "attention_out_bias": True}, "attention_out_bias is True"),
+        ({"model_type": "deepseek_v2", "use_mla": False}, "use_mla is False, not True"),
         ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm is True, not False"),
         ({"model_type": "rwkv"}, "model_type 'rwkv' is not one of gpt2, "),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),

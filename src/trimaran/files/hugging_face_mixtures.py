@@ -225,7 +225,10 @@ def _deepseek(config: Config) -> Fields:
     """DeepSeek-V2 and V3, whose configs name every rank and width; Kimi K2 is of V3's kind."""
     # transformers' V2 scales weights alone, whatever norm_topk_prob says
     of_v2 = (("norm_topk_prob", False),) if config.get("model_type") == "deepseek_v2" else ()
-    usual = (("moe_layer_freq", 1), ("attention_bias", False), ("mlp_bias", False), ("rope_interleave", True))
+    usual = (
+        ("moe_layer_freq", 1), ("attention_bias", False), ("mlp_bias", False), ("rope_interleave", True),
+        ("use_mla", True),
+    )  # fmt: skip
     for key, value in (*usual, *of_v2):
         refuse_unless(config, key, value)
     # transformers scores by the family, whatever these two say
