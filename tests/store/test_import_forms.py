@@ -92,6 +92,21 @@ def test_whole_seconds_of_a_bar_tell_the_time_of_a_step_that_is_no_whole_second(
         assert row.sec_per_it == pytest.approx(seconds, rel=max(off, 0.05)), "to its whole seconds, where they are few"
 
 
+def test_llama_factorys_log_gives_steps_by_its_clock(tmp_path: Path) -> None:
+    line = '{{"current_steps": {0}, "total_steps": 93, "loss": {1}, "lr": 1e-06, "epoch": 0.16, "percentage": 5.38, '
+    line += '"elapsed_time": "{2}", "remaining_time": "0:36:15", "throughput": 13061.0, "total_tokens": 1614784}}\n'
+    evaluated = '{"current_steps": 10, "total_steps": 93, "eval_loss": 4.0, "epoch": 0.3, "elapsed_time": "0:04:30"}\n'
+    made = [line.format(5, 5.7013, "0:02:03"), line.format(10, 4.169, "0:04:03"), evaluated]
+    row = only(read(tmp_path, "".join([*made, line.format(15, 1.2572, "1:00:03")])), "hugging-face")
+    # the first has the start-up in it
+    assert row.step_times_s == (123 / 5, 24.0, 672.0) and row.losses == (5.7013, 4.169, 1.2572)
+    assert "progress bar" in (row.notes or "")
+    # one that was started again from step 10 counts on, and its clock does not
+    again = [line.format(15, 1.25, "0:02:03"), line.format(20, 1.0, "0:04:03"), line.format(25, 0.5, "0:06:03")]
+    row = only(read(tmp_path, "".join([*made, *again])), "hugging-face")
+    assert row.sec_per_it == 24.0 and row.losses == (5.7013, 4.169, 1.25, 1.0, 0.5)
+
+
 def test_what_ms_swift_adds_to_a_trainers_figures_gives_steps_and_memory(tmp_path: Path) -> None:
     swift = (
         "{{'loss': 1.5, 'epoch': 0.1, '{}': '{}/94', 'percentage': '5%', 'elapsed_time': '{}', "

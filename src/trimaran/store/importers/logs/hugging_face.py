@@ -59,6 +59,11 @@ _SWIFT = re.compile(
     r"'(?:global_step/max_steps|iteration)': '(\d{1,9})/(\d{1,9})', .{0,80}?"
     r"'elapsed_time': '((?:\d{1,5}[dhms] ?){1,4})'"
 )
+# a line of `trainer_log.jsonl`, which LLaMA-Factory keeps of it (src/llamafactory/train/callbacks.py, LogCallback)
+_FACTORY = re.compile(
+    r'\{"current_steps": (\d{1,9}), "total_steps": (\d{1,9}),(?: "loss": ([-+.\deE]{1,24}),)?[^\n}]{0,400}?'
+    r'"elapsed_time": "([\d:]{4,12})"[^\n}]{0,200}\}'
+)
 _RESERVED = re.compile(r"'memory\(GiB\)': (\d{1,6}(?:\.\d{1,6})?)")
 # what axolotl adds, of rank 0: `'memory/max_active (GiB)': '25.45'`, and `'memory/max_mem_active(gib)': 25.45` before
 _MEMORY = re.compile(r"'memory/max_(?:mem_)?active ?\(gib\)': '?(\d{1,6}(?:\.\d{1,6})?)", re.IGNORECASE)
@@ -72,6 +77,8 @@ _LEAST_RATE = 0.05
 
 def recognises(text: str) -> bool:
     """Whether the text is a Trainer's log or its state."""
+    if '"current_steps"' in text and _FACTORY.search(text):
+        return True
     return _START in text or ('"log_history"' in text and "log_history" in json_object(text))
 
 
@@ -86,7 +93,21 @@ def recognises_bare(text: str) -> bool:
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of one log, or of one `trainer_state.json`."""
     state = json_object(text)
-    return _of_state(state, given) if "log_history" in state else _of_log(text, given)
+    return _of_state(state, given) if "log_history" in state else _of_log(_as_printed(text), given)
+
+
+def _as_printed(text: str) -> str:
+    """LLaMA-Factory's lines as the Trainer prints the same: its bar, a loss, its header where the clock restarts."""
+    clock = 0
+
+    def printed(line: re.Match[str]) -> str:
+        nonlocal clock
+        made, of, loss, elapsed = line.groups()
+        header = f"{_START}\n" if seconds_of(elapsed) < clock else ""
+        clock = seconds_of(elapsed)
+        return f"{header}{made}/{of} [{elapsed}<" + (f" {{'loss': {loss}}}" if loss else "")
+
+    return _FACTORY.sub(printed, text)
 
 
 def _of_state(state: Mapping[str, object], given: Mapping[str, Cell]) -> list[Draft]:
