@@ -70,6 +70,7 @@ def test_a_decoder_is_read_where_its_keys_stand_beside_the_vision_or_in_a_sectio
             },
         ),
         ("llama", {"mlp_bias": True}),
+        ("seed_oss", {"attention_bias": False, "head_dim": 64, "mlp_bias": True, "num_key_value_heads": 2}),
     ],
     ids=str,
 )  # fmt: skip

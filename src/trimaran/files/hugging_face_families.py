@@ -218,7 +218,7 @@ def _seed_oss(config: Config) -> Fields:
     if biases == "all" and not config["attention_bias"]:
         raise InexpressibleError("attention_out_bias is True without attention_bias")
     fields = llama_like({**config, "attention_bias": False})
-    return fields | {"attention_bias": biases if config["attention_bias"] else None}
+    return fields | ({"attention_bias": biases} if config["attention_bias"] else {})
 
 
 def _ernie4_5(config: Config) -> Fields:
