@@ -9,6 +9,8 @@ import pytest
 
 from command import TRIMARAN, tiny_recipe
 
+PLAN = ["plan", "--model", "gpt2-124m", "--cluster", "dgx-h100", "--devices", "8", "--gbs", "8", "--format", "json"]
+
 
 def test_a_disk_that_takes_no_line_of_what_is_said_changes_no_status() -> None:
     """A mistake ended with status 1 where it could not be told, and a sweep after its first trial."""
@@ -30,3 +32,20 @@ def test_a_mistake_told_where_standard_error_is_closed_is_no_output() -> None:
     command = [TRIMARAN, "plan", "--model", "no-such-model"]
     told = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, check=False)
     assert (told.returncode, told.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["plan", "--help"], PLAN])
+def test_output_that_nobody_reads_ends_as_by_sigpipe_and_says_nothing(words: list[str]) -> None:
+    """It ended with status 1, which is none of this program's."""
+    unread = '"$@" | true; echo "${PIPESTATUS[0]}"'
+    done = subprocess.run(["bash", "-c", unread, "bash", TRIMARAN, *words], capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"141\n", b"")
+
+
+@pytest.mark.parametrize("words", [["--version"], PLAN])
+def test_output_on_a_full_disk_is_named(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 (a device)
+        done = subprocess.run([TRIMARAN, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("trimaran: standard output: No space left on device; ")
+    assert done.stderr.count("\n") == 1

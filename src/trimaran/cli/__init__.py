@@ -7,11 +7,12 @@ import signal
 import sys
 from types import FrameType
 
-from trimaran.cli.standard_streams import keep_working_unheard, open_standard_streams
+from trimaran.cli.standard_streams import Unread, keep_working_unheard, name_standard_output, open_standard_streams
 from trimaran.protocol.wishes import Wishes, stop_signals
 
 INTERRUPTED = 130
 TERMINATED = 143
+UNREAD = 141  # as of a program that SIGPIPE has ended
 # What an interrupted verb has kept; the others keep nothing before they end.
 _REST = "what was finished is kept, the same command goes on with the rest"
 _KEPT = {
@@ -32,6 +33,7 @@ def main() -> None:
     """Entry point of the `trimaran` command."""
     open_standard_streams()
     keep_working_unheard()
+    name_standard_output()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows another for it
@@ -40,13 +42,14 @@ def main() -> None:
         from trimaran.cli.app import app  # which takes a while, and may be interrupted
 
         status = app(standalone_mode=False)
+        if sys.stdout:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED
     except _Terminated:
         _fail(_stopped("terminated"), TERMINATED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+    except Unread:
+        sys.exit(UNREAD)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}; check the path, its permissions and free space")

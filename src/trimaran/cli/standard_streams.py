@@ -23,6 +23,24 @@ class _Dropping(io.FileIO):
         return len(content) if taken is None else taken
 
 
+class Unread(BaseException):
+    """Nobody reads what is printed any more, as behind `head`. No OSError: Click would make a mistake of it."""
+
+
+class _Named(io.FileIO):
+    """Standard output whose errors say that it is meant."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for what is still buffered when Python ends
+            if isinstance(error, BrokenPipeError):
+                raise Unread from None
+            error.filename = "standard output"
+            raise
+
+
 def open_standard_streams() -> None:
     """Have descriptors 0 to 2 lead nowhere where this was started without them, as a service may be.
 
@@ -42,3 +60,12 @@ def keep_working_unheard() -> None:
         number, encoding = (stream.fileno(), stream.encoding) if stream else (2, "utf-8")
         raw = _Dropping(number, "wb", closefd=False)
         sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, line_buffering=True)
+
+
+def name_standard_output() -> None:
+    """Write to standard output through `_Named`, where it is a file of the system's; where it was closed, nowhere."""
+    stream: TextIO | None = sys.stdout
+    with suppress(OSError):
+        if stream:
+            raw, lines = _Named(stream.fileno(), "wb", closefd=False), stream.isatty()
+            sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=lines)
