@@ -31,6 +31,7 @@ global_batch = 4
         ("[sweep]\ntimeout_s = 1e30", "sweep.timeout_s"),
         ("[sweep]\nsteps = 1000000000000", "sweep.steps"),
         ('[sweep]\nfixed = {tp = "two"}', "sweep: fixed.tp: Input should be a valid integer"),
+        ("[sweep]\nfixed = {mbs = [1, 2]}", "sweep.fixed.mbs: a whole number, a text, true or false is expected"),
         ("[sweep]\nfixed = {mbs = 0}", "sweep: fixed.mbs: Input should be greater than 0"),
         ("[train]\nlearning_rate = 1e-4\nmin_learning_rate = 1e-3", "min_learning_rate 0.001 exceeds learning_rate"),
         ("[train]\nbalance_loss = 0.01", "train.balance_loss is 0.01, but model.experts is 0"),

@@ -16,6 +16,8 @@ from trimaran.nouns.text import one_line, quoted
 LARGEST = 2.0**63
 _SLIP = "slip"
 _PLAIN_NUMBERS = (int, float)
+# Types by the names that pydantic puts behind a field that takes one of several.
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "tuple": "a list"}
 
 
 class TrimaranError(Exception):
@@ -111,16 +113,36 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 def first_error(error: ValidationError) -> str:
     """The first complaint of a pydantic error, in one line with the field and its value."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    errors = error.errors()
+    first = errors[0]
+    where = ".".join(map(str, _field(first["loc"])))
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == _SLIP:
         return f"{where}.{message}" if where else message
     given = first.get("input")
+    alternatives = [alternative for other in errors if (alternative := _alternative(first["loc"], other["loc"]))]
+    if len(alternatives) > 1:
+        return f"{where}: {', '.join(dict.fromkeys(alternatives))} is expected (it is {quoted(given)})"
     if first["type"] in ("tuple_type", "list_type"):
         message = f"a list is expected, as [{quoted(given)}]"
     shown = "" if isinstance(given, dict | list | tuple) or not where else f" (it is {quoted(given)})"
     return f"{where}: {message}{shown}" if where else message
+
+
+def _field(way: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The way to a field without the type, of several that it takes, that pydantic puts behind it."""
+    return way[:-1] if way and _kind(way[-1]) else way
+
+
+def _alternative(first: tuple[int | str, ...], way: tuple[int | str, ...]) -> str:
+    """What the field of the first complaint takes besides, by the way to another complaint; empty where of another."""
+    field = _field(first)
+    return _kind(way[len(field)]) if first != field and len(way) > len(field) and way[: len(field)] == field else ""
+
+
+def _kind(tag: int | str) -> str:
+    """A type, of several that a field takes, in words; empty for what is none."""
+    return _KINDS.get(str(tag).partition("[")[0], "")
 
 
 def assignments(words: Iterable[str], what: str, form: str, example: str) -> dict[str, str]:
