@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 
 from pydantic import ValidationError
 
@@ -24,6 +25,7 @@ from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.stack import Stack
+from trimaran.nouns.text import quoted
 from trimaran.nouns.workload import Optimizer, RampUp, Workload
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with
@@ -59,6 +61,10 @@ def plan(
     `seq` defaults to the model's positions, `stack` to the usual one of the cluster's devices; `ramp_up` is (start,
     increment, samples); `fix` holds choices (`{"tp": 8}`); the rest is as PlanSettings says. Raises TrimaranError.
     """
+    _expect("cluster", cluster, Cluster)
+    _expect("stack", stack, Stack, NoneType)
+    if not isinstance(fix, Mapping | None):
+        raise TrimaranError(f"fix is {quoted(fix)}: give choices by name, as {{'tp': 8}}")
     settings = settings_from(
         devices=devices, goal=objective, deadline_days=deadline_days, budget=budget, top=top,
         fixed=dict(fix or {}), mem_margin=mem_margin, gbs_tolerance=gbs_tolerance,
@@ -88,6 +94,10 @@ def predict(
     for the priors. A row that cannot be answered says why in its `error`. Raises TrimaranError where the
     table cannot be read.
     """
+    _expect("table", table, Table)
+    for given_name, load in ((cluster, load_cluster), (stack, load_stack)):
+        if given_name is not None:
+            load(str(given_name))  # a name that does not exist is told before any row is read
     if isinstance(table, Table):
         rows = table
     else:
@@ -108,7 +118,10 @@ def workload_of(
     ramp_up: Sequence[int] | None = None,
 ) -> Workload:
     """A Workload from plain values; raises TrimaranError naming the field in one line."""
+    _expect("model", model, Model)
     shape = model if isinstance(model, Model) else load_model(str(model))
+    if not isinstance(ramp_up, Sequence | None) or isinstance(ramp_up, str):
+        raise TrimaranError(f"ramp_up is {quoted(ramp_up)}: give three numbers, start, increment and samples")
     if ramp_up is not None and len(ramp_up) != len(RampUp.model_fields):
         raise TrimaranError(f"ramp_up has {len(ramp_up)} numbers, needs 3: start, increment and samples")
     fields = {
@@ -131,4 +144,11 @@ def calibration_of(given: Calibration | str | Path | None, cluster: Cluster, sta
 
 
 def _stated_calibration(given: Calibration | str | Path | None) -> Calibration | None:
+    _expect("calibration", given, Calibration, NoneType)
     return load_calibration(given) if isinstance(given, str | Path) else given
+
+
+def _expect(what: str, given: object, noun: type, *others: type) -> None:
+    """Raise TrimaranError where an argument is neither such a noun nor a name or path."""
+    if not isinstance(given, (str, Path, noun, *others)):
+        raise TrimaranError(f"{what} is {quoted(given)}: give a {noun.__name__}, a name or a file's path")

@@ -6,10 +6,11 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -151,3 +152,37 @@ def test_nouns_serve_where_names_do() -> None:
     named = plan("gpt3-1b3", "dgx-h100", 128, devices=16, stack="trimaran", top=2)
     given = plan(load_model("gpt3-1b3"), load_cluster("dgx-h100"), 128, devices=16, stack=load_stack("trimaran"), top=2)
     assert named == given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": None}, "model is None: give a Model, a name or a file's path"),
+        ({"cluster": 3}, "cluster is 3: give a Cluster,"),
+        ({"stack": ["trimaran"]}, "stack is ['trimaran']: give a Stack,"),
+        ({"calibration": {}}, "calibration is {}: give a Calibration,"),
+        ({"fix": "tp=8"}, "fix is 'tp=8': give choices by name, as {'tp': 8}"),
+        ({"fix": {"tp": None}}, "fixed.tp: a whole number, true or false, a text, a list is expected (it is None)"),
+        ({"ramp_up": 5}, "ramp_up is 5: give three numbers, start, increment and samples"),
+    ],
+)
+def test_an_argument_of_another_type_is_told_by_its_name(given: dict[str, Any], said: str) -> None:
+    """Some ended in Python's own errors, which name what the code does with them."""
+    asked: dict[str, Any] = {"model": "gpt3-1b3", "cluster": "dgx-h100", "gbs": 64, "devices": 8, "top": 1, **given}
+    with pytest.raises(trimaran.TrimaranError, match=re.escape(said)):
+        plan(**asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"table": 5}, "table is 5: give a Table, a name or a file's path"),
+        ({"calibration": 5}, "calibration is 5: give a Calibration,"),
+        ({"cluster": "dgx-h10"}, "did you mean 'dgx-h100'?"),
+        ({"stack": "trimaram"}, "did you mean 'trimaran'?"),
+    ],
+)
+def test_so_is_one_of_a_table_and_a_name_that_no_row_asks_for(given: dict[str, Any], said: str) -> None:
+    asked: dict[str, Any] = {"table": "dlperf_v100", **given}
+    with pytest.raises(trimaran.TrimaranError, match=re.escape(said)):
+        predict(**asked)
