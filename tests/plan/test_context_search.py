@@ -144,7 +144,8 @@ def test_long_sequences_on_64_gpus_are_shared_out(model: str, stack: str, monkey
 def test_where_nothing_fits_the_sentence_says_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     workload, cluster = workload_of("llama3-70b", 64, seq=131_072), load_cluster("dgx-h100")
-    with pytest.raises(TrimaranError, match=r"what would help: CP \d+ .*torch-fsdp has not, .*megatron-core.* have"):
+    says = r"what would help: CP \d+ .*torch-fsdp has not, torchtitan, .*, others have\)"
+    with pytest.raises(TrimaranError, match=says):
         plan(workload, cluster, load_stack("torch-fsdp"), devices=64)
     with pytest.raises(TrimaranError, match=r"what would help: .*where cp is not held at 1.*"):
         plan(workload, cluster, load_stack("megatron-core"), devices=64, fixed={"cp": 1, "recompute": "none"})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 
 from trimaran.cost.case import Case
@@ -50,12 +51,19 @@ def _said(way: _Way, layout: Layout, case: Case, limit_gib: float, fixed: Mappin
                 return None
             but.append(f"on {tried.devices} devices")
         if not way.had_by(case.stack):
-            others = ", ".join(_stacks_with(way.name))
+            others = _named(_stacks_with(way.name), case.stack.name)
             but.append(f"which {case.stack.name} has not, {others} have" if others else f"not in {case.stack.name}")
         elif way.choice in fixed:
             but.append(f"where {way.choice} is not held at {fixed[way.choice]}")
         return f"{way.name.format(layout=tried)} ({', '.join(but)})"
     return None
+
+
+def _named(stacks: Sequence[str], missing: str) -> str:
+    """Two of the stacks, the likest by name first; others of a name that one begins with are variants of it."""
+    plain = [name for name in stacks if not any(name.startswith(f"{other}-") for other in stacks)]
+    likest = sorted(plain, key=lambda name: -SequenceMatcher(None, name, missing).ratio())
+    return ", ".join([*likest[:2], *(["others"] if len(stacks) > 2 else [])])
 
 
 def _memory(layout: Layout, case: Case) -> float:
