@@ -315,3 +315,19 @@ def test_a_hundred_thousand_rows_are_imported_merged_listed_and_exported_within_
         assert peak_mib < 500, (arguments, peak_mib)
     with Store(b) as store:
         assert store.count() == 100_000
+
+
+def test_a_file_that_is_no_store_is_told_what_one_is(tmp_path: Path) -> None:
+    """It was to be moved away, which nobody wants of a README."""
+    (tmp_path / "README.md").write_text("# A page of text\n" * 100)
+    with pytest.raises(TrimaranError, match=r"it is not a store, or damaged .*: name one that bench, tune or import"):
+        Store(tmp_path / "README.md", create=False)
+
+
+@pytest.mark.parametrize("ending", ["wal", "journal"])
+def test_a_folder_by_the_name_of_sqlites_own_file_is_named(tmp_path: Path, ending: str) -> None:
+    """Permissions and the disk were blamed for it."""
+    Store(tmp_path / "s.sqlite").close()
+    (tmp_path / f"s.sqlite-{ending}").mkdir()
+    with pytest.raises(TrimaranError, match=rf"s.sqlite-{ending} is none: move that away"):
+        Store(tmp_path / "s.sqlite", create=False)

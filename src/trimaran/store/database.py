@@ -398,7 +398,7 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise TrimaranError(f"store {self.path}: {_remedy(error)}") from None
+            raise TrimaranError(f"store {self.path}: {_occupied(self.path) or _remedy(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -430,6 +430,13 @@ class ChosenMeasurements:
         return (run.measurement for run in self.runs)
 
 
+def _occupied(path: Path) -> str:
+    """Which of the files that SQLite keeps beside a store something else has the name of; empty where none."""
+    beside = (path.with_name(f"{path.name}-{ending}") for ending in ("wal", "shm", "journal"))
+    taken = next((file for file in beside if file.exists() and not file.is_file()), None)
+    return "" if taken is None else f"SQLite keeps a file {taken.name} beside it, and {taken} is none: move that away"
+
+
 def _remedy(error: sqlite3.Error) -> str:
     message = str(error)
     if "full" in message or "disk I/O" in message:
@@ -442,6 +449,11 @@ def _remedy(error: sqlite3.Error) -> str:
         )
     if "readonly" in message or "unable to open" in message:
         return f"it cannot be written ({message}): check its permissions, or name another file"
-    if "not a database" in message or "malformed" in message:
-        return f"it is not a store, or it is damaged ({message}): move it away, or name another file"
+    if "not a database" in message:
+        return (
+            f"it is not a store, or damaged ({message}): name one that bench, tune or import wrote, as "
+            f"runs/NAME/store.sqlite; the name of a table ends in .csv"
+        )
+    if "malformed" in message:
+        return f"it is damaged ({message}): move it away, or name another file"
     return message
