@@ -35,3 +35,10 @@ def test_a_row_that_says_no_more_is_counted_as_documents_count() -> None:
     assert size_label(row("bloom-176b")) == "176B"
     # of columns that contradict each other too
     assert size_label(row("mixtral-8x7b", experts=8, top_k=9, moe_ffn_hidden=1)) == "6.6B"
+
+
+@pytest.mark.parametrize(("hidden", "size"), [(8, "2.3K"), (32, "28K"), (64, "0.1M"), (256, "1.6M")])
+def test_small_models_have_a_size_too(hidden: int, size: str) -> None:
+    """Those of tests and of first tries were all of 0.0M."""
+    tiny = {"layers": 2, "hidden": hidden, "heads": 2, "vocab": 96}
+    assert size_label(row("gpt2-124m", **tiny)) == size

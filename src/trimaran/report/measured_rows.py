@@ -77,11 +77,13 @@ def _placed(row: Measurement) -> str | None:
 
 
 def size_label(row: Measurement) -> str:
-    """The model's size: `181B`, `1.3B`, `124M`."""
+    """The model's size: `181B`, `1.3B`, `124M`, `30K`."""
     parameters = _parameters(row)
     if parameters >= 1e9:
         billions = parameters / 1e9
         return f"{billions:.0f}B" if billions >= 10 else f"{billions:.1f}B"
+    if parameters < 1e5:
+        return f"{parameters / 1e3:.2g}K"
     return f"{parameters / 1e6:.0f}M" if parameters >= 1e7 else f"{parameters / 1e6:.1f}M"
 
 
