@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
@@ -44,6 +46,22 @@ def test_the_same_text_is_tokenised_once_and_changed_text_anew(tmp_path: Path, m
         assert prepare(job) == first
     (tmp_path / "a.txt").write_text(POEM.upper())
     assert prepare(job) != first
+
+
+def test_tokens_that_were_read_otherwise_are_not_taken_for_those_of_today(tmp_path: Path) -> None:
+    """Text that gives other tokens than it did needs another FORMAT: folders of before would serve its old ones."""
+    (tmp_path / "1.JSONL").write_text(json.dumps({"text": "cut at two words"}) + "\n" + json.dumps({"text": "\ud83d."}))
+    (tmp_path / "2.txt").write_text(POEM, encoding="utf-8-sig")
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "two": 1, "</s>": 2}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.enable_truncation(2)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    checksum = hashlib.sha256()
+    paths = [str(tmp_path / "1.JSONL"), str(tmp_path / "2.txt")]
+    for tokenizer in ("bytes", str(tmp_path / "tokenizer.json")):
+        tokens = Tokens(prepare(make_job(tmp_path, paths=paths, tokenizer=tokenizer)))
+        checksum.update(tokens.read(0, len(tokens)).astype("<i8").tobytes())
+    assert (tokenise.FORMAT, checksum.hexdigest()[:16]) == (3, "151f0d236df1bfc1")
 
 
 def test_what_dead_processes_left_unfinished_is_removed_after_a_day(tmp_path: Path) -> None:
@@ -208,6 +226,20 @@ def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tm
     assert read_index(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")]))).documents == 1
     with pytest.raises(TrimaranError, match=r"b\.dat is not UTF-8 text"):
         prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.dat")]))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_records_are_known_by_their_ending_in_capitals_too(tmp_path: Path, kind: str) -> None:
+    """`.JSONL` was one document with its braces in it, and `.Parquet` in a folder was left out in silence."""
+    (tmp_path / "text").mkdir()
+    if kind == "jsonl":
+        (tmp_path / "text" / "a.JSONL").write_text('{"text": "abc"}\n{"text": "d"}\n')
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": ["abc", "d"]}), tmp_path / "text" / "a.Parquet")
+    tokens = Tokens(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")])))
+    assert tokens.read(0, len(tokens)).tolist() == [*b"abc", 256, *b"d", 256]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -32,8 +32,9 @@ from trimaran.train.text.text_files import MIB, documents, plain_text_size, text
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
-# Increased when the meaning of the files changes: the text of older folders is then tokenised again.
-FORMAT = 2
+# Increased when the meaning of the files changes, or text and tokenizers are read such that the same text gives other
+# tokens: the text of older folders is then tokenised again.
+FORMAT = 3
 FILE_TOKENS = 1 << 28
 LEFT_OVER_AFTER_S = 86400.0
 DOCUMENTS_AT_ONCE = 256

@@ -55,7 +55,7 @@ def plain_text_size(file: Path) -> int:
 
     The size of the text in records is known only once they are parsed.
     """
-    if file.suffix in _RECORDS:
+    if file.suffix.lower() in _RECORDS:
         return 0
     try:
         return len(_whole(file).encode())
@@ -96,7 +96,7 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
             reason = error.strerror or str(error).splitlines()[0]  # the reader of Parquet has words alone
             raise TrimaranError(f"data.paths: {file} cannot be read: {reason}") from None
         except UnicodeDecodeError as error:
-            if file in named or file.suffix in _RECORDS:
+            if file in named or file.suffix.lower() in _RECORDS:
                 raise TrimaranError(
                     f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
                 ) from None
@@ -105,8 +105,8 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
 
 
 def _read(file: Path, field: str) -> Iterator[str]:
-    if file.suffix in _RECORDS:
-        yield from _RECORDS[file.suffix](file, field)
+    if file.suffix.lower() in _RECORDS:
+        yield from _RECORDS[file.suffix.lower()](file, field)
     else:
         yield _whole(file)
 
