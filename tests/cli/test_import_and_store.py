@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from command import TRIMARAN, run
+from trimaran.files.catalogue import CATALOG
 from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
 
+MEASUREMENTS = Path(str(CATALOG)) / "measurements"
 DOCUMENTS = Path(__file__).parents[1] / "store" / "documents"
 PREQUEL = str(next(DOCUMENTS.glob("004*")))
 FUGAKU = str(next(DOCUMENTS.glob("000*")))
@@ -189,3 +191,25 @@ def test_stores_are_exported_and_merged(published: str, tmp_path: Path) -> None:
     assert (csv_again["format"], csv_again["added"], csv_again["flagged"]) == ("csv", 2, None)
     assert run("store", own, "merge", published).stdout.startswith("125 of 127 runs added")
     assert run("store", own, "merge", published).stdout.startswith("0 of 127")
+
+
+def test_rows_of_other_clusters_that_a_fit_leaves_out_are_told(tmp_path: Path) -> None:
+    """They went in silence, and a row whose cluster is misspelt with them."""
+    fitted = tmp_path / "c.toml"
+    store = str(tmp_path / "s.sqlite")
+    tables = [str(MEASUREMENTS / f"{name}.csv") for name in ("dlperf_v100", "fugaku_124m")]
+    assert run("import", *tables, "--into", store).returncode == 0
+    done = run("fit", store, "--cluster", "dlperf-v100", "--stack", "oneflow", "-o", str(fitted))
+    assert done.returncode == 0
+    assert "note: 56 of 92 rows are left out, of another cluster: 56 of fugaku-a64fx\n" in done.stderr
+    assert "note: 18 of 36 rows are left out, of another stack: 18 of megatron\n" in done.stderr
+
+
+def test_endings_in_capitals_are_the_same_endings(tmp_path: Path) -> None:
+    """A table in capitals was taken for a damaged store, a page in capitals was refused."""
+    table = tmp_path / "T.CSV"
+    head, *rows = (MEASUREMENTS / "dlperf_v100.csv").read_text().splitlines()
+    table.write_text("\n".join([head, *(row for row in rows if "dlperf-h1536xL16-B2," in row)]))
+    for name in ("P.HTML", "F.PNG", "T2.CSV"):
+        done = run("report", str(table), "-o", str(tmp_path / name))
+        assert done.returncode == 0 and (tmp_path / name).exists(), done.stderr

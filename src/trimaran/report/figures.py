@@ -59,7 +59,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
     Raises TrimaranError where that is none of ENDINGS, or the path cannot be written.
     """
-    if path.suffix not in ENDINGS:
+    if path.suffix.lower() not in ENDINGS:
         raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: a figure ends in {', '.join(ENDINGS)}")
     partial = path.with_name(f".{path.stem}.part{path.suffix}")
     try:

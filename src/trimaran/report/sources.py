@@ -26,9 +26,9 @@ def measured_rows(path: Path, recipe: str | None = None) -> list[Measurement]:
         raise TrimaranError(
             f"{path} is a folder without {RunFile.LOG} of a training: give a store, a table, a plan or runs/NAME/train"
         )
-    if path.suffix == PLAN_ENDING:
+    if path.suffix.lower() == PLAN_ENDING:
         raise TrimaranError(f"{path}: a plan is shown as a page or a figure: give -o {path.with_suffix('.html')}")
-    if path.suffix == TABLE_ENDING:
+    if path.suffix.lower() == TABLE_ENDING:
         table = read_table(path)
         if refused := next((row for row in table.rows if row.error), None):
             raise TrimaranError(f"table {path}: {refused.error}")
@@ -56,7 +56,7 @@ def content_of(paths: Sequence[Path], recipe: str | None = None) -> Content:
 
     Raises TrimaranError for a plan beside other files, a file that cannot be read, or no rows.
     """
-    if any(path.suffix == PLAN_ENDING for path in paths):
+    if any(path.suffix.lower() == PLAN_ENDING for path in paths):
         if len(paths) > 1:
             raise TrimaranError(f"{len(paths)} files are given and one is a plan: report a plan by itself")
         return plan_content(_read_plan(paths[0]))

@@ -80,13 +80,13 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
 def check_ending(path: Path) -> None:
     """Raise TrimaranError where a path ends in what no timeline can be written as."""
     endings = (TRACE_ENDING, *ENDINGS)
-    if path.suffix not in endings:
+    if path.suffix.lower() not in endings:
         raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: a timeline ends in {', '.join(endings)}")
 
 
 def write_timelines(timelines: Mapping[str, Timeline], path: Path) -> None:
     """Write a trace (.json) or a picture (.png, .svg, .pdf); raises TrimaranError for another ending."""
-    if path.suffix == TRACE_ENDING:
+    if path.suffix.lower() == TRACE_ENDING:
         write_atomically(path, json.dumps(chrome_trace(timelines)))
         return
     ranks = max(len(_ranks(timeline)) for timeline in timelines.values())

@@ -26,9 +26,9 @@ def export_table(measurements: Iterable[Measurement], path: Path) -> int:
     ends in anything else, or cannot be written.
     """
     writers = {".csv": export_csv, ".parquet": export_parquet}
-    if path.suffix not in writers:
+    if path.suffix.lower() not in writers:
         raise TrimaranError(f"{path} ends in {path.suffix or 'nothing'!r}: the table is written as .csv or .parquet")
-    return writers[path.suffix](measurements, path)
+    return writers[path.suffix.lower()](measurements, path)
 
 
 def export_csv(measurements: Iterable[Measurement], path: str | Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,15 +104,20 @@ def _of(rows: list[_Numbered], cluster: str | None, stack: str | None) -> list[_
         # A file's rows name it by its path, by what the file is called, or by the name that it states.
         names = {given, Path(given).stem if given.endswith((".toml", ".json")) else given, load(given).name}
         cells = [getattr(row, kind) for _, row in rows]
+        others = {cell for cell in set(cells) - names - {None} if catalogue_name(f"{kind}s", cell) not in names}
         kept = [
             (number, row.model_copy(update={kind: given}))
             for (number, row), cell in zip(rows, cells, strict=True)
-            if cell is None or cell in names or catalogue_name(f"{kind}s", cell) in names
+            if cell not in others
         ]
         if not kept:
             raise TrimaranError(
                 f"fit: none of {len(rows)} rows is of {kind} {given}, the first is of {cells[0]}: "
                 f"give that by --{kind}, by its name or its file"
             )
+        if others:
+            counts = Counter(cell for cell in cells if cell in others).most_common()
+            named = ", ".join(f"{count} of {cell}" for cell, count in counts)
+            tell_each([f"note: {len(rows) - len(kept)} of {len(rows)} rows are left out, of another {kind}: {named}"])
         rows = kept
     return rows

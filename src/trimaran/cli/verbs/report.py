@@ -48,7 +48,7 @@ def report(
 
     if (folder := training_folder(sources[0])) is not None:
         others = len(sources) > 1 or figure is not None or recipe is not None or form != OutputFormat.table
-        if others or (output is not None and output.suffix != ".html"):
+        if others or (output is not None and output.suffix.lower() != ".html"):
             raise TrimaranError(f"{sources[0]} is a training: report it by itself, as text or with -o life.html")
         life = life_of(folder)
         if output is None:
@@ -57,16 +57,16 @@ def report(
             write_atomically(output, life_page(life))
             tell(f"page written to {output}: open it in a browser, it needs no network", err=True)
         return
-    if figure is not None and (output is None or output.suffix not in ENDINGS):
+    if figure is not None and (output is None or output.suffix.lower() not in ENDINGS):
         raise TrimaranError(f"--figure {figure} is drawn into a file: give -o {figure}.svg (or .png, .pdf)")
     if output is None:
         rows = [row for rows in rows_of_each(sources, recipe) for row in rows]
         tell(render(records(rows), FIELDS, form.value))
         return
-    if output.suffix == ".html":
+    if output.suffix.lower() == ".html":
         write_atomically(output, page(content_of(sources, recipe)))
         tell(f"page written to {output}: open it in a browser, it needs no network", err=True)
-    elif output.suffix in ENDINGS:
+    elif output.suffix.lower() in ENDINGS:
         write_figure(figure or "front", content_of(sources, recipe), output)
         tell(f"figure {figure or 'front'} written to {output}", err=True)
     else:
