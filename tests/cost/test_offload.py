@@ -171,7 +171,7 @@ def test_a_host_with_little_memory_is_no_way_out_of_a_device_with_little() -> No
     workload = Workload(model=load_model("llama3-8b"), seq_len=2048, global_batch=64)
     roomy = plan(workload.model, small, 64, devices=1, seq=2048, stack="deepspeed")
     assert "offload" in str(roomy.best.layout)
-    with pytest.raises(TrimaranError, match="no layout on 1 devices fits"):
+    with pytest.raises(TrimaranError, match="no layout on 1 device fits"):
         plan(
             workload.model, small.model_copy(update={"host_mem_gib": 64.0}), 64, devices=1, seq=2048, stack="deepspeed"
         )

@@ -19,7 +19,7 @@ from trimaran.layout.rules import RULES, Violation, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
-from trimaran.nouns.text import figure
+from trimaran.nouns.text import counted, figure
 from trimaran.nouns.workload import Workload
 from trimaran.planner.entries import entry_of
 from trimaran.planner.explain.advice import advise
@@ -139,7 +139,7 @@ def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
     cap = settings.devices or cluster.devices
     if cap > cluster.devices:
         notes.append(
-            f"cluster {cluster.name} states {cluster.nodes} nodes; {cap} devices are planned on "
+            f"cluster {cluster.name} states {counted(cluster.nodes, 'node')}; {cap} devices are planned on "
             f"{on_devices(cluster, cap).nodes} of that kind"
         )
     search, ranking = searched(case, settings)
@@ -332,14 +332,14 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
     if ranking.unmet:
         fastest = _without_limits(search, "time")
         cheapest = fastest if search.objective.budget is None else _without_limits(search, "cost")
-        return unmet_sentence(search.objective, f"no layout on {devices} devices", fastest, cheapest)
+        return unmet_sentence(search.objective, f"no layout on {counted(devices, 'device')}", fastest, cheapest)
     unfit = _nearest_unfit(ranking, search)
     if unfit is not None:
         settings, limit = search.proposer.settings, _limit_gib(search, unfit.layout)
         helps = ways_out(
             unfit.layout, search.case, limit, settings.fixed, enough_devices(search.case, settings, devices)
         )
-        return f"no layout on {devices} devices fits; the nearest is {unfit.layout}: {unfit.sentence}{helps}"
+        return f"no layout on {counted(devices, 'device')} fits; the nearest is {unfit.layout}: {unfit.sentence}{helps}"
     # What is fixed may be nothing that stack or device has, of which memory knows nothing.
     for noted in ranking.nearest_unfit()[:1]:
         for violation in _broken(noted.row, search):
@@ -352,6 +352,6 @@ def _nothing(ranking: Ranking, search: Search, devices: int) -> str:
             f"none"
         )
     if sieve.emptied is None:
-        return f"no layout on {devices} devices is left: allow more devices or fix fewer choices"
+        return f"no layout on {counted(devices, 'device')} is left: allow more devices or fix fewer choices"
     rule, fields = sieve.emptied
     return f"no layout is valid; for example, {sieve.sentence(rule, fields)}"
