@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from raylets import Raylets
 
 from command import tiny_recipe
 from trial_helpers import LIMITS, fake_worker
+from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.ray.ray_launcher import bundle_of
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
@@ -106,6 +109,27 @@ def test_a_recipe_that_asks_for_ray_says_that_it_is_not_installed(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(TrimaranError, match=r"^\[sweep.ray\] needs Ray, .*: pip install 'trimaran\[ray\]'$"):
         runnable_recipe(recipe, trust=False)
+
+
+def test_a_signal_is_heard_while_an_actor_is_waited_for(on_ray: Recipe, two_nodes: Cluster, tmp_path: Path) -> None:
+    """And neither after Ray's own wait nor as an error of Ray's."""
+
+    class HeardError(BaseException):
+        pass
+
+    def hear(_number: int, _frame: object) -> None:
+        raise HeardError
+
+    launch = Launch(fake_worker("ok"), 1, tmp_path / "a folder that the actor waits for")
+    before = signal.signal(signal.SIGUSR1, hear)
+    try:
+        with launcher_of(on_ray.sweep, two_nodes) as launcher:
+            launcher.expect(1)
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(HeardError):
+                launcher.start(launch)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_recipe_asks_for_slurm_or_for_ray() -> None:

@@ -14,17 +14,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from trimaran.bench.launch.contract import Say
 from trimaran.bench.launch.ray.node import RayNode
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.wishes import stop_signals
 from trimaran.recipe.ray_settings import RaySettings
 
 _ANSWERS_WITHIN_S = 2.0
 _ASK_EVERY_S = 1  # Ray takes whole seconds
 _READY_WITHIN_S = 120.0
 _ENDED_WITHIN_S = 5.0
+_HEARS_SIGNALS_EVERY_S = 0.25
 
 
 class NodeLostError(Exception):
@@ -193,7 +196,7 @@ class RayNodes:
         """What an actor answered. Raises StillRunsError, NodeLostError, or TrimaranError as the actor did."""
         errors = self._ray.exceptions
         try:
-            return self._ray.get(asked, timeout=within_s)
+            return self._wait_for(asked, within_s)
         except errors.GetTimeoutError:
             raise StillRunsError from None
         except errors.OutOfMemoryError:
@@ -216,12 +219,25 @@ class RayNodes:
         """End the actors, their ranks with them, and give the nodes back."""
         with contextlib.suppress(Exception):  # a cluster that has gone needs no goodbye
             asked = [self.ask(node, "close") for node in range(len(self._actors))]
-            self._ray.wait(asked, num_returns=len(asked), timeout=_ENDED_WITHIN_S)
+            with _signals_afterwards():
+                self._ray.wait(asked, num_returns=len(asked), timeout=_ENDED_WITHIN_S)
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         with contextlib.suppress(Exception):
             self._ray.util.remove_placement_group(self._group)
+
+    def _wait_for(self, asked: Any, within_s: float) -> Any:
+        """What an actor answered, as Ray gives or raises it; signals are heard meanwhile."""
+        deadline = time.monotonic() + within_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            with _signals_afterwards():
+                try:
+                    return self._ray.get(asked, timeout=min(left_s, _HEARS_SIGNALS_EVERY_S))
+                except self._ray.exceptions.GetTimeoutError:
+                    if left_s <= _HEARS_SIGNALS_EVERY_S:
+                        raise
 
 
 def _place(node: Mapping[str, Any]) -> NodePlace:
@@ -243,3 +259,27 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_afterwards() -> Iterator[None]:
+    """Have this process's signal handlers called at the end of the block.
+
+    What a handler raises while Ray's compiled code waits is heard once it has waited, and then as a SystemError.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    heard: list[tuple[int, FrameType | None]] = []
+    try:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, lambda *told: heard.append(told))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for told, frame in heard:
+            if callable(handler := before[signal.Signals(told)]):
+                handler(told, frame)
