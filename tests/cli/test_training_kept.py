@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from command import TRIMARAN, run, tiny_recipe
+from processes import processes_in, rank_of
 from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
 from trimaran.study.training.events import Event, EventKind, EventLog, now, set_events_aside
@@ -83,6 +84,27 @@ def test_sigterm_ends_a_training_in_one_line_and_leaves_no_rank(tmp_path: Path) 
     size = log.stat().st_size
     time.sleep(0.5)
     assert log.stat().st_size == size, "a rank still writes"
+
+
+def test_a_training_told_to_leave_as_a_rank_dies_leaves_too(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 100000\ncheckpoint_every = 5"))
+    job = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs1"]
+    running = subprocess.Popen(job, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    events, deadline = tmp_path / "runs/tiny/events.csv", time.monotonic() + 60
+    while not (events.exists() and ",saved," in events.read_text()):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    second = next(process for process in processes_in(tmp_path / "runs/tiny/train") if rank_of(process) == 1)
+    os.kill(int(second.name), signal.SIGKILL)
+    running.send_signal(signal.SIGTERM)
+    told = running.communicate(timeout=60)[1].strip().splitlines()
+    assert running.returncode == 75 and told[-1] == (
+        "trimaran: stopped before it could save, as rank 1 was killed by SIGKILL; the same command with --resume goes "
+        "on from what was saved"
+    )
+    assert not any("starting anew" in line for line in told)
+    assert [row.split(",")[1] for row in events.read_text().splitlines()][-2:] == ["crash", "stopped"]
 
 
 def test_the_fastest_layout_is_of_the_workload_as_the_recipe_states_it_now(tmp_path: Path) -> None:

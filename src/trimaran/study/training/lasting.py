@@ -233,8 +233,9 @@ class LastingTraining:
     def _final(self, run: Run) -> str | None:
         """What is to be said besides where a fault ends the training; None where another start may do.
 
-        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again, and where ranks
-        that something else has started got further than a checkpoint: started again, they go on from there.
+        Raises TrainingStoppedError where the nodes were taken away and are not to be asked for again, where ranks that
+        something else has started got further than a checkpoint (started again, they go on from there), and where
+        the fault kept ranks from leaving as they were asked.
         """
         never_began = not (self._restarted or self._teller.made_steps) and run.row.status in _OF_THE_RECIPE
         no_start = run.loss is not None and not run.loss.again
@@ -248,6 +249,9 @@ class LastingTraining:
             return ""
         if self._faults_in_a_row > self._lasting.restarts:
             return f", and {self._lasting.restarts} starts anew in a row brought no newer checkpoint"
+        if self._launcher.stopping:
+            self._note(EventKind.STOPPED)
+            raise TrainingStoppedError(f"stopped before it could save, as {run.verdict.sentence}; {self.way_on}")
         return None
 
     def _blame(self, rank: int | None) -> None:
