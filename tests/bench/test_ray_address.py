@@ -21,3 +21,11 @@ def test_an_address_without_a_listener_is_told_at_once(written: str, monkeypatch
         with pytest.raises(TrimaranError) as refused:
             RayCluster(RaySettings(address=address))
     assert f"no Ray answers at {address}" in str(refused.value) and "correct sweep.ray.address" in str(refused.value)
+
+
+def test_what_is_to_be_corrected_is_what_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "require_ray", lambda: None)
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere.invalid:1")
+    for stated, named_by in ((None, "RAY_ADDRESS"), ("elsewhere.invalid:1", "sweep.ray.address")):
+        with pytest.raises(TrimaranError, match=rf"{stated or 'nowhere.invalid:1'} .*, or correct {named_by}$"):
+            RayCluster(RaySettings(address=stated))

@@ -16,6 +16,7 @@ from raylets import Raylets
 from command import tiny_recipe
 from trial_helpers import LIMITS, fake_worker
 from trimaran.bench.launch.contract import Launch
+from trimaran.bench.launch.ray.ray_cluster import RayCluster
 from trimaran.bench.launch.ray.ray_launcher import bundle_of
 from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
@@ -130,6 +131,29 @@ def test_a_signal_is_heard_while_an_actor_is_waited_for(on_ray: Recipe, two_node
                 launcher.start(launch)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_sigterm_while_ray_connects_is_heard_as_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray answers it there with a handler of its own, which leaves with status 15 and without a word."""
+
+    class HeardError(BaseException):
+        pass
+
+    def hear(_number: int, _frame: object) -> None:
+        raise HeardError
+
+    def init(**_options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        with pytest.raises(HeardError):
+            RayCluster(RaySettings(address="auto"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_recipe_asks_for_slurm_or_for_ray() -> None:

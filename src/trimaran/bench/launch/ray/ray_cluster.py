@@ -66,14 +66,14 @@ def require_ray() -> None:
         raise TrimaranError("[sweep.ray] needs Ray, which is not installed: pip install 'trimaran[ray]'")
 
 
-def _no_ray(address: str, reason: str) -> TrimaranError:
+def _no_ray(address: str, named_by: str, reason: str) -> TrimaranError:
     return TrimaranError(
         f"no Ray answers at {address} ({reason[:200]}): start its nodes (`ray start`) and run this on one of them, or "
-        f"correct sweep.ray.address"
+        f"correct {named_by}"
     )
 
 
-def _require_listener(address: str) -> None:
+def _require_listener(address: str, named_by: str) -> None:
     """Raise TrimaranError where nobody listens at a host and port: Ray itself would ask for minutes, in many lines."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and port.isdecimal()):
@@ -81,7 +81,7 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        raise _no_ray(address, str(error)) from None
+        raise _no_ray(address, named_by, str(error)) from None
 
 
 class RayCluster:
@@ -90,8 +90,10 @@ class RayCluster:
     def __init__(self, settings: RaySettings) -> None:
         """Connect. Raises TrimaranError where Ray is not installed, or not there."""
         require_ray()
-        address = settings.address or os.environ.get("RAY_ADDRESS") or "auto"
-        _require_listener(address)
+        stated = os.environ.get("RAY_ADDRESS")
+        address = settings.address or stated or "auto"
+        named_by = "RAY_ADDRESS" if stated and not settings.address else "sweep.ray.address"
+        _require_listener(address, named_by)
         with _own_signals():
             import ray
             import ray.util.scheduling_strategies
@@ -102,7 +104,7 @@ class RayCluster:
                 try:
                     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
                 except (ConnectionError, RuntimeError, ValueError) as error:
-                    raise _no_ray(address, str(error).strip().splitlines()[0]) from None
+                    raise _no_ray(address, named_by, str(error).strip().splitlines()[0]) from None
         self.address = address if address != "auto" else str(ray.get_runtime_context().gcs_address)
 
     def places(self, bundle: Mapping[str, float]) -> dict[str, NodePlace]:
@@ -254,11 +256,19 @@ def _own_signals() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+    try:
+        yield
+    except SystemExit:  # while Ray connects it answers SIGTERM so
+        restore()
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        restore()
 
 
 @contextlib.contextmanager
