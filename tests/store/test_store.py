@@ -81,6 +81,21 @@ def test_of_a_trial_that_two_stores_hold_the_run_made_last_counts_whichever_is_m
             assert store.trial("k") == made("11-28", "hang")
 
 
+@pytest.mark.parametrize("day", ["11-27", "11-28"])
+def test_a_trial_run_again_counts_where_the_clock_of_the_host_before_was_ahead(tmp_path: Path, day: str) -> None:
+    (tmp_path / "s.sqlite.rows").mkdir()
+    with Store(tmp_path / "s.sqlite") as ahead, Store(tmp_path / "s.sqlite") as other:
+        ahead.add(made("11-28", "fail"))
+        other.add(made(day, "hang"))
+        other.add(made(day, "ok"))
+        for store in (ahead, other):
+            assert [run.measurement.status for run in store.runs(every_attempt=True)] == ["fail", "hang", "ok"]
+    for _ in range(2):
+        with Store(tmp_path / "s.sqlite") as again:
+            last = again.trial("k")
+            assert last is not None and (last.status, again.attempts("k")) == ("ok", 3)
+
+
 def test_published_rows_have_no_trial_and_do_not_replace_each_other(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         store.add(row_of(None, source="004"))

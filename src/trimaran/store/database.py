@@ -23,7 +23,7 @@ from trimaran.store.digest import as_earlier, digest_of
 from trimaran.store.filter import Condition
 from trimaran.store.owner import Owner
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
-from trimaran.store.shared_rows import SharedRows, copied, is_shared, place
+from trimaran.store.shared_rows import SharedRows, copied, is_shared, made_after, place
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
 
 BUSY_TIMEOUT_S = 60.0
@@ -158,7 +158,8 @@ class Store:
     def add(self, measurement: Measurement) -> None:
         """Store one run. A trial that was run before gets a further attempt; its claim ends."""
         if self._shared:
-            self._shared.add([measurement])
+            before = self.trial(measurement.trial_key) if measurement.trial_key else None
+            self._shared.add([made_after(before, measurement)])
             self._merge()
         else:
             with self._writing():

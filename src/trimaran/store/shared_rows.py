@@ -7,6 +7,8 @@ Nothing here is ever written by two: readers merge all files, and take no notice
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import os
 import platform
 import re
@@ -103,6 +105,20 @@ def _row(line: bytes, path: Path, number: int) -> Measurement:
         return Measurement.model_validate_json(line)
     except ValidationError as error:
         raise TrimaranError(f"store file {path}, line {number}: {first_error(error)}") from None
+
+
+def made_after(before: Measurement | None, row: Measurement) -> Measurement:
+    """A row as made after the last of its trial that is stored, also where the clock of that row's host is ahead.
+
+    Whoever merges the files of all hosts has times alone to tell which attempt is the last.
+    """
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # a time that a hand has written
+        if before and before.created_at and row.created_at:
+            moment = datetime.datetime.fromisoformat(before.created_at)
+            if datetime.datetime.fromisoformat(row.created_at) <= moment:
+                moment += datetime.timedelta(seconds=1)
+                return row.model_copy(update={"created_at": moment.isoformat(timespec="seconds")})
+    return row
 
 
 def place(path: Path, content: bytes) -> None:
