@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from trimaran.api import workload_of
@@ -10,10 +11,12 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.estimates import MemoryParts
 from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.memory.stage import in_flight
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import packaged_table
 from trimaran.layout.notation import parse_layout
+from trimaran.layout.schedule import actions
 from trimaran.nouns.workload import Workload
 
 GIB = 2.0**30
@@ -152,3 +155,26 @@ def test_the_30b_of_document_001_holds_what_was_measured_before_anything_is_fitt
             assert found.reported_mem_gib == pytest.approx(row.mem_gib, rel=0.1)
         else:
             assert row.status == "oom" and found.reported_mem_gib > (row.mem_gib or 0.0)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("p", "split"),
+    [(3, "2-2-1-1-1-1"), (4, "2-3-3-3-3-3-3-1"), (2, "3-3-3-2-2-2"), (4, "3x25-2-2-1"), (2, "1-2-2-1"), (3, "2x6")],
+)
+def test_an_interleaved_rank_keeps_most_where_a_fuller_chunk_goes_forward_as_another_goes_back(
+    p: int, split: str, micro_batches: int
+) -> None:
+    """As many times as many micro-batches as ranks, played action by action."""
+    layers = parse_layout(f"pp{p},split{split}").stage_split
+    assert layers is not None
+    model = GPT.model.model_copy(update={"layers": sum(layers)})
+    workload = GPT.model_copy(update={"model": model, "global_batch": p * micro_batches})
+    layout = parse_layout(f"pp{p},vpp{len(layers) // p},mbs1,split{split}")
+    grid = LayoutGrid.from_layouts([layout], workload, load_stack("trimaran"))
+    for rank in range(p):
+        kept = [0]
+        for action in actions("interleaved", rank, p, len(layers), p * micro_batches):
+            kept.append(kept[-1] + layers[action.stage] * {"forward": 1, "backward": -1}[action.kind])
+        counted = in_flight(grid, np.array([float(rank)]))[0] * sum(layers[rank::p])
+        assert counted == pytest.approx(max(kept)), rank

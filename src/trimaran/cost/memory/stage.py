@@ -132,18 +132,39 @@ def put_off(grid: LayoutGrid, stage: Floats) -> Floats:
 
 
 def _whole_stages(grid: LayoutGrid, rank: Floats, turns: Floats) -> Floats:
-    """What a rank keeps after so many turns of an interleaved warm-up, over what it keeps of one micro-batch.
+    """What a rank of an interleaved pipeline keeps at its peak, over what it keeps of one micro-batch.
 
-    Turns go by p micro-batches through its chunks, from the first on: of the last chunk, which beside a head has fewer
-    layers, a rank far down has begun few, and of the first, which beside an embedding has fewer, one far up has more.
+    Turns go by p micro-batches through its chunks, forwards from the first on, backwards from the last on, after so
+    many `turns` of warm-up one of each. Where its chunks are alike the warm-up is the peak. Where they are not, as
+    beside an embedding or a head, forwards of a fuller chunk meet backwards of another, and what is kept rises on until
+    either comes to its next chunk; a round of all chunks later that recurs. Chunks between a rank's first and its last
+    count as their mean.
     """
-    p, v = grid.pp, grid.vpp
+    p, v = grid.pp.astype(np.float64), grid.vpp
     first, last = grid.splits.chunks(grid.split_row, rank)
     layers = grid.splits.of_rank(grid.split_row, rank)
-    of_last, again = np.clip(turns - (v - 1.0) * p, 0.0, p), np.maximum(turns - v * p, 0.0)
-    weighed = (p * (layers - last) + of_last * last + again * first) / np.maximum(layers, 1.0)
+    around = v * p
+    # where there are no chunks between the ends' these two hold all layers
+    between = np.where(v > 2, (layers - first - last) / np.maximum(v - 2.0, 1.0), last)
+
+    def begun(done: Floats) -> Floats:
+        """Turns of so many that are of the chunk that comes first."""
+        return np.asarray(np.floor(done / around) * p + np.minimum(done % around, p))
+
+    def ended(done: Floats) -> Floats:
+        """Turns of so many that are of the chunk that comes last."""
+        return np.asarray(np.floor(done / around) * p + np.maximum(done % around - (around - p), 0.0))
+
+    most = np.zeros(len(grid))
+    steady = np.maximum(grid.micro_batches * v - turns, 0.0)
+    ends = (0.0 * p, p, around - p)
+    for backwards in (*ends, *((end - turns) % around for end in ends)):
+        done = np.minimum(backwards, steady)
+        of_first, of_last = begun(turns + done) - ended(done), ended(turns + done) - begun(done)
+        most = np.maximum(most, turns * between + of_first * (first - between) + of_last * (last - between))
+    weighed = most / np.maximum(layers, 1.0)
     # fewer micro-batches than ranks take no turns by p
-    return np.asarray(np.where((layers > 0) & (turns >= (v - 1.0) * p), weighed, turns / v))
+    return np.asarray(np.where((layers > 0) & (grid.micro_batches >= p), weighed, turns / v))
 
 
 def _folded_in_flight(grid: LayoutGrid, rank: Floats) -> Floats:
