@@ -226,6 +226,13 @@ def test_recompute_holds_what_is_made_again(cases: tuple[tuple[Model, str, int],
     assert max(off) < 0.1 and sum(off) / len(off) < 0.04, errors
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_each_rank_makes_every_second_of_its_own_layers_again(stage: int) -> None:
+    """Of chunks of one layer a rank has the even ones of the model, and the other the odd ones."""
+    found, case = traced(LLAMA, text := "dp1,pp2,vpp4,mbs1,bf16,recompute-full2,split1x8", stage)
+    assert found.operations == pytest.approx(rank_work(case, parse_layout(text), stage).operations, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("model", "text", "stage"),
     [

@@ -83,7 +83,7 @@ class Stage(nn.Module):
         begins = [0, *accumulate(stage_split)]
         local_stages = range(mesh.pp.index, self.virtual_stages, mesh.pp.size)
         self.layers_of = {stage: range(begins[stage], begins[stage + 1]) for stage in local_stages}
-        numbers = (number for layers in self.layers_of.values() for number in layers)
+        numbers = [number for layers in self.layers_of.values() for number in layers]
         positions = Positions(model, mesh.tp, mesh.sequence)
         self.embedding = Embedding(model, mesh.tp, mesh.sequence) if mesh.is_first_stage else None
         self.embedding_norm = make_norm(model) if mesh.is_first_stage and model.embedding_norm else None
@@ -93,7 +93,8 @@ class Stage(nn.Module):
         self.norm = make_norm(model) if mesh.is_last_stage else None
         self.head = Head(model, mesh.tp, embedding=self.embedding) if mesh.is_last_stage else None
         self.keep = kept_on_host if layout.offload == "activations" else nullcontext
-        self.recompute_every = layout.recompute_every if layout.recompute == "full" else 0
+        # counted over the layers of this rank, so that each rank makes its share of them again
+        self.recomputed = frozenset(numbers[:: layout.recompute_every] if layout.recompute == "full" else ())
 
     def forward(self, x: Tensor, stage: int, documents: Tensor | None = None) -> Tensor:
         """Run one virtual stage: tokens (b, s) on the first, else activations (b, s, h) -> activations (b, s, h).
@@ -107,9 +108,9 @@ class Stage(nn.Module):
                 x = self.embedding_norm(x)
         for number in self.layers_of[stage]:
             layer = self.layers[str(number)]
-            recompute = self.recompute_every and number % self.recompute_every == 0
+            again = number in self.recomputed
             with self.keep():
-                x = recomputed(partial(layer, documents=documents), x) if recompute else layer(x, documents)
+                x = recomputed(partial(layer, documents=documents), x) if again else layer(x, documents)
         if stage < self.virtual_stages - 1:
             return x
         assert self.norm is not None, "the last virtual stage lies on the last rank"
