@@ -73,6 +73,7 @@ CASES = (
     (LLAMA, "dp1,pp4,vpp2,mbs1,bf16", 2),
     (LLAMA, "dp1,pp2,mbs1,bf16,gpipe", 0),
     (LLAMA, "dp4,shard2,cp2,mbs1,zero1,bf16", 0),
+    (LLAMA, "dp2,shard1,cp2,mbs1,zero1,bf16", 0),
     (LLAMA, "dp8,shard2,tp2,mbs1,zero1,bf16", 0),
     (LLAMA, "dp4,tp2,mbs2,zero1,sp,bf16,offload-activations", 0),
     (LLAMA, "dp4,mbs1,bf16,compress-int8", 0),
@@ -93,6 +94,7 @@ CASES = (
     (MIXTURE, "dp8,shard4,ep2,mbs1,zero1,bf16", 0),
     (MIXTURE, "dp8,shard2,ep8,mbs1,zero1,bf16", 0),
     (MIXTURE, "dp8,shard4,ep2,mbs1,fsdp,bf16", 0),
+    (MIXTURE, "tp2,ep1,etp1,mbs1,sp,bf16", 0),
     (DEEPSEEK, "dp4,tp2,pp2,ep4,etp1,mbs1,sp,bf16", 0),
     (DEEPSEEK, "dp4,ep2,mbs1,bf16,recompute-selective", 0),
 )

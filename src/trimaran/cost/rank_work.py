@@ -5,7 +5,7 @@ A dry run lays them beside what it traced (`study/dry_run.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import StageShape, dense_of_stages, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
 from trimaran.cost.states import OPTIMIZER, element_bytes, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
+from trimaran.layout.axes import groups
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import LayerKind
 from trimaran.nouns.stack import FOLDED
@@ -78,9 +79,8 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
         if folded and stage == layout.pp - 1:
             sends -= 2  # from the way down to the way up nothing is sent
         sent["pp"] = micro_batches * sends * _number(part.message) / _number(part.repeated)
-    if layout.dp * layout.cp > 1:
-        axis = "dp" if layout.dp > 1 else "cp"
-        sent[axis] = sent.get(axis, 0.0) + _replicas(case, layout, grid, stage)
+    for axis, size in _replicas(case, layout, grid, stage):
+        sent[axis] = sent.get(axis, 0.0) + size
     if case.model.tied_embedding and is_first != is_last:
         matrix = padded_vocab_of(case.model, case.stack, grid.tp) * case.model.hidden / grid.tp
         axis = "tied" if layout.pp > 2 else "pp"  # of two ranks these are the same
@@ -161,34 +161,44 @@ def _uncut_gradients(case: Case, grid: LayoutGrid, layers: Mapping[LayerKind, fl
     return each * sum(count * uncut[kind] for kind, count in layers.items())
 
 
-def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float:
-    """Bytes by which replicas agree: gradients summed and under ZeRO weights gathered, each micro-batch in stage 3."""
+def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> Iterator[tuple[str, float]]:
+    """Bytes by which ranks that hold the same weights agree, and the axis that these lie along.
+
+    Gradients are summed and under ZeRO weights gathered, each micro-batch in stage 3.
+    """
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[:, stage] * 1.0
     dense = dense_of_stages(case.model, grid)[:, stage]
     ends = np.array([stage == 0]), np.array([stage == (0 if layout.schedule in FOLDED else layout.pp - 1)])
     shape = StageShape(layers, np.ones(1), *ends, dense)
     held = _number(parameters(case.model, case.stack, grid, shape))
-    gradient = _number(sent_gradient_bytes(grid, case.stack))
+    gradient, weight = _number(sent_gradient_bytes(grid, case.stack)), _number(gathered_bytes(case, grid))
     zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage
     experts = _number(expert_parameters(case.model, grid, shape)) if case.model.experts else 0.0
-    if layout.dp_kind == "parameter_server":
-        served = held - (experts if layout.size("edp") == 1 else 0.0)
-        return served * (gradient + _number(element_bytes(grid))) / 2
-    parts = ((held - experts, "shard", "replicate"), (experts, "eshard", "ereplicate"))
-    weight, times = _number(gathered_bytes(case, grid)), _number(grid.micro_batches)
+    times = _number(grid.micro_batches)
     # of a number that ranks share out, in all-reduces
     shared_out = (0.0, (gradient + weight) / 2, (times * gradient + weight) / 2, times * (gradient / 2 + weight))[zero]
     # what copies of the same weights or shards send each other of one, once a step
     number = np.where(grid.local_steps > 0, 4.0, sent_gradient_bytes(grid, case.stack))
     summed = _number(between_copies(case, grid, number))
-    total = 0.0
-    for numbers, sharing, holding in parts:
-        # ranks that share sequences hold the same weights but for experts, over which these are laid as well
-        along = layout.cp if sharing == "shard" else 1
-        sharers = layout.size(sharing) * (along if zero else 1)
-        copies = layout.size(holding) * (1 if zero else along)
-        total += numbers * shared_out * (sharers > 1) + numbers / sharers * summed * (copies > 1)
-    return total
+    if layout.dp_kind == "parameter_server":
+        summed = (gradient + _number(element_bytes(grid))) / 2
+    shares = zero > 0
+    for numbers, sharing, holding in (
+        (held - experts, ("cp", "shard"), ("replicate",) if shares else ("cp", "dp")),
+        (experts, ("eshard",), ("ereplicate",) if shares else ("edp",)),
+    ):
+        sharers = layout.fold(*sharing) if shares else 1
+        if sharers > 1:
+            yield _along(layout, *sharing), numbers * shared_out
+        if layout.fold(*holding) > 1:
+            yield _along(layout, *holding), numbers / sharers * summed
+
+
+def _along(layout: Layout, *parts: str) -> str:
+    """The axis of ranks that hold the same weights: `dp`, but where those along another one are the same ranks."""
+    others = [axis for axis in ("cp", "tp") if layout.size(axis) == layout.fold(*parts)]
+    ranks = groups(layout, *parts)[0] if others else ()
+    return next((axis for axis in others if groups(layout, axis)[0] == ranks), "dp")
 
 
 def _number(value: Number | Ints) -> float:
