@@ -11,6 +11,7 @@ from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.ramp_up import ramp_up_schedule
+from trimaran.planner.search.objective import Objective
 
 CLUSTER = load_cluster("jean-zay-v100-32gb")
 STACK = load_stack("megatron-deepspeed")
@@ -66,3 +67,22 @@ def test_what_cannot_be_scheduled_is_said() -> None:
         ramp_up_schedule(parse_layout("dp96,pp2,mbs4,zero1,fp16"), Case.of(WORKLOAD, CLUSTER, STACK))
     with pytest.raises(TrimaranError, match="does not fit"):
         ramp_up_schedule(parse_layout("dp16,mbs32,fp16"), Case.of(WORKLOAD, CLUSTER, STACK))
+
+
+def test_a_ramp_up_that_outlasts_the_training_is_refused() -> None:
+    with pytest.raises(TrimaranError, match="grows over 5000000 samples, but tokens 1000000000 end after 488281 of"):
+        workload_of("bigscience-1b3", 512, tokens=1e9, ramp_up=(32, 32, 5_000_000))
+    assert workload_of("bigscience-1b3", 512, tokens=1e9, ramp_up=(512, 32, 5_000_000)).ramp_up is not None
+
+
+def test_limits_hold_for_the_ramped_training_too() -> None:
+    priced = CLUSTER.model_copy(update={"price_per_device_hour": 2.0})
+    case = Case.of(WORKLOAD, priced, STACK)
+    found = ramp_up_schedule(FULL, case)
+    days, cost = found.hours / 24.0, 2.0 * sum(phase.hours * phase.devices for phase in found.phases)
+    assert days > found.fixed_batch_hours / 24.0
+    assert ramp_up_schedule(FULL, case, Objective(deadline_days=days * 1.001, budget=cost * 1.001)) == found
+    with pytest.raises(TrimaranError, match=f"takes {days:.4g} days, beyond the deadline of"):
+        ramp_up_schedule(FULL, case, Objective(deadline_days=days * 0.999))
+    with pytest.raises(TrimaranError, match=f"costs {cost:,.0f}, beyond the budget of"):
+        ramp_up_schedule(FULL, case, Objective(budget=cost * 0.999))

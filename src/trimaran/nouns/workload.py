@@ -64,6 +64,12 @@ class Workload(Noun):
                 f"ramp_up from {ramp.start} by {ramp.increment} does not reach global_batch "
                 f"{self.global_batch}: global_batch - start must be a multiple of increment"
             )
+        samples = math.inf if self.tokens is None else self.tokens // self.seq_len
+        if ramp and ramp.start < self.global_batch and ramp.samples > samples:
+            raise ValueError(
+                f"ramp_up grows over {ramp.samples} samples, but tokens {self.tokens} end after {samples} of seq_len "
+                f"{self.seq_len}: state fewer samples, or more tokens"
+            )
         return self
 
     def batch_at(self, consumed_samples: int) -> int:

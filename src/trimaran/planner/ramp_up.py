@@ -20,6 +20,7 @@ from trimaran.layout.rules import check_layout, violations
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.workload import RampUp, Workload
+from trimaran.planner.search.objective import Objective
 
 # Checkpoint, stop, wait for the other nodes, start.
 RESTART_MINUTES = 15.0
@@ -79,6 +80,7 @@ class _Steps:
 def ramp_up_schedule(
     layout: Layout,
     case: Case,
+    objective: Objective | None = None,
     *,
     devices: int | None = None,
     mem_margin: float = 0.05,
@@ -87,7 +89,7 @@ def ramp_up_schedule(
     """The fastest way through the workload's ramp-up with the layout's TP, PP and choices.
 
     Ends on `layout` itself. Raises TrimaranError where the workload states no ramp-up, or where no DP and
-    micro-batch fit one of its steps.
+    micro-batch fit one of its steps, or it misses a limit of the objective.
     """
     workload, cluster = case.workload, case.cluster
     ramp = workload.ramp_up
@@ -113,13 +115,32 @@ def ramp_up_schedule(
     phases = _phases(path, layouts, steps, hours, cluster)
     held = float(hours[:, last].sum())
     iterations = -(-steps.samples.sum() // steps.batches[-1])
-    return RampUpSchedule(
+    schedule = RampUpSchedule(
         phases=phases,
         restarts=len(phases) - 1,
         hours=sum(phase.hours for phase in phases) + (len(phases) - 1) * restart_minutes / 60.0,
         fixed_layout_hours=held if np.isfinite(held) else None,
         fixed_batch_hours=float(seconds[-1, last] * iterations / 3600.0),
     )
+    _refuse_beyond_limits(schedule, objective or Objective(), cluster)
+    return schedule
+
+
+def _refuse_beyond_limits(schedule: RampUpSchedule, objective: Objective, cluster: Cluster) -> None:
+    """Raise TrimaranError where the ramped training misses a limit that a search held at the full batch alone."""
+    layout, days = schedule.phases[-1].layout, schedule.hours / 24.0
+    ways_out = "shorten the ramp-up, start it at a larger batch, or allow more"
+    if objective.deadline_days is not None and days > objective.deadline_days:
+        raise TrimaranError(
+            f"with its ramp-up {layout} takes {days:.4g} days, beyond the deadline of {objective.deadline_days:.4g}: "
+            f"{ways_out} time"
+        )
+    cost = sum(phase.hours * phase.devices for phase in schedule.phases) * (cluster.price_per_device_hour or 0.0)
+    if objective.budget is not None and cost > objective.budget:
+        raise TrimaranError(
+            f"with its ramp-up {layout} costs {cost:,.0f}, beyond the budget of {objective.budget:,.0f}: "
+            f"{ways_out} money"
+        )
 
 
 def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:

@@ -135,8 +135,9 @@ def ramp_up_table(schedule: RampUpSchedule, form: Format) -> str:
         for phase in schedule.phases
     ]
     sentences = [
-        f"ramp-up: {schedule.hours:.1f} hours with {schedule.restarts} restarts, {schedule.slower_by:.1%} longer than "
-        f"at the full batch from the start ({schedule.fixed_batch_hours:.1f} hours)"
+        f"ramp-up: {schedule.hours:.1f} hours with {schedule.restarts} restart{'s' * (schedule.restarts != 1)}, "
+        f"{schedule.slower_by:.1%} longer than at the full batch from the start "
+        f"({schedule.fixed_batch_hours:.1f} hours)"
     ]
     if schedule.fixed_layout_hours is not None and schedule.restarts:
         sentences.append(f"on the last layout throughout: {schedule.fixed_layout_hours:.1f} hours")
