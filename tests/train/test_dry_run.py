@@ -268,6 +268,13 @@ def test_what_layers_keep_is_on_the_host_where_the_layout_says_so() -> None:
     assert there.memory["activations"] / GIB == pytest.approx(planned, rel=0.1)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_that_zero_3_shares_out_count_as_weights_without_a_master_copy(precision: str) -> None:
+    found, case = traced(LLAMA, text := f"dp2,tp2,mbs2,fsdp,{precision}", 0)
+    (memory,) = memory_per_stage(case, LayoutGrid.from_layouts([parse_layout(text)], case.workload, STACK))
+    assert found.memory["optimizer"] / GIB == pytest.approx(memory[0].optimizer, rel=0.02)
+
+
 def test_a_step_of_sgd_is_traced() -> None:
     found, _ = traced(LLAMA, "dp8,mbs2,zero1,bf16", 0, optimizer="sgd")
     assert found.memory["optimizer"] == 4 * found.parameters, "SGD keeps master weights alone, of what a rank owns"

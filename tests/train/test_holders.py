@@ -27,7 +27,6 @@ from trimaran.train.model.weight import drawn
 from trimaran.train.run.memory import memory_parts
 
 CPU, STACK = torch.device("cpu"), load_stack("trimaran")
-PARTS_OF_ZERO_3 = ("optimizer", "weights")
 WIDE = {"hidden": 96, "ffn_hidden": 384, "head_dim": 4}
 
 
@@ -89,9 +88,7 @@ def test_a_rank_holds_the_bytes_that_the_cost_model_says(
     stack = STACK.model_copy(update={"sums_by_unit": False})
     predicted = estimate(Case.of(job.workload, load_cluster("jean-zay-a100-80gb"), stack), job.layout).memory[0]
     layer = next(len(unit.span) * unit.grads.element_size() for unit in flat.units if unit.name == "layers.0")
-    # under ZeRO 3 weights are a part of the optimizer's, but for two layers
-    parts = [("gradients",), ("optimizer",), ("weights",)] if flat.zero_stage < 3 else [("gradients",), PARTS_OF_ZERO_3]
-    for names in parts:
+    for names in (("gradients",), ("optimizer",), ("weights",)):
         beside = 2 * layer / 2**30 if flat.zero_stage >= 2 and names == ("gradients",) else 0.0
         # each weight begins on a line of 64 elements, and each shard of a unit
         said = sum(getattr(predicted, name) for name in names) + beside

@@ -73,7 +73,8 @@ class FlatWeights:
     writable view, and so does each entry of the optimizer's `state`. `counted` are the parts of the owned spans that
     this rank counts where a sum, or a checkpoint, is to have every weight of the model once, `counted_of_replica` where
     it is to have it once of every replica. `places` says where a
-    weight lies in the same coordinates. Whoever writes to `master` has to call `DataParallel.publish`.
+    weight lies in the same coordinates. Whoever writes to `master` has to call `DataParallel.publish`. Where
+    `master_is_weights`, these are the weights themselves: under ZeRO 3 the part that this rank keeps of them.
 
     Under ZeRO 2 the units' `grads`, under ZeRO 3 their `weights` too, have memory only while they are worked with:
     whoever works with them takes it from `grads_memory` and `weights_memory`, and gives it back.
@@ -91,7 +92,7 @@ class FlatWeights:
         self.counted_of_replica = weight_map.counted(of_replica=True)
 
         compute = compute_dtype(layout)
-        in_fp32 = PRECISIONS[layout.precision].master
+        self.master_is_weights = not (in_fp32 := PRECISIONS[layout.precision].master)
         self._dtype, self._device = torch.float32 if in_fp32 else compute, device
         # otherwise `master` are views of the weights that are computed with
         self._has_master_copy = in_fp32 or self.zero_stage == 3

@@ -207,7 +207,7 @@ def _held(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     for grads in trainer.flat.grads:
         yield "gradients", grads
     for master in trainer.flat.master:
-        yield "optimizer", master
+        yield "weights" if trainer.flat.master_is_weights else "optimizer", master
     for tensors in trainer.states.values():
         for tensor in tensors:
             yield "optimizer", tensor

@@ -70,8 +70,7 @@ def memory_parts(
     what was there before the model, and `rest` all else of the peak: activations, logits, buffers, and what the
     allocator keeps.
     """
-    weights = [unit.weights for unit in flat.units]
-    # without master weights of their own, these are the weights
+    weights = [*(unit.weights for unit in flat.units), *(flat.master if flat.master_is_weights else ())]
     of_optimizer = [*flat.master, *(tensor for tensors in state.values() for tensor in tensors), *weights]
     parts = {
         "weights": _held_gib(weights),
