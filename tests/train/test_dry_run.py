@@ -275,6 +275,12 @@ def test_weights_that_zero_3_shares_out_count_as_weights_without_a_master_copy(p
     assert found.memory["optimizer"] / GIB == pytest.approx(memory[0].optimizer, rel=0.02)
 
 
+def test_what_ranks_tell_each_other_of_their_rows_is_counted() -> None:
+    found, _ = traced(DEEPSEEK, "dp4,ep2,mbs1,bf16,recompute-selective", 0)
+    told = [each.count for each in found.collectives if (each.axis, each.kind) == ("ep", "all_gather")]
+    assert told == [3 * 4], "once for each layer with experts and micro-batch"
+
+
 def test_a_step_of_sgd_is_traced() -> None:
     found, _ = traced(LLAMA, "dp8,mbs2,zero1,bf16", 0, optimizer="sgd")
     assert found.memory["optimizer"] == 4 * found.parameters, "SGD keeps master weights alone, of what a rank owns"

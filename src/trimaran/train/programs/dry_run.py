@@ -78,10 +78,15 @@ def _shapes(name: str, spec: WeightSpec) -> Tensor:
 
 @contextlib.contextmanager
 def evenly_loaded() -> Iterator[None]:
-    """Send each expert as many tokens: shapes do not say which are chosen."""
+    """Send each expert as many tokens: shapes do not say which are chosen. Ranks still tell each other how many."""
     counted = dispatch.rows_sent
+
+    def even(chosen: Tensor, count: int, ep: Group, etp: Group) -> tuple[Tensor, Tensor]:
+        counted(chosen, count, ep, etp)
+        return _even_rows(chosen, count, ep, etp)
+
     try:
-        dispatch.rows_sent = _even_rows
+        dispatch.rows_sent = even
         yield
     finally:
         dispatch.rows_sent = counted
@@ -193,8 +198,8 @@ def _names(mesh: Mesh, *axes: str) -> dict[str, str]:
     they share sequences alone, along `cp`.
     """
     agreeing = [("dp", group) for holders in mesh.holders.values() for group in (holders.sharers, holders.copies)]
-    along = [(axis, mesh.along[axis]) for axis in axes]
-    groups = [("world", mesh.world), ("tied", mesh.tied), *agreeing, *along, ("pp", mesh.pp_returning)]
+    experts, along = ([(axis, mesh.along[axis]) for axis in some] for some in (("ep", "etp"), axes))
+    groups = [("world", mesh.world), ("tied", mesh.tied), *experts, *agreeing, *along, ("pp", mesh.pp_returning)]
     return {group.handle.group_name: axis for axis, group in groups if group.handle is not None}
 
 
