@@ -55,6 +55,11 @@ def test_what_is_left_out_has_a_better_or_an_equal_that_stays(rows: list[Row]) -
         assert any(
             (other.vpp == row.vpp and other.seconds <= row.seconds and other.gib <= row.gib * 1.01)
             or (other.recompute == row.recompute and other.seconds / row.seconds <= 1.01)
+            or (
+                (other.recompute, other.vpp < row.vpp) == (row.recompute, True)
+                and other.seconds <= row.seconds
+                and other.gib <= row.gib * 1.01
+            )
             for other in alike
         )
         assert any(rows[one].mbs == row.mbs and rows[one].seconds <= row.seconds * 1.01 for one in kept)
@@ -73,6 +78,8 @@ def test_of_equal_numbers_of_virtual_stages_the_evenest_stays() -> None:
     even, uneven = Row(1.009, 1.0, 0, 5, 0, 1), Row(1.0, 1.0, 2, 7, 0, 1)
     slower, other = Row(1.02, 1.0, 0, 2, 0, 1), Row(1.0, 1.0, 0, 4, 0, 2)
     assert told([uneven, even, slower, other]) == [3, 1, 2]
+    assert told([uneven, even, slower._replace(vpp=8), other]) == [3, 1]
+    assert told([uneven, even, slower._replace(vpp=8, gib=0.98), other]) == [3, 1, 2]
     assert told([uneven, even._replace(vpp=7, recompute=1), slower]) == [0, 2]
 
 

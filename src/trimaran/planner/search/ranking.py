@@ -95,20 +95,22 @@ def _alike(rows: Columns, names: Sequence[str]) -> tuple[Ints, Ints]:
 def telling(order: Ints, seconds: Floats, memory: Floats, uneven: Ints, rows: Columns) -> Ints:
     """An order of layouts, best first, without those that say nothing beside one that stays.
 
-    A layout that computes more again than a faster one, and needs as much memory, has no use. Of layouts that differ
-    in virtual stages alone and are as good, the one stays whose stages are least `uneven`, the fastest of such.
+    A layout that computes more again than a faster one, or has more virtual stages, and needs as much memory, has no
+    use. Of layouts that differ in virtual stages alone and are as good, the one stays whose stages are least `uneven`,
+    the fastest of such.
     """
     _, but_recompute = _alike(rows, [name for name in DISTINCT if name not in RECOMPUTED])
     _, but_chunks = _alike(rows, [name for name in DISTINCT if name != "vpp"])
     lean, as_good = dict[int, float](), dict[int, list[list[int]]]()
     for row in order.tolist():
-        if memory[row] * EQUAL >= lean.get(int(but_recompute[row]), np.inf):
+        needs, sets = float(memory[row]) * EQUAL, as_good.setdefault(int(but_chunks[row]), [])
+        fewer = (memory[other] for each in sets for other in each if rows["vpp"][other] < rows["vpp"][row])
+        if needs >= lean.get(int(but_recompute[row]), np.inf):
             continue
         lean[int(but_recompute[row])] = float(memory[row])
-        sets = as_good.setdefault(int(but_chunks[row]), [])
         if sets and seconds[row] <= seconds[sets[-1][0]] * EQUAL:
             sets[-1].append(row)
-        else:
+        elif needs < min(fewer, default=np.inf):
             sets.append([row])
     kept = [min(each, key=lambda row: uneven[row]) for sets in as_good.values() for each in sets]
     return order[np.isin(order, kept)]
