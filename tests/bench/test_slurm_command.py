@@ -12,9 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.slurm import dead_nodes, slurm_launcher
+from trimaran.bench.launch.slurm import dead_nodes, queue, slurm_launcher
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.node import exit_file
+from trimaran.bench.launch.slurm.queue import TIME_IS_OVER, Job
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher, step_of
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
@@ -160,3 +161,69 @@ def test_a_dead_node_is_back_once_its_daemon_was_started_again_or_it_answers_ane
     dead.before_a_start()
     dead.add(["n2"])
     assert dead.left_of(everybody) == {"n1", "n3"}, "it died once more"
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """A program in place of one of Slurm's."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_what_a_shell_has_slurm_show_or_wait_for_is_none_of_a_sweep_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiting job that SQUEUE_STATES hid counted as ended, and SBATCH_WAIT kept sbatch until the job's end."""
+    stand_in(tmp_path, monkeypatch, "squeue", "env")
+    mine = ("SQUEUE_STATES", "SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SINFO_PARTITION", "SBATCH_WAIT")
+    kept = ("SBATCH_PARTITION", "SBATCH_ACCOUNT", "SLURM_CONF", "SLURM_CLUSTERS")
+    for name in (*mine, *kept):
+        monkeypatch.setenv(name, "x")
+    seen = {line.partition("=")[0] for line in queue.run("squeue").splitlines()}
+    assert seen.isdisjoint(mine) and seen.issuperset(kept)
+
+
+def test_a_command_that_does_not_answer_is_told_in_few_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "squeue", "exec sleep 60")
+    monkeypatch.setattr(queue, "_COMMAND_WITHIN_S", 0.2)
+    with pytest.raises(
+        TrimaranError, match=r"^squeue did not answer within 0 s: see whether Slurm's controller is up$"
+    ):
+        queue.run("squeue", "--noheader")
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"), [("1:00", 1), ("10:30", 10.5), ("2:00:00", 120), ("1-00:00:00", 1440), ("UNLIMITED", None)]
+)
+def test_the_time_limit_of_a_job_is_read_in_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, minutes: float | None
+) -> None:
+    stand_in(tmp_path, monkeypatch, "squeue", f"echo {limit}")
+    assert Job("7").time_limit_min() == minutes
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "began", "says"),
+    [
+        ("TIMEOUT", "", True, "the time limit of 5 min of Slurm job 7 is over: raise time_limit_min in [sweep.slurm]"),
+        ("COMPLETING", TIME_IS_OVER, True, "the time limit of 5 min of Slurm job 7 is over: raise time_limit_min in "
+                                           "[sweep.slurm]"),
+        ("CANCELLED", "", True, "Slurm job 7 was cancelled: look who did"),
+        ("COMPLETING", "CANCELLED AT noon", True, "Slurm job 7 was cancelled: look who did"),
+        ("CANCELLED", "", False, "Slurm job 7 was cancelled while it waited for nodes: look who did"),
+        ("RUNNING", "", True, "Slurm told the ranks of job 7 to end, as scancel does: look who did"),
+        ("NODE_FAIL", "", True, "Slurm ended job 7 (NODE_FAIL): see whether a node was lost"),
+    ],
+)  # fmt: skip
+def test_why_slurm_ended_a_job_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, log: str, began: bool, says: str
+) -> None:
+    """Each was `Slurm ended job 7 (COMPLETING): raise time_limit_min or look who did`."""
+    stand_in(tmp_path, monkeypatch, "squeue", "echo 5:00")
+    assert Job("7").why_ended(state, log, began=began) == says
+
+
+def test_the_way_out_of_a_time_limit_inside_a_job_is_sbatch_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "squeue", "echo 5:00")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert Job("7").why_ended("TIMEOUT", began=True).endswith("is over: raise --time of its sbatch")

@@ -100,13 +100,16 @@ class LastingTraining:
             if run.row.status == "hang" and not self._launcher.stopping:
                 # a rank that was given up and came to after all takes the signal that asks for its stacks as its leave
                 stopped_at = None
+            # what serves the ranks may ask them to leave too, as Slurm does before their time is over
+            taken = None if self._launcher.stopping else run.loss
             grown = stopped_at is not None and self._growing and not self._launcher.stopping
             if grown:
                 self._note(EventKind.GROWN, why=f"{self._usable()} devices are there")
-            elif stopped_at is not None:
-                self._note(EventKind.STOPPED)
+            elif stopped_at is not None and not (taken and taken.again):
+                why = taken.sentence if taken else None
+                self._note(EventKind.STOPPED, why=why)
                 saved = f"and saved; {GO_ON}" if self._saved_at == stopped_at else f"and could not save; {self.way_on}"
-                raise TrainingStoppedError(f"stopped at step {stopped_at} {saved}")
+                raise TrainingStoppedError(f"{f'{why}; ' if why else ''}stopped at step {stopped_at} {saved}")
             elif run.row.status == "ok":
                 self._note(EventKind.FINISHED)
                 return run.row

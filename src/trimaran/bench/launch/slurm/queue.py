@@ -1,4 +1,4 @@
-"""Slurm's queue: jobs submitted, waited for and cancelled; allocations held for a sweep."""
+"""Slurm's queue: jobs submitted, waited for and cancelled."""
 
 from __future__ import annotations
 
@@ -17,31 +17,40 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 
 _SCRIPT = Path(__file__).with_name("job.sh")
-_ASK_EVERY_S = 1.0
+ASK_EVERY_S = 1.0
 _COMMAND_WITHIN_S = 120.0
 # Jobs run on while Slurm's controller is away. One that is started anew, or whose backup takes over (after 120 s where
 # SlurmctldTimeout is as usual) and reads what was saved, answers well within these minutes.
 _AWAY_WITHIN_S = 600.0
 # Reasons for which a pending job never starts by itself.
-_HOPELESS = frozenset(
+HOPELESS = frozenset(
     {"BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS", "AccountNotAllowed",
      "QOSNotAllowed", "ReservationDeleted", "JobHeldAdmin", "JobHeldUser", "NodeDown"}
 )  # fmt: skip
 # A controller that was never reached has queued no job; of one that gave no answer nobody knows (slurm_errno.c).
 _NEVER_REACHED = ("(connect failure)", "(send failure)", "backup controller in standby mode")
 _FORGOTTEN = "Invalid job id"  # what squeue says of a job that ended a while ago
-_ALIVE = ("PENDING", "CONFIGURING", "RUNNING")
+TIME_IS_OVER, CANCELLED = "DUE TO TIME LIMIT", "CANCELLED AT"  # slurmstepd's words of what it ends
+# Variables by which a user's shell has Slurm's commands show fewer jobs, ask before they cancel one, wait for a job's
+# end, or make an array of it: none of them is the wish of a sweep, which says all that it means.
+_OF_A_SHELL = re.compile(r"(SQUEUE|SCANCEL|SINFO|SCONTROL)_.*|SBATCH_(WAIT|ARRAY_INX)|SLURM_TIME_FORMAT")
 _STILL_QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "REQUEUED")
 
 
 def run(*command: str) -> str:
     """A Slurm command's standard output. Raises TrimaranError with its complaint where it fails."""
+    environment = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_COMMAND_WITHIN_S, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise TrimaranError(f"{command[0]} does not answer ({error}): see whether Slurm's controller is up") from None
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            timeout=_COMMAND_WITHIN_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TrimaranError(
+            f"{command[0]} did not answer within {_COMMAND_WITHIN_S:.0f} s: see whether Slurm's controller is up"
+        ) from None
+    except OSError as error:
+        raise TrimaranError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         # what Slurm gives up for, else what it complained of first
@@ -106,7 +115,7 @@ def node_starts() -> dict[str, str]:
     return starts
 
 
-class _Queue:
+class Queue:
     """What squeue says of a job, or said last where the controller has been away for no more than minutes."""
 
     def __init__(self, answer: str) -> None:
@@ -143,11 +152,11 @@ class Job:
     def __init__(self, number: str) -> None:
         self.number = number
         self._state, self._asked_at = "", -math.inf
-        self._queue = _Queue("PENDING|")  # a job waits or runs until something else is known of it
+        self._queue = Queue("PENDING|")  # a job waits or runs until something else is known of it
 
     def state(self) -> str:
         """PENDING, RUNNING, ..., by the queue a moment ago; empty where it has left it."""
-        if time.monotonic() - self._asked_at > _ASK_EVERY_S:
+        if time.monotonic() - self._asked_at > ASK_EVERY_S:
             self._state, self._asked_at = self._ask()[0], time.monotonic()
         return self._state
 
@@ -158,6 +167,36 @@ class Job:
     def is_suspended(self) -> bool:
         """Whether Slurm has stopped all processes of the job, to let them go on later."""
         return self.state() == "SUSPENDED"
+
+    @property
+    def surrounds(self) -> bool:
+        """Whether this process runs in the job."""
+        return os.environ.get("SLURM_JOB_ID") == self.number
+
+    def time_limit_min(self) -> float | None:
+        """How long Slurm lets the job run; None where it sets no limit, or does not answer."""
+        with contextlib.suppress(TrimaranError, ValueError):
+            words = run("squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%l").split()
+            days, _, clock = words[0].rpartition("-") if words else ("", "", "")
+            hours, minutes, seconds = map(int, ["0", *clock.split(":")][-3:])
+            return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+        return None
+
+    def why_ended(self, state: str, log: str = "", *, began: bool) -> str:
+        """Why Slurm ended the job, by its state, which is COMPLETING for a while, and by what its steps said.
+
+        `began`: whether it had nodes.
+        """
+        if state == "TIMEOUT" or TIME_IS_OVER in log:
+            limit = self.time_limit_min()
+            within = f" of {limit:g} min" if limit else ""
+            way_out = "--time of its sbatch" if self.surrounds else "time_limit_min in [sweep.slurm]"
+            return f"the time limit{within} of Slurm job {self.number} is over: raise {way_out}"
+        if state == "CANCELLED" or CANCELLED in log:
+            return f"Slurm job {self.number} was cancelled{'' if began else ' while it waited for nodes'}: look who did"
+        if state in _STILL_QUEUED:
+            return f"Slurm told the ranks of job {self.number} to end, as scancel does: look who did"
+        return f"Slurm ended job {self.number} ({state or 'which it has forgotten'}): see whether a node was lost"
 
     def can_be_asked_for(self) -> bool:
         """Whether Slurm's controller answers now."""
@@ -171,7 +210,7 @@ class Job:
         while not stop.is_set():
             state, reason = self._ask()
             if state == "PENDING":
-                if reason in _HOPELESS:
+                if reason in HOPELESS:
                     raise TrimaranError(
                         f"Slurm job {self.number} can never start ({reason}): check partition, constraint, account, "
                         f"nodes and time_limit_min in [sweep.slurm]"
@@ -181,7 +220,7 @@ class Job:
                     say(f"Slurm job {self.number} waits ({reason})")
             elif state != "CONFIGURING":
                 return
-            stop.wait(_ASK_EVERY_S)
+            stop.wait(ASK_EVERY_S)
         raise TrimaranError(f"Slurm job {self.number}: the sweep ended before the job began")
 
     def wait_until_gone(self, within_s: float) -> None:
@@ -199,7 +238,7 @@ class Job:
             except TrimaranError:
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(_ASK_EVERY_S)
+                time.sleep(ASK_EVERY_S)
             else:
                 return
 
@@ -207,84 +246,6 @@ class Job:
         answer = self._queue.ask("--states=all", f"--jobs={self.number}", "--format=%T|%r")
         state, _, reason = answer.strip().partition("|")
         return state, reason
-
-
-class Allocations:
-    """One or more equal allocations, a job array where they are more, each held until `close`."""
-
-    def __init__(
-        self,
-        settings: SlurmSettings,
-        nodes: int,
-        launch: Launch,
-        hold: Sequence[str],
-        folder: Path,
-        dead_nodes: Collection[str],
-        hosts: Sequence[str],
-        say: Say,
-        stop: threading.Event,
-    ) -> None:
-        self._nodes = nodes
-        array = settings.at_once if settings.at_once > 1 else None
-        self._job = submit(
-            settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, say, stop, array=array, hosts=hosts
-        )
-        self._queue = _Queue(f"{self._job.number}|PENDING|")
-        self._busy: set[str] = set()
-        self._lost: set[str] = set()
-        self._lock = threading.Lock()
-
-    def serve(self, nodes: int) -> bool:
-        """Whether the allocations stand, or are to come, and are large enough."""
-        return nodes <= self._nodes and any(state in _ALIVE for _, state, _ in self._members())
-
-    def held_nodes(self) -> int:
-        """How many nodes Slurm has given."""
-        return self._nodes * sum(state == "RUNNING" for _, state, _ in self._members())
-
-    def take(self, say: Say, stop: threading.Event) -> Job:
-        """A free allocation, waited for. Raises TrimaranError where none is left or can ever start."""
-        last_reason = ""
-        while not stop.is_set():
-            members = self._members()
-            with self._lock:
-                for number, state, _ in members:
-                    if state == "RUNNING" and number not in self._busy:
-                        self._busy.add(number)
-                        return Job(number)
-            waiting = [(number, reason) for number, state, reason in members if state == "PENDING"]
-            if not any(state in _ALIVE for _, state, _ in members):
-                raise TrimaranError(
-                    f"Slurm ended allocation {self._job.number}: see whether a node or its time was lost"
-                )
-            for number, reason in waiting:
-                if reason in _HOPELESS:
-                    raise TrimaranError(
-                        f"Slurm job {number} can never start ({reason}): check partition, constraint, account, "
-                        f"nodes and time_limit_min in [sweep.slurm]"
-                    )
-            if waiting and not self._busy and waiting[0][1] not in (last_reason, "None", "Priority"):
-                last_reason = waiting[0][1]
-                say(f"Slurm job {waiting[0][0]} waits ({last_reason})")
-            stop.wait(_ASK_EVERY_S)
-        raise TrimaranError(f"Slurm job {self._job.number}: the sweep ended before the job began")
-
-    def give_back(self, job: Job, lost: bool) -> None:
-        """Let another trial have the allocation, unless Slurm is about to end it."""
-        with self._lock:
-            self._busy.discard(job.number)
-            if lost:
-                self._lost.add(job.number)
-
-    def close(self) -> None:
-        """End the allocations."""
-        self._job.cancel()
-
-    def _members(self) -> list[tuple[str, str, str]]:
-        """(job number, state, reason) of every allocation; a pending array is one line."""
-        lines = self._queue.ask("--array", f"--jobs={self._job.number}", "--format=%A|%T|%r").splitlines()
-        members = [(number, state, reason) for number, state, reason in (line.split("|") for line in lines if line)]
-        return [member for member in members if member[0] not in self._lost]
 
 
 def submit(
@@ -315,7 +276,7 @@ def submit(
                 return Job(run(*command).strip().split(";")[0])
             except TrimaranError as error:
                 away = any(words in str(error) for words in _NEVER_REACHED)
-                if not away or time.monotonic() > deadline or stop.wait(_ASK_EVERY_S):
+                if not away or time.monotonic() > deadline or stop.wait(ASK_EVERY_S):
                     raise
             if not is_told:
                 is_told = True

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Self
 
 from trimaran.bench.launch.contract import RESTARTS, Launch, Say, TrialRefusedError
+from trimaran.bench.launch.slurm.allocations import Allocations
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.group_hosts import group_hosts, host_options, hosts_of, require_hosts_in_job
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
-from trimaran.bench.launch.slurm.queue import Allocations, Job, largest_partition, nodes_of_job, submit, usable_nodes
+from trimaran.bench.launch.slurm.queue import Job, largest_partition, nodes_of_job, submit, usable_nodes
 from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
@@ -123,7 +124,8 @@ class SlurmLauncher:
                 require_hosts_in_job(hosts, nodes_of_job(self._surrounding_job), self._surrounding_job)
             step = step_of(launch, self._settings, nodes, self._surrounding_job, self._dead_nodes.names(), hosts)
             job = Job(self._surrounding_job)
-            return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
+            # where this job itself is ended there is nothing to run on again
+            return SlurmRanks(launch, job, step=step, give_back=self._give_back)
         if self._settings.submit == "job":
             return self._as_job(launch, nodes, hosts)
         job = self._allocated(launch, nodes, lifeline)

@@ -14,7 +14,7 @@ from typing import IO
 
 from trimaran.bench.launch.contract import Launch, Loss
 from trimaran.bench.launch.slurm.node import ASKING, answer_file, exit_file, meeting_file, node_file
-from trimaran.bench.launch.slurm.queue import Job, run
+from trimaran.bench.launch.slurm.queue import CANCELLED, TIME_IS_OVER, Job, run
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import USER_ERROR
 from trimaran.protocol.files import RunFile
@@ -28,7 +28,7 @@ _DEAD_NODES_GONE_WITHIN_S = 5.0
 _NODE_FAULTS, _TAKEN, _CANCELLED = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED"), ("TIMEOUT", "CANCELLED")
 # What srun or Pyxis says of a container that it cannot make, before any rank is started.
 _NO_CONTAINER = re.compile(r"(?:error: pyxis: +(?!printing)|(?=unrecognized option '--container-))(.*)")
-_SAY_SO = ("DUE TO TIME LIMIT", "CANCELLED AT")
+_SRUN_ERROR = re.compile(r"srun: (?:error|fatal): (.+)")
 
 
 class SlurmRanks:
@@ -92,13 +92,14 @@ class SlurmRanks:
         node_failed = state in _NODE_FAULTS or "NODE FAILURE" in log
         if not node_failed and (state in _TAKEN or "DUE TO PREEMPTION" in log):
             return Loss(f"Slurm took the nodes of job {job} away ({state or 'PREEMPTED'})", self._requeue)
-        if not node_failed and (self._asked_to_end or state in _CANCELLED or any(words in log for words in _SAY_SO)):
-            why = state or "cancelled"
-            return Loss(f"Slurm ended job {job} ({why}): raise time_limit_min or look who did", self._requeue)
+        if not node_failed and (self._asked_to_end or state in _CANCELLED or TIME_IS_OVER in log or CANCELLED in log):
+            return Loss(self._job.why_ended(state, log, began=self._has_begun()), self._requeue)
         if self._suspended:
             return Loss(f"Slurm suspended job {job}, as for one of higher priority: look who did", self._requeue)
         if (number := self._srun_ended_by()) is not None:
             return Loss(f"srun, which stands for the ranks, was ended by signal {number}")
+        if refused := self._srun_refused(log):
+            return Loss(f"srun started no rank in Slurm job {job}: {refused}")
         if self._unheard:
             return Loss(self._of_the_unheard(), nodes=tuple(self._dead_nodes()), silence_s=_SEEN_WITHIN_S)
         if node_failed:
@@ -196,6 +197,16 @@ class SlurmRanks:
         status = self._srun.poll() if self._srun else None
         return None if status is None or status >= 0 else -status
 
+    def _srun_refused(self, log: str) -> str:
+        """What srun said first where it has ended before any rank was on its node; empty where it did not."""
+        if not self._srun or not self._srun.poll() or self._has_begun():
+            return ""
+        return next(iter(_SRUN_ERROR.findall(log)), "")[:200]
+
+    def _has_begun(self) -> bool:
+        """Whether any rank was on its node."""
+        return any(node_file(self._launch.out_dir, rank).exists() for rank in range(self._launch.ranks))
+
     def _answer_of(self, rank: int) -> str | None:
         """The state of the rank's process when its parent was asked; None where that has not answered."""
         with contextlib.suppress(OSError):
@@ -235,7 +246,7 @@ class SlurmRanks:
         """Whether no rank was started for want of its container; why, is then left as the words of rank 0."""
         folder = self._launch.out_dir
         said = _NO_CONTAINER.findall(self._log_text())
-        if not said or any(node_file(folder, rank).exists() for rank in range(self._launch.ranks)):
+        if not said or self._has_begun():
             return False
         words = "; ".join(dict.fromkeys(said))[:200]  # of each node the same
         RunFile.STDERR.of(folder, 0).write_text(f"srun: {words} (container_image of [sweep.slurm])\n")
