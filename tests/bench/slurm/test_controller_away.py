@@ -75,6 +75,7 @@ def test_a_trial_begins_when_the_controller_is_there_again(
             start_again = threading.Timer(5.0, away.close)
             start_again.start()
             try:
+                launcher.expect(2)  # as every sweep and every training begins
                 row = run_trial(trial, launcher, PATIENT, worker=fake_worker("ok"))
             finally:
                 start_again.join()

@@ -77,7 +77,7 @@ def test_a_job_that_is_taken_away_is_run_again_where_asked(trial: Trial, tmp_pat
             row = run_trial(trial, launcher, LIMITS, worker=fake_worker("ok-slowly"), on_step=cancel_the_first)
         assert row.status == status, row.evidence
         if status == "lost":
-            assert "Slurm ended job" in (row.evidence or "")
+            assert "was cancelled: look who did" in (row.evidence or "")
 
 
 @pytest.mark.proof

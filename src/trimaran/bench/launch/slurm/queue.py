@@ -9,13 +9,15 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from trimaran.bench.launch.contract import Launch, Say
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 
+_Answer = TypeVar("_Answer")
 _SCRIPT = Path(__file__).with_name("job.sh")
 ASK_EVERY_S = 1.0
 _COMMAND_WITHIN_S = 120.0
@@ -56,8 +58,29 @@ def run(*command: str) -> str:
         # what Slurm gives up for, else what it complained of first
         line = next((line for line in lines if ": fatal: " in line), lines[0] if lines else f"status {done.returncode}")
         complaint = re.sub(rf"^{re.escape(command[0])}: (?:error|fatal): ", "", line)
-        raise TrimaranError(f"{command[0]} refused: {complaint}; see [sweep.slurm] of the recipe")
+        away = any(words in complaint for words in _NEVER_REACHED)
+        see = "whether Slurm's controller is up" if away else "[sweep.slurm] of the recipe"
+        raise TrimaranError(f"{command[0]} refused: {complaint}; see {see}")
     return done.stdout
+
+
+def when_there(ask: Callable[[], _Answer], say: Say, stop: threading.Event) -> _Answer:
+    """What `ask` gives; a controller that is away is asked again for minutes, and until `stop`.
+
+    Raises TrimaranError as `ask` does.
+    """
+    deadline = time.monotonic() + _AWAY_WITHIN_S
+    is_told = False
+    while True:
+        try:
+            return ask()
+        except TrimaranError as error:
+            away = any(words in str(error) for words in _NEVER_REACHED)
+            if not away or time.monotonic() > deadline or stop.wait(ASK_EVERY_S):
+                raise
+        if not is_told:
+            is_told = True
+            say("Slurm's controller is away: the job is submitted when it answers again")
 
 
 def largest_partition(names: str | None) -> tuple[int | None, str]:
@@ -267,21 +290,6 @@ def submit(
     died, and its nodes may be back by then. A controller that is away is asked again for minutes, and until `stop`.
     Raises TrimaranError where Slurm refuses.
     """
-    deadline = time.monotonic() + _AWAY_WITHIN_S
-
-    def submitted(*command: str) -> Job:
-        is_told = False
-        while True:
-            try:
-                return Job(run(*command).strip().split(";")[0])
-            except TrimaranError as error:
-                away = any(words in str(error) for words in _NEVER_REACHED)
-                if not away or time.monotonic() > deadline or stop.wait(ASK_EVERY_S):
-                    raise
-            if not is_told:
-                is_told = True
-                say("Slurm's controller is away: the job is submitted when it answers again")
-
     stated = {
         "partition": settings.partition,
         "account": settings.account,
@@ -307,5 +315,9 @@ def submit(
     do = (str(_SCRIPT), *command)
     if dead_nodes and not hosts:
         with contextlib.suppress(TrimaranError):
-            return submitted(*asked, f"--exclude={','.join(sorted(dead_nodes))}", *do)
-    return submitted(*asked, *do)
+            return _submitted(*asked, f"--exclude={','.join(sorted(dead_nodes))}", *do, say=say, stop=stop)
+    return _submitted(*asked, *do, say=say, stop=stop)
+
+
+def _submitted(*command: str, say: Say, stop: threading.Event) -> Job:
+    return Job(when_there(lambda: run(*command), say, stop).strip().split(";")[0])

@@ -23,7 +23,7 @@ from trimaran.bench.launch.slurm.allocations import Allocations
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.group_hosts import group_hosts, host_options, hosts_of, require_hosts_in_job
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
-from trimaran.bench.launch.slurm.queue import Job, largest_partition, nodes_of_job, submit, usable_nodes
+from trimaran.bench.launch.slurm.queue import Job, largest_partition, nodes_of_job, submit, usable_nodes, when_there
 from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
@@ -79,7 +79,7 @@ class SlurmLauncher:
             return
         if nodes <= self._largest:
             return  # a sweep that goes on does not end because the controller is away now
-        most, partition = largest_partition(self._settings.partition)
+        most, partition = when_there(lambda: largest_partition(self._settings.partition), self._say, self._closing)
         if most is not None and nodes > most:
             raise TrimaranError(
                 f"a layout needs {nodes} nodes, Slurm's partition {partition} gives {most} at most: "
