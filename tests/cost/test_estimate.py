@@ -125,6 +125,37 @@ def test_a_faster_link_never_slows(workload: Workload, layout: Layout, stack: St
     assert seconds[2] <= seconds[1] * (1 + 1e-9)
 
 
+@settings(max_examples=100, deadline=None)
+@given(workloads(), layouts(), stacks)
+def test_a_device_that_computes_faster_never_slows(workload: Workload, layout: Layout, stack: Stack) -> None:
+    seconds = [estimate(Case.of(workload, times_as_fast(times), stack), layout).sec_per_it for times in (1, 1.1, 2, 10)]
+    assert all(faster <= slower * (1 + 1e-9) for slower, faster in pairwise(seconds))
+
+
+def times_as_fast(times: float) -> Cluster:
+    cluster = gpu_cluster()
+    peaks = {rate: tflops * times for rate, tflops in cluster.device.peak_tflops.items()}
+    return cluster.model_copy(update={"device": cluster.device.model_copy(update={"peak_tflops": peaks})})
+
+
+# Each paced by its host: gradients summed beside the products that make them, and experts made again.
+@pytest.mark.parametrize(
+    ("stack", "model", "text"),
+    [
+        ("megatron-core", "gpt3-125m", "dp1,tp4,sp,bf16"),
+        ("megatron-core", "qwen3-30b-a3b", "dp8,ep8,recompute-moe_act,bf16"),
+        ("torch-fsdp", "qwen3-30b-a3b", "dp8,fsdp,recompute-full,bf16"),
+    ],
+)
+def test_a_device_that_waits_for_its_host_is_no_slower_the_faster_it_computes(
+    stack: str, model: str, text: str
+) -> None:
+    workload = Workload(model=load_model(model), seq_len=128, global_batch=64)
+    cases = [Case.of(workload, times_as_fast(times), load_stack(stack)) for times in (1, 1.1, 2, 10)]
+    seconds = [estimate(case, parse_layout(text)).sec_per_it for case in cases]
+    assert all(faster <= slower * (1 + 1e-9) for slower, faster in pairwise(seconds))
+
+
 @pytest.mark.proof
 @settings(max_examples=50, deadline=None)
 @given(workloads(), layouts(), stacks)

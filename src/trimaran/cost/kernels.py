@@ -246,18 +246,17 @@ class Kernels:
         forward, backward = (reduce(np.add, phase) for phase in zip(*times, strict=True))
         wanted = recomputed(operators) if self.stack.recompute_stops_early else len(operators)
         again = reduce(np.add, (there for there, _ in times[:wanted]))
-        again_share = again / forward
-        host_forward = launched(operators, self.stack) * self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
+        launch = self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
+        host_forward, host_again = (launched(some, self.stack) * launch for some in (operators, operators[:wanted]))
         host_backward = BACKWARD_LAUNCHES * host_forward
         if self.cluster.device.kind != "gpu":
             zero = np.zeros(self.rate.element.shape)
-            forward, backward = forward + host_forward, backward + host_backward
-            return LayerTime(forward, backward, forward * again_share, zero, zero)
+            return LayerTime(forward + host_forward, backward + host_backward, again + host_again, zero, zero)
         # The host launches ahead of the device: the slower of the two is what counts.
         idle_forward = np.maximum(host_forward - forward, 0.0)
         idle_backward = np.maximum(host_backward - backward, 0.0)
-        forward, backward = forward + idle_forward, backward + idle_backward
-        return LayerTime(forward, backward, forward * again_share, idle_forward, idle_backward)
+        forward_again = np.maximum(again, host_again)
+        return LayerTime(forward + idle_forward, backward + idle_backward, forward_again, idle_forward, idle_backward)
 
     def again(self, operators: Sequence[Operator], times: Sequence[tuple[Floats, Floats]], word: str) -> Floats:
         """Seconds of what a partial recompute runs again of one layer; the stack's own selection ends as full does."""

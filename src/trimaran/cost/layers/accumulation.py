@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, LayoutGrid
+from trimaran.cost.grid import Bools, Floats, LayoutGrid
 from trimaran.cost.kernels import Rates
 from trimaran.cost.states import GRADIENTS, element_bytes, gradient_bytes, shards
 
@@ -18,10 +18,15 @@ def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, 
     product that makes them adds them too, only the sum passes, and beside that product: it shows where it is longer
     than the seconds for which they are `made`.
     """
-    kept, element = gradient_bytes(grid, case.stack), element_bytes(grid)
-    fused = (kept == element) | (case.stack.fused_accumulation == "always")
-    fused &= case.stack.fused_accumulation != "never"
+    kept, element, fused = gradient_bytes(grid, case.stack), element_bytes(grid), is_fused(case, grid)
     moved = parameters / shards(grid, GRADIENTS) * (2.0 * kept + np.where(fused, 0.0, element))
     seconds = rate.streamed(moved)
     shown = np.where(fused, np.maximum(seconds - made, 0.0), seconds)
     return np.asarray(np.where(grid.micro_batches > 1, shown, 0.0))
+
+
+def is_fused(case: Case, grid: LayoutGrid) -> Bools:
+    """Where the product that makes a gradient adds it to the sum, so that the host launches nothing for that."""
+    alike = gradient_bytes(grid, case.stack) == element_bytes(grid)
+    never, always = (case.stack.fused_accumulation == word for word in ("never", "always"))
+    return np.asarray((alike | always) & (not never))

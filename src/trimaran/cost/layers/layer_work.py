@@ -9,9 +9,9 @@ from functools import cached_property, reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, Ints, LayoutGrid, padded_vocab_of
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.kernels import Kernels, LayerTime, Rates, rates, recomputed
-from trimaran.cost.layers.accumulation import accumulation_time
+from trimaran.cost.layers.accumulation import accumulation_time, is_fused
 from trimaran.cost.layers.context_traffic import ContextTraffic
 from trimaran.cost.layers.exchange import Exchanges
 from trimaran.cost.layers.tensor_sums import TensorSums
@@ -101,9 +101,8 @@ def layer_work(
     """What a layer of a kind costs under each layout."""
     operators = shapes.layer(kind)
     time = shapes.layer_time(kind)
-    backward = time.backward
     if not shapes.measured.has_layer:
-        backward = backward + _accumulation(case, grid, shapes, rate, kind)
+        time = _accumulating(time, _accumulation(case, grid, shapes, rate, kind), is_fused(case, grid))
     again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
     recompute = time.forward_again * again
     tp_forward, tp_backward = sums.shown(operators)
@@ -137,8 +136,17 @@ def layer_work(
     idle = idle_forward, idle_backward
     context = _context_traffic(case, grid, shapes, kind, again, idle) if shares_sequences(grid) else (0.0, 0.0)
     return LayerWork(
-        time.forward, backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context
+        time.forward, time.backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context
     )
+
+
+def _accumulating(time: LayerTime, added: Floats, fused: Bools) -> LayerTime:
+    """The layer's time with `added` seconds in its backward.
+
+    They are free where products add while the device waits for its host, which launches a pass of its own as well.
+    """
+    free = np.where(fused, np.minimum(added, time.idle_backward), 0.0)
+    return replace(time, backward=time.backward + added - free, idle_backward=time.idle_backward - free)
 
 
 def _context_traffic(
