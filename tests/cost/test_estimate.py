@@ -156,6 +156,18 @@ def test_a_device_that_waits_for_its_host_is_no_slower_the_faster_it_computes(
     assert all(faster <= slower * (1 + 1e-9) for slower, faster in pairwise(seconds))
 
 
+@pytest.mark.parametrize("stack", ["megatron-cpu", "megatron-deepspeed", "trimaran"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_never_grows_as_the_vocabulary_shrinks(stack: str, recompute: str) -> None:
+    """Logits are gone when a layer is made again, so that memory is what the larger of the two needs."""
+    memory = []
+    for vocab in (200_000, 128_000, 64_000, 32_000, 1000):
+        model = Model(layers=4, hidden=256, heads=4, vocab=vocab, max_positions=32768)
+        case = Case.of(Workload(model=model, seq_len=32768, global_batch=8), gpu_cluster(), load_stack(stack))
+        memory.append(estimate(case, Layout(dp=2, mbs=4, recompute=recompute)).mem_gib)
+    assert all(smaller <= larger for larger, smaller in pairwise(memory))
+
+
 @pytest.mark.proof
 @settings(max_examples=50, deadline=None)
 @given(workloads(), layouts(), stacks)

@@ -101,7 +101,7 @@ def _optimizer(rank: RankMemory) -> Floats:
 def _activations(rank: RankMemory) -> Floats:
     """Kept activations, and the hole that the logits' copies leave where the allocator is known to."""
     fragments = rank.case.stack.fragmentation * rank.logits
-    return rank.activations * rank.case.calibration.activation_scale + fragments + _shared_bias(rank)
+    return rank.activations + fragments + _shared_bias(rank)
 
 
 def _shared_bias(rank: RankMemory) -> Floats | float:

@@ -235,7 +235,7 @@ class RankMemory:
 
     @cached_property
     def activations(self) -> Floats:
-        """What the layers keep of all micro-batches in flight, and what a layer at work makes again.
+        """What the layers keep of all micro-batches in flight, and what a layer at work makes again, with fragments.
 
         Logits are gone before the backward pass makes the first layer's activations again, so the larger of the two
         counts.
@@ -262,7 +262,8 @@ class RankMemory:
             stored = stored + share * (self._stored(dense) - stored)
             factors = factors + share * (dense.factors - factors)
         all_layers = here * stored + self._put_off(factors - stored)
-        return all_layers + self._at_ends + np.maximum(at_work - self.logits, 0.0)
+        scale = self.case.calibration.activation_scale
+        return scale * (all_layers + self._at_ends) + np.maximum(scale * at_work - self.logits, 0.0)
 
     def _put_off(self, more: Floats) -> Floats | float:
         """What is kept for weights' gradients that are put off, where a layer's factors take so many bytes `more`.
