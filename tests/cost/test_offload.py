@@ -71,6 +71,29 @@ def test_weights_on_the_host_leave_two_layers_here_and_pass_the_link_each_micro_
     assert slow.time.offload > there.time.offload > 0.0
 
 
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_what_hides_gathers_hides_no_shards_from_the_host_too(nodes: int) -> None:
+    """Both links are slower than a layer, so that a device that computes faster has no less to wait for in all."""
+    seconds, offload = [], []
+    for times in (1.0, 1.5, 4.0, 20.0):
+        peaks = {rate: tflops * times for rate, tflops in H100.device.peak_tflops.items()}
+        device = H100.device.model_copy(update={"peak_tflops": peaks, "host_link_gb_s": 0.5})
+        slow = H100.inter.model_copy(update={"bandwidth_gbps": 100.0})
+        case = Case.of(LLAMA, H100.model_copy(update={"device": device, "inter": slow}), TITAN)
+        found = predicted(case, f"dp{8 * nodes},mbs1,fsdp,bf16,offload-weights")
+        seconds.append(found.sec_per_it)
+        offload.append(found.time.offload)
+    assert seconds == sorted(seconds, reverse=True) and offload[-1] > 0.0
+
+
+def test_weights_on_the_host_never_leave_more_on_the_device() -> None:
+    """Of hundreds of ranks a rank's part of all gradients is less than a layer's."""
+    case = case_of("torchtitan").with_workload(LLAMA.model_copy(update={"global_batch": 1024}))
+    for ranks in (8, 64, 512):
+        here, there = (predicted(case, f"dp{ranks},mbs1,fsdp,bf16{more}").mem_gib for more in ("", ",offload-weights"))
+        assert there < here
+
+
 def test_activations_on_the_host_hide_behind_layers_as_far_as_the_link_lets_them() -> None:
     text = "dp8,mbs1,zero1,bf16"
     here = predicted(case_of("megatron-core"), text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from trimaran.cost.case import Case
@@ -82,7 +84,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
         exposed = exposed - hidden * (1.0 - crowded(case.cluster))
     sharded = grid.chose("dp_kind", "fully_sharded") | (zero == WEIGHTS)
     if sharded.any():
-        exposed = np.where(sharded, _by_layer(iteration, sharers), exposed)
+        exposed = np.where(sharded, _by_layer(iteration), exposed)
     passed = m * _cleared_bytes(iteration)
     if case.stack.bucket_passes:
         in_buckets = (zero == OPTIMIZER) | (zero == GRADIENTS)
@@ -117,16 +119,33 @@ def _expert_sharers(iteration: IterationCost) -> Group:
     return expert_group(iteration.grid, iteration.network.cluster, "eshard")
 
 
-def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
-    """Seconds exposed where each layer's weights are gathered for its forward, and under ZeRO-3 for its backward.
+@dataclass(frozen=True)
+class LayersTraffic:
+    """Seconds a micro-batch of what replicas send where each layer's weights are gathered by themselves: arrays.
+
+    A layer's `gather` before its forward; before and after its backward what `travels`, of which `scatter` is the sum
+    of its gradients and `copied` that between copies of shards; `behind_forward` and `behind_backward` are what its
+    compute hides. `ends` are gathers and sums of what is no layer's.
+    """
+
+    gather: Floats
+    scatter: Floats
+    copied: Floats
+    travels: Floats
+    behind_forward: Floats
+    behind_backward: Floats
+    ends: Floats
+
+
+def layers_traffic(iteration: IterationCost) -> LayersTraffic:
+    """What layers gather and sum, and what of it hides.
 
     The next layer's gather, and in the backward the reduce-scatter of the layer before, run while a layer computes
     (PyTorch FSDP: Zhao et al., arXiv 2304.11277, section 3.3; fully_shard prefetches one unit likewise); what is
-    longer than the layer with its collectives inside a node shows. Nothing hides the first gathers of a micro-batch and
-    its last reduce-scatters, the ends' among them. A pipeline's may be gathered once, with the first forward, and
-    scattered after the last backward, which nothing hides.
+    longer than the layer with its collectives inside a node shows.
     """
     case, grid, network, work = iteration.case, iteration.grid, iteration.network, iteration.work
+    sharers = iteration.group_along("cp", "shard")
     layer, every = layer_parameters(case.model, grid), case.model.experts_every
     experts: Floats | float = 0.0
     if case.model.experts:
@@ -159,23 +178,42 @@ def _by_layer(iteration: IterationCost, sharers: Group) -> Floats:
         forward = forward - np.where(across, work.layer.ep_forward, 0.0)
         backward = backward - np.where(across, work.layer.ep_backward, 0.0)
     overlap = case.calibration.dp_overlap
-    behind_forward = np.minimum(gather, forward) * overlap
     # Copies' sums have a stream of their own, and links of their own where shards are gathered inside a node.
     travels = again + scatter
     travels = np.where(sharers.crosses, travels + copied, np.maximum(travels, copied))
-    behind_backward = np.minimum(travels, backward) * overlap
-    shown = (gather - behind_forward) + (travels - behind_backward)
+    return LayersTraffic(
+        gather,
+        scatter,
+        copied,
+        travels,
+        behind_forward=np.minimum(gather, forward) * overlap,
+        behind_backward=np.minimum(travels, backward) * overlap,
+        ends=gather_ends + scatter_ends + copied_ends,
+    )
+
+
+def _by_layer(iteration: IterationCost) -> Floats:
+    """Seconds exposed where each layer's weights are gathered for its forward, and under ZeRO-3 for its backward.
+
+    Nothing hides the first gathers of a micro-batch and its last reduce-scatters, the ends' among them. A pipeline's
+    may be gathered once, with the first forward, and scattered after the last backward, which nothing hides.
+    """
+    case, grid, work, traffic = iteration.case, iteration.grid, iteration.work, layers_traffic(iteration)
+    gather, behind_forward, behind_backward = traffic.gather, traffic.behind_forward, traffic.behind_backward
+    element, sent = gathered_bytes(case, grid), sent_gradient_bytes(grid, case.stack)
+    shown = (gather - behind_forward) + (traffic.travels - behind_backward)
     slowed = crowded(case.cluster) * (behind_forward + behind_backward)
-    first_and_last = gather_ends + gather + scatter + scatter_ends + copied + copied_ends
+    first_and_last = gather + traffic.scatter + traffic.copied + traffic.ends
     others = np.maximum(work.layers - 1.0, 0.0)
     laid = work.rate.streamed(laid_bytes(iteration, element, sent) * iteration.parameters)
     each = iteration.micro_batches * (others * (shown + slowed) + first_and_last + laid)
+    kept = keeps_whole(case.stack, grid)
     if not kept.any():
         return np.asarray(each)
     # 16-bit gradients are added to the sum of those before, which is read and written
     summed = work.rate.streamed((element_bytes(grid) + 2.0 * sent) * iteration.parameters)
     gathered = gather - (1.0 - crowded(case.cluster)) * behind_forward
-    once = first_and_last + others * (gathered + scatter + copied) + laid
+    once = first_and_last + others * (gathered + traffic.scatter + traffic.copied) + laid
     return np.asarray(np.where(kept, once + iteration.micro_batches * summed, each))
 
 

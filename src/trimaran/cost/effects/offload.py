@@ -6,6 +6,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.effects.effect import Effect, IterationCost, TimePart
+from trimaran.cost.effects.gradient_traffic import layers_traffic
 from trimaran.cost.effects.optimizer import UNFUSED
 from trimaran.cost.grid import Floats, by_precision
 from trimaran.cost.layers.layer_work import LayerWork
@@ -58,12 +59,20 @@ def _host_step(iteration: IterationCost) -> Floats:
 
 
 def _weights(iteration: IterationCost) -> Floats:
-    """Each micro-batch every layer's shard comes up twice and its gradients go down, behind the layer before it."""
+    """Each micro-batch every layer's shard comes up twice and its gradients go down, behind the layer before it.
+
+    In the forward a shard may come up while the one before it is gathered; in the backward it does so when that has
+    been, and a layer hides one after the other (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py,
+    wait_for_unshard: what streams wait for is the copy of the unit before, or of the unit itself).
+    """
     case, grid, work = iteration.case, iteration.grid, iteration.work
     shard = host_stepped(iteration) / np.maximum(work.layers, 1.0)
     kept = by_precision(grid.precision, lambda p: 4.0 if case.stack.shards_master and p.master else p.weight_bytes)
     up, down = shard * kept / _link(case), shard * gradient_bytes(grid, case.stack) / _link(case)
-    shown = _beyond(up, work.layer.busy_forward) + _beyond(np.maximum(up, down), work.layer.busy_backward)
+    traffic = layers_traffic(iteration)
+    forward = work.layer.busy_forward + traffic.gather - traffic.behind_forward
+    backward = work.layer.busy_backward - traffic.behind_backward
+    shown = _beyond(up, forward) + _beyond(np.maximum(up, down), backward)
     return np.asarray(iteration.micro_batches * work.layers * shown)
 
 

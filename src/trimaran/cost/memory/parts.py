@@ -75,12 +75,13 @@ def _casts(rank: RankMemory, elsewhere: Bools) -> Floats:
 def _gradients(rank: RankMemory) -> Floats:
     """Accumulated gradients, and where the software keeps them those in 16 bit that were summed into wider ones.
 
-    Where weights lie on the host so do their gradients, but for those of the layer at work. Where replicas share them
-    out and the stack sums them unit by unit, two units' are whole: of layers, or of both ends; of both, where places
-    for layers' stay.
+    Where weights lie on the host so do their gradients, but for those of the layer at work, or a rank's part of all
+    where that is less. Where replicas share them out and the stack sums them unit by unit, two units' are whole: of
+    layers, or of both ends; of both, where places for layers' stay.
     """
     low = low_gradient_bytes(rank.grid, rank.case.stack)
-    here = np.where(rank.offloads("weights"), rank.layer, rank.kept_of(GRADIENTS))
+    kept = rank.kept_of(GRADIENTS)
+    here = np.where(rank.offloads("weights"), np.minimum(rank.layer, kept), kept)
     if rank.case.stack.sums_by_unit:
         layers, ends = 2.0 * rank.layer, rank.ends
         whole = layers + ends if rank.keeps_unit_places else np.maximum(layers, ends)
