@@ -46,12 +46,14 @@ class Group:
         return np.where(self.crosses, np.ceil(self.ranks / self.inside), 1.0)
 
 
-def group(ranks: Ints, stride: Ints, devices: Ints, cluster: Cluster) -> Group:
-    """The group of `ranks` ranks `stride` apart, on nodes filled in rank order."""
+def group(ranks: Ints, stride: Ints, devices: Ints, cluster: Cluster, block: Ints | None = None) -> Group:
+    """The group of `ranks` ranks `stride` apart, on nodes filled in rank order.
+
+    It lies with others like it in a `block` of ranks, one such block after the other; None: in `ranks` x `stride`.
+    """
     per_node = np.minimum(devices, cluster.devices_per_node)
     inside = np.clip(per_node // np.maximum(stride, 1), 1, ranks).astype(np.float64)
-    crosses = (ranks - 1) * stride + 1 > per_node
-    return Group(ranks.astype(np.float64), inside, crosses, np.maximum(per_node / inside, 1.0))
+    return _group(ranks, inside, per_node, devices, ranks * stride if block is None else block)
 
 
 def group_along(grid: LayoutGrid, cluster: Cluster, *axes: str) -> Group:
@@ -59,8 +61,8 @@ def group_along(grid: LayoutGrid, cluster: Cluster, *axes: str) -> Group:
     per_node = np.minimum(grid.devices, cluster.devices_per_node)
     sizes = [(grid.size(axis), grid.stride(axis)) for axis in axes]
     inside = reduce(np.multiply, (np.clip(per_node // np.maximum(step, 1), 1, ranks) for ranks, step in sizes)) * 1.0
-    span = reduce(np.add, ((ranks - 1) * step for ranks, step in sizes)) + 1
-    return Group(grid.fold(*axes) * 1.0, inside, span > per_node, np.maximum(per_node / inside, 1.0))
+    block = reduce(np.maximum, (np.where(ranks > 1, ranks * step, 1) for ranks, step in sizes))
+    return _group(grid.fold(*axes), inside, per_node, grid.devices, block)
 
 
 def expert_group(grid: LayoutGrid, cluster: Cluster, axis: str) -> Group:
@@ -72,8 +74,29 @@ def expert_group(grid: LayoutGrid, cluster: Cluster, axis: str) -> Group:
     # more ranks of experts than a stage has are refused by a rule, and may be asked about all the same
     of_stage, ranks, apart = grid.stage_places(per_node), np.maximum(grid.size(axis), 1), grid.places_apart(axis)
     inside = np.clip(of_stage // np.maximum(apart, 1), 1, ranks).astype(np.float64)
-    crosses = (ranks - 1) * apart + 1 > of_stage
-    return Group(ranks.astype(np.float64), inside, crosses, np.maximum(per_node / inside, 1.0))
+    run, block = grid.stride("pp"), np.maximum(ranks * apart, 1)
+    # a block within a run of a stage's ranks is one of neighbours; else ranks of all stages lie between its own
+    block = np.where((grid.pp == 1) | (run % block == 0), block, np.lcm(run, block) * grid.pp)
+    return _group(ranks, inside, per_node, grid.devices, block)
+
+
+def _group(ranks: Ints, inside: Floats, per_node: Ints, devices: Ints, block: Ints) -> Group:
+    """A group of which `inside` ranks share a node where blocks of such groups and nodes fill each other evenly.
+
+    Where a block is part of a node and they do not, some block lies on two nodes, whose groups are cut in two at most.
+    Of a block's groups those share a node's link that have ranks on both sides of its border, or of both its borders.
+    """
+    block = np.maximum(block, 1)
+    crosses = (ranks > 1) & (devices > per_node) & (per_node % block != 0)
+    cut = crosses & (block < per_node)
+    inside = np.where(cut, np.minimum(inside, np.ceil(ranks / 2.0)), inside)
+    rivals = np.maximum(per_node / inside, 1.0)
+    # borders lie at multiples of this in their blocks, the one that most groups cross nearest to the middle
+    apart = np.gcd(per_node, block)
+    crossing = np.maximum(np.minimum(block // np.maximum(ranks, 1), block // 2 // apart * apart), 1.0)
+    crossing = np.where(cut & (devices > 2 * per_node), 2.0 * crossing, crossing)
+    rivals = np.where(crosses & (block % per_node != 0), np.minimum(rivals, crossing), rivals)
+    return Group(ranks.astype(np.float64), inside, crosses, rivals)
 
 
 def crowded(cluster: Cluster) -> float:

@@ -63,7 +63,8 @@ class IterationCost:
         """The ranks of the first and of the last stage that hold the same part of a tied embedding."""
         grid = self.grid
         both = np.where(grid.pp > 1, 2, 1)
-        return group(both, grid.stride("pp") * (grid.pp - 1), grid.devices, self.network.cluster)
+        stride = grid.stride("pp")
+        return group(both, stride * (grid.pp - 1), grid.devices, self.network.cluster, block=stride * grid.pp)
 
     @property
     def micro_batches(self) -> Floats:
