@@ -312,3 +312,22 @@ def test_a_layout_that_is_asked_about_is_predicted_where_its_ranks_stand() -> No
     assert asked.best_estimate is not None
     assert asked.estimate.sec_per_it == pytest.approx(estimate(case, in_order).sec_per_it)
     assert asked.best_estimate.sec_per_it < asked.estimate.sec_per_it
+
+
+def test_a_plan_is_the_same_in_whichever_order_a_file_has_its_groups() -> None:
+    """The head stands on the last stage, so which of two unlike nodes comes last is for a placement to choose."""
+    fast = load_cluster("aws-p3-16xlarge").device
+    peaks = {rate: tflops / 2 for rate, tflops in fast.peak_tflops.items()}
+    slow = fast.model_copy(update={"name": "slow", "peak_tflops": peaks})
+    intra, inter = Link(bandwidth_gbps=600, latency_us=5), Link(bandwidth_gbps=25, latency_us=20)
+    workload = Workload(model=load_model("gpt2-355m"), seq_len=1024, global_batch=64)
+    seconds = []
+    for order in ((("a", fast), ("b", slow)), (("b", slow), ("a", fast))):
+        groups = [
+            NodeGroup(name=name, device=device, nodes=1, devices_per_node=4, intra=intra, inter=inter)
+            for name, device in order
+        ]
+        link = GroupLink(between=("a", "b"), bandwidth_gbps=25, latency_us=20)
+        cluster, stack = Cluster.of_groups(groups, [link], name="two"), load_stack("megatron")
+        seconds.append(plan(workload, cluster, stack, top=1).best.sec_per_it)
+    assert seconds[0] == pytest.approx(seconds[1])

@@ -39,17 +39,17 @@ def starts(topology: Topology, blocks: Blocks, layout: Layout, message_bits: flo
 
 
 def _choices(blocks: Blocks, lines: Iterable[tuple[int, ...]], cells: int) -> Iterator[Ints]:
-    """All blocks along each line, those for the cells first.
+    """All blocks along each line and backwards, those for the cells first: the last stage has the head, the first not.
 
-    Where more blocks are than cells, which are left out is a choice: the cells begin at every group in turn, along the
-    line and backwards, as long as enough blocks follow.
+    Where more blocks are than cells, which are left out is a choice: the cells begin at every group in turn, as long as
+    enough blocks follow.
     """
     for line in lines:
-        if len(blocks) == cells:
-            yield blocks.in_order(line)
-            continue
         for way in (line, line[::-1]):
             along = blocks.in_order(way)
+            if len(blocks) == cells:
+                yield along
+                continue
             for begin in np.flatnonzero(np.diff(blocks.group[along], prepend=-1)).tolist():
                 if len(blocks) - begin >= cells:
                     yield np.roll(along, -begin)
