@@ -21,6 +21,7 @@ from trimaran.cli.terminal import tell
 if TYPE_CHECKING:
     from trimaran.cost.case import Case
     from trimaran.layout.layout import Layout
+    from trimaran.nouns.workload import Workload
     from trimaran.planner.plan import Plan
     from trimaran.recipe.train_settings import TrainSettings
     from trimaran.report.tables import Format
@@ -101,8 +102,8 @@ def plan(
     case = question.case
     if grow_nodes and case.workload.ramp_up is None:
         raise TrimaranError(
-            "--grow-nodes lets nodes grow with a batch ramp-up, which is not stated: state one, as "
-            "--ramp-up 32,32,6000000"
+            "--grow-nodes lets nodes grow with a batch ramp-up, which is not stated: state one, as --ramp-up "
+            + ",".join(map(str, _a_ramp_up(case.workload)))
         )
     ranked = case.with_workload(case.workload.model_copy(update={"ramp_up": None})) if grow_nodes else case
     if why is not None:
@@ -138,6 +139,12 @@ def plan(
         tell(f"\n{ramp_up_table(schedule, printed)}")
     if check:
         _check(_as_planned(ranked, planned), question.train)
+
+
+def _a_ramp_up(workload: Workload) -> tuple[int, int, int]:
+    """A ramp-up that the workload may have: from half its batch, where that is whole, over a tenth of its samples."""
+    start = workload.global_batch // 2 if workload.global_batch % 2 == 0 else 1
+    return start, start, max(1, int((workload.tokens or 3e11) / workload.seq_len / 10))
 
 
 def _refuse_check(case: Case, form: OutputFormat) -> None:
