@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -257,6 +259,30 @@ def test_a_machine_without_a_loopback_is_told_and_no_layout_hangs(lo: str) -> No
 def test_the_median_ignores_warm_up_and_stragglers() -> None:
     assert median_and_spread((50.0, 9.0, 1.0, 1.1, 1.2, 7.0, 1.0), 2) == (pytest.approx(1.1), pytest.approx(0.2))
     assert median_and_spread((3.0, 2.0), 2) == (2.0, 0.0)
+
+
+def test_a_trial_folder_is_made_anew_while_what_was_there_still_writes(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A rank that ends after its launcher writes a last file: the next attempt was refused for a full folder."""
+    trial = prepare_trial(recipe, cluster, parse_layout("dp1"), data_dir=tmp_path, work_dir=tmp_path)
+    folder = Path(trial.job.out_dir)
+    folder.mkdir(parents=True)
+    until = time.monotonic() + 1.0
+
+    def write() -> None:
+        number = 0
+        with contextlib.suppress(FileNotFoundError):
+            while time.monotonic() < until:
+                (folder / f"last-{number}").touch()
+                number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    row = run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
+    writer.join()
+    assert row.status == "ok"
+    assert not list(folder.glob("last-*"))
 
 
 def test_what_cannot_run_is_refused_before_a_process_starts(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from trimaran.recipe.recipe import Recipe
 from trimaran.store import trial_key
 
 UNSTORED = "unstored"
+# What is left of a run whose node or launcher was lost ends within so many seconds.
+_ENDED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -330,12 +333,21 @@ def _measured(trial: Trial, result: RunResult | str) -> dict[str, object]:
 
 
 def _fresh_folder(out_dir: Path) -> None:
-    """An empty folder in place of what an interrupted run of the same trial may have left."""
+    """An empty folder in place of what an interrupted run of the same trial may have left.
+
+    What is left of that run may write a last file as it ends.
+    """
+    deadline = time.monotonic() + _ENDED_WITHIN_S
     try:
         if out_dir.is_symlink():
             out_dir.unlink()
-        elif out_dir.exists():
-            shutil.rmtree(out_dir)
+        while out_dir.exists():
+            try:
+                shutil.rmtree(out_dir)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
         out_dir.mkdir(parents=True)
         (out_dir / UNSTORED).touch()
     except OSError as error:
