@@ -17,9 +17,9 @@ from trimaran.planner.search.sieve import Columns, take
 KEPT_UNFIT = 64
 # What makes two layouts different in a ranking: all but placement and stage split.
 DISTINCT = (*(choice.name for choice in CHOICES if choice.distinct), "global_batch")
-# What makes two layouts different whatever they take: virtual stages and recomputation do so by what they bring alone.
+# What makes two layouts of a plan different whatever they take: virtual stages do so by what they bring alone.
+KINDS = tuple(name for name in DISTINCT if name != "vpp")
 RECOMPUTED = ("recompute", "recompute_every")
-KINDS = tuple(name for name in DISTINCT if name not in ("vpp", *RECOMPUTED))
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def telling(order: Ints, seconds: Floats, memory: Floats, uneven: Ints, rows: Co
     the fastest of such.
     """
     _, but_recompute = _alike(rows, [name for name in DISTINCT if name not in RECOMPUTED])
-    _, but_chunks = _alike(rows, [name for name in DISTINCT if name != "vpp"])
+    _, but_chunks = _alike(rows, KINDS)
     lean, as_good = dict[int, float](), dict[int, list[list[int]]]()
     for row in order.tolist():
         needs, sets = float(memory[row]) * EQUAL, as_good.setdefault(int(but_chunks[row]), [])
