@@ -67,15 +67,22 @@ def test_what_is_no_file_of_a_training_is_told_and_not_waited_for(
         assert "Traceback" not in done.stderr
 
 
+def started(recipe: Path, is_ready: Callable[[], bool]) -> subprocess.Popen[str]:
+    """A training of two ranks beside its recipe, that is so far."""
+    job = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs1"]
+    running = subprocess.Popen(job, cwd=recipe.parent, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not is_ready():
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return running
+
+
 def test_sigterm_ends_a_training_in_one_line_and_leaves_no_rank(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 100000\ncheckpoint_every = 0"))
-    job = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs1"]
-    running = subprocess.Popen(job, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    log, deadline = tmp_path / "runs/tiny/train/log.jsonl", time.monotonic() + 60
-    while not (log.exists() and log.stat().st_size):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    log = tmp_path / "runs/tiny/train/log.jsonl"
+    running = started(recipe, lambda: log.exists() and log.stat().st_size > 0)
     running.send_signal(signal.SIGTERM)
     told = running.communicate(timeout=30)[1].strip().splitlines()
     assert running.returncode == 75 and told[-1] == (
@@ -89,12 +96,8 @@ def test_sigterm_ends_a_training_in_one_line_and_leaves_no_rank(tmp_path: Path) 
 def test_a_training_told_to_leave_as_a_rank_dies_leaves_too(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     recipe.write_text(recipe.read_text().replace("steps = 12", "steps = 100000\ncheckpoint_every = 5"))
-    job = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs1"]
-    running = subprocess.Popen(job, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    events, deadline = tmp_path / "runs/tiny/events.csv", time.monotonic() + 60
-    while not (events.exists() and ",saved," in events.read_text()):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    events = tmp_path / "runs/tiny/events.csv"
+    running = started(recipe, lambda: events.exists() and ",saved," in events.read_text())
     second = next(process for process in processes_in(tmp_path / "runs/tiny/train") if rank_of(process) == 1)
     os.kill(int(second.name), signal.SIGKILL)
     running.send_signal(signal.SIGTERM)

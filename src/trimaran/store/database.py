@@ -22,6 +22,7 @@ from trimaran.store.claims import Claims
 from trimaran.store.digest import as_earlier, digest_of
 from trimaran.store.filter import Condition
 from trimaran.store.owner import Owner
+from trimaran.store.remedy import remedy
 from trimaran.store.schema import APPLICATION_ID, VERSION, migrate, version_of
 from trimaran.store.shared_rows import SharedRows, copied, is_shared, made_after, place
 from trimaran.store.sql_row import FIELDS, from_cells, quoted, to_cells
@@ -399,7 +400,7 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise TrimaranError(f"store {self.path}: {_occupied(self.path) or _remedy(error)}") from None
+            raise TrimaranError(f"store {self.path}: {remedy(self.path, error, BUSY_TIMEOUT_S)}") from None
 
 
 @dataclass(frozen=True)
@@ -429,32 +430,3 @@ class ChosenMeasurements:
 
     def __iter__(self) -> Iterator[Measurement]:
         return (run.measurement for run in self.runs)
-
-
-def _occupied(path: Path) -> str:
-    """Which of the files that SQLite keeps beside a store something else has the name of; empty where none."""
-    beside = (path.with_name(f"{path.name}-{ending}") for ending in ("wal", "shm", "journal"))
-    taken = next((file for file in beside if file.exists() and not file.is_file()), None)
-    return "" if taken is None else f"SQLite keeps a file {taken.name} beside it, and {taken} is none: move that away"
-
-
-def _remedy(error: sqlite3.Error) -> str:
-    message = str(error)
-    if "full" in message or "disk I/O" in message:
-        return f"the disk is full or failing ({message}); rows stored before are kept: free space and run again"
-    if "locked" in message or "locking" in message:
-        # SQLite does not tell a lock that is held from one that a file system does not give
-        return (
-            f"it was locked for {BUSY_TIMEOUT_S:.0f} s ({message}): end the process that holds it, or use a file on "
-            f"another file system where this one keeps no locks"
-        )
-    if "readonly" in message or "unable to open" in message:
-        return f"it cannot be written ({message}): check its permissions, or name another file"
-    if "not a database" in message:
-        return (
-            f"it is not a store, or damaged ({message}): name one that bench, tune or import wrote, as "
-            f"runs/NAME/store.sqlite; the name of a table ends in .csv"
-        )
-    if "malformed" in message:
-        return f"it is damaged ({message}): move it away, or name another file"
-    return message
