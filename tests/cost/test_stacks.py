@@ -117,6 +117,17 @@ def test_recompute_repeats_the_collectives_that_torchtitan_repeats() -> None:
     assert plain[1] == pytest.approx(1.25 * plain[0], rel=0.02)  # one of two sums forward, of four in all
 
 
+def test_a_selective_recompute_over_tp_keeps_the_last_product_whole_and_what_scatters_leave() -> None:
+    """Live behind a forward of torchtitan 0.2.2's layer, traced as benchmarks/traced/collectives.py does: 134 MiB."""
+    workload = workload_of("llama3.1-8b", 96).model_copy(update={"seq_len": 8192})
+    stack = load_stack("torchtitan-0.2")
+    sizes = {"tp": 8, "mbs": 1, "precision": "bf16", "sequence_parallel": True, "recompute": "selective"}
+    kept = kept_bytes(Case.of(workload, H100, stack), LayoutGrid.build(workload, stack, **sizes))
+    # MiB of each rank's part of input, queries, values, context, gate; down; parts of two sums
+    slices = (8 + 8 + 2 + 8 + 28) + 64 + 2 * 8
+    assert float(kept.partly[0]) / 2**20 == pytest.approx(slices)
+
+
 def test_slices_of_a_sequence_are_copied_where_the_software_lays_them_together() -> None:
     """Each of a layer's sums is a scatter, whose copy is read and written before, and a gather, whose copy is after."""
     workload = workload_of("llama3.1-8b", 96)

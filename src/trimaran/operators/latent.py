@@ -11,7 +11,16 @@ from trimaran.operators.attention import attention_operator
 from trimaran.operators.casts import Number, Operands
 from trimaran.operators.norm import norm_after, norm_before, norm_of
 from trimaran.operators.operator import Collective, Operator, Part, Product, Tensor
-from trimaran.operators.pieces import as_cast, context_kept, gathered_again, hidden_tensor, linear, product, residual
+from trimaran.operators.pieces import (
+    as_cast,
+    context_kept,
+    gathered_again,
+    hidden_tensor,
+    linear,
+    product,
+    residual,
+    unsummed_tensor,
+)
 
 
 def latent_block(part: Part) -> tuple[Operator, ...]:
@@ -21,7 +30,7 @@ def latent_block(part: Part) -> tuple[Operator, ...]:
     down = latent.query_rank + latent.kv_rank + latent.rotary_dim
     queries = model.heads * latent.head_dim / part.tp
     keys_values = model.heads * (latent.plain_dim + latent.value_dim) / part.tp
-    projected = (hidden_tensor(part, "projected"),)
+    projected = (unsummed_tensor(part, "projected"),)
     return (
         *norm_before(part, "latent attention norm"),
         _down(part, down),

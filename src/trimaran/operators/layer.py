@@ -20,11 +20,11 @@ from trimaran.operators.operator import Operator, Part
 from trimaran.operators.pieces import (
     as_cast,
     context_kept,
-    hidden_tensor,
     linear,
     normed_tensor,
     outputs_of,
     residual,
+    unsummed_tensor,
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def attention_block(part: Part) -> tuple[Operator, ...]:
     queries, keys = float(model.attention_hidden), part.key_features * t
     qkv = (queries + 2.0 * keys) / t
     made = outputs_of(part, queries=queries, keys=keys, values=keys)
-    context, whole = queries / t, (hidden_tensor(part, "projected"),)
+    context, whole = queries / t, (unsummed_tensor(part, "projected"),)
     rotary = (rotary_operator(part),) if model.positions == "rotary" else ()
     normed = (query_key_norm(part),) if model.qk_norm != "none" else ()
     return (

@@ -6,7 +6,7 @@ import numpy as np
 
 from trimaran.operators.casts import Number
 from trimaran.operators.operator import Operator, Part, Tensor
-from trimaran.operators.pieces import as_cast, hidden_tensor, linear, outputs_of, split_tensor
+from trimaran.operators.pieces import as_cast, linear, outputs_of, split_tensor, unsummed_tensor
 
 FP32 = 4.0
 # Bytes an element that moves where 16 bit are multiplied by tokens' weights in fp32 by kernels of their own: forward
@@ -21,7 +21,7 @@ def mlp_products(part: Part, width: int, kept: tuple[Tensor, ...], prefix: str =
     made = outputs_of(part, **dict.fromkeys(names, float(width)))
     up, inner = width * (model.mlp_matrices - 1) / part.tp, width / part.tp
     activated = as_cast(part, split_tensor(part, "activated", inner))
-    whole = (hidden_tensor(part, "down"),)
+    whole = (unsummed_tensor(part, "down"),)
     return (
         linear(part, f"{prefix}up", up, model.hidden, kept, made, sums="backward"),
         activation_operator(part, f"{prefix}activation", part.tokens * inner),

@@ -75,8 +75,9 @@ def shares_again(word: str, operators: Sequence[Operator], stack: Stack) -> list
 def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_input: Number) -> Number:
     """Bytes that a layer keeps for the backward under a partial recompute, `layer_input` being those of its input."""
     if word == "selective" and stack.selective_keeps:
-        made = [tensor for operator in operators for tensor in operator.outputs if tensor.name in stack.selective_keeps]
-        return layer_input + sum((tensor.size for tensor in made), np.float64(0.0))
+        left = [tensor for operator in operators for tensor in (*operator.outputs, *operator.arrivals)]
+        kept_ones = (tensor.size for tensor in left if tensor.name in stack.selective_keeps)
+        return layer_input + sum(kept_ones, np.float64(0.0))
     without_inputs, without_inside = _left_out(word, operators, stack)
     kept: Number = 0.0
     for index, operator in enumerate(operators):

@@ -72,8 +72,9 @@ class Operator:
 
     `moved_forward` and `moved_backward` are bytes that memory-bound kernels read and write. `inputs` are kept for the
     backward even where the operator itself is computed again; `inside` is what it then makes anew. `outputs` are what
-    its products leave, which a recompute by operator may keep. `launches` counts the operators that the host launches
-    forward, `drawn` the random numbers. Products of a `narrow` one are in the precision's narrow format, if it has one.
+    its products leave and `arrivals` what its collectives do forward, either of which a recompute by operator may keep.
+    `launches` counts the operators that the host launches forward, `drawn` the random numbers. Products of a `narrow`
+    one are in the precision's narrow format, if it has one.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Operator:
     inputs: tuple[Tensor, ...] = ()
     inside: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
+    arrivals: tuple[Tensor, ...] = ()
     launches: Number = 0.0
     drawn: Number = 0.0
     collectives: tuple[Collective, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from trimaran.operators.casts import UNCAST, Number, Operands, cast_bytes
@@ -12,6 +14,11 @@ from trimaran.operators.operator import Collective, Operator, Part, Phase, Produ
 def hidden_tensor(part: Part, name: str) -> Tensor:
     """A tensor as large as this rank's part of the hidden state."""
     return Tensor(name, part.hidden_elements * part.element)
+
+
+def unsummed_tensor(part: Part, name: str) -> Tensor:
+    """What a row-cut product leaves: all of the hidden state on each TP rank, whatever slice of their sum goes on."""
+    return split_tensor(part, name, float(part.model.hidden))
 
 
 def normed_tensor(part: Part) -> Tensor:
@@ -58,10 +65,14 @@ def linear(
     collectives: tuple[Collective, ...] = (Collective("all_reduce", "tp", sums, part.layer_message),)
     if sums == "backward":
         collectives += gathered_again(part, part.message * part.casts.gathered_share)
-    return product(
+    found = product(
         part, name, Product(tokens, n, k), operands, kept, made,
         launches=launches + sums_forward, collectives=collectives,
     )  # fmt: skip
+    if sums == "backward":
+        return found
+    summed = hidden_tensor(part, f"summed {name}")
+    return replace(found, arrivals=(replace(summed, size=np.where(np.asarray(part.tp) > 1, summed.size, 0.0)),))
 
 
 def gathered_again(part: Part, size: Number) -> tuple[Collective, ...]:
