@@ -17,7 +17,7 @@ from trimaran.cost.layers.exchange import copies
 from trimaran.cost.memory.rank_memory import OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import end_shapes
 from trimaran.cost.network import Group, expert_group
-from trimaran.cost.shapes import part_of
+from trimaran.cost.shapes import kept_bytes, part_of
 from trimaran.cost.table.predict_table import predict_table, score_groups
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.files.row_table import packaged_table, parse_table
@@ -278,6 +278,18 @@ def test_a_dispatcher_holds_copies_on_both_sides_of_its_exchanges(word: str, cop
         name: predicted(case_of(QWEN), f"dp8,pp8,ep8,etp1,dispatch-{name},mbs1,zero1,bf16") for name in (word, "deepep")
     }
     assert (held[word].mem_gib > held["deepep"].mem_gib) == (word == "alltoall")
+
+
+@pytest.mark.parametrize("word", ["alltoall", "deepep"])
+def test_a_selective_recompute_that_makes_no_exchange_again_keeps_what_came_by_it(word: str) -> None:
+    """torchtitan 0.2.2, models/deepseek_v3/infra/parallelize.py: all_to_all_single, DeepEP's dispatch and combine."""
+    titan, workload = load_stack("torchtitan-0.2"), Workload(model=DEEPSEEK, seq_len=4096, global_batch=64)
+    choices = {"dp": 8, "etp": 1, "dispatcher": word, "precision": "bf16", "recompute": "selective"}
+    grid = LayoutGrid.build(workload, titan, ep=[1, 8], **choices)
+    alone, spread = kept_bytes(Case.of(workload, load_cluster("dgx-h100"), titan), grid).partly
+    # a copy for each of 8 experts there and back, or one for each rank that has any of them, and one back
+    copies_kept = 8.0 + 8.0 if word == "alltoall" else 8.0 * share_met(DEEPSEEK, np.array([8.0]))[0] + 1.0
+    assert spread - alone == pytest.approx(copies_kept * 4096 * DEEPSEEK.hidden * 2.0)
 
 
 def test_weights_of_tokens_keep_what_they_multiply_where_no_kernel_does_so_as_it_activates() -> None:

@@ -48,15 +48,22 @@ def with_experts(case: Case, grid: LayoutGrid, part: Part) -> Part:
         np.array([*(getattr(each, name) for each in dispatchers), 0.0])[grid.dispatcher]
         for name in ("passes", "sorts", "held", "held_sorted", "held_arriving")
     )
-    gathers = np.array([*(each.gathers for each in dispatchers), False])[grid.dispatcher]
+    gathers, merges = (
+        np.array([*(getattr(each, name) for each in dispatchers), False])[grid.dispatcher]
+        for name in ("gathers", "merges")
+    )
     ep = grid.ep.astype(np.float64)
-    arriving = held_arriving * ep * np.where(gathers, 1.0, share_met(case.model, ep)) * (ep > 1.0)
+    merged = ep * np.where(gathers, 1.0, share_met(case.model, ep))
+    exchanged = (ep > 1.0) & (grid.dispatcher >= 0)  # and nothing by exchanges that cost nothing
+    there, back = np.where(gathers | merges, (merged, np.ones(len(grid))), float(case.model.top_k)) * exchanged
     return replace(
         part,
         ep=ep,
         etp=grid.size("etp").astype(np.float64),
         load=case.workload.expert_load,
-        permuting=Permuting(passes, sorts, held * (ep > 1.0), held_sorted * (ep > 1.0), arriving),
+        permuting=Permuting(
+            passes, sorts, held * (ep > 1.0), held_sorted * (ep > 1.0), held_arriving * merged * (ep > 1.0), there, back
+        ),
     )
 
 

@@ -99,7 +99,8 @@ def _shared_gate(part: Part) -> Operator:
 
 def _dispatch(part: Part) -> Operator:
     """Tokens are copied for each of their experts and sent there; backward their gradients come back and are summed."""
-    return _exchange(part, "dispatch", ("dispatch", "combine"), DISPATCH_LAUNCHES)
+    arrival = _arrival(part, "dispatched tokens", part.permuting.there * part.load)
+    return _exchange(part, "dispatch", ("dispatch", "combine"), DISPATCH_LAUNCHES, arrival)
 
 
 def _combine(part: Part) -> Operator:
@@ -107,7 +108,8 @@ def _combine(part: Part) -> Operator:
 
     Where these are multiplied by tokens' weights they are kept for the weights' gradients.
     """
-    sent = _exchange(part, "combine", ("combine", "dispatch"), COMBINE_LAUNCHES)
+    arrival = _arrival(part, "combined tokens", part.permuting.back)
+    sent = _exchange(part, "combine", ("combine", "dispatch"), COMBINE_LAUNCHES, arrival)
     if not part.stack.weighs_results:
         return sent
     elements = part.received * part.model.hidden
@@ -120,7 +122,14 @@ def _combine(part: Part) -> Operator:
     )
 
 
-def _exchange(part: Part, name: str, kinds: tuple[CollectiveKind, CollectiveKind], launches: float) -> Operator:
+def _arrival(part: Part, name: str, tokens: Number) -> Tensor:
+    """What an exchange leaves on a rank: so many tokens for each that it routes."""
+    return Tensor(name, part.own_tokens * tokens * part.model.hidden * part.element)
+
+
+def _exchange(
+    part: Part, name: str, kinds: tuple[CollectiveKind, CollectiveKind], launches: float, arrival: Tensor
+) -> Operator:
     """An exchange of one copy of this rank's tokens, `size`, as many times as the dispatcher sends it."""
     hidden = float(part.model.hidden)
     passes = part.permuting.passes + part.permuting.sorts * (part.local_experts > 1.0)
@@ -131,6 +140,7 @@ def _exchange(part: Part, name: str, kinds: tuple[CollectiveKind, CollectiveKind
         name,
         moved_forward=moved,
         moved_backward=moved,
+        arrivals=(arrival,),
         launches=launches,
         collectives=(
             *(Collective(kind, "ep", phase, one) for kind, phase in zip(kinds, PHASES, strict=True)),

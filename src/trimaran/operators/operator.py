@@ -109,6 +109,7 @@ class Permuting:
     """Passes that permute copies of tokens for their experts, and copies that stay meanwhile; see nouns.dispatcher.
 
     `arriving` are tokens that are held before they are copied for their experts, over those that a rank routes.
+    `there` and `back` are those that an exchange brings to a rank, and that another one brings back, likewise.
     """
 
     passes: Number = 2.0
@@ -116,6 +117,8 @@ class Permuting:
     held: Number = 0.0
     held_sorted: Number = 0.0
     arriving: Number = 0.0
+    there: Number = 0.0
+    back: Number = 0.0
 
 
 @dataclass(frozen=True)
