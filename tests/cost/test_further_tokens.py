@@ -80,6 +80,16 @@ def test_only_the_last_stage_has_them_with_an_embedding_of_its_own() -> None:
     assert grown == pytest.approx(2 * (embedding + module))
 
 
+def test_both_stages_with_an_embedding_sum_its_gradient() -> None:
+    """Megatron-Core 0.16.1, finalize_model_grads.py, _get_shared_word_embedding_weight: tied, or mtp_num_layers."""
+    layout = "dp1,pp4,mbs1,bf16,split2x4"
+    tied = SMALL.model_copy(update={"tied_embedding": True})
+    alone, summed, further = (predicted(model, layout).time.dp for model in (SMALL, tied, deeper(SMALL, 1)))
+    assert alone == 0.0 < summed
+    assert further == pytest.approx(summed)
+    assert predicted(deeper(SMALL, 1), "dp1,mbs1,bf16").time.dp == 0.0
+
+
 def test_software_that_has_none_leaves_them_out_and_says_so() -> None:
     layout = "dp8,fsdp,mbs1,bf16"
     assert predicted(SMALL, layout, "torchtitan") == predicted(deeper(SMALL, 3), layout, "torchtitan")

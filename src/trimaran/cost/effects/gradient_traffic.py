@@ -90,7 +90,7 @@ def exposed_time(iteration: IterationCost) -> Floats:
         in_buckets = (zero == OPTIMIZER) | (zero == GRADIENTS)
         passed = passed + in_buckets * (1.0 + earlier) * float(case.stack.bucket_passes) * sent * iteration.parameters
     passes = work.rate.streamed(passed)
-    return np.asarray(exposed + passes + _tied_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
+    return np.asarray(exposed + passes + _shared_embedding(iteration) + coding_time(iteration) + outer_time(iteration))
 
 
 def _cleared_bytes(iteration: IterationCost) -> Floats:
@@ -243,8 +243,8 @@ def _hidden(traffic: Floats, one: Floats, grid: LayoutGrid) -> Floats:
     return np.asarray(np.minimum(traffic * last, one * last) + np.minimum(traffic * (1.0 - last), one * passing))
 
 
-def _tied_embedding(iteration: IterationCost) -> Floats:
-    """All-reduce of a tied embedding's gradient between the first and the last stage, which both hold it.
+def _shared_embedding(iteration: IterationCost) -> Floats:
+    """All-reduce of an embedding's gradient between the first and the last stage, where both hold it.
 
     Folded, both are on one rank, which holds it once.
     """
@@ -257,10 +257,15 @@ def _tied_embedding(iteration: IterationCost) -> Floats:
 
 
 def ends_sum_embedding(case: Case, grid: LayoutGrid) -> Bools:
-    """Whether the first and the last stage stand apart and sum the gradient of one embedding."""
+    """Whether the first and the last stage stand apart and sum the gradient of one embedding.
+
+    Both have it where it is tied, and where further tokens are embedded with the last layers (Megatron-Core 0.16.1,
+    core/distributed/finalize_model_grads.py, line 146).
+    """
     model = case.model
-    tied = case.stack.tied_embedding_replicated and model.tied_embedding and model.head == "vocabulary"
-    return np.asarray((grid.pp > 1) & ~grid.folded & tied)
+    both_have = model.tied_embedding and model.head == "vocabulary"
+    shared = case.stack.tied_embedding_replicated and (both_have or model.mtp_depth > 0)
+    return np.asarray((grid.pp > 1) & ~grid.folded & shared)
 
 
 def tied_gradient_bytes(case: Case, grid: LayoutGrid) -> Floats:
