@@ -38,6 +38,17 @@ def test_shared_experts_hide_no_more_than_they_compute() -> None:
     assert beside.time.forward == plain.time.forward and beside.mem_gib == plain.mem_gib
 
 
+@pytest.mark.parametrize("word", ["full", "moe"])
+def test_what_is_made_again_hides_behind_shared_experts_too(word: str) -> None:
+    text = INTERLEAVED.replace("deepep", "alltoall")
+    once, shown = predicted(text).time.ep, predicted(text + ",overlap-shared").time.ep
+    again = predicted(f"{text},recompute-{word}").time.ep - once
+    again_shown = predicted(f"{text},recompute-{word},overlap-shared").time.ep - shown
+    # half of what is exchanged in all is made again, beside a forward of the experts; a backward is as two
+    assert again == pytest.approx(0.5 * once, rel=0.02)
+    assert again - again_shown == pytest.approx((once - shown) / 3, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

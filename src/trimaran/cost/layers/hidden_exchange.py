@@ -8,9 +8,10 @@ from functools import reduce
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.layers.layer_work import LayerWork, Shapes
 from trimaran.cost.network import crowded
+from trimaran.nouns.recompute import modules_of
 
 SHARED = ("shared up", "shared activation", "shared down", "shared gate")
 
@@ -18,19 +19,30 @@ SHARED = ("shared up", "shared activation", "shared down", "shared gate")
 def behind_shared(grid: LayoutGrid, shapes: Shapes, layer: LayerWork) -> LayerWork:
     """The layer where shared experts run beside dispatch and combine.
 
-    Their first product runs while tokens are sent and their second while they come back, forward and backward
-    (Megatron-Core 0.15, core/transformer/moe/shared_experts.py: linear_fc1_forward_and_act, linear_fc2_forward).
+    Their first product runs while tokens are sent and their second while they come back, forward and backward, and
+    where the forward is made again (Megatron-Core 0.15, core/transformer/moe/shared_experts.py:
+    linear_fc1_forward_and_act, linear_fc2_forward).
     """
     chosen = grid.chose("ep_overlap", "shared")
     if not chosen.any() or not shapes.part.model.shared_experts:
         return layer
     beside = [shapes.time(operator) for operator in shapes.layer("experts") if operator.name in SHARED]
     forward, backward = (reduce(np.add, phase) for phase in zip(*beside, strict=True))
+    shown_forward, again = np.maximum(layer.ep_forward - forward, 0.0), _made_again(grid)
+    shown_backward = np.maximum(layer.ep_backward - again * layer.ep_forward - backward, 0.0) + again * shown_forward
     return replace(
         layer,
-        ep_forward=np.where(chosen, np.maximum(layer.ep_forward - forward, 0.0), layer.ep_forward),
-        ep_backward=np.where(chosen, np.maximum(layer.ep_backward - backward, 0.0), layer.ep_backward),
+        ep_forward=np.where(chosen, shown_forward, layer.ep_forward),
+        ep_backward=np.where(chosen, shown_backward, layer.ep_backward),
     )
+
+
+def _made_again(grid: LayoutGrid) -> Floats:
+    """Share of a layer's exchanges that a recompute makes again, and shared experts with them."""
+    again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
+    for word, members in grid.partial_recomputes():
+        again[members] = float("moe" in modules_of(word))
+    return again
 
 
 def behind_other_batch(case: Case, grid: LayoutGrid, layer: LayerWork) -> LayerWork:
