@@ -33,7 +33,8 @@ def test_what_hides_behind_another_micro_batch_is_all_but_its_multiprocessors_an
 
 
 def test_shared_experts_hide_no_more_than_they_compute() -> None:
-    plain, beside = predicted(INTERLEAVED), predicted(INTERLEAVED + ",overlap-shared")
+    text = INTERLEAVED.replace("deepep", "alltoall")
+    plain, beside = predicted(text), predicted(text + ",overlap-shared")
     assert 0.0 < beside.time.ep < plain.time.ep
     assert beside.time.forward == plain.time.forward and beside.mem_gib == plain.mem_gib
 
@@ -55,6 +56,7 @@ def test_what_is_made_again_hides_behind_shared_experts_too(word: str) -> None:
         (INTERLEAVED.replace("vpp2,", "") + ",overlap-batch", "PP 16 runs 1f1b and not interleaved"),
         (INTERLEAVED + ",recompute-full,overlap-batch", "recompute full makes exchanges again"),
         (INTERLEAVED.replace("deepep", "allgather") + ",overlap-shared", "the dispatcher allgather has nothing"),
+        (INTERLEAVED + ",overlap-shared", "beside the dispatcher alltoall alone, and not beside deepep"),
         ("dp16,pp16,mbs1,zero1,bf16,overlap-shared", "EP is 1 and nothing is exchanged"),
     ],
 )
@@ -67,5 +69,5 @@ def test_what_cannot_hide_is_refused_with_its_reason(text: str, reason: str) -> 
 
 def test_a_model_without_shared_experts_hides_nothing_behind_them() -> None:
     qwen = DEEPSEEK.model_copy(update={"model": load_model("qwen3-235b-a22b")})
-    layout = parse_layout(INTERLEAVED + ",overlap-shared")
+    layout = parse_layout(INTERLEAVED.replace("deepep", "alltoall") + ",overlap-shared")
     assert any("no shared experts" in v.sentence for v in violations(layout, qwen, H100, STACK))

@@ -200,7 +200,7 @@ def test_megatron_has_the_options_of_what_lies_on_the_host(text: str, version: s
 @pytest.mark.parametrize("version", ["0.15", "0.19"])
 def test_megatron_has_the_options_of_what_hides_exchanges(version: str) -> None:
     deepseek = workload_of("deepseek-v3", 4096)
-    text = "dp16,pp8,vpp4,ep16,etp1,dispatch-deepep,mbs1,zero1,bf16,overlap-{}"
+    text = "dp16,pp8,vpp4,ep16,etp1,mbs1,zero1,bf16,overlap-{}"
     wanted = {
         "batch": {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"},
         "shared": {"--moe-shared-expert-overlap"},

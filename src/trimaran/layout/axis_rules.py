@@ -214,7 +214,8 @@ def expert_parallel(layout: Layout, workload: Workload, cluster: Cluster, stack:
 def expert_overlap(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """Exchanges hide as the stack can hide them.
 
-    Of Megatron-Core: core_v0.15.0, megatron/core/transformer/transformer_config.py, __post_init__; of torchtitan 0.2.2:
+    Of Megatron-Core: core_v0.15.0, megatron/core/transformer/transformer_config.py, __post_init__, and 0.16.1,
+    transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher.set_shared_experts; of torchtitan 0.2.2:
     distributed/dual_pipe_v.py, lines 32 to 51.
     """
     word, model = layout.ep_overlap, workload.model
@@ -228,6 +229,10 @@ def expert_overlap(layout: Layout, workload: Workload, cluster: Cluster, stack: 
         (layout.ep == 1, "EP is 1 and nothing is exchanged"),
         (layout.dispatcher == "allgather", "the dispatcher allgather has nothing run beside it"),
         (word == "shared" and not model.shared_experts, "the model has no shared experts"),
+        (
+            word == "shared" and layout.dispatcher != "alltoall",
+            f"shared experts run beside the dispatcher alltoall alone, and not beside {layout.dispatcher}",
+        ),
         (
             word == "batch" and layout.schedule not in stack.overlaps_batches,
             f"PP {layout.pp} runs {layout.schedule} and not {has}",
