@@ -129,6 +129,31 @@ def test_the_last_stage_of_an_earlier_torchtitan_keeps_the_logits_of_all_micro_b
     assert not load_stack("torchtitan-0.2").keeps_pipeline_logits
 
 
+@pytest.mark.parametrize(
+    ("stack", "bytes_kept"),
+    [("torchtitan", 2 + 4), ("torchtitan-0.2", 4), ("torchtitan-0.2-compiled", 2), ("trimaran", 0)],
+)
+def test_gpipe_keeps_what_the_losses_of_all_micro_batches_need(stack: str, bytes_kept: int) -> None:
+    """torch 2.13, ScheduleGPipe: losses are made with the forwards; fp32 ones keep a log-softmax, fused ones logits."""
+    workload = workload_of("llama3.1-8b", 8)
+    label = "dp1,tp1,pp4,mbs1,recompute-full,bf16"
+    at_once, one = (
+        held(stack, label + ",gpipe", workload)[-1],
+        held(stack, label, workload, keeps_pipeline_logits=False)[-1],
+    )
+    logits = workload.seq_len * workload.model.vocab / GIB
+    assert at_once.logits - one.logits == pytest.approx(7 * bytes_kept * logits, rel=1e-3)
+
+
+def test_logits_that_stay_are_there_while_a_layer_is_made_again() -> None:
+    """Of a vocabulary so small that a layer made again is larger than the logits of all micro-batches."""
+    small = workload_of("llama3.1-8b", 8)
+    small = small.model_copy(update={"model": small.model.model_copy(update={"vocab": 1280})})
+    label = "dp1,tp1,pp4,mbs1,recompute-full,bf16"
+    earlier, freed = (held("torchtitan", label, small, keeps_pipeline_logits=kept)[-1] for kept in (True, False))
+    assert earlier.activations - freed.activations == pytest.approx(0.33 * (earlier.logits - freed.logits))
+
+
 def test_flattened_gradients_count_where_activations_leave_no_room_for_them() -> None:
     kept = {"flattened_gradients": ()}
     small, large = "dp4,tp1,pp1,mbs1,recompute-full,fp32", "dp4,tp1,pp1,mbs8,fp32"

@@ -200,14 +200,22 @@ class RankMemory:
         """Logits and what the loss keeps beside them, on the stage of the head, with what a pipeline keeps of them."""
         return np.where(self.shape.head, self.kept.logits + self._earlier_logits, 0.0)
 
-    @property
+    @cached_property
     def _earlier_logits(self) -> Floats | float:
-        """Logits of a pipeline's other micro-batches, in the type that the head leaves them in, where these stay."""
+        """Logits of a pipeline's other micro-batches: as the head leaves them where these stay, and what losses keep.
+
+        Under GPipe all losses are made before the first backward, and each keeps the logits in the type that it takes
+        them in (torch 2.13, distributed/pipelining/schedules.py, ScheduleGPipe); one that makes gradients keeps none.
+        """
         stack, grid = self.case.stack, self.grid
-        if not stack.keeps_pipeline_logits or self.case.model.head != "vocabulary":
+        if self.case.model.head != "vocabulary":
             return 0.0
+        stays = self.element * float(stack.keeps_pipeline_logits)
+        if not stack.loss_makes_gradients:
+            of_losses = stays + 4.0 if stack.fp32_loss else self.element
+            stays = np.where(grid.chose("schedule", "gpipe"), of_losses, stays)
         words = padded_vocab_of(self.case.model, stack, grid.tp) / grid.tp
-        each = grid.mbs * (self.case.workload.seq_len / grid.cp) * words * self.element
+        each = grid.mbs * (self.case.workload.seq_len / grid.cp) * words * stays
         return np.where(grid.pp > 1, (grid.micro_batches - 1.0) * each, 0.0)
 
     @cached_property
@@ -237,8 +245,8 @@ class RankMemory:
     def activations(self) -> Floats:
         """What the layers keep of all micro-batches in flight, and what a layer at work makes again, with fragments.
 
-        Logits are gone before the backward pass makes the first layer's activations again, so the larger of the two
-        counts.
+        A micro-batch's own logits are gone before its backward makes the first layer's activations again, so the larger
+        of the two counts.
         """
         stack, kept = self.case.stack, self.kept
         full = self.grid.chose("recompute", "full")
@@ -263,7 +271,8 @@ class RankMemory:
             factors = factors + share * (dense.factors - factors)
         all_layers = here * stored + self._put_off(factors - stored)
         scale = self.case.calibration.activation_scale
-        return scale * (all_layers + self._at_ends) + np.maximum(scale * at_work - self.logits, 0.0)
+        gone = np.where(self.shape.head, kept.logits, 0.0)
+        return scale * (all_layers + self._at_ends) + np.maximum(scale * at_work - gone, 0.0)
 
     def _put_off(self, more: Floats) -> Floats | float:
         """What is kept for weights' gradients that are put off, where a layer's factors take so many bytes `more`.
