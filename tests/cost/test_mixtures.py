@@ -347,6 +347,13 @@ def test_stages_of_embedding_and_head_alone_are_two_more_than_layers() -> None:
     assert found.stage_split == (0, *[1] * 94, 0)
 
 
+def test_a_rank_of_the_embedding_alone_has_no_layer_at_work() -> None:
+    model = QWEN.model_copy(update={"layers": 6})
+    found = predicted(case_of(model), "dp8,pp8,ep8,etp1,mbs1,zero1,recompute-full,bf16,split0-1-1-1-1-1-1-0")
+    assert found.memory[0].activations == found.memory[-1].activations == 0.0
+    assert found.memory[1].activations > 0.0
+
+
 ROW = (
     "model,cluster,stack,seq_len,gbs,dp,tp,pp,vpp,mbs,ep,etp,dispatcher,recompute,precision,zero_stage,tflops,"
     "tokens_per_s_per_gpu,sec_per_it\n"

@@ -271,6 +271,7 @@ class RankMemory:
             factors = factors + share * (dense.factors - factors)
         all_layers = here * stored + self._put_off(factors - stored)
         scale = self.case.calibration.activation_scale
+        at_work = np.where(self.shape.layers > 0, at_work, 0.0)
         gone = np.where(self.shape.head, kept.logits, 0.0)
         return scale * (all_layers + self._at_ends) + np.maximum(scale * at_work - gone, 0.0)
 
