@@ -101,6 +101,18 @@ def test_a_row_that_states_no_micro_batch_is_answered_for_one_sequence_and_neith
     assert len(without.measurements) == 1
 
 
+@pytest.mark.parametrize(
+    ("differs", "runs"),
+    [({"notes": "again"}, 1), ({"seq_len": 4096}, 2), ({"optimizer": "sgd"}, 2)],
+)
+def test_rows_are_repeats_of_one_run_where_they_ask_the_same_in_other_words(
+    differs: dict[str, object], runs: int
+) -> None:
+    rows = [BLOOM, BLOOM.model_copy(update={**differs, "sec_per_it": 100.0})]
+    total = score_groups(predict_table(parse_table(format_table(rows), "t")))[-1]
+    assert total.time is not None and total.time.rows == runs
+
+
 def test_torchtitans_own_pipelines_run_as_many_micro_batches_as_stages_and_two_chunks() -> None:
     row = BLOOM.model_copy(
         update={

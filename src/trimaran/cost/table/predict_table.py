@@ -9,11 +9,10 @@ from typing import Any
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.score import Score, score
-from trimaran.cost.table.row_answers import Answer, Question, answers_of
+from trimaran.cost.table.row_answers import ASKED, Answer, Question, answers_of
 from trimaran.files.frames import FrameLibrary, frame_of, html_table
 from trimaran.files.row_nouns import formula_of, seconds_of, with_usual_mbs
 from trimaran.files.row_table import Row, Table
-from trimaran.layout.choices import IN_TABLES
 from trimaran.layout.flops import tflops_per_device
 from trimaran.nouns.columns import BY_NAME, FIT_QUALITIES
 from trimaran.nouns.measurement import Measurement
@@ -34,11 +33,9 @@ _SHOWN = (
     "row_number", "cluster", "devices", "dp", "tp", "pp", "mbs", "gbs", "sec_per_it", "predicted_sec_per_it", "mem_gib",
     "predicted_mem_gib", "predicted_error",
 )  # fmt: skip
-# Rows that agree in these are repeats of one configuration.
-CONFIGURATION = (
-    "comparable_group", "cluster", "stack", "layers", "hidden", "heads", "gbs", "variant", "network_delay_ms",
-    "network_gbps", "layout_label", "model", *(choice.name for choice in IN_TABLES),
-)  # fmt: skip
+# Rows that agree in these are repeats of one configuration: in all that they ask but for words and days.
+_WORDS = ("system", "hardware", "notes", "date")
+CONFIGURATION = ("comparable_group", *(name for name in ASKED if name not in _WORDS))
 ALL_ROWS = "all rows"
 UNGROUPED = "(no group)"
 

@@ -24,7 +24,7 @@ _SHOWED = {
     *FIGURES, "source", "section", "table", "row", "status", "flops_formula", "comparable_group", "quality",
 }  # fmt: skip
 # Rows that agree in these ask the same.
-_ASKED = tuple(name for name in BY_NAME if name not in _SHOWED)
+ASKED = tuple(name for name in BY_NAME if name not in _SHOWED)
 # Of those, columns of the layout and the batch alone, in which rows may differ that are predicted at once. What has a
 # part in telling the model, the cluster or the stack, as `tp` and `precision` have, is none of them.
 _OF_A_LAYOUT = {
@@ -40,7 +40,7 @@ _OF_A_LAYOUT = {
     "schedule",
     "layout_label",
 }
-_OF_A_BATCH = tuple(name for name in _ASKED if name not in _OF_A_LAYOUT)
+_OF_A_BATCH = tuple(name for name in ASKED if name not in _OF_A_LAYOUT)
 # Of a batch so many are predicted together: their stages' memory is held at once, and more are no quicker.
 _TOGETHER = 512
 # Ranks of the deepest folded pipeline that is played, which takes about two seconds.
@@ -141,7 +141,7 @@ def answers_of(rows: Sequence[Measurement | None], question: Question) -> list[A
     """The answer to each row, or why it has none; None where there is no row."""
     asked: dict[_Key, Asked | TrimaranError] = {}
     firsts: dict[_Key, Asked] = {}
-    keys = [None if row is None else _key(row, _ASKED) for row in rows]
+    keys = [None if row is None else _key(row, ASKED) for row in rows]
     for row, key in zip(rows, keys, strict=True):
         if row is not None and key is not None and key not in asked:
             each = question.asked(row)
