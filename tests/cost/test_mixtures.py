@@ -13,7 +13,7 @@ from trimaran.cost.effects.expert import EXPERT
 from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.layers.exchange import copies
+from trimaran.cost.layers.exchange import Exchanges, copies
 from trimaran.cost.memory.rank_memory import OnEveryStage, RankMemory
 from trimaran.cost.memory.stage import end_shapes
 from trimaran.cost.network import Group, expert_group
@@ -264,6 +264,26 @@ def test_imbalance_costs_time_and_memory_up_to_the_capacity() -> None:
     )
     assert even.sec_per_it < capped.sec_per_it < busy.sec_per_it
     assert even.mem_gib < capped.mem_gib < busy.mem_gib
+
+
+def test_a_gather_brings_the_tokens_of_all_ranks_once_however_experts_are_cut_and_loaded() -> None:
+    """Megatron-Core 0.16.1, MoEAllGatherTokenDispatcher: hidden states over tp_ep_group, not copies of tokens."""
+    ways = {"dp": 4, "tp": 2, "ep": [4, 8, 1], "etp": [2, 1, 2], "sequence_parallel": True}
+
+    def sent(word: str, **load: float) -> list[float]:
+        case = case_of(QWEN, **load)
+        grid = LayoutGrid.build(case.workload, STACK, dispatcher=word, **ways)
+        operators = layer_operators(part_of(case, grid))
+        return Exchanges(case, grid, np.arange(3)).seconds(operators, "backward").tolist()
+
+    both, spread, cut = sent("allgather")
+    assert both == pytest.approx(spread)
+    assert cut < 0.25 * sent("alltoall")[2], "a token in place of eight copies"
+    assert sent("allgather", expert_imbalance=1.5) == pytest.approx([both, spread, cut])
+    assert sent("alltoall", expert_imbalance=1.5)[1] > 1.4 * sent("alltoall")[1]
+    busy = case_of(QWEN, expert_imbalance=1.5)
+    held = part_of(busy, LayoutGrid.build(busy.workload, STACK, dispatcher="allgather", **ways)).permuting.arriving
+    assert 1.5 * held == pytest.approx([2 * 8, 2 * 8, 2 * 2])
 
 
 @pytest.mark.parametrize(("word", "copies_held"), [("alltoall", 4.0), ("hybridep", 1.0)])

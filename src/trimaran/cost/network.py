@@ -65,14 +65,15 @@ def group_along(grid: LayoutGrid, cluster: Cluster, *axes: str) -> Group:
     return _group(grid.fold(*axes), inside, per_node, grid.devices, block)
 
 
-def expert_group(grid: LayoutGrid, cluster: Cluster, axis: str) -> Group:
-    """The group of ranks that differ along an axis of the experts.
+def expert_group(grid: LayoutGrid, cluster: Cluster, *axes: str) -> Group:
+    """The group of ranks that differ along an axis of the experts, or along several, the innermost first.
 
-    They are of one stage: where the placement has stages inside of replicas, ranks of other stages lie between them.
+    Of several, each begins where the one before ends. They are of one stage: where the placement has stages inside of
+    replicas, ranks of other stages lie between them.
     """
     per_node = np.minimum(grid.devices, cluster.devices_per_node)
     # more ranks of experts than a stage has are refused by a rule, and may be asked about all the same
-    of_stage, ranks, apart = grid.stage_places(per_node), np.maximum(grid.size(axis), 1), grid.places_apart(axis)
+    of_stage, ranks, apart = grid.stage_places(per_node), np.maximum(grid.fold(*axes), 1), grid.places_apart(axes[0])
     inside = np.clip(of_stage // np.maximum(apart, 1), 1, ranks).astype(np.float64)
     run, block = grid.stride("pp"), np.maximum(ranks * apart, 1)
     # a block within a run of a stage's ranks is one of neighbours; else ranks of all stages lie between its own

@@ -53,18 +53,27 @@ def with_experts(case: Case, grid: LayoutGrid, part: Part) -> Part:
         for name in ("gathers", "merges")
     )
     ep = grid.ep.astype(np.float64)
-    merged = ep * np.where(gathers, 1.0, share_met(case.model, ep))
-    exchanged = (ep > 1.0) & (grid.dispatcher >= 0)  # and nothing by exchanges that cost nothing
+    load, slices = case.workload.expert_load, token_slices(grid)
+    # what is gathered comes from all ranks, however busy their experts are
+    merged = ep * np.where(gathers, slices / load, share_met(case.model, ep))
+    # nothing comes by exchanges that cost nothing
+    exchanged = (np.where(gathers, ep * slices, ep) > 1.0) & (grid.dispatcher >= 0)
     there, back = np.where(gathers | merges, (merged, np.ones(len(grid))), float(case.model.top_k)) * exchanged
     return replace(
         part,
         ep=ep,
         etp=grid.size("etp").astype(np.float64),
-        load=case.workload.expert_load,
+        load=load,
         permuting=Permuting(
-            passes, sorts, held * (ep > 1.0), held_sorted * (ep > 1.0), held_arriving * merged * (ep > 1.0), there, back
+            passes, sorts, held * (ep > 1.0), held_sorted * (ep > 1.0), held_arriving * merged * exchanged, there, back
         ),
     )
+
+
+def token_slices(grid: LayoutGrid) -> Floats:
+    """Ranks that share an expert and hold tokens of their own."""
+    etp = grid.size("etp")
+    return np.where(grid.sequence_parallel, etp, np.maximum(etp / grid.tp, 1.0))
 
 
 def part_at(case: Case, seq_len: int, tp: Ints, mbs: Ints, precision: Ints, sequence_parallel: Bools | bool) -> Part:

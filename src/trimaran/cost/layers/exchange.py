@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Floats, Ints, LayoutGrid
+from trimaran.cost.grid import Floats, Ints, LayoutGrid, among
 from trimaran.cost.network import Group, Network, expert_group
+from trimaran.cost.shapes import token_slices
 from trimaran.layout.choices import CHOICE
 from trimaran.nouns.dispatcher import DISPATCHERS, Dispatcher
 from trimaran.nouns.model import Model
@@ -30,6 +31,9 @@ class Exchanges:
         self._network = Network(case.cluster, case.calibration)
         self._ranks = expert_group(grid, case.cluster, "ep")
         self._slices = expert_group(grid, case.cluster, "etp")
+        self._both = expert_group(grid, case.cluster, "etp", "ep")
+        gathering = [index for index, word in enumerate(CHOICE["dispatcher"].words) if DISPATCHERS[word].gathers]
+        self._gathers = among(grid.dispatcher, gathering)
         self._copies: dict[str, tuple[Floats, Floats]] = {}
 
     def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
@@ -43,16 +47,24 @@ class Exchanges:
                 if (collective.kind, phase) == ("dispatch", "forward"):
                     total = total + self._waited()
                 if collective.axis == "etp":
-                    total = total + self._network.all_gather(size, self._slices)
+                    total = total + self._between_slices(size)
                 else:
                     total = total + self._exchanged(size)
         return total
+
+    def _between_slices(self, size: Floats) -> Floats:
+        """Seconds in which the parts of each expert are given the copies that came to one of them, `size` bytes in all.
+
+        Where every rank gathers tokens in place of copies it does so once, along both axes.
+        """
+        brought = self._gathers | (self._grid.dispatcher == FREE)
+        return np.where(brought, 0.0, self._network.all_gather(size, self._slices))
 
     def _exchanged(self, size: Floats) -> Floats:
         """Seconds in which every rank sends its tokens, `size` bytes of them, to those of their experts."""
         seconds = np.zeros(len(self._grid))
         for index, word in enumerate(CHOICE["dispatcher"].words):
-            chosen = (self._grid.dispatcher == index) & (self._grid.ep > 1)
+            chosen = (self._grid.dispatcher == index) & ((self._grid.ep > 1) | self._gathers)
             if chosen.any():
                 each = self._by(DISPATCHERS[word], size)
                 seconds = np.where(chosen, each, seconds)
@@ -68,7 +80,10 @@ class Exchanges:
     def _by(self, dispatcher: Dispatcher, size: Floats) -> Floats:
         ranks = self._ranks
         if dispatcher.gathers:
-            return self._network.all_gather(size * ranks.ranks, ranks)
+            # tokens of all ranks, however busy their experts are (Megatron-Core 0.16.1, core/transformer/moe/
+            # token_dispatcher.py, lines 267 to 276: over tp_ep_group)
+            tokens = size / self._case.workload.expert_load * ranks.ranks * token_slices(self._grid)
+            return self._network.all_gather(tokens, self._both)
         if dispatcher.name not in self._copies:
             self._copies[dispatcher.name] = copies(self._case.model, dispatcher, ranks)
         inside, across = self._copies[dispatcher.name]
