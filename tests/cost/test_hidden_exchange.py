@@ -54,6 +54,7 @@ def test_what_is_made_again_hides_behind_shared_experts_too(word: str) -> None:
     ("text", "reason"),
     [
         (INTERLEAVED.replace("vpp2,", "") + ",overlap-batch", "PP 16 runs 1f1b and not interleaved"),
+        ("dp16,ep16,etp1,mbs1,zero1,bf16,overlap-batch", "prediction of depth 1 over PP 1 does not go with that"),
         (INTERLEAVED + ",recompute-full,overlap-batch", "recompute full makes exchanges again"),
         (INTERLEAVED.replace("deepep", "allgather") + ",overlap-shared", "the dispatcher allgather has nothing"),
         (INTERLEAVED + ",overlap-shared", "beside the dispatcher alltoall alone, and not beside deepep"),

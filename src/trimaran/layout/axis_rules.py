@@ -215,13 +215,13 @@ def expert_overlap(layout: Layout, workload: Workload, cluster: Cluster, stack: 
     """Exchanges hide as the stack can hide them.
 
     Of Megatron-Core: core_v0.15.0, megatron/core/transformer/transformer_config.py, __post_init__, and 0.16.1,
-    transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher.set_shared_experts; of torchtitan 0.2.2:
-    distributed/dual_pipe_v.py, lines 32 to 51.
+    there lines 1889 to 1896 and transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher.set_shared_experts; of
+    torchtitan 0.2.2: distributed/dual_pipe_v.py, lines 32 to 51.
     """
     word, model = layout.ep_overlap, workload.model
     if word == "none":
         return None
-    modules = modules_of(layout.recompute)
+    modules, further = modules_of(layout.recompute), stack.trained(model).mtp_depth
     has = " or ".join(schedule for schedule in stack.overlaps_batches if schedule != "none")
     checks = (
         (word not in stack.expert_overlaps, f"{stack.name} has {', '.join(stack.expert_overlaps) or 'none'}"),
@@ -244,6 +244,11 @@ def expert_overlap(layout: Layout, workload: Workload, cluster: Cluster, stack: 
         (
             word == "batch" and (layout.recompute == "full" or "moe" in modules),
             f"recompute {layout.recompute} makes exchanges again",
+        ),
+        (
+            word == "batch" and further > min(layout.pp - 1, 1),
+            f"multi-token prediction of depth {further} over PP {layout.pp} does not go with that, but of depth 1 in a "
+            f"pipeline",
         ),
     )
     reason = next((reason for broken, reason in checks if broken), None)
