@@ -211,6 +211,10 @@ def test_copies_that_merge_cross_once_to_a_node_and_others_once_for_each_expert(
     assert inside[0] == pytest.approx(32 * share_met(QWEN, np.array([32.0]))[0] * 7 / 8)
     # in one node nothing crosses
     assert copies(QWEN, DISPATCHERS["deepep"], group_of(8, 8))[1][0] == 0.0
+    # of experts that are cut in two each expert's token goes to both ranks, and to no more nodes
+    halves = copies(QWEN, DISPATCHERS["deepep"], group_of(64, 16), 2.0)
+    assert halves[0][0] == pytest.approx(64 * share_met(QWEN, np.array([32.0]))[0] * 15 / 16)
+    assert halves[1] == across
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS[:6])
@@ -279,6 +283,7 @@ def test_a_gather_brings_the_tokens_of_all_ranks_once_however_experts_are_cut_an
     both, spread, cut = sent("allgather")
     assert both == pytest.approx(spread)
     assert cut < 0.25 * sent("alltoall")[2], "a token in place of eight copies"
+    assert cut == pytest.approx(sent("deepep")[2], rel=0.5), "to the other of two ranks all tokens go"
     assert sent("allgather", expert_imbalance=1.5) == pytest.approx([both, spread, cut])
     assert sent("alltoall", expert_imbalance=1.5)[1] > 1.4 * sent("alltoall")[1]
     busy = case_of(QWEN, expert_imbalance=1.5)

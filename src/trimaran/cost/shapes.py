@@ -55,9 +55,9 @@ def with_experts(case: Case, grid: LayoutGrid, part: Part) -> Part:
     ep = grid.ep.astype(np.float64)
     load, slices = case.workload.expert_load, token_slices(grid)
     # what is gathered comes from all ranks, however busy their experts are
-    merged = ep * np.where(gathers, slices / load, share_met(case.model, ep))
+    merged = ep * slices * np.where(gathers, 1.0 / load, share_met(case.model, ep))
     # nothing comes by exchanges that cost nothing
-    exchanged = (np.where(gathers, ep * slices, ep) > 1.0) & (grid.dispatcher >= 0)
+    exchanged = (np.where(gathers | merges, ep * slices, ep) > 1.0) & (grid.dispatcher >= 0)
     there, back = np.where(gathers | merges, (merged, np.ones(len(grid))), float(case.model.top_k)) * exchanged
     return replace(
         part,

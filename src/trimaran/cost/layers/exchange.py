@@ -32,8 +32,9 @@ class Exchanges:
         self._ranks = expert_group(grid, case.cluster, "ep")
         self._slices = expert_group(grid, case.cluster, "etp")
         self._both = expert_group(grid, case.cluster, "etp", "ep")
-        gathering = [index for index, word in enumerate(CHOICE["dispatcher"].words) if DISPATCHERS[word].gathers]
-        self._gathers = among(grid.dispatcher, gathering)
+        kinds = enumerate(DISPATCHERS[word] for word in CHOICE["dispatcher"].words)
+        self._at_once = among(grid.dispatcher, [index for index, each in kinds if each.gathers or each.merges])
+        self._exchanges = np.where(self._at_once, self._both.ranks, self._ranks.ranks) > 1.0
         self._copies: dict[str, tuple[Floats, Floats]] = {}
 
     def seconds(self, operators: Iterable[Operator], phase: Phase) -> Floats:
@@ -55,16 +56,16 @@ class Exchanges:
     def _between_slices(self, size: Floats) -> Floats:
         """Seconds in which the parts of each expert are given the copies that came to one of them, `size` bytes in all.
 
-        Where every rank gathers tokens in place of copies it does so once, along both axes.
+        Where tokens are gathered in place of copies, or copies merge, they come to all of them at once.
         """
-        brought = self._gathers | (self._grid.dispatcher == FREE)
+        brought = self._at_once | (self._grid.dispatcher == FREE)
         return np.where(brought, 0.0, self._network.all_gather(size, self._slices))
 
     def _exchanged(self, size: Floats) -> Floats:
         """Seconds in which every rank sends its tokens, `size` bytes of them, to those of their experts."""
         seconds = np.zeros(len(self._grid))
         for index, word in enumerate(CHOICE["dispatcher"].words):
-            chosen = (self._grid.dispatcher == index) & ((self._grid.ep > 1) | self._gathers)
+            chosen = (self._grid.dispatcher == index) & self._exchanges
             if chosen.any():
                 each = self._by(DISPATCHERS[word], size)
                 seconds = np.where(chosen, each, seconds)
@@ -75,31 +76,36 @@ class Exchanges:
         case, operators = self._case, np.array([DISPATCHERS[word].waited for word in CHOICE["dispatcher"].words])
         chosen = np.where(self._grid.dispatcher == FREE, 0.0, operators[self._grid.dispatcher])
         is_gpu = case.cluster.device.kind == "gpu"
-        return np.where(self._grid.ep > 1, chosen, 0.0) * case.calibration.op_us * 1e-6 * is_gpu
+        return np.where(self._exchanges, chosen, 0.0) * case.calibration.op_us * 1e-6 * is_gpu
 
     def _by(self, dispatcher: Dispatcher, size: Floats) -> Floats:
-        ranks = self._ranks
+        """The same by one dispatcher.
+
+        What gathers or merges does so among all ranks along EP and ETP (Megatron-Core 0.16.1, core/transformer/moe/
+        token_dispatcher.py, lines 267 to 276 and 1346 to 1362: tp_ep_group); of what is gathered comes as much however
+        busy experts are.
+        """
+        ranks, slices = self._ranks, token_slices(self._grid)
         if dispatcher.gathers:
-            # tokens of all ranks, however busy their experts are (Megatron-Core 0.16.1, core/transformer/moe/
-            # token_dispatcher.py, lines 267 to 276: over tp_ep_group)
-            tokens = size / self._case.workload.expert_load * ranks.ranks * token_slices(self._grid)
+            tokens = size / self._case.workload.expert_load * ranks.ranks * slices
             return self._network.all_gather(tokens, self._both)
         if dispatcher.name not in self._copies:
-            self._copies[dispatcher.name] = copies(self._case.model, dispatcher, ranks)
+            among_these = (self._both, slices) if dispatcher.merges else (ranks, 1.0)
+            self._copies[dispatcher.name] = copies(self._case.model, dispatcher, *among_these)
         inside, across = self._copies[dispatcher.name]
         per_node = np.minimum(self._grid.devices, self._case.cluster.devices_per_node)
         return self._network.all_to_all(size * inside, size * across, per_node, dispatcher.inside, dispatcher.across)
 
 
-def copies(model: Model, dispatcher: Dispatcher, ranks: Group) -> tuple[Floats, Floats]:
+def copies(model: Model, dispatcher: Dispatcher, ranks: Group, cut: Floats | float = 1.0) -> tuple[Floats, Floats]:
     """Copies of a token that leave its rank over the link inside a node and over the one between nodes.
 
     As a router in balance chooses, see `share_met`. Where copies merge, one crosses to each other node that has an
-    expert of it, and one goes on from there to each rank that has.
+    expert of it, and one goes on from there to each rank that has: so many as each expert is `cut` over.
     """
     if not dispatcher.merges:
         each = model.top_k / ranks.ranks
         return each * (ranks.inside - 1.0), each * (ranks.ranks - ranks.inside)
-    nodes = ranks.ranks / ranks.inside
-    met_ranks, met_nodes = (parts * share_met(model, parts) for parts in (ranks.ranks, nodes))
+    nodes, apart = ranks.ranks / ranks.inside, ranks.ranks / cut
+    met_ranks, met_nodes = ranks.ranks * share_met(model, apart), nodes * share_met(model, np.minimum(nodes, apart))
     return met_ranks * (1.0 - 1.0 / ranks.inside), met_nodes * (1.0 - 1.0 / nodes)
