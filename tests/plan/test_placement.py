@@ -331,3 +331,18 @@ def test_a_plan_is_the_same_in_whichever_order_a_file_has_its_groups() -> None:
         cluster, stack = Cluster.of_groups(groups, [link], name="two"), load_stack("megatron")
         seconds.append(plan(workload, cluster, stack, top=1).best.sec_per_it)
     assert seconds[0] == pytest.approx(seconds[1])
+
+
+def test_a_placed_stage_of_dense_layers_sums_as_much_however_many_experts_another_has() -> None:
+    """Experts of the fullest stage were taken from what each stage holds."""
+
+    def seconds_of(experts: int) -> float:
+        model = Model(
+            layers=8, hidden=1024, heads=16, vocab=1000, experts=experts, top_k=2, moe_ffn_hidden=4096,
+            ffn_hidden=2048, dense_layers=4,
+        )  # fmt: skip
+        workload = Workload(model=model, global_batch=64, seq_len=1024)
+        case = Case.of(workload, load_cluster("dtfm-spot"), load_stack("megatron-core"))
+        return estimate(case, parse_layout("dp4,pp2,ep4,mbs1,bf16")).time.dp
+
+    assert seconds_of(64) == pytest.approx(seconds_of(8))

@@ -20,7 +20,7 @@ from trimaran.cost.effects.effect import IterationCost
 from trimaran.cost.effects.gradient_traffic import ends_sum_embedding, exposed_time, tied_gradient_bytes
 from trimaran.cost.effects.time_effects import time_parts
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
-from trimaran.cost.memory.stage import end_shapes, parameters
+from trimaran.cost.memory.stage import end_shapes, expert_parameters, parameters
 from trimaran.cost.network import Network
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import ends
@@ -368,7 +368,8 @@ class PlacedCost:
         """Seconds exposed of one agreement, at one of the ends of the pipeline or between them."""
         kind = self._kind(kind_id)
         case = joined_by(kind.case, rings.slowest)
-        stage = StageIteration(case, self.grid, rings=rings, of_stage=self._held[end], known=kind.work)
+        held, experts = self._held[end], self._experts_held[end]
+        stage = StageIteration(case, self.grid, rings=rings, of_stage=held, experts_of_stage=experts, known=kind.work)
         return float(exposed_time(stage)[0])
 
     def _end(self, stage: int) -> int:
@@ -380,6 +381,13 @@ class PlacedCost:
         """Parameters of a rank of the first, of a middle and of the last stage."""
         shapes = end_shapes(self.case.model, self.grid)
         return [parameters(self.case.model, self.case.stack, self.grid, shape) for shape in shapes]
+
+    @cached_property
+    def _experts_held(self) -> list[Floats | None]:
+        """Those of them that are routed experts'; None where the model has none."""
+        model = self.case.model
+        shapes = end_shapes(model, self.grid)
+        return [expert_parameters(model, self.grid, shape) if model.experts else None for shape in shapes]
 
     def _slowest(self, kinds: Collection[int]) -> int:
         """The kind of node that takes longest for a layer."""

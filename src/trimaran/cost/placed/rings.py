@@ -79,6 +79,7 @@ class StageIteration(IterationCost):
 
     rings: Rings = field(default_factory=lambda: Rings(*(Ring(0.0, 0.0, 1.0),) * 2))
     of_stage: Floats = field(default_factory=lambda: np.zeros(1))
+    experts_of_stage: Floats | None = None
     known: StageWork | None = None
 
     @cached_property
@@ -90,6 +91,11 @@ class StageIteration(IterationCost):
     def parameters(self) -> Floats:
         """Parameters of a rank of this stage."""
         return self.of_stage
+
+    @cached_property
+    def expert_parameters(self) -> Floats | None:
+        """Those of them that are routed experts'."""
+        return self.experts_of_stage
 
     def group_along(self, *axes: str) -> Group:
         """The group of ranks that differ along the axes together, over the ring on which they agree."""
