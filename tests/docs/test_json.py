@@ -1,4 +1,4 @@
-"""Every key of the JSON that plans print stands in docs/json.md, in the words of whoever reads it by a program."""
+"""Every key of the JSON that verbs print stands in docs/json.md, in the words of whoever reads it by a program."""
 
 import json
 import re
@@ -9,7 +9,9 @@ import pytest
 
 from command import run
 
-JSON_PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+ROOT = Path(__file__).parents[2]
+JSON_PAGE = ROOT / "docs" / "json.md"
+TABLE = ROOT / "src" / "trimaran" / "catalog" / "measurements" / "fugaku_124m.csv"
 BLOOM = (
     "plan", "--model", "bloom-176b", "--cluster", "jean-zay-a100-80gb", "--devices", "384", "--gbs", "2048",
     "--stack", "megatron-deepspeed", "--format", "json",
@@ -31,3 +33,22 @@ def test_the_page_of_json_names_every_key_of_a_plan(asked: tuple[str, ...]) -> N
     told = keys(json.loads(run(*BLOOM, *asked).stdout))
     assert "layout" in told
     assert told - set(re.findall(r"`(\w+)`", plans)) == set()
+
+
+@pytest.mark.parametrize("verb", ["report", "predict", "import", "store"])
+def test_the_page_of_json_names_every_key_of_runs_and_their_scores(verb: str, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.sqlite")
+    asked = {
+        "report": ("report", str(TABLE)),
+        "predict": ("predict", str(TABLE)),
+        "import": ("import", str(TABLE), "--into", store),
+        "store": ("store", store, "list"),
+    }
+    if verb == "store":
+        assert run(*asked["import"]).returncode == 0
+    page = JSON_PAGE.read_text()
+    # a store lists the keys of reports, too
+    verbs = "store|report" if verb == "store" else verb
+    sections = [section for section in page.split("\n## ") if re.match(rf"`trimaran ({verbs}) ", section)]
+    told = keys(json.loads(run(*asked[verb], "--format", "json").stdout))
+    assert len(told) > 5 and told - set(re.findall(r"`(\w+)`", "".join(sections))) == set()
