@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.planner import plan
+from trimaran.planner.search.search import Search
 from trimaran.planner.search.sieve import cross, distinct, join
 
 WORKLOAD = workload_of("gpt2-124m", 48, ramp_up=(16, 16, 1000))
@@ -85,13 +85,14 @@ def test_distinct_names_one_member_of_each_combination() -> None:
         ({"dp_kind": "fully_sharded"}, "data-parallel kind fully_sharded with ZeRO stage 0"),
     ],
 )
-def test_what_is_fixed_and_never_valid_is_refused_before_the_search(fixed: dict[str, Any], says: str) -> None:
+def test_what_is_fixed_and_never_valid_is_refused_before_the_search(
+    fixed: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A search of all that is refused in the end goes through millions, and what did not fit meanwhile is no reason."""
+    monkeypatch.setattr(Search, "search", lambda self: pytest.fail("the search has begun"))
     workload = workload_of("deepseek-v3", 2048).model_copy(update={"seq_len": 4096})
-    begun = time.process_time()
     with pytest.raises(TrimaranError, match=f"no layout is valid: {re.escape(says)}"):
         plan(workload, load_cluster("dgx-h100"), load_stack("megatron-core"), fixed=fixed)
-    assert time.process_time() - begun < 10
 
 
 def test_what_is_fixed_and_valid_somewhere_is_searched() -> None:
