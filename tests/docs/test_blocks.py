@@ -248,9 +248,9 @@ def test_toml_is_read_as_what_it_is(code: str, place: Path) -> None:
         (place / "faults.toml").write_text(tomli_w.dumps(stated["faults"]))
         load_faults(str(place / "faults.toml"))
         return
-    if "groups" in stated:
-        (place / "groups.toml").write_text(code)
-        assert load_cluster(str(place / "groups.toml")).groups
+    if "device" in stated:
+        (place / "cluster.toml").write_text(code)
+        assert bool(load_cluster(str(place / "cluster.toml")).groups) == ("groups" in stated)
         return
     if not set(stated) <= RECIPE_KEYS:
         profile = place / "profile.toml"

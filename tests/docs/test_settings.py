@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.faults import Faults
+from trimaran.nouns.hardware.node_group import NodeGroup
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.shaped_network import ShapedNetwork
@@ -18,8 +20,8 @@ from trimaran.recipe.sweep_settings import SweepSettings
 from trimaran.recipe.train_settings import TrainSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
-# What a file's own name says, or whoever writes the file.
-OF_FILES = {"name", "source"}
+# What a file's own name says, or whoever writes the file, a probe for instance.
+OF_FILES = {"name", "source", "matmul", "collectives", "attention", "contention", "models", "shaped"}
 
 
 def first_cells(page: str, head: str) -> str:
@@ -33,6 +35,10 @@ def chapter(page: str, title: str) -> str:
     return re.split(r"^## ", (DOCS / page).read_text().partition(f"## {title}\n")[2], flags=re.MULTILINE)[0]
 
 
+OWN_CLUSTER = chapter("planning.md", "A cluster of your own")
+DIFFERING = chapter("planning.md", "Machines and networks that differ")
+
+
 @pytest.mark.parametrize(
     ("section", "told"),
     [
@@ -44,6 +50,8 @@ def chapter(page: str, title: str) -> str:
         (DataSettings, chapter("data-and-weights.md", "Text")),
         (Model, chapter("data-and-weights.md", "Models")),
         (ShapedNetwork, (DOCS / "network.md").read_text()),
+        (Cluster, f"{OWN_CLUSTER}{DIFFERING}"),
+        (NodeGroup, f"{OWN_CLUSTER}{DIFFERING}"),
         (Faults, chapter("planning.md", "Machines that fail")),
         (ManifestSettings, chapter("planning.md", "A manifest that starts the training")),
     ],
