@@ -26,7 +26,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 BIN = Path(sys.executable).parent
 RECIPE_KEYS = {"name", "stack", "model", "cluster", "workload", "data", "sweep", "train", "tables", "manifest"}
 # Where a page's commands need what an earlier page's have left.
-BEFORE = {"reports.md": "tutorial.md", "data-and-weights.md": "tutorial.md", "training.md": "tutorial.md"}
+BEFORE = dict.fromkeys(("reports.md", "data-and-weights.md", "training.md", "importing.md"), "tutorial.md")
 SERVES = "trimaran explore"
 LINE_LIMIT_S = 600
 # A command with what it prints right below it.
