@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from _others import others_since
 from trimaran.bench.sweep import Progress, run_sweep
 from trimaran.bench.trial.machine import hardware
 from trimaran.cost.calibration import Calibration
@@ -142,12 +143,11 @@ def main() -> None:
     options = parser.parse_args()
     place = Workspace(options.folder)
     recipe = extended(load_recipe(str(HERE.parent / "recipes" / "laptop.toml")))
-    started, before = time.monotonic(), Work.so_far()
+    started, began = time.monotonic(), Work.so_far()
     place.folder.mkdir(parents=True, exist_ok=True)
     plain, cluster = probed(recipe, place)
     rows = measured(recipe, cluster, place)
-    wall_min, after = (time.monotonic() - started) / 60, Work.so_far()
-    others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
+    wall_min, others = (time.monotonic() - started) / 60, others_since(began)
 
     texts = [text for text in LAYOUTS if all(row.status == "ok" for row in rows[text])]
     layouts = [parse_layout(text) for text in texts]
@@ -192,7 +192,7 @@ def main() -> None:
             "# Predicted beside measured on one machine\n",
             f"`python benchmarks/accuracy.py` on {hardware()}; {len(texts)} layouts, {ROUNDS} trials each of {STEPS} "
             f"steps, {wall_min:.0f} min in all. The two trials of a layout differ by {statistics.median(repeat):.1%} "
-            f"(median).{others}\n",
+            f"(median). {others}\n",
             render(scores, SCORES, "markdown"),
             "",
             render(lines, LINES, "markdown"),

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from _others import others_since
 from trimaran.bench.trial.machine import hardware
 from trimaran.files.catalogue import dump_toml, load_stack, write_atomically
 from trimaran.layout.layout import Layout
@@ -200,7 +201,7 @@ def stall(folder: Path) -> str:
 
 
 def main() -> None:
-    before = Work.so_far()
+    began = Work.so_far()
     seen: dict[str, list[float]] = {}
     for number in range(REPEATS):
         with tempfile.TemporaryDirectory() as name:
@@ -214,8 +215,6 @@ def main() -> None:
         print(number, same, another, restarted, flush=True)
     with tempfile.TemporaryDirectory() as name:
         stalled = stall(Path(name))
-    after = Work.so_far()
-    others = f" Other programs took {before.others_share(after):.0%} of the cores' time." if before and after else ""
     titles = {"same": "Trimaran, same layout", "another": "Trimaran, another layout, planned for 7 devices",
               "torchrun": "torchrun --max-restarts, same layout"}  # fmt: skip
     rows = [
@@ -226,7 +225,7 @@ def main() -> None:
         [
             "# Recovery from a fault\n",
             f"`python benchmarks/recovery.py` on {hardware()}: {RANKS} ranks, one killed by signal 9; medians of "
-            f"{REPEATS}, in turns.{others}\n",
+            f"{REPEATS}, in turns. {others_since(began)}\n",
             render(rows, FIELDS, "markdown"),
             "\nRanks that lost another notice within a second; torchrun's agent looks every 0.1 s (its default) and "
             "starts all ranks with PyTorch to import again, where Trimaran forks them.\n",
