@@ -6,7 +6,7 @@ The workload: 8 layers, hidden 384, 6 heads, vocabulary 8192, sequence 256, 8 se
 text, AdamW, clipping. Every repeat runs each contender once, so that a machine that slows down slows
 all of them; a run's time is the median of its steps after the first two, and the table shows the median
 of the runs with their spread. MFU is model operations (scores in full, nothing recomputed) over the
-matmul ceiling that the same repeat measured. Two processes have one thread each, one process has two.
+matmul ceiling, the median of what the repeats measured. Two processes have one thread each, one process has two.
 torchtitan trains a Llama and litgpt a model with rotary positions and an untied head, of the same products.
 
 Two further workloads, in fp32: one sequence of 4,096 tokens a step, 4 layers, which two ranks share by context
