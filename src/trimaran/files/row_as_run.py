@@ -80,14 +80,16 @@ def cluster_as_named(row: Measurement, name: str) -> tuple[Cluster, tuple[str, .
     return cluster.model_copy(update={"device": _load_device(said.read_as)}), (note,)
 
 
-def cluster_as_run(row: Measurement, cluster: Cluster) -> Cluster:
-    """The cluster as the row ran it: its network as shaped, its clock as set, its nodes as filled.
+def cluster_as_run(row: Measurement, cluster: Cluster, devices: int) -> Cluster:
+    """The cluster as the row ran it on so many devices: its network as shaped, its clock as set, its nodes as filled.
 
     Raises TrimaranError where the row's variant states a clock that is no frequency.
     """
-    inter = cluster.inter
     # A table may count a rack's hosts, whose devices the rack's fast link joins all the same.
     is_host = row.devices_per_node is not None and row.devices_per_node == cluster.devices_per_host
+    if is_host or row.devices_per_node is None:
+        cluster = cluster.of_a_job(devices)
+    inter = cluster.inter
     per_node = (None if is_host else row.devices_per_node) or cluster.devices_per_node
     if not cluster.device.cores:
         # Processes may share a node's cores, but not its GPUs.

@@ -84,7 +84,9 @@ def nouns_of(measurement: Measurement, cluster: str | None = None, stack: str | 
     except ValidationError as error:
         raise TrimaranError(first_error(error)) from None
     notes = (*how, *where, *_notes(measurement, stated, layout))
-    return Nouns(workload, cluster_as_run(measurement, stated), known_stack, layout, measurement.variants, notes)
+    return Nouns(
+        workload, cluster_as_run(measurement, stated, layout.devices), known_stack, layout, measurement.variants, notes
+    )
 
 
 def with_usual_mbs(row: Measurement, stack: str | None = None) -> Measurement:

@@ -11,7 +11,7 @@ from trimaran.nouns.faults import Faults
 from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.hardware.measured import AttentionTime, CollectiveTime, Contention, MatmulRate
-from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup, as_one, ways_between
+from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup, as_one, shared_out, ways_between
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun, TrimaranError
 from trimaran.nouns.probed_model import PartName, PartTime, ProbedModel
@@ -96,6 +96,27 @@ class Cluster(Noun):
     def devices_per_machine(self) -> int:
         """Devices that share one machine's cores and memory: a node's, or all where the nodes are its namespaces."""
         return self.devices_per_node if self.shaped is None else self.devices
+
+    def of_a_job(self, devices: int) -> Cluster:
+        """The cluster as a job of so many devices has it: of racks of several hosts each, as many hosts of every rack.
+
+        Schedulers give out blocks of hosts that share a fast link (Slurm, topology/block and sbatch --segment), so that
+        groups of ranks fill them evenly: 256 devices are 64 in each of 4 racks of 72, not 72, 72, 72 and 40. Racks stay
+        whole where no part of more than half of one does that, or where there are too few of them.
+        """
+        rack, host = self.devices_per_node, self.devices_per_host
+        if not host or self.groups or devices <= rack:
+            return self
+        parts = range(rack - rack % host, rack // 2, -host)
+        even = (part for part in parts if devices % part == 0 and devices // part <= self.nodes)
+        part = next(even, rack)
+        share = {
+            "devices_per_node": part,
+            "inter": shared_out(self.inter, rack, part),
+            "cards_per_node": self.cards_per_node * part // rack,
+            "all_reduce_gb_s": self.all_reduce_gb_s * part / rack,
+        }
+        return self.model_copy(update=share)
 
     @property
     def core_share(self) -> float:

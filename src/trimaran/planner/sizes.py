@@ -29,18 +29,19 @@ USUAL_TOKENS = 1024
 
 
 def on_devices(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster, with more nodes of the same kind where it has fewer than `devices`.
+    """The cluster as a job of so many devices has it, with more nodes of the same kind where it has fewer.
 
     Raises TrimaranError where its nodes are of several kinds.
     """
     if devices <= cluster.devices:
-        return cluster
+        return cluster.of_a_job(devices)
     if cluster.groups:
         raise TrimaranError(
             f"devices {devices}, but the groups of {cluster.name} have {cluster.devices}: state more nodes of a "
             f"group, or fewer devices"
         )
-    return cluster.model_copy(update={"nodes": -(-devices // cluster.devices_per_node)})
+    used = cluster.model_copy(update={"nodes": devices}).of_a_job(devices)
+    return used.model_copy(update={"nodes": -(-devices // used.devices_per_node)})
 
 
 def search_of(
