@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,32 @@ class Teller:
     def tell(self) -> None:
         """Pass on what is new."""
         lines, notices = self._log.new_lines(), self._notices.new_lines()
+        if notices:
+            lines += self._log.new_lines()  # what is told of a step comes behind its line
         for notice in notices:
             self._notice(notice)
+        happenings = deque(notices)
         for line in lines:
             # a resumed training's log begins with the lines of the earlier one
-            if line["iteration"] > self.resumed_at:
-                self.last_step_at = time.monotonic()
-                self.first_step_at = self.first_step_at or self.last_step_at
-                self.last_step = line["iteration"]
-                self._step_s[self.last_step] = line["sec_per_it"]
-                self._on_step(line)
-        for notice in notices:
+            if self.first_step_at is None and line["iteration"] <= self.resumed_at:
+                continue
+            if line["iteration"] <= self.last_step:
+                self._go_back(happenings)
+            self.last_step_at = time.monotonic()
+            self.first_step_at = self.first_step_at or self.last_step_at
+            self.last_step = line["iteration"]
+            self._step_s[self.last_step] = line["sec_per_it"]
+            self._on_step(line)
+        for notice in happenings:
             self._happening(notice)
+
+    def _go_back(self, happenings: deque[dict[str, Any]]) -> None:
+        """Pass on what happened until the training went back, before steps that are made again are counted."""
+        while happenings:
+            notice = happenings.popleft()
+            self._happening(notice)
+            if notice.get("back_to") is not None:
+                return
 
     def lost_s(self, saved_step: int) -> float:
         """Seconds of the steps of this start behind `saved_step`."""

@@ -1,0 +1,50 @@
+"""What a training's watcher makes of the lines and notices that its ranks write down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trimaran.protocol.files import RunFile
+from trimaran.study.training.telling import Teller
+
+
+def write(file: Path, *records: dict[str, Any]) -> None:
+    with file.open("a") as opened:
+        opened.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def lines(*iterations: int) -> list[dict[str, Any]]:
+    return [{"iteration": iteration, "sec_per_it": 1.0} for iteration in iterations]
+
+
+def test_steps_made_again_are_counted_though_they_are_seen_with_the_notice_that_undid_them(tmp_path: Path) -> None:
+    """Steps of milliseconds: between two looks a checkpoint is written, the training goes back to it and on."""
+    shown, events = list[int](), list[dict[str, Any]]()
+    teller = Teller(tmp_path, lambda line: shown.append(line["iteration"]), lambda text: None, events.append)
+    write(RunFile.LOG.of(tmp_path), *lines(1, 2, 3, 4, 5, 3, 4))
+    write(
+        RunFile.NOTICES.of(tmp_path),
+        {"kind": "saved", "step": 2, "path": "step-00000002", "write_s": 0.1, "blocked_s": 0.1, "waited_s": 0.0},
+        {"kind": "bad_loss", "step": 5, "why": "nan", "done": "goes back to step 2", "back_to": 2},
+    )
+    teller.tell()
+    assert shown == [1, 2, 3, 4, 5, 3, 4]
+    assert [(event["kind"], event["step"]) for event in events] == [("saved", 2), ("bad_loss", 5)]
+    assert events[-1]["lost_s"] == 3.0, "steps 3 to 5"
+    assert teller.last_step == 4
+    assert teller.lost_s(2) == 2.0, "a fault now loses steps 3 and 4"
+
+
+def test_lines_of_the_training_that_is_gone_on_from_are_no_steps(tmp_path: Path) -> None:
+    shown = list[int]()
+    teller = Teller(tmp_path, lambda line: shown.append(line["iteration"]), lambda text: None)
+    write(
+        RunFile.NOTICES.of(tmp_path),
+        {"kind": "resumed", "step": 4, "path": "step-00000004", "layout": "dp1", "changed": []},
+        {"kind": "bad_loss", "step": 6, "why": "nan", "done": "goes back to step 2", "back_to": 2},
+    )
+    write(RunFile.LOG.of(tmp_path), *lines(1, 2, 3, 4, 5, 6, 3))
+    teller.tell()
+    assert shown == [5, 6, 3] and teller.last_step == 3 and teller.made_steps
