@@ -105,6 +105,17 @@ def test_what_is_not_whole_is_passed_over(
     assert resumed.of_kind("resumed")[0]["step"] == 3
 
 
+def test_what_is_held_stays_where_a_bad_last_step_is_not_saved(
+    train: Callable[..., Run], root: Path, tmp_path: Path
+) -> None:
+    """Nothing newer takes its place: thrown away, all steps since the last checkpoint were lost with it."""
+    done = train("dp2,mbs12,zero1", poison=(5 * 24,))
+    assert "is not saved" in done.of_kind("not_saved")[-1]["text"] and done.of_kind("refused")
+    newest = done.of_kind("held")[-1]["step"]
+    assert saved_steps(tmp_path) == [] and held_steps(root) == {node: [newest] for node in NODES}
+    assert train("dp2,mbs12,zero1", resume=True).of_kind("resumed")[0]["step"] == newest
+
+
 @pytest.mark.proof
 def test_a_snapshot_that_was_changed_is_noticed_as_a_checkpoint_is(
     broken: Callable[[str], Run], train: Callable[..., Run], root: Path

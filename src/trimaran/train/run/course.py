@@ -134,7 +134,7 @@ class Course:
         if self._saved_at < self._trainer.step_number:
             self._save(self._saver, self._trainer.step_number)
         self._saver.finish()
-        if self._held is not None:
+        if self._held is not None and self._saved_at == self._trainer.step_number:
             self._held.discard()
 
     def _hold(self, saver: Saver) -> None:
@@ -199,10 +199,10 @@ class Course:
             if kind != Notice.RESUMED:  # which is told with the bad step
                 self._tell(kind, **fields)
 
-        if self._held is not None:
-            self._held.discard()  # what is held is of the way that is left
         if not resume(trainer, self._folder, tell, self._alive):
             return None
+        if self._held is not None:
+            self._held.discard()  # what is held is of the way that is left
         trainer.consumed_samples = behind
         self._saved_at = trainer.step_number
         return trainer.step_number
