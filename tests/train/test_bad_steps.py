@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pool import Pool, Run
+from test_gpt import make_trainer
+from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import TrainJob
 from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.engine.bad_steps import Losses
+from trimaran.train.run.course import Course, StopSignals
 from trimaran.train.state.manifest import read_manifest, saved_steps
 
 Maker = Callable[..., TrainJob]
@@ -110,3 +116,26 @@ def test_what_leaps_are_told_by_outlives_a_checkpoint() -> None:
 def test_a_training_without_checkpoints_cannot_go_back() -> None:
     with pytest.raises(ValueError, match=r"on_bad_loss is .go_back. and checkpoint_every is 0"):
         TrainSettings(on_bad_loss="go_back", checkpoint_every=0)
+
+
+@pytest.mark.parametrize("ends", ["told to leave", "a bad loss"])
+def test_steps_that_are_profiled_are_written_down_however_a_training_ends(make_job: Maker, ends: str) -> None:
+    job = make_job("mbs24", steps=9, bad_steps=1).model_copy(update={"trace_steps": 5})
+    job = job.model_copy(update={"checkpoint_dir": str(Path(job.out_dir) / "checkpoints")})
+    trainer, stop = make_trainer(job), SimpleNamespace(seen=False)
+    healthy = trainer.forward_backward
+    course = Course(trainer, cast(StopSignals, stop), lambda kind, /, **fields: None, lambda: None)
+    ended = False
+    while not ended:
+        assert trainer.step_number < 4, "the training has not ended"
+        if trainer.step_number == 3 and ends == "a bad loss":
+            trainer.forward_backward = lambda: healthy() * math.nan  # type: ignore[method-assign]
+        stop.seen = trainer.step_number == 3 and ends == "told to leave"
+        course.before()
+        result = trainer.step()
+        try:
+            ended = course.after(result)
+        except TrimaranError:
+            ended = True
+    names = [event.get("name") for event in json.loads((Path(job.out_dir) / "trace.0.json").read_text())["traceEvents"]]
+    assert names.count("aten::_fused_adamw_") >= 1

@@ -55,6 +55,12 @@ class Group:
         self.all_reduce(tensor)
         return done
 
+    def meet(self, device: torch.device) -> None:
+        """Return once every rank has come here."""
+        met = torch.zeros(1, device=device)
+        self.all_reduce(met)
+        met.item()  # of a GPU the host waits for the sum here alone
+
     def reduce_to_first(self, tensor: Tensor) -> None:
         """Sum `tensor` over the group, in place on its first rank; what the others hold is of no use then."""
         if self.memory is not None:

@@ -117,16 +117,21 @@ class Course:
         if not result.stop or step >= self._trainer.job.steps:
             return False
         self._finish_saving()
+        self._end_trace()
         self._tell(Notice.STOPPED, step=step)
         return True
 
     def finish(self) -> None:
         """Save the last step and wait until all is written. Raises TrimaranError where that step was bad."""
-        if self._trace is not None:
-            self._trace.finish()
+        self._end_trace()
         self._finish_saving()
         if self._state_is_bad:
             raise self._diverged()
+
+    def _end_trace(self) -> None:
+        """Write the trace of the steps that are being profiled; a rank that leaves before others has them ended."""
+        if self._trace is not None and self._trace.finish():
+            self._trainer.mesh.world.meet(self._trainer.device)
 
     def _finish_saving(self) -> None:
         if self._saver is None:
@@ -183,6 +188,7 @@ class Course:
         if self._bad_steps >= train.bad_steps:
             if self._saver is not None:
                 self._saver.finish()
+            self._end_trace()
             raise self._diverged()
         return back_to is not None
 

@@ -44,11 +44,13 @@ class Trace:
         if self._steps == 0:
             self.finish()
 
-    def finish(self) -> None:
-        """Write down what there is."""
-        if self._running:
-            self._alive()
-            self._profile.stop()
-            self._alive()
-            self._profile.export_chrome_trace(str(self._path))
-            self._running = False
+    def finish(self) -> bool:
+        """Write down what there is, if steps are being profiled; whether they are."""
+        if not self._running:
+            return False
+        self._alive()
+        self._profile.stop()
+        self._alive()
+        self._profile.export_chrome_trace(str(self._path))
+        self._running = False
+        return True
