@@ -414,3 +414,14 @@ def test_a_bad_step_leaves_nothing_behind_in_error_feedback(make_job: Maker) -> 
     trainer.forward_backward = healthy  # type: ignore[method-assign]
     found = trainer.step()
     assert not found.skipped and math.isfinite(found.loss)
+
+
+@pytest.mark.parametrize("form", ["int8", "powersgd"])
+def test_nothing_of_a_batch_that_is_skipped_is_sent_later(make_job: Maker, form: str) -> None:
+    """A leap's gradient is finite: what compression had kept of it was learned with the next step."""
+    trainer = make_trainer(make_job(f"mbs24,compress-{form}", on_bad_loss="skip"))
+    trainer.step()
+    assert any(error.count_nonzero() for error in trainer.sums.state["error"])
+    trainer.losses.judge = lambda loss, grad_norm: "it leaps"  # type: ignore[method-assign]
+    assert trainer.step().skipped
+    assert not any(error.count_nonzero() for error in trainer.sums.state["error"])

@@ -32,7 +32,7 @@ class CopySums:
         return unit.holders.copies.begin_all_reduce(tensor)
 
     def forget(self) -> None:
-        """Forget what was not sent, after numbers that are not finite."""
+        """Forget what was not sent, after a step that is to teach nothing."""
 
 
 class NoSums(CopySums):

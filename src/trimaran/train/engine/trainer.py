@@ -228,8 +228,8 @@ class Trainer:
             self.optimizer.step(rate, _norm(squared_norms[self.replica]) / loss_scale, loss_scale)
             if self._counts is not None and load is not None:
                 self._counts.move_biases(self.flat, load)
-        if overflow and self.outer is None:
-            self.sums.forget()
+        if skipped and self.outer is None:
+            self.sums.forget()  # the batch is to teach nothing, nor is what was not sent of it later
         agreed = self.outer is not None and self.outer.after(self.step_number + 1)
         if agreed or not skipped:
             self.data_parallel.publish()
