@@ -308,6 +308,19 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     assert [later.step().loss for _ in range(3)] == losses
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_training(make_job: Maker, tmp_path: Path) -> None:
+    trainer, told = alone(make_job("dp1,mbs24", steps=6)), []
+    saver = Saver(trainer, tmp_path, 1, None, lambda kind, /, **fields: told.append(kind))
+    trainer.step()
+    saver.save()
+    saver.wait()
+    (tmp_path / "old-step-00000001" / "busy").mkdir(parents=True)  # its name is taken
+    trainer.step()
+    saver.save()
+    saver.finish()
+    assert told == ["saved", "saved"] and saved_steps(tmp_path)[0] == 2
+
+
 class Payload:
     """Writes a file when it is unpickled."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import time
@@ -193,7 +194,8 @@ class Saver:
     def _drop_old(self, newest: int) -> None:
         for step in [step for step in saved_steps(self._folder) if step <= newest][self._keep :]:
             going = going_folder(self._folder / folder_name(step))
-            (self._folder / folder_name(step)).rename(going)
+            with contextlib.suppress(OSError):  # what cannot be removed, or is gone, is no reason to end a training
+                (self._folder / folder_name(step)).rename(going)
             remove(going)
 
 
