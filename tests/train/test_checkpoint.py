@@ -31,6 +31,7 @@ from trimaran.train.run.first_weights import first_weights
 from trimaran.train.run.samples import open_data
 from trimaran.train.state import checkpoint_writer, manifest
 from trimaran.train.state.manifest import folder_name, read_manifest, saved_steps
+from trimaran.train.state.pieces import state_pieces
 from trimaran.train.state.resume import resume
 from trimaran.train.state.saver import Saver
 
@@ -319,6 +320,18 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_training(make_job: Mak
     saver.save()
     saver.finish()
     assert told == ["saved", "saved"] and saved_steps(tmp_path)[0] == 2
+
+
+def test_copying_the_state_gives_signs_of_life(make_job: Maker, tmp_path: Path) -> None:
+    """Of a rank with tens of gigabytes the copy, and more so the pages that it is made in, take longer than a step."""
+    trainer, signs = alone(make_job("dp1,mbs24", steps=6)), list[str]()
+    saver = Saver(trainer, tmp_path, 1, None, lambda kind, /, **fields: None, lambda: signs.append("alive"))
+    pieces = state_pieces(trainer, saving=True)
+    saver._stage(pieces)
+    assert len(signs) >= 2 * len(pieces)
+    signs.clear()
+    saver._stage(pieces)
+    assert len(signs) >= len(pieces)
 
 
 class Payload:

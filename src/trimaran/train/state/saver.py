@@ -136,11 +136,13 @@ class Saver:
         """Copies of all pieces in host memory, which is allocated once for all checkpoints."""
         pinned = self._trainer.device.type == "cuda"
         if self._staged is None:
-            self._staged = [
-                replace(piece, tensor=torch.empty_like(piece.tensor, device="cpu", pin_memory=pinned))
-                for piece in pieces
-            ]
+            self._staged = []
+            for piece in pieces:
+                self._alive()  # locking the pages of gigabytes takes seconds
+                room = torch.empty_like(piece.tensor, device="cpu", pin_memory=pinned)
+                self._staged.append(replace(piece, tensor=room))
         for copy, piece in zip(self._staged, pieces, strict=True):
+            self._alive()
             copy.tensor.copy_(piece.tensor, non_blocking=pinned)
         if pinned:
             torch.cuda.synchronize(self._trainer.device)
