@@ -72,6 +72,24 @@ def test_an_fp16_step_that_overflows_is_skipped_and_halves_the_scale(make_job: C
     assert torch.equal(weights, before) and trainer.optimizer.steps == updates
 
 
+def test_an_fp16_gradient_that_no_scale_brings_into_range_is_bad(make_job: Callable[..., TrainJob]) -> None:
+    """A training whose every step is skipped has learned nothing, and is not to end as if it had."""
+    trainer = make_trainer(make_job("mbs24,fp16"))
+    healthy = trainer.forward_backward
+
+    def forward_backward() -> torch.Tensor:
+        loss = healthy()
+        for grads in trainer.flat.grads:
+            grads.fill_(torch.inf)
+        return loss
+
+    trainer.forward_backward = forward_backward  # type: ignore[method-assign]
+    trainer.loss_scale.scale = 4.0
+    steps = [trainer.step() for _ in range(4)]
+    assert [step.loss_scale for step in steps] == [4.0, 2.0, 1.0, 1.0] and all(step.skipped for step in steps)
+    assert [step.bad for step in steps] == [None, None, *["the gradient's norm is not finite: inf"] * 2]
+
+
 def test_losses_and_norms_do_not_know_of_the_scale(make_job: Callable[..., TrainJob]) -> None:
     first, other = make_trainer(make_job("mbs24,fp16")), make_trainer(make_job("mbs24,fp16"))
     other.loss_scale.scale /= 4

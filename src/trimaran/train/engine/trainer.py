@@ -220,8 +220,8 @@ class Trainer:
         load = None if self._counts is None else self._counts.load(sums[figures:], batch)
         loss_scale = self.loss_scale.scale
         grad_norm = _norm(sum(squared_norms) / self.apart) / loss_scale
-        # under fp16 a gradient that is too large is in order: it lowers the loss scale
-        bad = self.losses.judge(loss, None if self.job.layout.precision == "fp16" else grad_norm)
+        # under fp16 a gradient that is too large is in order as long as it can lower the loss scale
+        bad = self.losses.judge(loss, None if loss_scale > 1.0 else grad_norm)
         overflow = not (math.isfinite(loss) and math.isfinite(grad_norm))
         skipped = overflow or (bad is not None and self.job.train.on_bad_loss != "stop")
         if not skipped:
