@@ -119,10 +119,13 @@ class LastingTraining:
 
     @property
     def way_on(self) -> str:
-        """How a training that is stopped now is gone on with: from what was saved, by it or one that it resumes."""
-        job = self._first.job
-        earlier = job.resume and job.checkpoint_dir is not None and any(Path(job.checkpoint_dir).glob(CHECKPOINT))
-        saved = self._saved_at or self._teller.saved_at or earlier
+        """How a training that is stopped now is gone on with: from what was saved, or is held, by it or one before it.
+
+        Ranks may have been ended between a checkpoint and its notice. What lies in the folder is this training's, or
+        the one's that it resumes: any other's was set aside.
+        """
+        folder, held = self._first.job.checkpoint_dir, self._kept_at or self._teller.held_at
+        saved = held or self._saved_at or (folder is not None and any(Path(folder).glob(CHECKPOINT)))
         return f"{GO_ON} from what was saved" if saved else BEGIN_ANEW
 
     def _start(self) -> Run:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from trimaran.protocol.files import RunFile
+from trimaran.study.training.events import EventLog
+from trimaran.study.training.lasting import Lasting, LastingTraining
+from trimaran.study.training.stopping import BEGIN_ANEW, GO_ON
 from trimaran.study.training.telling import Teller
 
 
@@ -48,3 +54,27 @@ def test_lines_of_the_training_that_is_gone_on_from_are_no_steps(tmp_path: Path)
     write(RunFile.LOG.of(tmp_path), *lines(1, 2, 3, 4, 5, 6, 3))
     teller.tell()
     assert shown == [5, 6, 3] and teller.last_step == 3 and teller.made_steps
+
+
+@pytest.mark.parametrize("kept", ["a checkpoint", "a snapshot"])
+def test_what_no_notice_told_of_yet_is_gone_on_from(tmp_path: Path, kept: str) -> None:
+    """Ranks may be ended behind the renaming of their first checkpoint, before they have told of it.
+
+    That nothing was saved would have the user begin anew, which puts the checkpoint aside.
+    """
+    job = SimpleNamespace(out_dir=str(tmp_path), checkpoint_dir=str(tmp_path / "checkpoints"), resume=False)
+    first = cast(Any, SimpleNamespace(job=job, cluster=SimpleNamespace(devices=2)))
+    nothing = cast(Any, None)
+    training = LastingTraining(
+        first, Lasting(0, nothing), nothing, nothing, EventLog(tmp_path / "events.csv"), nothing, lambda text: None
+    )
+    assert training.way_on == BEGIN_ANEW
+    if kept == "a checkpoint":
+        (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    else:
+        write(
+            RunFile.NOTICES.of(tmp_path),
+            {"kind": "held", "step": 5, "blocked_s": 0.1, "held_s": 0.1, "gib": {"n0": 0.1, "n1": 0.1}},
+        )
+        training._teller.tell()
+    assert training.way_on == f"{GO_ON} from what was saved"
