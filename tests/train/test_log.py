@@ -77,6 +77,18 @@ def test_lines_that_only_the_log_for_programs_holds_are_not_lost(job: TrainJob, 
     assert text_of(tmp_path / "second") == [whole[place] for place in (0, 1, 4, 5)]
 
 
+def test_telling_trackers_of_earlier_steps_gives_signs_of_life(job: TrainJob, tmp_path: Path) -> None:
+    """TensorBoard takes a millisecond for each of them, and the other ranks wait meanwhile."""
+    first = start(job, tmp_path / "first", 0)
+    for step in (1, 2, 3, 4):
+        first.write(iteration(step))
+    (tmp_path / "second").mkdir()
+    logs, signs = (str(RunFile.LOG.of(tmp_path / "first")),), list[str]()
+    tracked = {"out_dir": str(tmp_path / "second"), "earlier_logs": logs, "track": True}
+    Log(job.model_copy(update=tracked), 4, lambda: signs.append("alive"))
+    assert len(signs) == 4
+
+
 def test_a_log_that_was_begun_on_a_full_disk_is_not_the_only_one_that_is_gone_on_from(
     job: TrainJob, tmp_path: Path, small_disk: Path
 ) -> None:

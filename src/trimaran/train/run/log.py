@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -225,28 +225,29 @@ class Log:
     """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins.
 
     A resumed training's log begins with the lines of an earlier one up to the step it goes on from: the newest that
-    has them all, else the one that has most. The recipe's trackers are told the same. Raises TrimaranError for a
-    tracker that is not installed.
+    has them all, else the one that has most. The recipe's trackers are told the same, each line of which is a sign
+    of life (`alive`). Raises TrimaranError for a tracker that is not installed.
     """
 
-    def __init__(self, job: TrainJob, step: int) -> None:
+    def __init__(self, job: TrainJob, step: int, alive: Callable[[], None] = lambda: None) -> None:
         folder = Path(job.out_dir)
         config = {"layout": job.layout.label(), **job.workload.model.model_dump(), **job.train.model_dump()}
         self._trackers = open_trackers(job.train.track, folder, config) if job.track else ()
         self._text = LineFile(RunFile.LOG_TEXT.of(folder))
         self._json = LineFile(RunFile.LOG.of(folder))
         self.earlier = _fullest(job.earlier_logs, step)
-        self._append(self.earlier)
+        self._append(self.earlier, alive)
 
     def write(self, iteration: Iteration) -> None:
         """Append one iteration to both files."""
         self._append([iteration])
 
-    def _append(self, iterations: Sequence[Iteration]) -> None:
+    def _append(self, iterations: Sequence[Iteration], alive: Callable[[], None] = lambda: None) -> None:
         records = [iteration.record() for iteration in iterations]
         self._text.write("".join(iteration.line() + "\n" for iteration in iterations))
         self._json.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
         for record in records:
+            alive()
             for tracker in self._trackers:
                 with contextlib.suppress(OSError):  # where its disk is full, it lacks this step
                     tracker.write(record["iteration"], figures_of(record))

@@ -59,7 +59,11 @@ def run_steps(
     with heartbeat.during(RankPhase.RESUME):
         tell = Notices(RunFile.NOTICES.of(job.out_dir) if rank == 0 else None).tell
         course = Course(trainer, stop, tell, alive)
-    log = Log(job, trainer.step_number) if rank == 0 else None
+        log = Log(job, trainer.step_number, alive) if rank == 0 else None
+        if trainer.step_number:
+            mesh.world.meet(
+                device
+            )  # trackers take their time with earlier steps: no rank is to wait for that in a step
     history = History() if log is None else History.of(log.earlier)
 
     slow_ranks = SlowRanks(job.layout)
