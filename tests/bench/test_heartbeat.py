@@ -47,3 +47,28 @@ def test_a_rank_that_is_stopped_as_it_begins_is_no_slow_start(tmp_path: Path, mo
     assert silence is not None and "rank 1 gave no sign for 11.0 s before its first step" in silence.sentence
     unheard = pulse.silent(ranks, limits, lambda: (2,))
     assert unheard is not None and unheard.rank == 2 and "10.0 s are allowed" in unheard.sentence
+
+
+def test_lines_of_the_log_before_are_no_steps_of_a_training_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first step makes kernels and connections ready as any first step does."""
+    now = 0.0
+    monkeypatch.setattr(pulses, "time", SimpleNamespace(monotonic=lambda: now))
+    pulse, ranks, limits = Pulse(tmp_path, 2), [0, 1], Limits(start_s=180, hang_s=10, hang_steps=3)
+    for rank in ranks:
+        (tmp_path / f"heartbeat.{rank}").write_text("resume")
+    pulse.observe()
+    (tmp_path / "log.jsonl").write_text("{}\n" * 7)
+    for now, rank in ((20.0, 0), (21.0, 1)):  # noqa: B007 - the clock that is set
+        pulse.observe()
+        (tmp_path / f"heartbeat.{rank}").write_text("step")
+    pulse.observe()
+    now = 60.0
+    pulse.observe()
+    assert pulse.steps == 7 and pulse.silent(ranks, limits) is None
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write("{}\n" * 2)
+    pulse.observe()
+    silence = pulse.silent(ranks, limits)
+    assert silence is not None and "after step 9; 10.0 s are allowed" in silence.sentence

@@ -42,13 +42,14 @@ class Pulse:
         self._longest_gap_s = 0.0
         self._first_step_s = 0.0
         self._log_offset = 0
+        self._made_steps = 0
         self.steps = 0
 
     def observe(self) -> None:
         """Look at the files once."""
         self._count_steps()
         now = time.monotonic()
-        if self.steps and not self._first_step_s:
+        if self._made_steps and not self._first_step_s:
             self._first_step_s = now - self._started
         for rank in range(len(self._stamps)):
             sign = _sign_of_life(RunFile.HEARTBEAT.of(self._out_dir, rank))
@@ -61,7 +62,7 @@ class Pulse:
             # start-up and the first step's warm-up are no measure of a step
             if self._in_step[rank]:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._seen_at[rank])
-            self._in_step[rank] = self.steps > 0
+            self._in_step[rank] = self._made_steps > 0
             self._stamps[rank], self._seen_at[rank] = stamp, now
 
     @property
@@ -83,7 +84,7 @@ class Pulse:
             age = now - self._last_sign_at(rank)
             allowed = limits.hang_s if rank in still else self._allowed_s(rank, limits)
             if age > allowed:
-                when = f"after step {self.steps}" if self.steps else self._start_of(rank)
+                when = f"after step {self.steps}" if self._made_steps else self._start_of(rank)
                 return Silence(rank, f"rank {rank} gave no sign for {age:.1f} s {when}; {allowed:.1f} s are allowed")
         return None
 
@@ -95,15 +96,15 @@ class Pulse:
         # loading libraries and connecting is no step, and neither is leaving with a result written
         if self._starts(rank) or RunFile.RESULT.of(self._out_dir).exists():
             return limits.start_s
-        if self.steps == 0:
+        if self._made_steps == 0:
             # the first step also makes kernels and connections ready, which goes with how long start-up took
             return max(limits.hang_s, limits.hang_steps * max(limits.step_s, self._start_up_s))
         # with one step seen there may be no gap to go by yet; start-up and that step took longer than one
-        longest = self._longest_gap_s if self.steps > 1 else max(self._longest_gap_s, self._first_step_s)
+        longest = self._longest_gap_s if self._made_steps > 1 else max(self._longest_gap_s, self._first_step_s)
         return max(limits.hang_s, limits.hang_steps * longest)
 
     def _starts(self, rank: int) -> bool:
-        return not self._stamps[rank] or (self.steps == 0 and self._phase[rank] != RankPhase.STEP)
+        return not self._stamps[rank] or (self._made_steps == 0 and self._phase[rank] != RankPhase.STEP)
 
     def _start_of(self, rank: int) -> str:
         phase = self._phase[rank]
@@ -125,7 +126,10 @@ class Pulse:
         except OSError:
             return
         self._log_offset += len(new)
-        self.steps += new.count(b"\n")
+        steps = new.count(b"\n")
+        self.steps += steps
+        if self._phase[0] != RankPhase.RESUME:  # as which it writes down the steps of the training before it
+            self._made_steps += steps
 
 
 def _sign_of_life(heartbeat: Path) -> tuple[int, str] | None:
