@@ -89,6 +89,22 @@ def test_telling_trackers_of_earlier_steps_gives_signs_of_life(job: TrainJob, tm
     assert len(signs) == 4
 
 
+def test_a_tracker_whose_server_is_away_ends_no_training(job: TrainJob, tmp_path: Path) -> None:
+    """MLflow's errors are Exceptions of its own, those of a full disk under its database too."""
+    log, told = start(job, tmp_path / "first", 0), list[int]()
+
+    class AwayAtTwo:
+        def write(self, step: int, figures: object) -> None:
+            if step == 2:
+                raise Exception("API request to http://127.0.0.1:9/api/2.0/mlflow/runs/log-batch failed")
+            told.append(step)
+
+    log._trackers = (AwayAtTwo(),)
+    for step in (1, 2, 3):
+        log.write(iteration(step))
+    assert told == [1, 3] and steps_of(tmp_path / "first") == [1, 2, 3]
+
+
 def test_a_log_that_was_begun_on_a_full_disk_is_not_the_only_one_that_is_gone_on_from(
     job: TrainJob, tmp_path: Path, small_disk: Path
 ) -> None:

@@ -249,7 +249,8 @@ class Log:
         for record in records:
             alive()
             for tracker in self._trackers:
-                with contextlib.suppress(OSError):  # where its disk is full, it lacks this step
+                # where its disk is full or its server away, it lacks this step; each library has errors of its own
+                with contextlib.suppress(Exception):
                     tracker.write(record["iteration"], figures_of(record))
 
 
