@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from trimaran.bench.trial.trial import Trial
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
+from trimaran.nouns.workload import Workload
 from trimaran.protocol.files import RunFile
+from trimaran.protocol.job import TrainJob
+from trimaran.recipe.train_settings import TrainSettings
 from trimaran.study.training.events import EventLog
 from trimaran.study.training.lasting import Lasting, LastingTraining
 from trimaran.study.training.stopping import BEGIN_ANEW, GO_ON
@@ -78,3 +85,27 @@ def test_what_no_notice_told_of_yet_is_gone_on_from(tmp_path: Path, kept: str) -
         )
         training._teller.tell()
     assert training.way_on == f"{GO_ON} from what was saved"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_start_anew_profiles_the_steps_that_the_one_before_did_not_come_to(tmp_path: Path, traced: bool) -> None:
+    out_dir, model = tmp_path / "train", Model(layers=1, hidden=8, heads=1, vocab=257)
+    out_dir.mkdir()
+    job = TrainJob(
+        workload=Workload(model=model, seq_len=8, global_batch=2), layout=parse_layout("dp1,mbs2"), stage_split=(1,),
+        train=TrainSettings(), data_dir=str(tmp_path), out_dir=str(out_dir), steps=60,
+    )  # fmt: skip
+    plain = Trial("key", cast(Any, None), cast(Any, SimpleNamespace(devices=1, devices_per_node=1)), job)
+    first = replace(plain, job=job.model_copy(update={"trace_steps": 3}))
+    nothing = cast(Any, None)
+    launcher = cast(Any, SimpleNamespace(nodes_left=lambda: None))
+    training = LastingTraining(
+        first, Lasting(1, lambda layout: plain), launcher, nothing, EventLog(tmp_path / "events.csv"), nothing, nothing
+    )
+    write(RunFile.LOG.of(out_dir), *lines(1, 2))
+    if traced:
+        RunFile.TRACE.of(out_dir, 0).touch()
+    for _ in range(2):
+        training._make_ready(grown=False)
+        assert training._trial.job.trace_steps == (0 if traced else 3)
+    assert (tmp_path / "train-1").is_dir()

@@ -15,7 +15,7 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.places import nodes_of
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.files import CHECKPOINT
+from trimaran.protocol.files import CHECKPOINT, RunFile
 from trimaran.protocol.notices import Notice
 from trimaran.study.training.devices import Devices
 from trimaran.study.training.events import Event, EventKind, EventLog, now
@@ -300,6 +300,9 @@ class LastingTraining:
         update: dict[str, Any] = {"resume": resume, "out_dir": str(self._out_dir)}
         update |= {name: getattr(self._first.job, name) for name in ("checkpoint_dir", "track")}
         update["earlier_logs"] = earlier
+        # a start that ended before it had profiled its steps leaves that to the next
+        traced = any(kept.get(self._out_dir, self._out_dir).glob(RunFile.TRACE.format("*")))
+        update["trace_steps"] = 0 if traced else self._trial.job.trace_steps
         trial = self._lasting.trial_on(layout)
         self._trial = replace(trial, recipe=self._first.recipe, job=trial.job.model_copy(update=update))
         self._restarted = True
