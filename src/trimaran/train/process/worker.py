@@ -4,8 +4,8 @@
 With `--joined` the ranks were started by torchrun or Slurm: rank 0 alone is given the job, and hands it on.
 
 JOB.json is a `trimaran.protocol.job.TrainJob`. Reads the variables of `trimaran.protocol.environment` as torchrun
-sets them. Exit status: 0 trained; 2 the user's mistake, told in one line; 41 out of memory; 75 saved and left as
-SIGTERM or SIGUSR1 asked (`trimaran.protocol.exits`); 1 anything else.
+sets them. Exit status: 0 trained; 2 the user's mistake, told in one line; 41 out of memory; 75 saved and left as it was
+asked (`trimaran.protocol.exits`, by a signal of `trimaran.protocol.wishes`); 1 anything else.
 """
 
 from __future__ import annotations
