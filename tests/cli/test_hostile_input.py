@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from command import MACHINE, tiny_recipe
+from command import MACHINE, run, tiny_recipe
 from command_answers import MOST_CPU_S, MOST_GIB, Answer, Try, answer
 from trimaran.files.row_table import format_table, packaged_table, parse_table
 from trimaran.store import Store
@@ -183,3 +183,16 @@ def test_a_sequence_length_is_asked_for_by_its_name(tmp_path: Path, verb: str, n
     assert (
         done.status == 2 and ("seq_len" in done.output or "'-1'" in done.output) and "No such option" not in done.output
     )
+
+
+def test_no_verb_that_runs_ranks_has_a_recipe_name_their_interpreter_without_trust(tmp_path: Path) -> None:
+    ran, interpreter = tmp_path / "ran", tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\ntouch {ran}\nexit 1\n")
+    interpreter.chmod(0o755)
+    recipe = tiny_recipe(tmp_path)
+    recipe.write_text(f'{recipe.read_text()}\n[[sweep.variants]]\npython = "{interpreter}"\n')
+    stated = ("--layout", "dp1,mbs4")
+    for verb in (("bench",), ("tune",), ("train", *stated), ("timeline", *stated, "--measure")):
+        done = run(verb[0], str(recipe), *verb[1:], cwd=tmp_path)
+        assert done.returncode == 2 and "read the recipe, then add --trust" in done.stderr, (verb, done.stderr)
+        assert not ran.exists(), verb

@@ -13,6 +13,7 @@ from trimaran.cli.options import (
     OverriddenRecipeArgument,
     RunsOption,
     StackOption,
+    TrustOption,
     written_file,
 )
 from trimaran.cli.terminal import tell
@@ -40,6 +41,7 @@ def timeline(
         bool, typer.Option("--measure", help="Run the recipe's layout too, and show both, one below the other.")
     ] = False,
     runs: RunsOption = Path("runs"),
+    trust: TrustOption = False,
 ) -> None:
     """Draw the pipeline schedule of a layout: every forward, backward and send of every rank.
 
@@ -69,7 +71,7 @@ def timeline(
     check_layout(chosen, case.workload, case.cluster, case.stack)
     timelines = {"simulated": simulate(pipeline_run(case, chosen))}
     if measure:
-        timelines["measured"] = _measured(recipe, chosen, runs)
+        timelines["measured"] = _measured(recipe, chosen, runs, trust=trust)
     write_timelines(timelines, output)
     told = ", ".join(
         f"{name} {drawn.duration_s:.3g} s, {bubble_share(drawn):.0%} bubble" for name, drawn in timelines.items()
@@ -77,14 +79,14 @@ def timeline(
     tell(f"{chosen}: {told}; written to {output}", err=True)
 
 
-def _measured(path: Path | None, layout: Layout, runs: Path) -> Timeline:
+def _measured(path: Path | None, layout: Layout, runs: Path, *, trust: bool) -> Timeline:
     from trimaran.cli.live_progress import say
-    from trimaran.files.recipe_file import load_recipe
     from trimaran.nouns.noun import TrimaranError
     from trimaran.study.measure_recipe import measure_timeline
+    from trimaran.study.stated import runnable_recipe
     from trimaran.study.workspace import Workspace
 
     if path is None:
         raise TrimaranError("--measure runs the layout, and needs a recipe to say with what: give RECIPE.toml")
-    recipe = load_recipe(str(path))
+    recipe = runnable_recipe(path, trust=trust)
     return measure_timeline(recipe, Workspace(runs / recipe.name), layout, say=say)
