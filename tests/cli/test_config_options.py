@@ -51,6 +51,12 @@ def test_what_says_nothing_of_a_configuration_is_refused(tmp_path: Path, options
         (("import", "run.sh", "--into", "a.sqlite", "--gbs", "64"), "--gbs 64 is of a configuration, and no --config"),
         (("import", "run.sh", "--into", "a.sqlite", "--seq-len", "9"), "by --set, as --set seq_len=9"),
         (("import", "run.sh", "--into", "a.toml", "--devices", "8"), "--devices 8 is of a configuration"),
+        (
+            ("import", "run.sh", "--into", "a.toml", "--repairs", "ask"),
+            "--repairs is of runs, and links go into a.toml",
+        ),
+        (("train", "laptop", "--dry-run", "--resume"), "--resume is of a training, and --dry-run starts none"),
+        (("train", "laptop", "--dry-run", "--trace", "3"), "--trace 3 is of a training, and --dry-run starts none"),
         (("bench", "laptop", "--table", "tp"), "--table tp is of the recipe's published tables: add --scale laptop"),
         (("bench", "laptop", "--scale", "laptop", "--retry", "oom"), "--retry oom is of the recipe's own trials"),
         (("bench", "laptop", "--scale", "laptop", "--soak", "9"), "--soak 9 is of the recipe's own trials"),

@@ -137,6 +137,7 @@ def import_(
             )
     if into.suffix == ".toml":
         beside = {"--profile": profile, "--model": model, "--stack": stack, "--layout": layout, "--set": set_}
+        beside["--repairs"] = None if repairs is Repairs.keep else repairs.value
         if stated_beside := [option for option, value in beside.items() if value]:
             raise TrimaranError(f"{stated_beside[0]} is of runs, and links go into {into}: leave it out")
         _write_links(files, into, cluster, link, source_format, form)

@@ -52,6 +52,9 @@ def train(
 
     if rank is not None and not dry_run:
         raise TrimaranError(f"--rank {rank} names the rank of a --dry-run: give both, or neither to train")
+    if dry_run and (resume or trace):
+        option = "--resume" if resume else f"--trace {trace}"
+        raise TrimaranError(f"{option} is of a training, and --dry-run starts none: leave one of them out")
     joined = place_among_ranks()
     stated = runnable_recipe(recipe, trust=trust)
     workspace = Workspace(runs / stated.name)
