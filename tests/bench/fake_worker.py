@@ -21,7 +21,7 @@ if behaviour.startswith("{"):  # one behaviour for each layout
     behaviour = json.loads(behaviour)[f"dp{layout['dp']},tp{layout['tp']},pp{layout['pp']},mbs{layout['mbs']}"]
 
 
-SEEN = ("MASTER_", "LOCAL_", "OMP_", "GLOO_", "A_VARIANT")
+SEEN = ("MASTER_", "LOCAL_", "OMP_", "GLOO_", "TORCHELASTIC_", "A_VARIANT")
 
 
 def beat() -> None:

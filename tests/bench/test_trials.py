@@ -173,6 +173,18 @@ def test_a_variant_reaches_the_ranks_and_the_row(recipe: Recipe, cluster: Cluste
     assert plain.key != trial.key
 
 
+def test_ranks_of_a_sweep_under_torchrun_meet_where_the_sweep_says(
+    run_fake: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At torchrun's own store they waited for ranks that never came, which was stored as a hang of their layout."""
+    for name, value in {"RUN_ID": "7", "USE_AGENT_STORE": "True", "RESTART_COUNT": "0"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    assert run_fake("ok").status == "ok"
+    (result,) = tmp_path.rglob("result.json")
+    saw = json.loads(result.read_text())["ranks_saw"]
+    assert not [name for name in saw if name.startswith("TORCHELASTIC_")]
+
+
 def tried_under(environment: dict[str, str], recipe: Recipe, cluster: Cluster, folder: Path) -> Measurement:
     variant = Variant(environment=environment)
     trial = prepare_trial(

@@ -13,6 +13,8 @@ RENDEZVOUS_FD = "TRIMARAN_RENDEZVOUS_FD"
 
 # torchrun sets these: ranks that have them meet in torchrun's own store, under another prefix after each restart.
 TORCHRUN_ID, TORCHRUN_RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+# How the names of all of torchrun's begin.
+TORCHRUN = "TORCHELASTIC_"
 
 # The name of a rank's node, where its launcher knows it; Slurm's own variable for it.
 NODE, SLURM_NODE = "TRIMARAN_NODE", "SLURMD_NODENAME"

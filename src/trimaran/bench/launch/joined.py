@@ -55,6 +55,7 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
     if all(name in environment for name in _STATED):
         stated = {name: environment[name] for name in _STATED}
         one_node = environment.get(env.LOCAL_WORLD_SIZE) == environment[env.WORLD_SIZE]
+        stated |= {name: value for name, value in environment.items() if name.startswith(env.TORCHRUN)}
     elif "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", "1") > 1:
         one_node = _number(environment, "SLURM_STEP_NUM_NODES", "1") == 1
         step = _number(environment, "SLURM_JOB_ID", "0") * 31 + _number(environment, "SLURM_STEP_ID", "0")

@@ -150,8 +150,12 @@ def _start(launch: Launch, share: Share, port: HeldPort | None, nursery: Nursery
 
 
 def shared_environment(launch: Launch) -> dict[str, str]:
-    """What the environments of all ranks have in common."""
-    environment = {**os.environ, **env.computing(launch.threads_per_rank), **launch.environment}
+    """What the environments of all ranks have in common.
+
+    What a torchrun says that this process is a rank of is none of theirs: they would wait at its store.
+    """
+    around = {name: value for name, value in os.environ.items() if not name.startswith(env.TORCHRUN)}
+    environment = {**around, **env.computing(launch.threads_per_rank), **launch.environment}
     if launch.gpus and launch.devices is not None:
         shown = [name for name in environment.get(env.SHOWN_GPUS, "").split(",") if name]
         names = [shown[device] if device < len(shown) else str(device) for device in launch.devices]

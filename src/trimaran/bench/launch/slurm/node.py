@@ -111,7 +111,8 @@ def run_rank(launch_file: str) -> int:
     meeting = _meet(rank, folder, line)
     held = meeting.held
     environment = {
-        **os.environ,
+        # a torchrun around the sweep has a store of its own, at which these ranks would wait
+        **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")},
         "GLOO_SOCKET_IFNAME": interface_of(meeting.node_address),
         **launch["environment"],
         "RANK": str(rank),
