@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -281,20 +283,40 @@ def test_a_trial_folder_is_made_anew_while_what_was_there_still_writes(
     folder = Path(trial.job.out_dir)
     folder.mkdir(parents=True)
     until = time.monotonic() + 1.0
+    as_it_was = os.open(folder, os.O_RDONLY)  # by its name the writer would find the new one
 
     def write() -> None:
         number = 0
         with contextlib.suppress(FileNotFoundError):
             while time.monotonic() < until:
-                (folder / f"last-{number}").touch()
+                os.close(os.open(f"last-{number}", os.O_CREAT | os.O_WRONLY, dir_fd=as_it_was))
                 number += 1
 
     writer = threading.Thread(target=write)
     writer.start()
     row = run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok"))
     writer.join()
+    os.close(as_it_was)
     assert row.status == "ok"
     assert not list(folder.glob("last-*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EBUSY])
+def test_a_file_that_is_renamed_or_held_open_on_nfs_delays_a_trial_folder(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A rank writes its files beside and renames them: between being listed and removed one had gone."""
+    trial = prepare_trial(recipe, cluster, parse_layout("dp1"), data_dir=tmp_path, work_dir=tmp_path)
+    Path(trial.job.out_dir).mkdir(parents=True)
+    remove, fails = shutil.rmtree, [number]
+
+    def removed(folder: Path) -> None:
+        if fails:
+            raise OSError(fails.pop(), "as the kernel says", str(folder))
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok")).status == "ok"
 
 
 def test_what_cannot_run_is_refused_before_a_process_starts(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ from trimaran.store import trial_key
 UNSTORED = "unstored"
 # What is left of a run whose node or launcher was lost ends within so many seconds.
 _ENDED_WITHIN_S = 10.0
+# What keeps a folder from being removed while it writes there: a file that has come, or has another name by now, and on
+# NFS one that is still open.
+_WRITTEN_TO = (errno.ENOTEMPTY, errno.ENOENT, errno.EBUSY)
 
 
 @dataclass(frozen=True)
@@ -345,7 +348,7 @@ def _fresh_folder(out_dir: Path) -> None:
             try:
                 shutil.rmtree(out_dir)
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY or time.monotonic() > deadline:
+                if error.errno not in _WRITTEN_TO or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
         out_dir.mkdir(parents=True)
