@@ -22,7 +22,7 @@ import pytest
 from trial_helpers import LIMITS, fake_worker, processes_that_name, start_silent_ranks_and_kill_the_launcher
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.port import HeldPort
-from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.trial.trial import finished_before, prepare_trial, run_trial
 from trimaran.bench.trial.trial_figures import median_and_spread
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
@@ -208,6 +208,11 @@ def test_a_library_that_was_not_loaded_is_a_failure_and_not_a_figure(
     row = tried_under({"LD_PRELOAD": "libtcmalloc.so.0.misspelt"}, recipe, cluster, tmp_path)
     assert (row.status, row.sec_per_it) == ("fail", None)
     assert (row.evidence or "").startswith("rank 0 ran without the library libtcmalloc.so.0.misspelt: it cannot be ")
+    variant = Variant(environment={"LD_PRELOAD": "libtcmalloc.so.0.misspelt"})
+    trial = prepare_trial(
+        recipe, cluster, parse_layout("dp2,mbs1"), data_dir=tmp_path, work_dir=tmp_path / "runs", variant=variant
+    )
+    assert finished_before(trial) is None, "a row that found no room is no figure the next time either"
 
 
 def test_what_an_interrupted_run_left_is_not_mistaken_for_a_result(

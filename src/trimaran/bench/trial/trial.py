@@ -16,7 +16,7 @@ from trimaran.bench.trial.machine import libraries
 from trimaran.bench.trial.trial_figures import first_timed_round, median_and_spread, read_result
 from trimaran.bench.watch.evidence import collect
 from trimaran.bench.watch.limits import Limits
-from trimaran.bench.watch.verdict import Verdict, verdict
+from trimaran.bench.watch.verdict import Verdict, not_loaded, verdict
 from trimaran.bench.watch.watch import STACKS_WITHIN_S, watch
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
@@ -155,7 +155,9 @@ def finished_before(trial: Trial) -> Measurement | None:
         same = (out_dir / UNSTORED).exists() and RunFile.JOB.of(out_dir).read_text() == stated
     except OSError:
         return None
-    return finished_row(trial) if same and not out_dir.is_symlink() else None
+    if not same or out_dir.is_symlink() or not_loaded(out_dir, trial.layout.devices):
+        return None  # what made its steps without a library of its variant is a failure, as it was then
+    return finished_row(trial)
 
 
 def finished_row(trial: Trial) -> Measurement | None:

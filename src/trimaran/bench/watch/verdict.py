@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.watch.evidence import last_lines, printable
@@ -64,8 +65,8 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     if ending.cause == "flood":
         return Verdict("fail", ending.sentence)
     if not ending.first_failed:
-        not_loaded = _preload_not_loaded(launch)
-        return Verdict("fail", not_loaded) if not_loaded else Verdict("ok", ending.sentence)
+        why = not_loaded(launch.out_dir, launch.ranks)
+        return Verdict("fail", why) if why else Verdict("ok", ending.sentence)
     if ending.over_memory:
         limit = f"{launch.memory_gib:.2f} GiB" if launch.memory_gib is not None else "what its machine has"
         return Verdict("oom", f"the kernel ended a process for memory: the trial's limit is {limit}")
@@ -74,10 +75,10 @@ def verdict(ending: Ending, launch: Launch) -> Verdict:
     return _by_exit_code(ending, launch)
 
 
-def _preload_not_loaded(launch: Launch) -> str | None:
+def not_loaded(out_dir: Path, ranks: int) -> str | None:
     """A sentence where a library of the variant's was not loaded: the figures are then another variant's."""
-    for rank in range(launch.ranks):
-        with contextlib.suppress(OSError), RunFile.STDERR.of(launch.out_dir, rank).open("rb") as file:
+    for rank in range(ranks):
+        with contextlib.suppress(OSError), RunFile.STDERR.of(out_dir, rank).open("rb") as file:
             if match := _SAYS_NOT_LOADED.search(file.read(_HEAD_BYTES).decode("utf-8", errors="replace")):
                 library, why = printable(match[1]), printable(match[2])
                 return f"rank {rank} ran without the library {library}: it {why}; see LD_PRELOAD of the variant"
