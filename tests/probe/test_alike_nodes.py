@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, permutations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.files.catalogue import dump_toml, load_cluster
 from trimaran.nouns.cluster import Cluster
 from trimaran.probe.alike_nodes import BANDWIDTH_ALIKE, DELAY_ALIKE, SAME_DELAY_US, alike_groups, distances, filled
+from trimaran.probe.links import LinkProbe
 from trimaran.probe.links_result import AtOnce, LinksResult, NodeFacts
 from trimaran.probe.tournament import rounds_of_pairs
 
@@ -97,6 +100,37 @@ def test_what_time_did_not_allow_is_taken_as_of_nodes_nearby(east: int, west: in
     assert (bandwidth[off_diagonal] > 0).all(), "every way has a value"
     kept = measured > 0
     assert (latency[kept] == full[kept]).all() and (bandwidth[kept] == rates[kept]).all(), "what was measured stands"
+
+
+class _Slow(LinkProbe):
+    """A probe of nodes whose every round takes longer than all of them may."""
+
+    def _play(self, pairs: Sequence[tuple[int, int]], latency: np.ndarray, bandwidth: np.ndarray) -> None:
+        for u, v in pairs:
+            latency[u, v] = latency[v, u] = 50_000.0
+            bandwidth[u, v] = bandwidth[v, u] = 0.01
+
+    def _agreed(self, seconds: float) -> float:
+        return 1e6
+
+    def _summed(self, own: np.ndarray) -> np.ndarray:
+        return own
+
+
+@pytest.mark.parametrize("count", [*range(2, 8), 12])
+def test_what_slow_links_leave_time_for_says_something_of_every_node(count: int) -> None:
+    """After a single round a probe of unlike nodes ended in an error once all was measured."""
+    latency, bandwidth, rounds = _Slow(0, 1, count, torch.device("cpu"), limit_s=1.0)._tournament()
+    assert rounds == min(2, count - 1 + count % 2)
+    assert (filled(latency, bandwidth)[1][~np.eye(count, dtype=bool)] > 0).all()
+    nodes = [
+        NodeFacts(host=f"n{node}", device=f"kind {node}", slots=8, mem_gib=80, gflops=100) for node in range(count)
+    ]
+    measured = LinksResult(
+        nodes=tuple(nodes), ranks_per_node=1, rounds=rounds, latency_us=latency.tolist(),
+        bandwidth_gbps=bandwidth.tolist(), ring_gbps=(0.0,) * count,
+    )  # fmt: skip
+    assert len(measured.joined(NODE).groups) == count
 
 
 def test_nodes_of_unlike_devices_or_speeds_are_apart_though_their_links_are_alike() -> None:

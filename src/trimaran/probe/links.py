@@ -79,14 +79,15 @@ class LinkProbe:
     def _tournament(self) -> tuple[Floats, Floats, int]:
         """Delays (microseconds) and bandwidths (gigabit/s), (n, n), and the number of rounds that time allowed.
 
-        A round begins where the longest so far would still end in time; the first is always played.
+        A round begins where the longest so far would still end in time. The first two are always played: together they
+        join all nodes, so that there is a way to any that was not measured (`filled`); one leaves pairs apart.
         """
         latency, bandwidth = np.zeros((self._nodes, self._nodes)), np.zeros((self._nodes, self._nodes))
         begin = time.perf_counter()
         longest = before = 0.0
         rounds = 0
         for pairs in rounds_of_pairs(self._nodes):
-            if rounds and before + longest > self._limit_s:
+            if rounds > 1 and before + longest > self._limit_s:
                 break
             self._play(pairs, latency, bandwidth)
             now = self._agreed(time.perf_counter() - begin)
