@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,11 +18,14 @@ import pytest
 
 from processes import bound_by_permissions
 from trial_helpers import LIMITS, fake_worker, processes_that_name
+from trimaran.bench.launch.local import LocalLauncher
+from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.sweep import Prediction, Progress, overlong, run_sweep
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store
 
@@ -142,6 +146,33 @@ def test_two_sweeps_at_once_share_the_trials_and_never_disturb_each_other(folder
         if line.startswith(("started", "finished"))
     )  # fmt: skip
     assert [happening for _, happening in events] == ["started", "finished"] * 3, "one trial at a time"
+
+
+def test_two_sweeps_inside_one_slurm_job_take_turns(
+    folder: Path, recipe: Recipe, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of both ran side by side on the nodes of the job, and each row held the other's time."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    in_job, here = SlurmLauncher(SlurmSettings()), LocalLauncher()
+    assert (in_job.job, here.job) == ("7", None)
+    here.on_this_machine, here.job = False, in_job.job
+    happened: list[str] = []
+    with Store(folder / "store.sqlite") as other, Store(folder / "store.sqlite") as store, closing(here):
+        assert other.claim("slurm-job-7")
+
+        def note(progress: Progress) -> None:
+            happened.append(progress.happening)
+            if progress.happening == "waiting":
+                assert progress.holder is not None and progress.holder.pid == os.getpid()
+                other.release("slurm-job-7")
+
+        (row,) = run_sweep(
+            recipe, cluster, [parse_layout("dp1,mbs1")], store, data_dir=folder, work_dir=folder / "runs",
+            launcher=here, limits=LIMITS, worker=fake_worker("ok"), on_progress=note,
+        )  # fmt: skip
+        assert other.claim("slurm-job-7"), "it is given back"
+    assert row.status == "ok" and happened[:2] == ["waiting", "started"]
 
 
 def test_a_sweep_that_lost_its_claim_meanwhile_stores_no_row_of_that_run(

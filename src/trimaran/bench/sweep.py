@@ -38,7 +38,7 @@ class Progress:
     """What just happened in a sweep, and what remains.
 
     `kept` is a trial that the store holds finished; `waiting`, one that another sweep is running, or keeps this
-    machine busy with others: `holder` is that sweep's process.
+    machine or Slurm job busy with others: `holder` is that sweep's process.
     `remaining_s` is None until a trial's duration is known.
     """
 
@@ -129,6 +129,13 @@ def run_sweep(
         return sweep.run(predicted, retry)
 
 
+def _shared_by_sweeps(launcher: Launcher) -> str | None:
+    """The name of what trials of several sweeps would run on at once; None where each has nodes of its own."""
+    if launcher.on_this_machine:
+        return f"machine-{this_boot()}"
+    return None if launcher.job is None else f"slurm-job-{launcher.job}"
+
+
 def _memory_limit_gib(cluster: Cluster) -> float | None:
     """What the ranks of one node may hold together, where the cluster says; GPUs limit themselves."""
     return cluster.host_mem_gib or None
@@ -153,7 +160,7 @@ class _Sweep:
         self._rows: dict[str, Measurement] = {}
         self._walls: list[float] = []
         self._claimed: set[str] = set()
-        self._machine = f"machine-{this_boot()}" if launcher.on_this_machine else None
+        self._shared = _shared_by_sweeps(launcher)
         self._crew = Crew(launcher.at_once)
 
     def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
@@ -167,7 +174,7 @@ class _Sweep:
             raise
         finally:
             self._crew.close()
-            for key in [*self._claimed, *filter(None, [self._machine])]:
+            for key in [*self._claimed, *filter(None, [self._shared])]:
                 self._store.release(key)
         return [self._rows[key] for key in self._order]
 
@@ -196,20 +203,20 @@ class _Sweep:
             open_keys = left
 
     def _claim(self, key: str, wanted: int) -> bool:
-        """Claim a trial; where it would run on this machine, the machine too: two at once would disturb each other."""
-        if self._machine and not self._store.claim(self._machine):
+        """Claim a trial, and the machine or job that it would run in: two at once there would disturb each other."""
+        if self._shared and not self._store.claim(self._shared):
             return False
         claimed = self._store.claim(key, attempts_seen=wanted - 1)
         if claimed:
             self._claimed.add(key)
-        elif self._machine:
-            self._store.release(self._machine)
+        elif self._shared:
+            self._store.release(self._shared)
         return claimed
 
     def _holder(self, key: str) -> Owner | None:
-        """Who keeps a trial from being run: whoever measures on this machine, or whoever runs that trial."""
-        of_machine = self._store.holder(self._machine) if self._machine else None
-        return of_machine or self._store.holder(key)
+        """Who keeps a trial from being run: whoever measures where it would run, or whoever runs that trial."""
+        there = self._store.holder(self._shared) if self._shared else None
+        return there or self._store.holder(key)
 
     def _store_finished(self) -> list[str]:
         """Store what is finished; the keys of trials to run again.
@@ -226,8 +233,8 @@ class _Sweep:
                 self._finish(self._trials[key], row, "finished")
             else:
                 lost.append(key)
-            if self._machine:
-                self._store.release(self._machine)
+            if self._shared:
+                self._store.release(self._shared)
         return lost
 
     def _attempts_wanted(self, key: str, retry: frozenset[Status]) -> int:

@@ -148,13 +148,15 @@ class Launcher(Protocol):
     """A way to start ranks.
 
     `at_once` is how many trials may run side by side, `restarts` how often one is run again whose ranks were
-    lost. `on_this_machine`: the ranks compute here, where those of another trial would disturb them. `tells_groups`:
+    lost. `on_this_machine`: the ranks compute here, where those of another trial would disturb them. `job` is Slurm's
+    job around this process, on whose nodes they would too; None where a trial has nodes of its own. `tells_groups`:
     it knows which of its nodes are of which group of the cluster.
     """
 
     at_once: int
     restarts: int
     on_this_machine: bool
+    job: str | None
     tells_groups: bool
 
     def expect(self, nodes: int) -> None:

@@ -149,6 +149,7 @@ class JoinedLauncher:
     at_once = 1
     restarts = 0  # the other ranks are not this process's to start
     on_this_machine = True
+    job: str | None = None
     tells_groups = False
 
     def __init__(self, place: Joined) -> None:

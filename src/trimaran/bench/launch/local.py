@@ -56,6 +56,7 @@ class LocalLauncher:
     at_once = 1  # trials side by side would disturb each other's times
     restarts = RESTARTS
     on_this_machine = True
+    job: str | None = None
     tells_groups = False
 
     def __init__(self) -> None:

@@ -43,6 +43,7 @@ class StoppableLauncher:
         self._inner = inner
         self._ranks: Ranks | None = None
         self.on_this_machine, self.tells_groups = inner.on_this_machine, inner.tells_groups
+        self.job = inner.job
         self.stopping = False
         self.waited_s = 0.0  # until the ranks could be started
         self.devices: tuple[int, ...] | None = None

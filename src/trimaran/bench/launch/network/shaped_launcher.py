@@ -36,6 +36,7 @@ class ShapedLauncher:
     at_once = 1
     restarts = RESTARTS
     on_this_machine = True
+    job: str | None = None
     tells_groups = False
 
     def __init__(self, network: ShapedNetwork) -> None:

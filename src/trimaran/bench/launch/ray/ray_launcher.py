@@ -29,6 +29,7 @@ class RayLauncher:
     at_once = 1
     restarts = RESTARTS
     on_this_machine = False
+    job: str | None = None
     tells_groups = False
 
     def __init__(self, settings: RaySettings, cluster: Cluster, say: Say = lambda text: None) -> None:

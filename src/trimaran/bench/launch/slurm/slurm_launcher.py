@@ -51,8 +51,8 @@ class SlurmLauncher:
         self.at_once = settings.at_once
         self.restarts = RESTARTS
         self._settings, self._say = settings, say
-        self._surrounding_job = os.environ.get("SLURM_JOB_ID")
-        if self._surrounding_job:
+        self.job = os.environ.get("SLURM_JOB_ID") or None
+        if self.job:
             self.at_once = 1
         self._allocations: Allocations | None = None
         self._jobs: list[Job] = []
@@ -74,7 +74,7 @@ class SlurmLauncher:
 
         Raises TrimaranError where the partition, or the job that this runs in, has fewer.
         """
-        if self._surrounding_job:
+        if self.job:
             self._require_in_job(nodes)
             return
         if nodes <= self._largest:
@@ -90,13 +90,13 @@ class SlurmLauncher:
     def nodes_left(self) -> int | None:
         """Nodes of the surrounding job, or else of the partition, that answer Slurm and did not die in a trial."""
         try:
-            return len(self._dead_nodes.left_of(usable_nodes(self._settings.partition, self._surrounding_job)))
+            return len(self._dead_nodes.left_of(usable_nodes(self._settings.partition, self.job)))
         except TrimaranError:
             return None  # a controller that does not answer says nothing of its nodes
 
     def has_nodes(self, nodes: int) -> bool:
         """Whether the surrounding job has so many, or else an allocation and the idle nodes of its partition."""
-        if self._surrounding_job:
+        if self.job:
             return (self.nodes_left() or 0) >= nodes
         try:
             idle = self._dead_nodes.left_of(usable_nodes(self._settings.partition, None, idle=True))
@@ -118,12 +118,12 @@ class SlurmLauncher:
         lifeline = self._hold_lifeline(launch.out_dir.parent)
         _write_launch(launch, lifeline, self._settings.python)
         nodes = len(launch.shares)
-        if self._surrounding_job:
+        if self.job:
             self._require_in_job(nodes)
             if hosts:
-                require_hosts_in_job(hosts, nodes_of_job(self._surrounding_job), self._surrounding_job)
-            step = step_of(launch, self._settings, nodes, self._surrounding_job, self._dead_nodes.names(), hosts)
-            job = Job(self._surrounding_job)
+                require_hosts_in_job(hosts, nodes_of_job(self.job), self.job)
+            step = step_of(launch, self._settings, nodes, self.job, self._dead_nodes.names(), hosts)
+            job = Job(self.job)
             # where this job itself is ended there is nothing to run on again
             return SlurmRanks(launch, job, step=step, give_back=self._give_back)
         if self._settings.submit == "job":
