@@ -15,7 +15,14 @@ import pytest
 
 from command import run, tiny_recipe
 from processes import processes_in, rank_of
-from trimaran.bench.launch.joined import first_host, joined
+from trimaran.bench.launch.joined import Joined, first_host, joined
+from trimaran.cli.live_progress import TrainingProgress
+from trimaran.files.recipe_file import load_recipe
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import Variant
+from trimaran.study.train_recipe import train_recipe
+from trimaran.study.workspace import Workspace
 
 PYTHON = (sys.executable, "-P", "-m")
 
@@ -149,3 +156,25 @@ def test_a_port_that_is_no_port_or_another_program_s_is_refused_in_one_line(tmp_
 
 def test_a_batch_script_without_srun_starts_its_own_ranks() -> None:
     assert joined({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) is None
+
+
+def test_all_ranks_have_what_the_only_variant_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone had it, beside ranks that computed and spoke in another way."""
+    monkeypatch.setattr(os, "environ", {"A": "shell", "B": "shell"})
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: became.append([path, *command]))
+    Joined(1, 2, {"RANK": "1"}).follow(Variant(environment={"A": "variant"}, python="/opt/python"))
+    assert os.environ == {"A": "variant", "B": "shell", "RANK": "1"}
+    assert became[0][:2] == ["/opt/python"] * 2 and became[0][-1] == "--joined"
+
+
+def test_what_only_a_launcher_can_do_is_refused_of_ranks_that_others_have_started(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    for setting in ("pin_cpus = true", "clock_ghz = 1.0"):
+        stated = recipe.with_name("pinned.toml")
+        stated.write_text(f"{recipe.read_text()}\n[[sweep.variants]]\n{setting}\n")
+        with pytest.raises(TrimaranError, match=f"sweep.variants states {setting.split()[0]}, which ranks get as they"):
+            train_recipe(
+                load_recipe(str(stated)), Workspace(tmp_path / "runs"), parse_layout("dp2,mbs2"),
+                joined=Joined(0, 2, {}), show=TrainingProgress, say=print,
+            )  # fmt: skip

@@ -66,8 +66,13 @@ def train_recipe(
             f"network {recipe.network.name!r} is shaped around ranks that are started here, and torchrun or srun has "
             f"started these: start the training by itself, or leave [[sweep.networks]] out"
         )
+    if joined and (recipe.variant.pin_cpus or recipe.variant.clock_ghz is not None):
+        raise TrimaranError(
+            f"sweep.variants states {'pin_cpus' if recipe.variant.pin_cpus else 'clock_ghz'}, which ranks get as they "
+            f"are started here, and torchrun or srun has started these: start the training by itself, or leave it out"
+        )
     if joined and joined.rank:
-        joined.follow()
+        joined.follow(recipe.variant)
     stated = cluster or recipe.cluster
     cluster = stated or workspace.cluster(recipe, [layout])
     if recipe.network and not cluster.shaped:

@@ -18,6 +18,7 @@ from trimaran.bench.launch.contract import Launch
 from trimaran.bench.launch.local import LocalRanks, shared_environment, start_process
 from trimaran.bench.launch.slurm.node import address_towards, interface_of, node_address
 from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.variant import Variant
 from trimaran.protocol import environment as env
 from trimaran.protocol.programs import JOINED, WORKER
 from trimaran.protocol.rank_process import settled
@@ -41,10 +42,11 @@ class Joined:
     environment: Mapping[str, str]
     again: bool = False
 
-    def follow(self) -> None:
-        """Become a trainer that waits for rank 0's job. Does not return."""
-        os.environ.update(self.environment)
-        os.execv(WORKER[0], [*WORKER, JOINED])
+    def follow(self, variant: Variant) -> None:
+        """Become a trainer under a variant, as rank 0's is, that waits for its job. Does not return."""
+        os.environ.update({**variant.environment, **self.environment})
+        python = variant.python or WORKER[0]
+        os.execv(python, [python, *WORKER[1:], JOINED])
 
 
 def joined(environment: Mapping[str, str]) -> Joined | None:
