@@ -14,9 +14,14 @@ import pytest
 
 from command import TRIMARAN, run, tiny_recipe
 from processes import processes_in, rank_of
+from trimaran.files.recipe_file import load_recipe
+from trimaran.files.row_nouns import run_cells
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
 from trimaran.store import Store
+from trimaran.study.train_recipe import fastest_layout
 from trimaran.study.training.events import Event, EventKind, EventLog, now, set_events_aside
+from trimaran.study.workspace import Workspace
 
 
 @pytest.mark.proof
@@ -118,6 +123,24 @@ def test_the_fastest_layout_is_of_the_workload_as_the_recipe_states_it_now(tmp_p
         store.add(Measurement.model_validate(row))
     done = run("train", str(recipe), cwd=tmp_path)
     assert done.returncode == 2 and "no layout of tiny was measured yet" in done.stderr
+
+
+def test_the_fastest_layout_is_of_the_cluster_that_the_recipe_states_now(tmp_path: Path) -> None:
+    """Rows of another cluster are other trials for bench and tune, and were the fastest layout for train."""
+    recipe = load_recipe(str(tiny_recipe(tmp_path)))
+    assert recipe.cluster is not None
+
+    def row(layout: str, hardware: str | None, seconds: float) -> Measurement:
+        cells = run_cells(recipe.workload, parse_layout(layout))
+        of_run = {"recipe": "tiny", "sec_per_it": seconds, "devices": 1, "devices_per_node": 1, "hardware": hardware}
+        return Measurement.model_validate(cells | of_run)
+
+    workspace = Workspace(tmp_path / "runs/tiny")
+    with Store(workspace.store) as store:
+        store.add(row("dp1,mbs2", "another device", 1e-4))
+        assert fastest_layout(recipe, workspace) is None
+        store.add(row("dp1,mbs4", recipe.cluster.device.name or None, 1.0))
+    assert str(fastest_layout(recipe, workspace)) == "dp1,tp1,pp1,mbs4"
 
 
 @pytest.mark.parametrize("made_steps", [False, True])

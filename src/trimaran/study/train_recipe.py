@@ -151,7 +151,7 @@ def measured_before(recipe: Recipe, workspace: Workspace, trained: Measurement) 
 def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
     """Rows with a time for this recipe's workload, in the order in which they were measured.
 
-    The store may hold rows of the same recipe from before its model or batch was changed.
+    The store may hold rows of the same recipe from before its model, its batch or its cluster was changed.
     """
     if not workspace.store.exists():
         return []
@@ -166,8 +166,15 @@ def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
         and row.sec_per_it
         and (row.variant or "") == variant
         and (network is None or _is_of(row, network))
+        and (recipe.cluster is None or _is_on(row, recipe.cluster if network is None else recipe.cluster.on(network)))
         and measured_workload(row, recipe.workload)
     ]
+
+
+def _is_on(row: Measurement, cluster: Cluster) -> bool:
+    """Whether a row was measured on such devices and nodes, whatever the cluster is called."""
+    per_node = min(row.devices or cluster.devices_per_node, cluster.devices_per_node)
+    return (row.hardware or "") == cluster.device.name and row.devices_per_node == per_node
 
 
 def _is_of(row: Measurement, network: ShapedNetwork) -> bool:
