@@ -53,6 +53,8 @@ def test_sigterm_ends_a_training_that_waits_in_the_queue(tmp_path: Path) -> None
         told = waiting.communicate(timeout=30)[1]
         assert waiting.returncode == 75, told
         assert "stopped before its ranks were started" in told
+        events = (tmp_path / "runs/tiny/events.csv").read_text().splitlines()
+        assert [row.split(",")[1] for row in events] == ["event", "began", "stopped"]
         assert [line.split()[0] for line in squeue() if "COMPLETING" not in line] == [number]
     finally:
         waiting.kill()

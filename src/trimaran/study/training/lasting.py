@@ -128,6 +128,11 @@ class LastingTraining:
         saved = held or self._saved_at or (folder is not None and any(Path(folder).glob(CHECKPOINT)))
         return f"{GO_ON} from what was saved" if saved else BEGIN_ANEW
 
+    def stopped_between_ranks(self) -> TrainingStoppedError:
+        """Note that the training was told to leave while there were no ranks; the error that says so."""
+        self._note(EventKind.STOPPED)
+        return TrainingStoppedError(f"stopped before its ranks were started; {self.way_on}")
+
     def _start(self) -> Run:
         """One start of the ranks, to whatever end."""
         self._growing = self._goes_on = False

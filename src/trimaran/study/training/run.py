@@ -24,7 +24,7 @@ from trimaran.study.training.claim import only_training
 from trimaran.study.training.events import EVENTS, EventLog, set_events_aside
 from trimaran.study.training.folders import earlier_logs, set_aside
 from trimaran.study.training.lasting import Lasting, LastingTraining
-from trimaran.study.training.stopping import StoppableLauncher, StoppedBetweenRanksError, TrainingStoppedError
+from trimaran.study.training.stopping import StoppableLauncher, StoppedBetweenRanksError
 
 # A training has no time limit; what stops it early is silence.
 NO_TIMEOUT_S = 10 * 365 * 86400.0
@@ -103,7 +103,7 @@ def run_training(
             with stoppable.passing_on_signals():
                 return lasting.to_the_end()
         except StoppedBetweenRanksError:
-            raise TrainingStoppedError(f"stopped before its ranks were started; {lasting.way_on}") from None
+            raise lasting.stopped_between_ranks() from None
 
 
 def _require_files(files: tuple[Path, ...], folders: tuple[Path, ...]) -> None:
