@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from trimaran.bench.launch.contract import Launch
-from trimaran.bench.launch.slurm import dead_nodes, queue, slurm_launcher
+from trimaran.bench.launch.slurm import allocations, dead_nodes, queue, slurm_launcher
+from trimaran.bench.launch.slurm.allocations import Allocations
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.node import exit_file
 from trimaran.bench.launch.slurm.queue import TIME_IS_OVER, Job
@@ -227,3 +229,19 @@ def test_the_way_out_of_a_time_limit_inside_a_job_is_sbatch_s(tmp_path: Path, mo
     stand_in(tmp_path, monkeypatch, "squeue", "echo 5:00")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert Job("7").why_ended("TIMEOUT", began=True).endswith("is over: raise --time of its sbatch")
+
+
+def test_a_trial_that_waits_for_anothers_allocation_is_given_a_new_one_when_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array's time is over for all of it at about once: the trial that waited ended the whole sweep."""
+    members = [("7", "RUNNING", "None"), ("8", "RUNNING", "None")]
+    monkeypatch.setattr(allocations, "submit", lambda *asked, **stated: Job("7"))
+    monkeypatch.setattr(Allocations, "_members", lambda self: members)
+    held = Allocations(
+        SlurmSettings(at_once=2), 1, launch(tmp_path), [], tmp_path, [], [], lambda text: None, threading.Event()
+    )
+    jobs = [held.take(lambda text: None, threading.Event()) for _ in range(2)]
+    assert [job.number for job in jobs if job] == ["7", "8"]
+    members.clear()
+    assert held.take(lambda text: None, threading.Event()) is None

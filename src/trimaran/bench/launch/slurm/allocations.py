@@ -37,7 +37,7 @@ class Allocations:
         self._queue = Queue(f"{self._job.number}|PENDING|")
         self._busy: set[str] = set()
         self._lost: set[str] = set()
-        self._began = False
+        self._began = self._served = False  # whether any had nodes, and a trial on them
         self._lock = threading.Lock()
 
     def serve(self, nodes: int) -> bool:
@@ -48,8 +48,11 @@ class Allocations:
         """How many nodes Slurm has given."""
         return self._nodes * sum(state == "RUNNING" for _, state, _ in self._members())
 
-    def take(self, say: Say, stop: threading.Event) -> Job:
-        """A free allocation, waited for. Raises TrimaranError where none is left or can ever start."""
+    def take(self, say: Say, stop: threading.Event) -> Job | None:
+        """A free allocation, waited for; None where those that trials ran on have ended, and others are to come.
+
+        Raises TrimaranError where none can ever start.
+        """
         last_reason = ""
         while not stop.is_set():
             members = self._members()
@@ -58,9 +61,12 @@ class Allocations:
                     self._began = self._began or state == "RUNNING"
                     if state == "RUNNING" and number not in self._busy:
                         self._busy.add(number)
+                        self._served = True
                         return Job(number)
             waiting = [(number, reason) for number, state, reason in members if state == "PENDING"]
             if not any(state in _ALIVE for _, state, _ in members):
+                if self._served:
+                    return None
                 raise TrimaranError(self._job.why_ended(self._job.state(), began=self._began))
             for number, reason in waiting:
                 if reason in HOPELESS:

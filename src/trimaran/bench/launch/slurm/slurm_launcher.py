@@ -160,6 +160,11 @@ class SlurmLauncher:
         return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
 
     def _allocated(self, launch: Launch, nodes: int, lifeline: Path) -> Job:
+        while (job := self._allocations_for(launch, nodes, lifeline).take(self._say, self._closing)) is None:
+            pass  # another trial's allocation has ended while this one waited for it
+        return job
+
+    def _allocations_for(self, launch: Launch, nodes: int, lifeline: Path) -> Allocations:
         with self._lock:
             if self._allocations is None or not self._allocations.serve(nodes):
                 if self._allocations:
@@ -173,8 +178,7 @@ class SlurmLauncher:
                     self._settings, asked, launch, hold, lifeline.parent, self._dead_nodes.names(), self._hosts,
                     self._say, self._closing,
                 )  # fmt: skip
-            allocations = self._allocations
-        return allocations.take(self._say, self._closing)
+            return self._allocations
 
     def _give_back(self, job: Job, lost: bool, dead_nodes: Sequence[str]) -> None:
         self._dead_nodes.add(dead_nodes)
