@@ -87,6 +87,19 @@ def test_ranks_are_laid_on_nodes_in_blocks(run_on_slurm: Run, tmp_path: Path) ->
     assert saw["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+@pytest.mark.proof
+def test_ranks_have_the_sweeps_environment_in_a_job_that_was_given_none(
+    run_on_slurm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind `#SBATCH --export=NONE`: rows said what tunes ranks, and these had none of it."""
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    monkeypatch.setenv("A_VARIANT_OF_THE_SHELL", "told")
+    assert run_on_slurm("ok").status == "ok"
+    (result,) = tmp_path.rglob("result.json")
+    assert json.loads(result.read_text())["ranks_saw"]["A_VARIANT_OF_THE_SHELL"] == "told"
+
+
+@pytest.mark.proof
 def test_ranks_are_on_the_nodes_that_they_are_placed_on(run_on_slurm: Run, tmp_path: Path) -> None:
     row = run_on_slurm("ok", layout="dp2,tp1,pp2,mbs1,on3.0.2.1")
     (result,) = (tmp_path / "runs").glob("*/result.json")

@@ -263,6 +263,7 @@ def step_of(
         *where,
         "--kill-on-bad-exit=0",
         "--input=none",
+        "--export=ALL",  # also in a job that was submitted without its user's environment
         "--overlap",
         "--mpi=none",
         f"--cpu-bind={'cores' if launch.pin_cpus else 'none'}",
