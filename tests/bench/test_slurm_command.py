@@ -245,3 +245,20 @@ def test_a_trial_that_waits_for_anothers_allocation_is_given_a_new_one_when_that
     assert [job.number for job in jobs if job] == ["7", "8"]
     members.clear()
     assert held.take(lambda text: None, threading.Event()) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "hopeless"),
+    [
+        ("QOSMaxWallDurationPerJobLimit", True), ("AssocMaxNodePerJobLimit", True), ("QOSMaxGRESPerJob", True),
+        ("PartitionTimeLimit", True), ("QOSMaxJobsPerUserLimit", False), ("AssocGrpNodeLimit", False),
+        ("Resources", False), ("ReqNodeNotAvail, UnavailableNodes:n1", False),
+    ],
+)  # fmt: skip
+def test_a_job_that_asks_for_more_than_any_may_is_not_waited_for(
+    reason: str, hopeless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "run", lambda *command: f"PENDING|{reason}\n")
+    stop = threading.Event()
+    with pytest.raises(TrimaranError, match="can never start" if hopeless else "the sweep ended before"):
+        Job("7").wait_until_running(lambda text: stop.set(), stop)

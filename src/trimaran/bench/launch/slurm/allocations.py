@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trimaran.bench.launch.contract import Launch, Say
-from trimaran.bench.launch.slurm.queue import ASK_EVERY_S, HOPELESS, Job, Queue, submit
+from trimaran.bench.launch.slurm.queue import ASK_EVERY_S, Job, Queue, never_starts, submit
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 
@@ -69,7 +69,7 @@ class Allocations:
                     return None
                 raise TrimaranError(self._job.why_ended(self._job.state(), began=self._began))
             for number, reason in waiting:
-                if reason in HOPELESS:
+                if never_starts(reason):
                     raise TrimaranError(
                         f"Slurm job {number} can never start ({reason}): check partition, constraint, account, "
                         f"nodes and time_limit_min in [sweep.slurm]"

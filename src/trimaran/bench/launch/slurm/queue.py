@@ -29,6 +29,8 @@ HOPELESS = frozenset(
     {"BadConstraints", "PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "InvalidQOS", "AccountNotAllowed",
      "QOSNotAllowed", "ReservationDeleted", "JobHeldAdmin", "JobHeldUser", "NodeDown"}
 )  # fmt: skip
+# ... nor for what an account or a QOS allows a single job: nodes, cores, minutes (src/common/job_state_reason.c).
+_MORE_THAN_A_JOB_MAY = re.compile(r"(?:QOS|Assoc)Max\w+PerJob(?:Limit)?")
 # A controller that was never reached has queued no job; of one that gave no answer nobody knows (slurm_errno.c).
 _NEVER_REACHED = ("(connect failure)", "(send failure)", "backup controller in standby mode")
 _FORGOTTEN = "Invalid job id"  # what squeue says of a job that ended a while ago
@@ -138,6 +140,11 @@ def node_starts() -> dict[str, str]:
     return starts
 
 
+def never_starts(reason: str) -> bool:
+    """Whether a job that is pending for this reason never starts by itself."""
+    return reason in HOPELESS or _MORE_THAN_A_JOB_MAY.fullmatch(reason) is not None
+
+
 class Queue:
     """What squeue says of a job, or said last where the controller has been away for no more than minutes."""
 
@@ -233,7 +240,7 @@ class Job:
         while not stop.is_set():
             state, reason = self._ask()
             if state == "PENDING":
-                if reason in HOPELESS:
+                if never_starts(reason):
                     raise TrimaranError(
                         f"Slurm job {self.number} can never start ({reason}): check partition, constraint, account, "
                         f"nodes and time_limit_min in [sweep.slurm]"
