@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,31 @@ def test_a_folder_that_is_not_unicode_is_refused_in_a_line(tmp_path: Path, verb:
     )  # fmt: skip
     assert done.returncode == 2
     assert b"is not Unicode: choose another folder" in done.stderr.splitlines()[-1] and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data", "tiny.toml", "--megatron"], b"trimaran: data: a path or text that it is given is not Unicode"),
+        (["probe", "--quick", "-o"], b"trimaran: --output is not Unicode, and the cluster is called as its file"),
+    ],
+)
+def test_a_file_that_is_not_unicode_is_refused_before_the_work(tmp_path: Path, words: list[str], says: bytes) -> None:
+    tiny_recipe(tmp_path)
+    command = [TRIMARAN.encode(), *map(str.encode, words), b"file-\xff"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith(says) and done.stderr.count(b"\n") == 1, done.stderr
+
+
+def test_a_job_is_read_as_it_is_written_where_texts_are_not_unicode_by_default(tmp_path: Path) -> None:
+    """As under LANG=en_US, which is Latin-1: the program took the job for damaged, or it could not be written."""
+    code = (
+        "from trimaran.protocol.job import ConvertJob\n"
+        "from trimaran.study.torch_programs import run_program_on\n"
+        "run_program_on(ConvertJob(source='caf\\u00e9', output='out'), 'trimaran.train.programs.convert', 'convert')"
+    )
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=plain, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "TrimaranError: " in done.stderr and "caf" in done.stderr.splitlines()[-1], done.stderr

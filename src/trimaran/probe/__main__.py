@@ -51,6 +51,11 @@ def _probe(options: argparse.Namespace) -> None:
         if model is None and getattr(options, name):
             option = name.replace("_", "-")
             raise TrimaranError(f"--{option} says how --model is measured, and no model is given: add --model")
+    output = Path(options.output)
+    try:
+        output.stem.encode()
+    except UnicodeEncodeError:
+        raise TrimaranError("--output is not Unicode, and the cluster is called as its file: choose another") from None
     import torch  # takes seconds, which a mistake should not cost
 
     device: Literal["cpu", "cuda"] = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -77,10 +82,9 @@ def _probe(options: argparse.Namespace) -> None:
     )
     if model is not None and (refusal := not_measured_whole(model, stack)):
         progress.tell(refusal)
-    output = Path(options.output)
     cluster = measure(settings, name=output.stem)
     if options.links:
-        cluster = LinksResult.model_validate_json(Path(options.links).read_text()).joined(cluster)
+        cluster = LinksResult.model_validate_json(Path(options.links).read_text("utf-8")).joined(cluster)
     dump_toml(cluster, output)
 
 

@@ -292,7 +292,7 @@ def main(arguments: list[str]) -> int:
     finally:
         dist.destroy_process_group()
     if rank == 0:
-        options.file.write_text(result.model_dump_json())
+        options.file.write_text(result.model_dump_json(), encoding="utf-8")
     return 0
 
 

@@ -39,7 +39,7 @@ SHARES_WITH_MODEL = (0.12, 0.28, 0.3, 0.25, 0.05)
 def run(settings_file: Path) -> None:
     """Measure as one rank of the probe that `settings_file` states; rank 0 leaves `result.json` beside it."""
     folder = settings_file.absolute().parent
-    settings = ProbeSettings.model_validate_json(settings_file.read_text())
+    settings = ProbeSettings.model_validate_json(settings_file.read_text("utf-8"))
     rank = int(os.environ["RANK"])
     torch.set_num_threads(settings.threads_per_rank)
     device = torch.device(settings.device, rank) if settings.device == "cuda" else torch.device("cpu")
@@ -49,7 +49,7 @@ def run(settings_file: Path) -> None:
     dist.init_process_group(backend, init_method=(folder / "rendezvous").as_uri(), rank=rank, world_size=settings.ranks)
     result = _measure(settings, rank, device)
     if result is not None:
-        (folder / "result.json").write_text(result.model_dump_json())
+        (folder / "result.json").write_text(result.model_dump_json(), encoding="utf-8")
     dist.destroy_process_group()
 
 

@@ -49,7 +49,7 @@ def measure(settings: ProbeSettings, name: str) -> Cluster:
     with tempfile.TemporaryDirectory(prefix="trimaran-probe-") as folder:
         _run_ranks(settings, Path(folder))
         try:
-            result = ProbeResult.model_validate_json((Path(folder) / "result.json").read_text())
+            result = ProbeResult.model_validate_json((Path(folder) / "result.json").read_text("utf-8"))
         except (OSError, ValidationError) as error:
             raise TrimaranError(f"probe: the ranks left no result that can be read ({error})") from None
     cluster = cluster_from(settings, result, name)
@@ -141,7 +141,7 @@ def _digits(number: float) -> float:
 
 
 def _run_ranks(settings: ProbeSettings, folder: Path) -> None:
-    (folder / _SETTINGS).write_text(settings.model_dump_json())
+    (folder / _SETTINGS).write_text(settings.model_dump_json(), encoding="utf-8")
     environment = {**os.environ, **env.computing(settings.threads_per_rank), env.GLOO_INTERFACE: env.LOOPBACK_INTERFACE}
     ranks = range(settings.ranks)
     # ranks on GPUs are started by themselves, as the trainer's are

@@ -116,7 +116,7 @@ def _one_of_each_kind(layout: Layout, grid: LayoutGrid, dense_layers: int) -> tu
 def _trace(job: DryRunJob) -> list[TracedRank]:
     with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
         path = Path(folder) / "job.json"
-        path.write_text(job.model_dump_json())
+        path.write_text(job.model_dump_json(), encoding="utf-8")
         told = run_program("trimaran.train.programs.dry_run", [str(path)], "train --dry-run", capture=True)
     return [TracedRank.model_validate_json(line) for line in told.splitlines()]
 

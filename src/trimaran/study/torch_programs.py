@@ -99,13 +99,16 @@ def run_program_on(job: BaseModel, module: str, what: str) -> None:
     """Run one of Trimaran's torch programs on a job file, which is gone afterwards. Raises as `run_program` does."""
     with tempfile.TemporaryDirectory(prefix="trimaran-") as folder:
         path = Path(folder) / "job.json"
-        try:
-            path.write_text(job.model_dump_json())
-        except PydanticSerializationError:
-            raise TrimaranError(
-                f"{what}: a path or text that it is given is not Unicode: rename or retype it"
-            ) from None
+        path.write_text(job_text(job, what), encoding="utf-8")
         run_program(module, [str(path)], what)
+
+
+def job_text(job: BaseModel, what: str) -> str:
+    """A job as JSON. Raises TrimaranError where a path or a text in it is not Unicode."""
+    try:
+        return job.model_dump_json(indent=1)
+    except PydanticSerializationError:
+        raise TrimaranError(f"{what}: a path or text that it is given is not Unicode: rename or retype it") from None
 
 
 def probe_machine(recipe: Recipe, layouts: Sequence[Layout], cluster_file: Path) -> None:

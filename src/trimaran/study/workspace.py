@@ -20,7 +20,7 @@ from trimaran.recipe.recipe import Recipe
 from trimaran.store import waiting_for
 from trimaran.store.claims import Claims
 from trimaran.study.stated import require_probed_here, stated_layouts, unprobed_machine
-from trimaran.study.torch_programs import probe_machine, run_program
+from trimaran.study.torch_programs import job_text, probe_machine, run_program
 
 _LOOK_AGAIN_S = 0.5
 # What is done with a text once it is tokenised.
@@ -125,6 +125,6 @@ class Workspace:
             training = Training(workload=recipe.workload, train=recipe.train, trials=follows == "trials")
             job = job.model_copy(update={"training": training})
         path = self.folder / "data.json"
-        write_atomically(path, job.model_dump_json(indent=1))
+        write_atomically(path, job_text(job, "data"))
         told = run_program("trimaran.train.programs.tokenise", [str(path)], "data", capture=True)
         return Path(job.cache_dir, told.strip().splitlines()[-1])

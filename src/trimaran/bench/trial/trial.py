@@ -152,7 +152,7 @@ def finished_before(trial: Trial) -> Measurement | None:
     out_dir = Path(trial.job.out_dir)
     try:
         stated = trial.job.model_dump_json(indent=1)
-        same = (out_dir / UNSTORED).exists() and RunFile.JOB.of(out_dir).read_text() == stated
+        same = (out_dir / UNSTORED).exists() and RunFile.JOB.of(out_dir).read_text("utf-8") == stated
     except OSError:
         return None
     if not same or out_dir.is_symlink() or not_loaded(out_dir, trial.layout.devices):
