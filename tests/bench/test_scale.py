@@ -1,12 +1,16 @@
 """Published tables mapped down to a small machine keep their order of battle."""
 
 import math
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimaran.files.recipe_file import load_recipe
+from trimaran.nouns.noun import TrimaranError
+from trimaran.recipe.published import PublishedTable
 from trimaran.recipe.recipe import Recipe
 from trimaran.study.published.scale import (
     MOST_LAYERS,
@@ -17,7 +21,8 @@ from trimaran.study.published.scale import (
     divided,
     small_rows,
 )
-from trimaran.study.published.small_tables import published_rows
+from trimaran.study.published.small_tables import measure_small, published_rows
+from trimaran.study.workspace import Workspace
 
 RECIPES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
 DEGREE = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 48, 256])
@@ -78,3 +83,22 @@ def _sent(small: SmallRow) -> float:
     row, model = small.published, small.workload.model
     here = small.layout.mbs * small.workload.seq_len * model.hidden
     return here / (row.mbs * row.seq_len * row.hidden)
+
+
+def test_a_table_of_which_no_layout_is_known_is_refused_in_a_line() -> None:
+    of_advice = {"source": "002_8339090b1a866924", "table": "T5"}
+    table = PublishedTable(name="advice", question="Which?", compares=("tp",), where=of_advice)
+    with pytest.raises(TrimaranError, match="the layout of none of its 5 rows is known"):
+        published_rows(table)
+
+
+def test_a_recipe_of_the_longest_name_is_measured_small_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: Workspace, recipe: Recipe) -> None:
+        raise TrimaranError(f"the machine is asked for by {recipe.name}")
+
+    monkeypatch.setattr(Workspace, "cluster", asked)
+    longest = recipe("fugaku-gpt-1b3").model_copy(update={"name": "n" * 100})
+    with pytest.raises(TrimaranError, match="the machine is asked for by nnn"):
+        measure_small(
+            longest, ["data-parallel"], Workspace(tmp_path), show=lambda trials: nullcontext(print), say=print
+        )  # fmt: skip

@@ -25,6 +25,8 @@ from trimaran.study.workspace import Workspace
 
 STEPS, WARMUP_STEPS = 3, 1
 TIMEOUT_S = 300.0
+# Characters of a recipe's name that leave room for what is put behind it.
+_LONGEST_NAME = 90
 # Rows whose layout cannot be known are not repeated; cells that their authors left blank are.
 REPEATED = (*FIT_QUALITIES, "suspect", "suspect_mem", "ambiguous", "duplicate", "repeat", "estimate")
 
@@ -38,8 +40,15 @@ class SmallTable:
 
 
 def published_rows(table: PublishedTable) -> list[Measurement]:
-    """The table's rows whose layout is known, blank cells included."""
-    return [row for row in published_table(table).measurements if row.quality in REPEATED and (row.dp or row.devices)]
+    """The table's rows whose layout is known, blank cells included. Raises TrimaranError where there is none."""
+    rows = published_table(table).measurements
+    known = [row for row in rows if row.quality in REPEATED and (row.dp or row.devices)]
+    if not known:
+        raise TrimaranError(
+            f"tables.{table.name}: the layout of none of its {len(rows)} rows is known, so that none can be measured "
+            f"here: choose others by tables.where, or another table by --table"
+        )
+    return known
 
 
 def measure_small(
@@ -53,7 +62,7 @@ def measure_small(
     """
     tables = [(table, small_rows(published_rows(table))) for table in chosen_tables(recipe, names)]
     sweep = SweepSettings(steps=STEPS, warmup_steps=WARMUP_STEPS, timeout_s=TIMEOUT_S, devices=(MOST_RANKS,))
-    name, workload = f"{recipe.name}-laptop", tables[0][1][0].workload
+    name, workload = f"{recipe.name[:_LONGEST_NAME]}-laptop", tables[0][1][0].workload
     base = Recipe(name=name, workload=workload, stack=load_stack("trimaran"), data=recipe.data, sweep=sweep)
     with show(sum(len(rows) for _, rows in tables)) as on_progress:
         machine = workspace.cluster(base)
