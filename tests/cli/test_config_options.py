@@ -78,3 +78,22 @@ def test_the_ramp_up_that_a_refusal_names_is_one(tmp_path: Path) -> None:
     assert refused.returncode == 2
     way_out = refused.stderr.split("state one, as ")[1].split()
     assert run(*asked, *way_out, cwd=tmp_path).returncode == 0
+
+
+def test_a_schedule_is_told_beside_a_csv_as_all_else_is(tmp_path: Path) -> None:
+    asked = (
+        "plan",
+        "--model",
+        "gpt3-125m",
+        "--cluster",
+        "dgx-h100",
+        "--gbs",
+        "64",
+        "--tokens",
+        "1e10",
+        "--devices",
+        "8",
+    )
+    done = run(*asked, "--top", "2", "--ramp-up", "32,32,100000", "--format", "csv", cwd=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, "the rows alone"
+    assert "nodes,batch,dp,mbs,samples,iterations,hours" in done.stderr.splitlines()

@@ -135,8 +135,8 @@ def plan(
     tell("\n" + explanation(planned), err=form is OutputFormat.csv)
     if told := forecast_lines(expected, planned.best.days):
         tell(f"\n{told}", err=form is OutputFormat.csv)
-    if schedule is not None and form is not OutputFormat.csv:
-        tell(f"\n{ramp_up_table(schedule, printed)}")
+    if schedule is not None:
+        tell(f"\n{ramp_up_table(schedule, printed)}", err=form is OutputFormat.csv)
     if check:
         _check(_as_planned(ranked, planned), question.train)
 
