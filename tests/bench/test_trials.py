@@ -324,6 +324,20 @@ def test_a_file_that_is_renamed_or_held_open_on_nfs_delays_a_trial_folder(
     assert run_trial(trial, LocalLauncher(), LIMITS, worker=fake_worker("ok")).status == "ok"
 
 
+def test_a_machine_that_starts_no_further_process_is_told_so(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a limit on processes: what a lasting training tries again ended it, by an error of no trial's."""
+
+    def none(*asked: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    trial = prepare_trial(recipe, cluster, parse_layout("dp1"), data_dir=tmp_path, work_dir=tmp_path)
+    monkeypatch.setattr("trimaran.bench.launch.local.Nursery", none)
+    with pytest.raises(TrimaranError, match=r"forked from cannot be started: .*Resource temporarily unavailable"):
+        run_trial(trial, LocalLauncher(), LIMITS)
+
+
 def test_what_cannot_run_is_refused_before_a_process_starts(recipe: Recipe, cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(TrimaranError, match="3"):
         prepare_trial(recipe, cluster, parse_layout("tp3"), data_dir=tmp_path, work_dir=tmp_path)

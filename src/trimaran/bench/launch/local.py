@@ -108,7 +108,13 @@ class LocalLauncher:
     def start_share(self, launch: Launch, share: Share, port: HeldPort | None) -> LocalRanks:
         """Start those ranks of a launch that this machine has; `port` is where rank 0, if it is among them, listens."""
         try:
-            return _start(launch, share, port, self._nursery_for(launch))
+            nursery = self._nursery_for(launch)
+        except OSError as error:
+            if port:
+                port.close()
+            raise TrimaranError(f"the process that ranks are forked from cannot be started: {error}") from None
+        try:
+            return _start(launch, share, port, nursery)
         except NurseryLostError:
             self.close()
             # ranks that are started by themselves say in their logs what is wrong
