@@ -57,6 +57,10 @@ def test_what_says_nothing_of_a_configuration_is_refused(tmp_path: Path, options
         ),
         (("train", "laptop", "--dry-run", "--resume"), "--resume is of a training, and --dry-run starts none"),
         (("train", "laptop", "--dry-run", "--trace", "3"), "--trace 3 is of a training, and --dry-run starts none"),
+        (
+            ("report", "a.sqlite", "--format", "json", "-o", "a.csv"),
+            "--format json is of what is printed, and a.csv is",
+        ),
         (("bench", "laptop", "--table", "tp"), "--table tp is of the recipe's published tables: add --scale laptop"),
         (("bench", "laptop", "--scale", "laptop", "--retry", "oom"), "--retry oom is of the recipe's own trials"),
         (("bench", "laptop", "--scale", "laptop", "--soak", "9"), "--soak 9 is of the recipe's own trials"),

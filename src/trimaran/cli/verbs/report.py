@@ -57,6 +57,10 @@ def report(
             write_atomically(output, life_page(life))
             tell(f"page written to {output}: open it in a browser, it needs no network", err=True)
         return
+    if output is not None and form is not OutputFormat.table:
+        raise TrimaranError(
+            f"--format {form.value} is of what is printed, and {output} is written as its ending says: leave one out"
+        )
     if figure is not None and (output is None or output.suffix.lower() not in ENDINGS):
         raise TrimaranError(f"--figure {figure} is drawn into a file: give -o {figure}.svg (or .png, .pdf)")
     if output is None:
