@@ -262,3 +262,10 @@ def test_a_job_that_asks_for_more_than_any_may_is_not_waited_for(
     stop = threading.Event()
     with pytest.raises(TrimaranError, match="can never start" if hopeless else "the sweep ended before"):
         Job("7").wait_until_running(lambda text: stop.set(), stop)
+
+
+def test_steps_of_two_trainings_in_one_job_have_names_of_their_own(tmp_path: Path) -> None:
+    """By its name a step is found that is ended before its ranks have met; it was the other training's."""
+    steps = [step_of(launch(tmp_path / study / "train"), SlurmSettings(), 2, "7") for study in ("a", "b")]
+    first, second = ({word for word in step if word.startswith("--job-name=trimaran-")} for step in steps)
+    assert first and second and first != second

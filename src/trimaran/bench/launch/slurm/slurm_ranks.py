@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -286,5 +287,5 @@ class SlurmRanks:
 
 
 def token(launch: Launch) -> str:
-    """A name for the step that squeue shows whole: the key at the end of the trial's folder."""
-    return f"trimaran-{launch.out_dir.name[-8:]}"
+    """A name for the step that no other of its job has: folders of two trainings end alike, and lie apart."""
+    return f"trimaran-{hashlib.sha256(os.fsencode(launch.out_dir)).hexdigest()[:8]}"
