@@ -162,6 +162,47 @@ def test_the_first_step_of_a_further_start_tells_no_time_of_a_step(tmp_path: Pat
     assert slow in ([9.0], [8.0], []) and "started again before iteration" in (row.notes or "")
 
 
+# A line of a configuration by a degree and a batch, and lines of a step by its number, its seconds and the batch.
+JOBS = {
+    "nanotron": (
+        "parallelism=ParallelismArgs(dp=1, pp=1, tp={0},\n",
+        "iteration: {0} / 9 | elapsed_time_per_iteration_ms: {1}K | global_batch_size: {2} | lm_loss: 9.{0} |\n",
+    ),
+    "nemo": (
+        "  tensor_model_parallel_size: {0}\n",
+        "Training epoch 0, iteration {0}/9 | global_batch_size: {2} | reduced_train_loss: 9.{0} | "
+        "train_step_timing in s: {1}.0\n",
+    ),
+    "olmo-core": (
+        "olmo_core.train INFO TransformerConfig(d_model=768,\n  sequence_length=1024,\n  global_batch_size={2},\n"
+        "  tp_config=TransformerTensorParallelConfig(degree={0}, loss_parallel=True)\n",
+        "olmo_core.train INFO [step={0}/9,epoch=1]\n    throughput/device/BPS={3}\n    train/CE loss=9.{0}\n",
+    ),
+    "deepspeed": (
+        "[INFO] [config.py:9:print]   train_batch_size ............. {1}\n",
+        DEEPSPEED.replace("{1}", "epoch=0/micro_step={0}/global_step={0}").replace("{2}", "{4}"),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", JOBS)
+def test_jobs_of_other_settings_in_one_log_are_rows_of_their_own(tmp_path: Path, form: str) -> None:
+    """The steps that the second made beyond those of the first were taken for steps of the first one's settings."""
+    config, step = JOBS[form]
+
+    def job(tp: int, gbs: int, *seconds: int) -> str:
+        steps = (step.format(n, each, gbs, 1 / each, gbs / each) for n, each in enumerate(seconds, start=1))
+        return config.format(tp, gbs, 1024 * gbs) + "".join(steps)
+
+    first, second = read(tmp_path, job(2, 64, 9, 2, 2) + "srun: done\n" + job(4, 32, 8, 4, 4, 4, 4)).rows
+    assert (first.gbs, first.step_times_s) == (64, (9.0, 2.0, 2.0))
+    assert (second.gbs, second.step_times_s) == (32, (8.0, 4.0, 4.0, 4.0, 4.0))
+    assert form == "deepspeed" or (first.tp, second.tp) == (2, 4)
+    # started again alike it goes on, and its first step has the start-up once more
+    (row,) = read(tmp_path, job(2, 64, 9, 2, 2) + job(2, 64, 8, 2)).rows
+    assert row.step_times_s == (9.0, 2.0, 2.0, 2.0) and "started again before iteration 1" in (row.notes or "")
+
+
 ALL: dict[str, str | int | float] = {
     "dp": 4, "tp": 1, "pp": 1, "zero_stage": 0, "recompute": "none", "precision": "bf16", "optimizer": "adam",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, optimizer_cell
+from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, optimizer_cell, parts_of
 from trimaran.store.importers.text import clock_of, number_of
 
 # `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
@@ -66,12 +66,19 @@ def settings(lines: Sequence[str]) -> dict[str, Cell]:
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log: a step takes the batch over the samples a second of its own, and not of all since the last.
+    """The rows of one log, which may hold several trainings.
 
-    Source: DeepSpeed, `ThroughputTimer.stop` in `deepspeed/utils/timer.py`.
+    A step takes the batch over the samples a second of its own, and not of all since the last. Source: DeepSpeed,
+    `ThroughputTimer.stop` in `deepspeed/utils/timer.py`.
     """
     lines = text.split("\n")
-    reading = LogReading(cells=settings(lines))
+    parts = parts_of(lines, is_engine_setting, lambda line: _PIPELINE.search(line) or _STEP.search(line))
+    return drafts_of_trainings([_reading_of(part, begin, given) for begin, part in parts], lines, given)
+
+
+def _reading_of(lines: Sequence[str], begin: int, given: Mapping[str, Cell]) -> LogReading:
+    """What some lines of a log, from `begin` on, say of one training."""
+    reading = LogReading(cells=settings(lines), begin=begin, after=begin)
     batch = reading.cells.get("gbs") or given.get("gbs")
     gbs = batch if isinstance(batch, int) else None
     progress = None
@@ -99,7 +106,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             continue
         else:
             continue
-        reading.after = at + 1
+        reading.after = begin + at + 1
         _add(Step(number, seconds, gbs, loss), reading, by_steps=not (step and step[1]))
     if gbs and (samples := _samples_a_step(clocked)):
         says = f"gbs is {gbs}, but by the log's clock and its samples a second a step has about {samples:.3g}"
@@ -107,7 +114,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             reading.refusal = f"{says}: correct --set gbs"
         elif samples > _FURTHEST * gbs:
             reading.suspect = f"{says}: gbs is wrong, or the times leave out what else took that long"
-    return drafts_of(reading, lines, given)
+    return reading
 
 
 def _add(step: Step, reading: LogReading, by_steps: bool) -> None:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
@@ -26,6 +25,7 @@ from trimaran.store.importers.logs.steps import (
     drafts_of_trainings,
     mixture,
     optimizer_cell,
+    parts_of,
 )
 from trimaran.store.importers.text import number_of
 
@@ -127,21 +127,13 @@ def _of_state(state: Mapping[str, object], given: Mapping[str, Cell]) -> list[Dr
 
 def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     lines = text.split("\n")
-    cuts = [0, *_starts(lines), len(lines)]
-    readings = [_reading_of(lines[begin:end], begin) for begin, end in pairwise(cuts)]
-    return drafts_of_trainings(readings, lines, given)
+    parts = parts_of(lines, lambda line: _START in line, _made)
+    return drafts_of_trainings([_reading_of(part, begin) for begin, part in parts], lines, given)
 
 
-def _starts(lines: Sequence[str]) -> list[int]:
-    """Where further trainings begin: behind what the training before made last, if another header follows it."""
-    starts, made = [], 0
-    for at, line in enumerate(lines):
-        if _START in line and made:
-            starts.append(made)
-            made = 0
-        elif _ENTRY.search(line) or any(done > 0 for done, _, _ in _progress(line)):
-            made = at + 1
-    return starts
+def _made(line: str) -> bool:
+    """Whether a line shows what a training made."""
+    return bool(_ENTRY.search(line)) or any(done > 0 for done, _, _ in _progress(line))
 
 
 def _reading_of(lines: Sequence[str], begin: int) -> LogReading:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+from trimaran.store.importers.logs.steps import (
+    LogReading,
+    Step,
+    drafts_of_trainings,
+    mixture,
+    optimizer_cell,
+    parts_of,
+    stated_cell,
+)
 
 _ITERATION = re.compile(r"iteration: (\d{1,9}) / \d{1,9} \|")
 _FIELD = re.compile(r"\s*([a-z_]{2,60}): ([-+.\deE]{1,30})([KMGBT]?)\s*$")
@@ -52,16 +60,28 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log. Its figures have three digits, and so has what is drawn from them."""
+    """The rows of one log, which may hold several trainings.
+
+    Its figures have three digits, and so has what is drawn from them.
+    """
     lines = text.split("\n")
-    reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"])
+    readings = [_reading_of(part, begin) for begin, part in parts_of(lines, _begins, _ITERATION.search)]
+    return drafts_of_trainings(readings, lines, given)
+
+
+def _begins(line: str) -> bool:
+    """Whether a training tells of its start: it prints its config, or says what it is about to do."""
+    return "ParallelismArgs(" in line or "[Start training]" in line
+
+
+def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
+    """What some lines of a log, from `begin` on, say of one training."""
+    reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"], begin=begin, after=begin)
     iterations: set[int] = set()
-    again = False
     for at, line in enumerate(lines):
         match = _ITERATION.search(line)
         if match is None:
             _settings(line, reading)
-            again = again or (bool(reading.steps) and "[Start training]" in line)
             continue
         fields = _fields(line[match.end() :])
         if reserved := fields.get("cuda_max_memory_reserved"):
@@ -69,15 +89,12 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         if int(match[1]) in iterations:
             continue  # another rank's line of the same iteration
         iterations.add(int(match[1]))
-        reading.after = at + 1
-        if again:
-            fields.pop("elapsed_time_per_iteration_ms", None)  # it carries the start-up once more
-            reading.notes.append(f"started again before iteration {match[1]}")
-            again = False
+        reading.after = begin + at + 1
         milliseconds, gbs = fields.get("elapsed_time_per_iteration_ms"), fields.get("global_batch_size")
         all_tokens, tokens = fields.get("tokens_per_sec"), fields.get("tokens_per_sec_per_gpu")
         if all_tokens and tokens:
-            reading.cells.setdefault("devices", round(all_tokens / tokens))
+            # a guess: a further start's may round to another number
+            reading.guesses.setdefault("devices", round(all_tokens / tokens))
         reading.steps.append(
             Step(
                 iteration=int(match[1]),
@@ -89,8 +106,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
             )
         )
     if all(name in reading.cells for name in ("dp", "tp", "pp")):
-        reading.cells.pop("devices", None)  # the degrees give it exactly
-    return drafts_of(reading, lines, given)
+        reading.guesses.pop("devices", None)  # the degrees give it exactly
+    return reading
 
 
 def _settings(line: str, reading: LogReading) -> None:

@@ -9,7 +9,15 @@ from dataclasses import replace
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+from trimaran.store.importers.logs.steps import (
+    LogReading,
+    Step,
+    drafts_of_trainings,
+    mixture,
+    optimizer_cell,
+    parts_of,
+    stated_cell,
+)
 from trimaran.store.importers.text import number_of
 
 # `50/50 [23:22<0:00, reduced_train_loss=0.1, global_step=49.00, consumed_samples=51200.0, train_step_timing in s=24.0]`
@@ -59,24 +67,42 @@ _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "
 
 def recognises(text: str) -> bool:
     """Whether the text holds steps of one of NeMo's trainers."""
-    return any(
+    return any(_is_step(line) for line in text.split("\n"))
+
+
+def _is_step(line: str) -> bool:
+    return bool(
         ("reduced_train_loss=" in line and _BAR.search(line))
         or ("reduced_train_loss: " in line and _ITERATION.search(line))
         or ("num_label_tokens" in line and _STEP.search(line))
-        for line in text.split("\n")
     )
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log. Automodel's tokens a second and those of its batch give a step's time."""
+    """The rows of one log, which may hold several trainings."""
     lines = text.split("\n")
-    reading = LogReading()
+    parts = parts_of(lines, _begins, _is_step)
+    return drafts_of_trainings([_reading_of(part, begin) for begin, part in parts], lines, given)
+
+
+def _begins(line: str) -> bool:
+    """Whether a line is of a configuration, which is printed before the first step."""
+    setting = _SETTING.search(line)
+    return setting is not None and setting[1] in _COLUMNS and setting[2].isdecimal() and not _is_step(line)
+
+
+def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
+    """What some lines of a log, from `begin` on, say of one training.
+
+    Automodel's tokens a second and those of its batch give a step's time.
+    """
+    reading = LogReading(begin=begin, after=begin)
     steps: dict[int, Step] = {}
     for at, line in enumerate(lines):
         step = _automodel_step(line, reading) or _iteration_step(line, reading) or _bar_step(line)
         if step is not None:
             steps.setdefault(step.iteration, step)
-            reading.after = at + 1
+            reading.after = begin + at + 1
         elif world := _WORLD.search(line):
             reading.cells["devices"] = int(world[1])
         elif "FSDP2Manager" in line:
@@ -90,7 +116,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     reading.sampled = any(step.sec_per_it for step in reading.steps)
     if not reading.sampled:
         _time_by_bar(lines, reading)
-    return drafts_of(reading, lines, given)
+    return reading
 
 
 def _automodel_step(line: str, reading: LogReading) -> Step | None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of, mixture, optimizer_cell, stated_cell
+from trimaran.store.importers.logs.steps import (
+    LogReading,
+    Step,
+    drafts_of_trainings,
+    mixture,
+    optimizer_cell,
+    parts_of,
+    stated_cell,
+)
 from trimaran.store.importers.text import clock_of, number_of
 
 _STEP = re.compile(r"\[step=([\d,]{1,12})/[\d,]{1,12},epoch=\d{1,6}")
@@ -55,28 +63,41 @@ def recognises(text: str) -> bool:
 
 
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
-    """The rows of one log: the batches a second give a step's time, or the clock of the log's lines."""
+    """The rows of one log, which may hold several trainings.
+
+    The batches a second give a step's time, or the clock of the log's lines.
+    """
     lines = text.split("\n")
-    reading = LogReading(cells=_settings(text))
+    parts = parts_of(lines, lambda line: "TransformerConfig(" in line, _made)
+    return drafts_of_trainings([_reading_of(part, begin) for begin, part in parts], lines, given)
+
+
+def _made(line: str) -> bool:
+    """Whether a line is of a step: its own, or of a metric, whose name says what it is of, as no setting's does."""
+    metric = _METRIC.search(line)
+    return _STEP.search(line) is not None or (metric is not None and "/" in metric[1])
+
+
+def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
+    """What some lines of a log, from `begin` on, say of one training."""
+    text = "\n".join(lines)
+    reading = LogReading(cells=_settings(text), begin=begin, after=begin)
     if (experts := _EXPERTS.search(text)) and experts[2] != "None":
         reading.mixture = mixture(experts[1], experts[2])
     gbs = reading.cells.get("gbs")
     clocked: list[tuple[int, float | None, dict[str, float]]] = []
-    starts: set[int] = set()  # places of the first steps of further starts
     for at, line in enumerate(lines):
-        if "TransformerConfig(" in line and clocked:
-            starts.add(len(clocked))
         if step := _STEP.search(line):
             clocked.append((int(step[1].replace(",", "")), clock_of(_STAMP.search(line)), {}))
-            reading.after = at + 1
+            reading.after = begin + at + 1
         elif clocked and (metric := _METRIC.search(line)):
             if (value := number_of(metric[2])) is not None:
                 clocked[-1][2][metric[1].strip()] = value
-            reading.after = at + 1
+            reading.after = begin + at + 1
     before: tuple[int, float] | None = None
     by_clock = False
-    for at, (number, clock, metrics) in enumerate(clocked):
-        again = at in starts or (before is not None and number <= before[0])
+    for number, clock, metrics in clocked:
+        again = before is not None and number <= before[0]
         rate = metrics.get(_BATCHES)
         seconds = 1.0 / rate if rate else None
         if seconds is None and clock is not None and before is not None and number > before[0] and clock > before[1]:
@@ -94,7 +115,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         )
     if by_clock:
         reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
-    return drafts_of(reading, lines, given)
+    return reading
 
 
 def _settings(text: str) -> dict[str, Cell]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
@@ -167,6 +167,24 @@ def _clock_before(lines: Sequence[str], after: int) -> float | None:
     return next((clock for stamp in stamps if stamp and (clock := clock_of(stamp)) is not None), None)
 
 
+def parts_of(
+    lines: Sequence[str], begins: Callable[[str], object], made: Callable[[str], object]
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """The lines of each training of a log, and where they begin: behind what the training before `made` last.
+
+    A further training is told by a line behind that by which one `begins`.
+    """
+    starts, behind = [0], 0
+    for at, line in enumerate(lines):
+        if behind and begins(line):
+            starts.append(behind)
+            behind = 0
+        elif made(line):
+            behind = at + 1
+    for begin, end in pairwise([*starts, len(lines)]):
+        yield begin, lines[begin:end]
+
+
 def drafts_of_trainings(readings: Sequence[LogReading], lines: Sequence[str], given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of a log that holds trainings one after the other; one that was started again alike is one training."""
     trainings: list[LogReading] = []
@@ -195,6 +213,7 @@ def _go_on(training: LogReading, again: LogReading) -> None:
     first, *others = again.steps
     training.steps += [replace(first, sec_per_it=None), *others]
     training.after, training.planned = again.after, again.planned
+    training.suspect = training.suspect or again.suspect
     for rank, gib in again.mem_gib_by_rank.items():
         training.mem_gib_by_rank[rank] = max(gib, training.mem_gib_by_rank.get(rank, 0.0))
     note = f"started again before iteration {first.iteration}"
