@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,27 @@ def test_a_second_training_of_torchtitan_has_its_own_devices_and_steps(tmp_path:
     assert first.step_times_s is not None and second.step_times_s is not None
     assert second.step_times_s == pytest.approx([2 * each for each in first.step_times_s])
     assert first.losses is not None and second.losses is not None and first.losses[0] != second.losses[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["TransformerModelArgs(dim=4096, n_layers=32", '{\n  "dim": 4096,'], ids=["Python", "JSON"]
+)
+def test_a_second_training_of_torchtitan_on_the_same_mesh_has_its_own_batch_and_steps(
+    tmp_path: Path, arguments: str
+) -> None:
+    """Its batch was read as that of the first one's steps, and its own steps were passed over."""
+    mesh, *others = TITAN.splitlines(keepends=True)
+    built = f"[titan] 2026-02-24 19:46:01,100 - root - INFO - Building llama3 8B with {arguments}\n"
+    job = "".join([mesh, built, *others])
+    batch = re.search(r"global batch size:? (\d+)", job)
+    assert batch is not None
+    larger = job.replace(batch[0], batch[0].replace(batch[1], str(2 * int(batch[1])))).replace("loss: ", "loss: 1")
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256}
+    first, second = read(tmp_path, job + larger, **shape).rows
+    alone = only(read(tmp_path, job, **shape))
+    assert (first.gbs, first.step_times_s, first.losses) == (alone.gbs, alone.step_times_s, alone.losses)
+    assert (second.gbs, second.dp, second.tp) == (2 * int(batch[1]), alone.dp, alone.tp)
+    assert second.step_times_s == pytest.approx([2 * each for each in alone.step_times_s])
 
 
 def test_a_mesh_that_is_built_after_the_first_step_is_no_other_training(tmp_path: Path) -> None:

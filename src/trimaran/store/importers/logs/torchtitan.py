@@ -31,6 +31,8 @@ _MODEL = re.compile(r"\b\w{0,40}ModelArgs\((.{1,8000})")
 _SIZE = re.compile(
     r"\b(dim|n_layers|n_heads|n_kv_heads|vocab_size|multiple_of|ffn_dim_multiplier)=(\d{1,9}(?:\.\d{1,9})?)"
 )
+# `Building llama3 8B with TransformerModelArgs(...`, and `with {` since its arguments are printed as JSON
+_BUILDING = re.compile(r"\bBuilding (?!device mesh |\d-D device )\S{1,60} \S{1,60} with ")
 _EXPERTS = re.compile(r"\b(num_experts|n_experts|n_routed_experts)=(\d{1,6})\b")
 _COLUMNS = {"dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab"}
 # torchtitan/distributed/activation_checkpoint.py: by the mode's name, by the class of the policy since June 2026
@@ -70,21 +72,25 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """
     lines = text.split("\n")
     trainings = [_begun(0)]
+    built: dict[str, Cell] = {}  # what the mesh was built as since the last step, ahead of the model
     for at, line in enumerate(lines):
         training = trainings[-1]
         if match := _line_of_step(line):
             training.logged.setdefault(int(match[1]), (match, clock_of(_STAMP.search(line))))
-            training.reading.after = at + 1
+            training.reading.after, built = at + 1, {}
             rank, memory = int(of[1]) if (of := _RANK.search(line)) else 0, training.reading.mem_gib_by_rank
             memory[rank] = max(float(match[3]), memory.get(rank, 0.0))
             continue
         degrees = _degrees_of(line)
         model = _MODEL.search(line)
         known = training.reading.cells
-        if training.logged and (model or any(known.get(name, size) != size for name, size in degrees.items())):
+        other = any(known.get(name, size) != size for name, size in degrees.items())
+        if training.logged and (model or other or _BUILDING.search(line)):
             # every rank tells of its start, before the first of them tells of a step
             training = _begun(at)
             trainings.append(training)
+            training.reading.cells |= built
+        built = degrees or built
         training.reading.cells |= degrees
         training.pipeline = _PIPELINE.search(line) or training.pipeline
         if model:
