@@ -129,6 +129,15 @@ def test_sequences_that_deepspeed_shares_out_are_ulysses(tmp_path: Path) -> None
     assert row.stack == "megatron-deepspeed-2025"
 
 
+def test_degrees_of_a_further_megatron_training_are_not_those_of_the_one_before(tmp_path: Path) -> None:
+    """They are told ahead of its arguments, which do not state DeepSpeed's sequence parallelism."""
+    world = "using world size: 64, data-parallel-size: {}, sequence-parallel size: {}, tensor-model-parallel size: 4, "
+    world += "pipeline-model-parallel size: 1 \n"
+    arguments = megatron(deepspeed="True", world_size="64")
+    rows = read(tmp_path, world.format(16, 1) + arguments + world.format(4, 4) + arguments).rows
+    assert [(row.dp, row.cp, row.cp_kind) for row in rows] == [(16, 1, None)] * 2 + [(4, 4, "ulysses")] * 2
+
+
 def test_layers_that_no_row_can_say_are_refused(tmp_path: Path) -> None:
     traits = {
         "is_hybrid_model": "True", "experimental_attention_variant": "gated_delta_net",

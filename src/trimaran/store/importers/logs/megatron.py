@@ -89,12 +89,19 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         elif vocab := _VOCAB.search(line):
             reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
-            reading.cells |= _degrees(world[0])
+            _not_begun(trainings, at).reading.cells |= _degrees(world[0])
         else:
             _add_memory(line, reading.mem_gib_by_rank)
     for training in trainings:
         training.finish(deepspeed)
     return drafts_of_trainings([training.reading for training in trainings], lines, given)
+
+
+def _not_begun(trainings: list[_Training], at: int) -> _Training:
+    """The training that a line `at` tells of ahead of its steps: the last, or a further one where that has made some."""
+    if trainings[-1].reading.steps:
+        trainings.append(_Training(LogReading(begin=at, after=at)))
+    return trainings[-1]
 
 
 def _add_memory(line: str, gib_by_rank: dict[int, float]) -> None:
