@@ -92,6 +92,15 @@ def test_whole_seconds_of_a_bar_tell_the_time_of_a_step_that_is_no_whole_second(
         assert row.sec_per_it == pytest.approx(seconds, rel=max(off, 0.05)), "to its whole seconds, where they are few"
 
 
+def test_a_bar_that_was_started_again_without_a_header_tells_no_time_across_its_starts(tmp_path: Path) -> None:
+    """Its clock begins anew: the steps until it had come as far again were counted with the few seconds behind that."""
+    bar = " 1%|#| {}/90 [{}<10:00, 10.0s/it]\n{{'loss': 2.5, 'epoch': 0.1}}\n"
+    first = [(1, "00:10"), (10, "01:40"), (20, "03:20")]
+    again = [(30, "01:45"), (40, "03:25"), (50, "05:05")]  # from step 20 on
+    row = only(read(tmp_path, "".join(bar.format(*each) for each in (*first, *again))), "hugging-face")
+    assert row.step_times_s == (10.0,) * 5 and row.sec_per_it == 10.0
+
+
 def test_llama_factorys_log_gives_steps_by_its_clock(tmp_path: Path) -> None:
     line = '{{"current_steps": {0}, "total_steps": 93, "loss": {1}, "lr": 1e-06, "epoch": 0.16, "percentage": 5.38, '
     line += '"elapsed_time": "{2}", "remaining_time": "0:36:15", "throughput": 13061.0, "total_tokens": 1614784}}\n'

@@ -40,6 +40,10 @@ def steps_of(clock: Mapping[int, int], begun: float = 0) -> list[Step]:
             since = (done, clock[done])
             continue
         passed = clock[done] - since[1]
+        if passed < 0:  # the clock of a bar that was started again
+            since = (done, clock[done])
+            steps.append(Step(done))
+            continue
         took = passed / (done - since[0]) if passed > 0 and (not steps or passed >= _TELLS_S) else None
         if took is not None or not steps:
             since, timed = (done, clock[done]), timed + bool(steps)
