@@ -246,6 +246,21 @@ def test_the_first_of_two_figures_is_the_iterations_own(tmp_path: Path) -> None:
     assert only(read(tmp_path, text)).sec_per_it == 5.0
 
 
+@pytest.mark.parametrize(
+    "rates",
+    [
+        "throughput per GPU (TFLOP/s/GPU): 560.5/500.1 | tokens per GPU (tokens/s/GPU): 9801.4/9000.0",
+        "compute per GPU (TFLOP/s/GPU): 560.5 (avg 500.1) | tokens/s/GPU inst/harmonic mean: 9801.4/9000.0",
+        "TFLOPs: 560.5 | tokens per gpu per second (tgs): 9801.4",
+    ],
+)
+def test_tokens_a_second_of_a_gpu_are_read_by_every_name_that_megatrons_forks_have(tmp_path: Path, rates: str) -> None:
+    """Primus and Megatron-DeepSpeed print them; of Primus' newer lines the TFLOPs were lost too."""
+    lines = "".join(at_step(n, 5.0).replace("| loss scale", f"| {rates} | loss scale") for n in (1, 2))
+    row = only(read(tmp_path, HEAD + STEPS.partition("\n")[0] + "\n" + lines))
+    assert (row.tflops, row.tokens_per_s_per_gpu, row.sec_per_it) == (560.5, 9801.4, 5.0)
+
+
 def test_degrees_of_the_first_line_count_where_no_argument_is_printed(tmp_path: Path) -> None:
     world = (
         "using world size: 16, data-parallel size: 2, context-parallel size: 1, tensor-model-parallel size: 4, "

@@ -15,8 +15,8 @@ from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trai
 from trimaran.store.importers.text import clock_of, number_of
 
 _ITERATION = re.compile(r"\biteration(?:\s|=\s?)\s{0,9}(\d{1,9})\s?/\s{0,9}(\d{1,9}|infinity)\s*\|")
-# A field's first number: Primus prints the mean so far behind the current one, 13100.0/13240.9.
-_FIELD = re.compile(r"\s*([A-Za-z][^|:=]{1,60}?)\s*[:=]\s*([-+.\w]{1,40})(?:/[\d.]{1,20})?\s*$")
+# A field's first number: Primus prints the mean so far behind the current one, 13100.0/13240.9 or 560.1 (avg 559.8).
+_FIELD = re.compile(r"\s*([A-Za-z][^|:=]{1,60}?)\s*[:=]\s*([-+.\w]{1,40})(?:/[\d.]{1,20}| \(avg [\d.]{1,20}\))?\s*$")
 # `  hidden_size ..................................... 14336`, perhaps behind a rank's prefix; names of 30 letters and
 # more leave no room for dots in older versions (Megatron-LM v2.6, megatron/arguments.py, _print_args)
 _ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]{1,60}) (\.{0,60}) (\[[^\]]{0,1000}\]|\S{1,60})\s*$")
@@ -49,6 +49,11 @@ _SEQUENCE = re.compile(r"\bactual.seqlen\s?[:=]\s{0,9}(\d{1,9})")
 # of the time between two lines may pass beside their iterations.
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{3})\d{3})?\] iteration")
 _TICK_S, _SHORT_TICK_S, _BESIDE = 1.0, 0.01, 0.05
+# Of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX and Primus; of Primus and Megatron-DeepSpeed.
+_TFLOPS = (
+    "TFLOPs", "throughput per GPU (TFLOP/s/GPU)", "approx flops per GPU", "compute per GPU (TFLOP/s/GPU)"
+)  # fmt: skip
+_TOKENS = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
 _EXPERTS_LOSS = re.compile(r"\| (?:\w{0,20}load_balancing|z)_loss:")
 
 
@@ -98,7 +103,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
 
 
 def _not_begun(trainings: list[_Training], at: int) -> _Training:
-    """The training that a line `at` tells of ahead of its steps: the last, or a further one where that has made some."""
+    """The training that a line `at` tells of ahead of its steps: the last, or another where that has made some."""
     if trainings[-1].reading.steps:
         trainings.append(_Training(LogReading(begin=at, after=at)))
     return trainings[-1]
@@ -159,8 +164,11 @@ class _Training:
             return
         seconds = (mean * (made + 1) - first.sec_per_it) / made
         if mean * made > passed + off and seconds > 0 and abs(seconds * made - passed) <= off + _BESIDE * passed:
-            tflops = None if second.tflops is None else second.tflops * mean / seconds
-            self.reading.steps[1] = replace(second, sec_per_it=seconds, tflops=tflops)
+            tflops, tokens = (
+                None if rate is None else rate * mean / seconds
+                for rate in (second.tflops, second.tokens_per_s_per_device)
+            )
+            self.reading.steps[1] = replace(second, sec_per_it=seconds, tflops=tflops, tokens_per_s_per_device=tokens)
             said = f"iteration {second.iteration} is timed without the first, which its line counts too"
             self.reading.notes.append(said)
 
@@ -206,7 +214,8 @@ def _step(line: str) -> Step | None:
         sec_per_it=seconds,
         gbs=None if gbs is None else int(gbs),
         loss=None if loss is None else _loss(loss),
-        tflops=_first(fields, "TFLOPs", "throughput per GPU (TFLOP/s/GPU)", "approx flops per GPU"),
+        tflops=_first(fields, *_TFLOPS),
+        tokens_per_s_per_device=_first(fields, *_TOKENS),
     )
 
 
