@@ -265,7 +265,7 @@ def test_memory_that_nemo_2_logs_is_the_most_that_the_rank_had_reserved(tmp_path
     )
     row = only(read(tmp_path, step.format(10, 57466159104) + " 0: \n" + step.format(11, 57675874304)), "nemo")
     assert row.mem_gib == pytest.approx(57675874304 / 2**30)
-    assert (row.gbs, row.sec_per_it) == (512, 26.93)
+    assert (row.gbs, row.sec_per_it, row.tflops) == (512, 26.93, 85.8)
 
 
 @pytest.mark.parametrize(

@@ -199,11 +199,11 @@ def test_what_a_history_only_counts_by_what_was_logged_tells_no_time(tmp_path: P
 
 @pytest.mark.parametrize("name", ["max_memory_reserved", "peak_memory_usage"])
 def test_a_history_of_nemo_has_the_memory_that_it_tracks(tmp_path: Path, name: str) -> None:
-    figures = {"train_step_timing in s": 2.0, "global_batch_size": 64, name: 8 * 2**30}
+    figures = {"train_step_timing in s": 2.0, "global_batch_size": 64, "TFLOPS_per_GPU": 85.8, name: 8 * 2**30}
     path = tmp_path / "history.csv"
     path.write_text(as_csv([{"_step": n, "reduced_train_loss": 9.0 - n, **figures} for n in (1, 2, 3)]))
     row = only(path, "wandb-history")
-    assert (row.step_times_s, row.gbs, row.mem_gib) == ((2.0, 2.0, 2.0), 64, 8.0)
+    assert (row.step_times_s, row.gbs, row.mem_gib, row.tflops) == ((2.0, 2.0, 2.0), 64, 8.0, 85.8)
 
 
 def test_a_history_gives_the_times_that_a_trainer_tracks(tmp_path: Path) -> None:

@@ -126,11 +126,12 @@ def test_nemos_automodel_gives_times_by_its_tokens() -> None:
 
 def test_the_bar_of_nemos_megatron_trainer_gives_times_and_the_batch_that_it_consumed(tmp_path: Path) -> None:
     bar = "Epoch 0: :  {0}%|#| {0}/50 [{0}:22<00:00, v_num=0, reduced_train_loss=0.18{0}, global_step={1}.00, "
-    bar += "consumed_samples={2}.0, train_step_timing in s=24.{0}0]"
+    bar += "consumed_samples={2}.0, train_step_timing in s=24.{0}0, TFLOPS_per_GPU=85.80]"
     path = tmp_path / "nemo.out"
     path.write_text("\r".join(bar.format(n, n - 1, n * 1024) for n in (1, 2, 3)))
     row = only(import_file(path, Asked(given=typed_cells({**SHAPE, "mbs": 1}))), "nemo")
     assert (row.gbs, row.step_times_s, row.losses) == (1024, (24.1, 24.2, 24.3), (0.181, 0.182, 0.183))
+    assert row.tflops == 85.8
 
 
 def test_the_configuration_of_olmo_core_states_all_of_a_layout() -> None:

@@ -24,14 +24,16 @@ from trimaran.store.importers.text import number_of
 _BAR = re.compile(
     r"\b(\d{1,9})/\d{1,9} \[[^\]]{0,60}(?:, [^\]]{0,200})?\breduced_train_loss=([^,\]]{1,20})([^\]]{0,400})\]?"
 )
-_FIELD = re.compile(r"\b(global_step|consumed_samples|train_step_timing in s)=(\d{1,12}(?:\.\d{1,6})?)(?=[,\]]|$)")
+_FIELD = re.compile(
+    r"\b(global_step|consumed_samples|train_step_timing in s|TFLOPS_per_GPU)=(\d{1,12}(?:\.\d{1,6})?)(?=[,\]]|$)"
+)
 # `| 795/77225 [9:07:58<878:01:48, 41.36s/it, `: how far the bar is, when, and its mean since it began
 _CLOCK = re.compile(rf"\b(\d{{1,9}})/\d{{1,9}} \[{ELAPSED}[^,\]]{{1,20}}, {{1,4}}(\d{{1,6}}\.\d\d)(s/it|it/s)")
 # `Training epoch 0, iteration 1/9 | global_batch_size: 8 | global_step: 1 | reduced_train_loss: 0.66 | ...`
 _ITERATION = re.compile(r"\bTraining epoch \d{1,6}, iteration (\d{1,9})/\d{1,9} \|(.{0,1000})")
 _NAMED = re.compile(
     r"\b(global_step|global_batch_size|max_memory_reserved|peak_memory_usage|reduced_train_loss|"
-    r"train_step_timing in s): ([-+.\deE]{1,20})(?= \||\s*$)"
+    r"train_step_timing in s|TFLOPS_per_GPU): ([-+.\deE]{1,20})(?= \||\s*$)"
 )
 # `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
 _STEP = re.compile(
@@ -141,7 +143,8 @@ def _bar_step(line: str) -> Step | None:
     gbs = None
     if step is not None and samples and samples % (step + 1) == 0:
         gbs = int(samples / (step + 1))
-    return Step(int(found[1]), fields.get("train_step_timing in s") or None, gbs, number_of(found[2]))
+    seconds, tflops = fields.get("train_step_timing in s") or None, fields.get("TFLOPS_per_GPU")
+    return Step(int(found[1]), seconds, gbs, number_of(found[2]), tflops)
 
 
 def _iteration_step(line: str, reading: LogReading) -> Step | None:
@@ -154,7 +157,7 @@ def _iteration_step(line: str, reading: LogReading) -> Step | None:
     # in bytes, of the rank that logs; NeMo 2.0 had the second name for it (megatron_strategy.py, training_step)
     if (reserved := fields.get("max_memory_reserved", fields.get("peak_memory_usage", 0.0))) > 0:
         reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
-    return Step(int(number), seconds or None, int(gbs) if gbs else None, loss)
+    return Step(int(number), seconds or None, int(gbs) if gbs else None, loss, fields.get("TFLOPS_per_GPU"))
 
 
 def _time_by_bar(lines: Sequence[str], reading: LogReading) -> None:

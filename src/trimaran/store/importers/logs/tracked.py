@@ -63,7 +63,7 @@ TRAINERS = (
     ),
     # NeMo, nemo/utils/exp_manager.py, TimingCallback, and nemo/lightning/pytorch/strategies/megatron_strategy.py
     TrackedNames(
-        "reduced_train_loss", (("train_step_timing in s", 1.0),), gbs="global_batch_size",
+        "reduced_train_loss", (("train_step_timing in s", 1.0),), gbs="global_batch_size", tflops="TFLOPS_per_GPU",
         memory=(("max_memory_reserved", _BYTE), ("peak_memory_usage", _BYTE)),
     ),
     # Levanter, and Hugging Face's Trainer, which times no step (transformers, integrations/integration_utils.py)
