@@ -268,6 +268,23 @@ def test_memory_that_nemo_2_logs_is_the_most_that_the_rank_had_reserved(tmp_path
     assert (row.gbs, row.sec_per_it, row.tflops) == (512, 26.93, 85.8)
 
 
+def test_tokens_without_a_label_make_automodels_times_doubtful(tmp_path: Path) -> None:
+    """It counts a prompt's tokens a second, which num_label_tokens leaves out; and those of a replica as of a GPU."""
+    line = (
+        "2025-09-01 07:13:{0:02d} | INFO | root | step {1} | epoch 0 | loss 1.5 | grad_norm 1.0 | lr 6.1e-05 | "
+        "mem 38.63 GiB | tps 1000.00(500.00/gpu) | num_label_tokens {2}\n"
+    )
+    log = "2025-09-01 07:13:00 | INFO | root | World size: 8\n  tp_size: 4\n  pp_size: 1\n"
+    path, given = tmp_path / "train.log", typed_cells({**SHAPE, **BATCH, **ALL, "dp": 2})
+    rows = []
+    for labels in (4000, 2000):
+        path.write_text(log + "".join(line.format(4 * n, n, labels + n) for n in range(1, 9)))
+        rows += import_file(path, Asked(given=given)).rows
+    whole, masked = rows
+    assert (whole.quality, whole.sec_per_it, whole.tokens_per_s_per_gpu) == ("ok", pytest.approx(4.0, rel=0.01), 125.0)
+    assert masked.quality == "suspect" and "6 steps took 24 s and by num_label_tokens 12" in (masked.notes or "")
+
+
 @pytest.mark.parametrize(
     ("bar", "seconds"),
     [

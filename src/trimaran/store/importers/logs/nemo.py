@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from trimaran.store.importers.logs.steps import (
     parts_of,
     stated_cell,
 )
-from trimaran.store.importers.text import number_of
+from trimaran.store.importers.text import clock_of, number_of
 
 # `50/50 [23:22<0:00, reduced_train_loss=0.1, global_step=49.00, consumed_samples=51200.0, train_step_timing in s=24.0]`
 _BAR = re.compile(
@@ -38,8 +39,11 @@ _NAMED = re.compile(
 # `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
 _STEP = re.compile(
     r"\bstep (\d{1,9}) \| epoch \d{1,6} \| loss (\S{1,20}) \|.{0,120}?\| mem (\d{1,6}\.\d{1,4}) GiB \| "
-    r"tps (\d{1,12}(?:\.\d{1,4})?)\((\d{1,12}(?:\.\d{1,4})?)/gpu\) \| num_label_tokens (\d{1,12})"
+    r"tps (\d{1,12}(?:\.\d{1,4})?)\(\d{1,12}(?:\.\d{1,4})?/gpu\) \| num_label_tokens (\d{1,12})"
 )
+_STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d{3}))? \|")
+# So far off by the clock, which has whole seconds, a time may be.
+_FURTHEST, _TICK_S = 1.1, 1.0
 # `micro_batch_size: 4` in a configuration as it is printed, behind a logger's prefix or without
 _SETTING = re.compile(r"(?:^|[|\s])([a-z]\w{1,50}): (\S{1,80})\s*$")
 _COLUMNS = {
@@ -118,6 +122,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     reading.sampled = any(step.sec_per_it for step in reading.steps)
     if not reading.sampled:
         _time_by_bar(lines, reading)
+    _held_against_the_clock(lines, reading)
     return reading
 
 
@@ -126,9 +131,33 @@ def _automodel_step(line: str, reading: LogReading) -> Step | None:
     if match is None:
         return None
     reading.mem_gib_by_rank[0] = max(float(match[3]), reading.mem_gib_by_rank.get(0, 0.0))
-    all_tokens, tokens = float(match[4]), float(match[5])
-    seconds = int(match[6]) / all_tokens if all_tokens else None
+    all_tokens, ranks = float(match[4]), reading.cells.get("devices")
+    seconds = int(match[5]) / all_tokens if all_tokens else None
+    # its own figure of a GPU is that of a replica, which TP and PP spread over several
+    tokens = all_tokens / ranks if isinstance(ranks, int) and ranks else None
     return Step(int(match[1]), seconds, loss=number_of(match[2]), tokens_per_s_per_device=tokens)
+
+
+def _held_against_the_clock(lines: Sequence[str], reading: LogReading) -> None:
+    """Doubt Automodel's times where its steps take longer by the clock of their lines.
+
+    A time is of the tokens with a label, and the tokens a second count those without one too, as of prompts
+    (nemo_automodel/recipes/llm/train_ft.py, _run_train_optim_step).
+    """
+    found = ((_STEP.search(line), _STAMP.search(line)) for line in lines if "num_label_tokens" in line)
+    clocked = {int(step[1]): (clock, step) for step, stamp in found if step and (clock := clock_of(stamp)) is not None}
+    pairs = sorted(
+        (clock - clocked[number - 1][0], int(step[5]) / float(step[4]))
+        for number, (clock, step) in clocked.items()
+        if number - 1 in clocked and float(step[4])
+    )
+    kept = pairs[:-1] or pairs  # the longest may have another start in it
+    passed, took = (math.fsum(each) for each in zip(*kept, strict=True)) if kept else (0.0, 0.0)
+    if passed > _FURTHEST * took + _TICK_S:
+        reading.suspect = (
+            f"by the log's clock {len(kept)} steps took {passed:.4g} s and by num_label_tokens {took:.4g} s: tokens a "
+            f"second count those without a label too"
+        )
 
 
 def _bar_step(line: str) -> Step | None:
