@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sqlite3
 from pathlib import Path
 
@@ -178,6 +179,19 @@ def test_an_export_of_a_tracker_says_all_that_it_lacks(
     row = only(read(name, **SHAPE, **BATCH), form)
     assert (row.sec_per_it, row.losses) == (seconds if seconds is None else pytest.approx(seconds), losses)
     assert (row.tp, row.precision, row.optimizer, row.quality) == (None, None, None, "incomplete")
+
+
+def test_a_step_of_the_tracker_that_may_count_what_was_tracked_gives_a_summary_no_time(tmp_path: Path) -> None:
+    """A run of 1,070 steps that was tracked 22 times had a step of a minute."""
+    path = tmp_path / "wandb-summary.json"
+    summary = {"loss": 0.64, "_runtime": 1331.6, "_step": 21, "_wandb": {"runtime": 1331}}
+    for more, seconds in (({}, None), ({"global_step": 1070}, 1331.6 / 1070), ({"iteration": 1070}, 1331.6 / 1070)):
+        path.write_text(json.dumps(summary | more))
+        row = only(import_file(path, Asked(given=typed_cells({**SHAPE, **BATCH}))), "wandb")
+        assert (row.sec_per_it, row.losses) == (seconds, (0.64,))
+    path.write_text(json.dumps({"lm loss": 2.0, "_runtime": 500.0, "_step": 100, "_wandb": {}}))
+    row = only(import_file(path, Asked(given=typed_cells({**SHAPE, **BATCH}))), "wandb")
+    assert row.sec_per_it == 5.0, "Megatron-LM tells the tracker its own step"
 
 
 def test_a_scalar_of_tensorboard_as_csv_gives_times_by_its_clock(tmp_path: Path) -> None:

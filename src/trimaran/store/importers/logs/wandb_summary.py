@@ -8,8 +8,8 @@ from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of
+from trimaran.store.importers.logs.tracked import OWN_STEPS, names_in
 
-_STEPS = ("train/global_step", "global_step", "trainer/global_step", "_step")
 _RUNTIMES = ("train/train_runtime", "train_runtime", "_runtime")
 _LOSSES = ("train/loss", "train_loss", "loss", "train/CE loss")
 _DURATIONS = ("throughput/duration", "perf/step_time", "train/step_time")
@@ -24,9 +24,12 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The run's row. Shape, batch and layout stand in no summary: the user states them."""
     summary = json_object(text)
     reading = LogReading()
-    number, duration = _first(summary, _STEPS), _first(summary, _DURATIONS)
+    own, duration = _first(summary, OWN_STEPS), _first(summary, _DURATIONS)
+    number, trainer = own if own is not None else _first(summary, ("_step",)), names_in(set(summary))
+    # the tracker's own step may count what was tracked
+    counted = own is not None or (trainer is not None and (trainer.mark or trainer.loss) in summary)
     runtime = _first(summary, _RUNTIMES)
-    seconds = duration or (runtime / number if runtime and number else None)
+    seconds = duration or (runtime / number if runtime and number and counted else None)
     if duration:
         reading.notes.append("the time of the last step that was tracked")
     elif seconds:
