@@ -17,6 +17,7 @@ from trimaran.nouns.columns import COLUMNS
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store import Store, export_csv
+from trimaran.store.filter import parse_condition
 from trimaran.store.schema import MIGRATIONS, VERSION
 
 
@@ -346,3 +347,15 @@ def test_a_folder_by_the_name_of_sqlites_own_file_is_named(tmp_path: Path, endin
     (tmp_path / f"s.sqlite-{ending}").mkdir()
     with pytest.raises(TrimaranError, match=rf"s.sqlite-{ending} is none: move that away"):
         Store(tmp_path / "s.sqlite", create=False)
+
+
+def test_a_part_of_a_word_is_asked_for_in_columns_of_words_and_of_numbers_too(tmp_path: Path) -> None:
+    """`precision~bf` was refused, since bf is no precision."""
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add_new([row_of("a", precision="bf16", zero_stage=0), row_of("b", precision="fp32", zero_stage=1)])
+        for condition in ("precision~bf", "precision~BF", "zero_stage~0"):
+            (run,) = store.chosen([parse_condition(condition)])
+            assert run.measurement.trial_key == "a"
+        assert [*store.chosen([parse_condition("recompute~core_attn+")])] == []
+    with pytest.raises(TrimaranError, match="'presicion' is not a column"):
+        parse_condition("presicion~bf")

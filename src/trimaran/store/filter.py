@@ -33,9 +33,10 @@ def parse_condition(text: str) -> Condition:
     if match is None:
         raise TrimaranError(f"condition {text!r} is not COLUMN OPERATOR VALUE: write it as status=ok or sec_per_it<120")
     name, sign, text_value = match[1], match[2], match[3].strip()
-    value = _value(name, text_value)
     if sign == "~":
-        return lambda row: text_value.lower() in str(_cell(row, name) or "").lower()
+        _value(name, "")  # a part of a word need be none of its column
+        return lambda row: text_value.lower() in _text(_cell(row, name)).lower()
+    value = _value(name, text_value)
     if sign in ("=", "!="):
         return lambda row: (_cell(row, name) == value) is (sign == "=")
     if not isinstance(value, int | float):
@@ -58,6 +59,10 @@ def sort_key(name: str) -> Callable[[Measurement], tuple[bool, float, str]]:
 
 def _ordered(compare: Callable[[float, float], bool], cell: Cell, value: float) -> bool:
     return isinstance(cell, int | float) and compare(cell, value)
+
+
+def _text(cell: Cell) -> str:
+    return "" if cell is None else str(cell)
 
 
 def _cell(row: Measurement, name: str) -> Cell:
