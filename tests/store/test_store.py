@@ -359,3 +359,22 @@ def test_a_part_of_a_word_is_asked_for_in_columns_of_words_and_of_numbers_too(tm
         assert [*store.chosen([parse_condition("recompute~core_attn+")])] == []
     with pytest.raises(TrimaranError, match="'presicion' is not a column"):
         parse_condition("presicion~bf")
+
+
+def test_a_damaged_row_of_several_hosts_is_named_by_its_line_and_again_when_it_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    """Lines were counted from where the process had read on, and a second look passed over what it had not taken in."""
+    (tmp_path / "s.sqlite.rows").mkdir()
+    rows = tmp_path / "s.sqlite.rows" / "host-1.jsonl"
+    with Store(tmp_path / "s.sqlite") as store:
+        rows.write_text("".join(row_of(key).model_dump_json() + "\n" for key in "ab"))
+        assert store.count() == 2
+        with rows.open("a") as file:
+            file.write(row_of("c").model_dump_json() + "\n" + '{"layers": 2}\n')
+        for _ in range(2):
+            with pytest.raises(TrimaranError, match=r"host-1\.jsonl, line 4: ") as error:
+                store.count()
+            one_line(error)
+        rows.write_text("".join(row_of(key).model_dump_json() + "\n" for key in "abcd"))
+        assert store.count() == 4

@@ -39,7 +39,7 @@ class SharedRows:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._offsets: dict[str, int] = {}
+        self._taken: dict[str, tuple[int, int]] = {}  # bytes and lines of each file
         self._own: IO[bytes] | None = None
 
     def new(self) -> list[Measurement]:
@@ -48,23 +48,27 @@ class SharedRows:
         Raises TrimaranError for one that is damaged.
         """
         rows: list[tuple[str, str, int, Measurement]] = []
+        taken: dict[str, tuple[int, int]] = {}
         try:
             names = sorted(os.listdir(self._folder))  # noqa: PTH208 - makes a network file system look anew
         except OSError:
             return []
         for name in (name for name in names if name.endswith(".jsonl")):
             path = self._folder / name
+            offset, before = self._taken.get(name, (0, 0))
             try:
                 with open_file(path, f"store file {path}", None) as file:
-                    file.seek(self._offsets.get(name, 0))
+                    file.seek(offset)
                     block = file.read()
             except OSError as error:
                 raise TrimaranError(f"store file {path} cannot be read: {error.strerror}") from None
             whole = block[: block.rfind(b"\n") + 1]
-            self._offsets[name] = self._offsets.get(name, 0) + len(whole)
-            for number, line in enumerate(whole.splitlines(), 1):
+            lines = whole.splitlines()
+            taken[name] = offset + len(whole), before + len(lines)
+            for number, line in enumerate(lines, before + 1):
                 row = _row(line, path, number)
                 rows.append((row.created_at or "", name, number, row))
+        self._taken |= taken
         return [row for *_, row in sorted(rows, key=lambda entry: entry[:3])]
 
     def add(self, rows: Iterable[Measurement]) -> None:
