@@ -251,10 +251,11 @@ def test_a_store_that_stays_locked_names_both_reasons(tmp_path: Path, monkeypatc
     one_line(error)
 
 
-def test_a_new_store_does_not_take_the_name_of_a_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x.csv", "x.CSV", "x.TOML"])
+def test_a_new_store_does_not_take_the_name_of_a_table(tmp_path: Path, name: str) -> None:
     with pytest.raises(TrimaranError, match=r"name it x\.sqlite"):
-        Store(tmp_path / "x.csv")
-    assert not (tmp_path / "x.csv").exists()
+        Store(tmp_path / name)
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk")

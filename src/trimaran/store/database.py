@@ -67,7 +67,7 @@ class Store:
             raise TrimaranError(f"store {self.path} does not exist: name the file that bench or tune wrote")
         if not create and self.path.is_file() and self.path.stat().st_size == 0:
             raise TrimaranError(f"store {self.path} is empty (0 bytes): name the file that bench or tune wrote")
-        if self.path.suffix in _TABLES and not self.path.exists():
+        if self.path.suffix.lower() in _TABLES and not self.path.exists():
             raise TrimaranError(
                 f"store {self.path} would be a database under the name of a table: name it {self.path.stem}.sqlite"
             )
