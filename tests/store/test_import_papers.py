@@ -53,7 +53,7 @@ def test_a_cell_that_has_fewer_degrees_than_its_heading_names_is_refused(tmp_pat
 @pytest.mark.parametrize(
     ("text", "seq_len", "sequences"),
     [("4,194,304", 2048, 2048), ("4M", 2048, 2048), ("4M tokens", 2000, 2000), ("1M", 8192, 128),
-     ("0.5M", 2048, 256), ("4,194,305", 2048, None), ("4M", 128, None), ("many", 2048, None)],
+     ("0.5M", 2048, 256), ("0,5M", 2048, None), ("4,194,305", 2048, None), ("4M", 128, None), ("many", 2048, None)],
 )  # fmt: skip
 def test_a_batch_in_tokens_is_read_where_one_number_alone_is_meant(
     text: str, seq_len: int, sequences: int | None
@@ -64,7 +64,9 @@ def test_a_batch_in_tokens_is_read_where_one_number_alone_is_meant(
 @pytest.mark.parametrize(
     ("column", "printed"),
     [("sec_per_it", "2:05"), ("sec_per_it", "3m20s"), ("sec_per_it", "2 min 5 s"), ("sec_per_it", "1.2 it/s"),
-     ("tflops", "37.5%"), ("mem_gib", "80%"), ("tokens_per_s_per_gpu", "12.3k"), ("tokens_per_s_per_gpu", "0.5 M")],
+     ("tflops", "37.5%"), ("mem_gib", "80%"), ("tokens_per_s_per_gpu", "12.3k"), ("tokens_per_s_per_gpu", "0.5 M"),
+     # where a comma stands for the point that others print
+     ("sec_per_it", "12,5"), ("mem_gib", "1.234,5"), ("sec_per_it", "769,99 s"), ("tflops", "1,2345")],
 )  # fmt: skip
 def test_a_figure_in_a_unit_that_is_not_its_columns_is_never_taken_for_one_that_is(column: str, printed: str) -> None:
     """Each was stored as measured: 2:05 as two seconds, 37.5% as TFLOPs."""
@@ -90,3 +92,10 @@ def test_a_figure_in_its_columns_unit_is_read(column: str, printed: str, value: 
 
 def test_devices_as_nodes_times_devices_are_their_product() -> None:
     assert read_count("16x8").value == read_count("16 \N{MULTIPLICATION SIGN} 8").value == "128"
+
+
+def test_a_count_in_which_a_comma_sets_no_thousands_apart_refuses_its_row(tmp_path: Path) -> None:
+    """`4,8` was TP 48."""
+    found = imported(tmp_path, "TP | MBS | GBS | Sec/it", "4,8 | 1 | 2,048 | 1.5", "4 | 1 | 2,048 | 1.5")
+    assert found.refused == ("T1 row 1: tp is '4,8', expected a number",)
+    assert [(row.tp, row.gbs) for row in found.rows] == [(4, 2048)]

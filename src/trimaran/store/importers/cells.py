@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trimaran.nouns.spoken.printed import PER_GIB, PER_SECOND, ended_as, says_nothing
 
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _BLANK = re.compile(r"-*\s*(?:GiB|GB|MiB|MB|KiB|TiB|ms|s)?")
 _UNIT = re.compile(r"\s*(TiB|TB|GiB|GB|MiB|MB|KiB|ms|seconds|secs|sec|minutes|min|hours|h|s)\b")
 # What may stand behind a figure without a unit: marks, brackets, a spread, of what it is. Else it is a unit: 2:05, 40%.
@@ -69,7 +69,7 @@ def read_figure(column: str, text: str, heading_unit: str = "") -> Figure:
     else:
         value /= units.get(heading_unit, 1.0)
     other = unit is None and (heading_unit in _OTHER_UNITS or not _BEHIND.match(rest))
-    if other or re.match(r"\s*\d", rest):
+    if other or re.match(r"\s*\d|,\d", rest):  # 12,5 is no figure in a place where 12,345 is
         return Figure(status=ended or "unreadable", note=f"{column} prints {text!r}")
     estimate, doubted = "^" in rest, "??" in rest
     words = rest.replace("^", "").replace("??", "").strip(" .,;")
@@ -99,7 +99,7 @@ def read_count(text: str) -> Count:
         return Count(str(int(product[1]) * int(product[2])))
     match = re.match(r"([\d,]+)\s*\((.*)\)$", text)
     if match is None:
-        return Count(text.replace(",", "") if re.fullmatch(r"[\d,]+", text) else text)
+        return Count(text)
     variant, notes = [], []
     for part in (piece.strip().strip("\"'") for piece in match[2].split(",")):
         if clock := _CLOCK.fullmatch(part):
@@ -109,7 +109,7 @@ def read_count(text: str) -> Count:
             variant.append(part)
         else:
             notes.append(part)
-    return Count(match[1].replace(",", ""), tuple(variant), tuple(notes))
+    return Count(match[1], tuple(variant), tuple(notes))
 
 
 def read_network(text: str) -> dict[str, float]:
@@ -159,7 +159,7 @@ def read_degrees(heading: str, text: str) -> dict[str, int]:
 
 def read_tokens(text: str, seq_len: int) -> int | None:
     """The sequences of a batch printed in tokens: of `4,194,304`, or of `4M` where one reading alone is whole."""
-    match = re.fullmatch(r"([\d,]+(?:\.\d+)?)\s*([kKM]?)(?:\s*tokens)?", text.strip())
+    match = re.fullmatch(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([kKM]?)(?:\s*tokens)?", text.strip())
     if match is None:
         return None
     number, times = float(match[1].replace(",", "")), {"": (1, 1), "k": (10**3, 2**10), "m": (10**6, 2**20)}
