@@ -74,6 +74,14 @@ KINDS: dict[str, Config] = {
     "olmo3": {"num_key_value_heads": 2},
     "seed_oss": {"num_key_value_heads": 2, "head_dim": 64},
     "ernie4_5": {"num_key_value_heads": 2, "head_dim": 64},
+    "exaone4": {"num_key_value_heads": 2},
+    "helium": {"num_key_value_heads": 2, "head_dim": 32},
+    "hunyuan_v1_dense": {"num_key_value_heads": 2, "head_dim": 64},
+    "jais2": {"num_key_value_heads": 2, "hidden_act": "relu2"},
+    "ernie4_5_moe": {
+        "num_key_value_heads": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 64,
+        "moe_num_shared_experts": 1,
+    },
     "qwen2_moe": {
         "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 128,
@@ -179,6 +187,13 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
         ({"model_type": "seed_oss", "attention_bias": False, "attention_out_bias": True}, "attention_out_bias is True"),
         ({"model_type": "deepseek_v2", "use_mla": False}, "use_mla is False, not True"),
         ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm is True, not False"),
+        ({"model_type": "cwm"}, "cwm has every fourth layer without a window, from the first on: no model here has"),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG', expected a"),
+        ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias is True, not False"),
+        (
+            {"model_type": "ernie4_5_moe", "moe_layer_end_index": 2},
+            "moe_layer_start_index 1, moe_layer_end_index 2 and moe_layer_interval 1 leave 2 of 4 layers with experts",
+        ),
         ({"model_type": "rwkv"}, "model_type 'rwkv' is not one of gpt2, "),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers is 1"),

@@ -70,6 +70,12 @@ def test_a_decoder_is_read_where_its_keys_stand_beside_the_vision_or_in_a_sectio
             },
         ),
         ("llama", {"mlp_bias": True}),
+        ("exaone4", {"num_hidden_layers": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+        ("helium", {"attention_bias": True, "head_dim": 32, "num_key_value_heads": 2}),
+        ("helium", {"head_dim": 32, "mlp_bias": True, "num_key_value_heads": 4}),
+        ("hunyuan_v1_dense", {"attention_bias": True, "head_dim": 64, "num_key_value_heads": 2}),
+        ("jais2", {"num_key_value_heads": 2}),
+        ("jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}),
         ("seed_oss", {"attention_bias": False, "head_dim": 64, "mlp_bias": True, "num_key_value_heads": 2}),
     ],
     ids=str,
@@ -78,3 +84,35 @@ def test_a_familys_other_kinds_have_the_parameters_of_hugging_faces(kind: str, c
     config = SMALL | change | {"model_type": kind}
     counted = sum(parameter.numel() for parameter in theirs(config).parameters())
     assert model_from_config(config, kind).unpadded_parameters == counted
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ({}, {"dense": 1, "experts": 3}),
+        ({"moe_layer_start_index": 0, "moe_num_shared_experts": 0}, {"experts": 4}),
+        ({"moe_layer_start_index": 3, "moe_layer_end_index": 3}, {"dense": 3, "experts": 1}),
+        ({"moe_layer_interval": 2}, {"dense": 2, "experts": 2}),
+    ],
+    ids=str,
+)
+def test_ernies_mixtures_have_the_parameters_of_hugging_faces(change: Config, kinds: dict[str, int]) -> None:
+    """It counts as parameters what balances experts without a gradient too."""
+    config = SMALL | {"num_hidden_layers": 4, "num_key_value_heads": 2, "moe_num_experts": 8, "moe_k": 2} | change
+    config |= {"model_type": "ernie4_5_moe", "moe_intermediate_size": 64}
+    named = theirs(config).named_parameters()
+    counted = sum(each.numel() for name, each in named if "e_score_correction_bias" not in name)
+    model = model_from_config(config, "ernie")
+    assert (model.unpadded_parameters, model.kinds, model.router.bias) == (counted, kinds, True)
+
+
+def test_layers_of_exaone_4_without_a_window_have_no_angles_which_is_named() -> None:
+    config = SMALL | {"model_type": "exaone4", "num_hidden_layers": 4, "num_key_value_heads": 2}
+    layers = ["sliding_attention"] * 3 + ["full_attention"]
+    # as published: the pattern in letters, and each layer's kind
+    for stated in ({}, {"sliding_window_pattern": "LLLG", "layer_types": layers}):
+        model = model_from_config(config | stated, "exaone")
+        assert (model.sliding_window, model.full_attention_every, model.norm_placement) == (4096, 4, "after")
+        assert model.uncounted == ("sliding_window 4096: layers without it have no angles",)
+    whole = model_from_config(config | {"sliding_window": None, "sliding_window_pattern": None}, "exaone")
+    assert (whole.sliding_window, whole.uncounted) == (0, ())

@@ -172,6 +172,47 @@ def _nemotron(config: Config) -> Fields:
     return fields | {"norm": "layernorm", "norm_epsilon": config.get("norm_eps", 1e-5)}
 
 
+def _jais2(config: Config) -> Fields:
+    config = with_defaults(config, attention_bias=True, mlp_bias=True, max_position_embeddings=8192)
+    return _arcee(config) | {"norm": "layernorm", "norm_epsilon": config.get("layer_norm_eps", 1e-5)}
+
+
+def _helium(config: Config) -> Fields:
+    config = with_defaults(
+        config, num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, rms_norm_eps=1e-8, rope_theta=1e5
+    )
+    fields = llama_like({**config, "attention_bias": False})
+    return fields | ({"attention_bias": "qkv"} if config.get("attention_bias") else {})
+
+
+def _hunyuan(config: Config) -> Fields:
+    """Llama whose queries and keys are normalised behind their angles, where others do so ahead of them."""
+    fields = llama_like({**with_defaults(config, rms_norm_eps=1e-5), "mlp_bias": False})
+    return fields | {"qk_norm": "head", "uncounted": ("query_layernorm behind the rotary angles",)}
+
+
+def _exaone4(config: Config) -> Fields:
+    """Norms of what attention and MLP give; beside layers with windows, those without turn no feature."""
+    window, kinds = config.get("sliding_window", 4096), config.get("layer_types")
+    every = 1 if kinds or not window else layers_of({"sliding_window_pattern": 4, **config}, "sliding_window_pattern")
+    known = with_defaults(config, num_key_value_heads=32, rms_norm_eps=1e-5)
+    fields = llama_like({**known, "attention_bias": False, "mlp_bias": False})
+    return (
+        fields
+        | windows(config, window, lambda layer: (layer + 1) % every != 0, "sliding_window_pattern is set")
+        | {"norm_placement": "after", "qk_norm": "head"}
+        | {"uncounted": (f"sliding_window {quoted(window)}: layers without it have no angles",) if window else ()}
+    )
+
+
+def layers_of(config: Config, key: str) -> int:
+    """A number of layers from 1 on, that a config states by a key."""
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InexpressibleError(f"{key} is {quoted(value)}, expected a number of layers")
+    return value
+
+
 def granite_like(config: Config) -> Fields:
     """Llama with multipliers of which a Model has the one of attention's scores alone."""
     multiplier = config.get("attention_multiplier") or 1.0
@@ -373,4 +414,8 @@ DENSE: Mapping[str, Callable[[Config], Fields]] = {
     "ernie4_5": _ernie4_5,
     "arcee": _arcee,
     "nemotron": _nemotron,
+    "exaone4": _exaone4,
+    "helium": _helium,
+    "hunyuan_v1_dense": _hunyuan,
+    "jais2": _jais2,
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from trimaran.files.hugging_face_families import (
     Config,
     Fields,
+    layers_of,
     llama_like,
     of_whole_layers,
     one_of,
@@ -60,7 +61,7 @@ def _gemma3(config: Config) -> Fields:
         max_position_embeddings=131_072, rope_theta=1e6, rope_local_base_freq=10_000.0, query_pre_attn_scalar=256,
         tie_word_embeddings=True, sliding_window_pattern=6,
     )  # fmt: skip
-    every = known["sliding_window_pattern"]
+    every = layers_of(known, "sliding_window_pattern")
     return (
         _gemma_like(known, _GELU)
         | windows(known, known["sliding_window"], lambda layer: (layer + 1) % every != 0)

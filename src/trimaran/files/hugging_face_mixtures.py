@@ -22,6 +22,7 @@ from trimaran.files.hugging_face_families import (
     windows,
     with_defaults,
 )
+from trimaran.nouns.model import MOST_LAYERS
 from trimaran.nouns.text import quoted
 
 
@@ -177,6 +178,41 @@ def _minimax_m2(config: Config) -> Fields:
     }
 
 
+def _ernie4_5_moe(config: Config) -> Fields:
+    """ERNIE 4.5's mixtures choose by a softmax and a bias; with `use_bias` the output matrix would have one too."""
+    refuse_unless(config, "use_bias", False)
+    config = with_defaults(
+        config, num_key_value_heads=4, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=500_000.0,
+        tie_word_embeddings=True, moe_num_experts=64, moe_k=6, moe_intermediate_size=1536, moe_num_shared_experts=2,
+        moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=1,
+    )  # fmt: skip
+    return llama_like({**config, "attention_bias": False, "mlp_bias": False}) | {
+        "experts": config["moe_num_experts"],
+        "top_k": config["moe_k"],
+        "moe_ffn_hidden": config["moe_intermediate_size"],
+        "shared_experts": config["moe_num_shared_experts"],
+        "router": {"bias": True},
+        "mtp_depth": config.get("num_nextn_predict_layers") or 0,
+        **_between(config),
+    }
+
+
+def _between(config: Config) -> Fields:
+    """Which of ERNIE's layers have a dense MLP: the first ones, or those between others."""
+    first, last, every = (_count(config, f"moe_layer_{name}") for name in ("start_index", "end_index", "interval"))
+    layers = min(_count(config, "num_hidden_layers"), MOST_LAYERS)
+    end = layers if last == -1 else last + 1
+    mixtures = [layer for layer in range(layers) if (layer + 1) % every == 0 and first <= layer < end]
+    if every == 1 and mixtures == list(range(first, layers)):
+        return {"dense_layers": first}
+    if mixtures == list(range(every - 1, layers, every)):
+        return {"experts_every": every}
+    raise InexpressibleError(
+        f"moe_layer_start_index {first}, moe_layer_end_index {last} and moe_layer_interval {every} leave "
+        f"{len(mixtures)} of {layers} layers with experts, and a Model has them behind dense ones, or every n-th"
+    )
+
+
 def _llama4(config: Config) -> Fields:
     config = with_defaults(
         config, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500_000.0, use_qk_norm=True,
@@ -291,6 +327,7 @@ MIXTURES: Mapping[str, Callable[[Config], Fields]] = {
     "glm4_moe": _glm4_moe,
     "dots1": _dots1,
     "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie4_5_moe,
     "llama4_text": _llama4,
     "gpt_oss": _gpt_oss,
     "deepseek_v2": _deepseek,

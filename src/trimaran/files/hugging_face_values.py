@@ -17,14 +17,14 @@ COUNTS = (
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "num_experts",
     "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "shared_expert_intermediate_size", "intermediate_size_mlp", "rotary_dim",
-    "sliding_window_pattern", "n_layer", "n_embd", "n_embed", "n_head", "n_inner", "n_positions", "seq_length",
-    "num_kv_heads", "ffn_hidden_size", "num_ln_in_parallel_attn",
+    "n_layer", "n_embd", "n_embed", "n_head", "n_inner", "n_positions", "seq_length",
+    "num_kv_heads", "ffn_hidden_size", "num_ln_in_parallel_attn", "moe_num_experts", "moe_k", "moe_layer_interval",
 )  # fmt: skip
 # Whole numbers of which there may be none.
 MAYBE_NONE = (
     "n_shared_experts", "first_k_dense_replace", "num_nextn_predict_layers", "q_lora_rank", "sliding_window",
     "max_window_layers", "shared_intermediate_size", "no_rope_layer_interval", "attention_chunk_size",
-    "num_local_experts",
+    "num_local_experts", "moe_num_shared_experts", "moe_layer_start_index",
 )  # fmt: skip
 # Numbers above 0.
 ABOVE_0 = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct", "query_pre_attn_scalar",
