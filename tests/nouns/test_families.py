@@ -211,6 +211,14 @@ def test_what_no_model_can_say_is_refused_by_its_key(tmp_path: Path, change: Con
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["llama4_text", "ernie4_5_moe", "gemma3_text", "qwen3_moe"])
+def test_more_layers_than_a_model_has_are_refused_ahead_of_a_list_of_them(tmp_path: Path, kind: str) -> None:
+    """A list of Llama 4's took all memory."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": kind, "num_hidden_layers": 10**12}))
+    with pytest.raises(TrimaranError, match="layers: Input should be less than or equal to 100000"):
+        load_model(str(tmp_path / "config.json"))
+
+
 def test_what_takes_no_time_is_named_and_not_trained_as_if_it_were_not_there(tmp_path: Path) -> None:
     granite = PUBLISHED["granite-3.1-8b"]
     model = model_from_config(granite, "granite")

@@ -220,7 +220,8 @@ def _llama4(config: Config) -> Fields:
         no_rope_layer_interval=4, attn_temperature_tuning=True, interleave_moe_layer_step=1,
     )  # fmt: skip
     step = _count(config, "interleave_moe_layer_step")
-    turns = list(range(step - 1, _count(config, "num_hidden_layers"), max(step, 1)))
+    layers = min(_count(config, "num_hidden_layers"), MOST_LAYERS)
+    turns = list(range(step - 1, layers, max(step, 1)))
     if (mixtures := config.get("moe_layers")) and mixtures != turns:
         raise InexpressibleError(
             f"moe_layers is {quoted(mixtures)}, not every {step} layers as interleave_moe_layer_step says"
