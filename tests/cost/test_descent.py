@@ -58,7 +58,7 @@ def test_a_machine_far_from_the_prior_is_learned_from_rows_without_noise(machine
 def test_eighty_published_rows_teach_more_than_the_start_and_the_fit_says_how_well() -> None:
     """vTrain's node of A100: what it states of rows that it has not seen is what they then differ by."""
     table = packaged_table("vtrain_single_node")
-    seen = [observation(row) for row in table.measurements if row.status == "ok"]
+    seen = [observation(row)[0] for row in table.measurements if row.status == "ok"]
     rows, _ = averaged([replace(row, mem_gib=None) for row in seen], [""] * len(seen))
     order = np.random.default_rng([2, 80]).permutation(len(rows)).tolist()
     chosen, rest = [rows[i] for i in order[:80]], [rows[i] for i in order[80:]]

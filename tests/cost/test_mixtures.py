@@ -65,8 +65,8 @@ def test_megatrons_own_count_is_ours_but_for_the_router_and_half_of_the_scores(n
 def test_six_operations_for_each_parameter_that_a_token_meets(name: str) -> None:
     model = load_model(name)
     vocabulary = padded_vocab(model.vocab, 1) * model.hidden
-    met = model.active_parameters - vocabulary  # the embedding is looked up
     idle = (model.experts - model.top_k) * model.mlp_parameters(model.moe_ffn_hidden)
+    met = model.parameters - model.kinds["experts"] * idle - vocabulary  # the embedding is looked up
     module = model.mixture_layer_parameters - idle + model.joining_parameters + vocabulary
     met += model.mtp_depth * module
     scores = 6.0 * (model.layers + model.mtp_depth) * model.heads * (model.head_dim + model.value_dim) * 64

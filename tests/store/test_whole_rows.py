@@ -69,7 +69,7 @@ def test_a_trials_row_gives_back_its_layout_and_its_model(row: Measurement, tmp_
 
 def test_a_fit_to_a_store_is_to_the_run_that_was_measured(row: Measurement, tmp_path: Path) -> None:
     kept = stored(row, tmp_path / "s.sqlite").model_copy(update={"cluster": str(tmp_path / "here.toml")})
-    seen = observation(kept)
+    seen, _ = observation(kept)
     assert (seen.layout, seen.case.workload.model) == (LAYOUT, LLAMA)
     files = ["--cluster", str(tmp_path / "here.toml"), "-o", str(tmp_path / "fitted.toml")]
     done = CliRunner().invoke(app, ["fit", str(tmp_path / "s.sqlite"), *files])

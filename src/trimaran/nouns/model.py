@@ -376,12 +376,6 @@ class Model(Noun):
         return 2 * self.hidden * self.hidden + 3 * self.norm_parameters
 
     @property
-    def active_parameters(self) -> int:
-        """Parameters that one token meets: of the routed experts top_k a layer, of all else everything."""
-        idle = (self.experts - self.top_k) * self.mlp_parameters(self.moe_ffn_hidden) if self.experts else 0
-        return self.parameters - self.kinds.get("experts", 0) * idle
-
-    @property
     def norms(self) -> int:
         """Normalisations of the hidden state in one layer."""
         return 4 if self.norm_placement == "both" else 2

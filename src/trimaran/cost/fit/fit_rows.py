@@ -78,7 +78,7 @@ def fit_rows(
             notes[number] = (f"{unfit}, so it is not fitted to",)
             continue
         try:
-            read.append((number, row, *_observed_with_notes(row, cluster, stack)))
+            read.append((number, row, *observation(row, cluster, stack)))
         except TrimaranError as error:
             skipped[number] = f"row {number}: {error}"
     observations: list[Observation] = []
@@ -138,15 +138,10 @@ def _error(expected: float, left_out: Floats) -> float:
     return float(np.sqrt((PRIOR_ROWS * expected**2 + len(left_out) * sigma**2) / (PRIOR_ROWS + len(left_out))))
 
 
-def observation(row: Measurement, cluster: str | None = None, stack: str | None = None) -> Observation:
-    """The row as the fit sees it. Raises TrimaranError when it cannot be predicted."""
-    return _observed_with_notes(row, cluster, stack)[0]
-
-
-def _observed_with_notes(
-    row: Measurement, cluster: str | None, stack: str | None
+def observation(
+    row: Measurement, cluster: str | None = None, stack: str | None = None
 ) -> tuple[Observation, tuple[str, ...]]:
-    """The row as the fit sees it, and what is odd about it."""
+    """The row as the fit sees it, and what is odd about it. Raises TrimaranError when it cannot be predicted."""
     nouns = nouns_of(row, cluster, stack)
     notes = nouns.oddities()
     observed = Observation(

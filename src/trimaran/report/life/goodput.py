@@ -41,11 +41,6 @@ class Parts(Noun):
         """Seconds by part."""
         return {part: getattr(self, part) for part in LEGEND}
 
-    def shares(self) -> dict[str, float]:
-        """Shares of the whole by part."""
-        total_s = self.total_s or 1.0
-        return {part: seconds / total_s for part, seconds in self.seconds().items()}
-
 
 def sessions(events: Sequence[Event]) -> list[list[Event]]:
     """The events of each command that trained: a training that was stopped, and gone on with, has more than one."""
