@@ -80,7 +80,8 @@ def test_what_is_no_log_is_told_with_the_way_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "prefix",
     [
-        "[default0]:", "0: ", " 12: ", "[pod/llm-0/trainer] ", "2024-05-01T12:00:00.123456789Z ",
+        "[default0]:", "0: ", " 12: ", "[1,3]<stdout>:", "[1,3]<stderr>: ", "[pod/llm-0/trainer] ",
+        "2024-05-01T12:00:00.123456789Z ",
         "[2024-05-01 12:00:00] ", "node-3: [default7]:", "May 01 12:00:00 node01 python[123]: ",
         "\x1b[36m(RayTrainWorker pid=123, ip=10.0.0.1)\x1b[0m ",
     ],

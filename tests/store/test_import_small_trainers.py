@@ -105,7 +105,7 @@ BATCH = """[{0}batch={1}/{2}]:
 """
 
 
-@pytest.mark.parametrize("prefix", ["", "0: ", "[default0]:"])
+@pytest.mark.parametrize("prefix", ["", "0: ", "[default0]:", "[1,0]<stdout>:"])
 def test_a_log_of_composer_is_timed_by_samples_where_batches_a_second_have_two_digits(
     tmp_path: Path, prefix: str
 ) -> None:
