@@ -15,6 +15,7 @@ from trimaran.cost.effects.time_effects import PARTS
 from trimaran.files.row_table import packaged_table, write_table
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
+from trimaran.report.figures import write_figure
 from trimaran.report.page.content import Content
 from trimaran.report.page.html import page
 from trimaran.report.page.measured import measured_content
@@ -285,3 +286,20 @@ def test_what_is_no_plan_is_told_in_one_line(tmp_path: Path, plan_text: str, sai
     assert isinstance(done.exception, TrimaranError)
     assert said in str(done.exception)
     assert not (tmp_path / "x.html").exists()
+
+
+def test_rows_whose_log_does_not_state_their_layout_are_shown_without_it(watched: Watched, tmp_path: Path) -> None:
+    """They ended the report with a traceback, and a data parallelism that nobody knows was shown as 1."""
+    blank = dict.fromkeys(("nodes", "devices", "dp", "tp", "pp", "vpp", "cp", "zero_stage", "precision", "schedule"))
+    told = {**blank, "devices": 8, "tp": 2, "pp": 2, "cp": 1}
+    cells = ({**blank, "mbs": 1}, {**blank, "mbs": 2}, {**told, "mbs": 4})
+    rows = [measured(**each, sec_per_it=1.0 + n, mem_gib=2.0 - n / 4) for n, each in enumerate(cells)]
+    opened = watched.open(written(measured_content({"log": rows}), tmp_path))
+    assert column(opened, "layout") == ["mbs1", "mbs2", "dp2,tp2,pp2,mbs4"]
+    assert (column(opened, "devices"), column(opened, "dp")) == (["", "", "8"], ["", "", "2"])
+    assert "TP not stated" in opened.locator("figure:has(#front)").inner_text()
+    content = measured_content({"log": rows})
+    write_figure("front", content, tmp_path / "front.svg")
+    assert "TP not stated" in (tmp_path / "front.svg").read_text()
+    with pytest.raises(TrimaranError, match="figure scaling has nothing to show here"):
+        write_figure("scaling", content, tmp_path / "scaling.svg")

@@ -82,13 +82,13 @@ def pareto_front(cases: Sequence[ShownLayout]) -> list[ShownLayout]:
 
 def _front(axes: Axes, content: Content) -> bool:
     cases = [case for case in _timed(content) if case.mem_gib is not None]
-    for tp in sorted({case.choices["tp"] for case in cases}):
+    for tp in sorted({case.choices["tp"] for case in cases}, key=lambda tp: (tp is None, tp)):
         same_tp = [case for case in cases if case.choices["tp"] == tp]
         axes.scatter(
             [case.mem_gib or 0.0 for case in same_tp],
             [_seconds(case, content) for case in same_tp],
             s=14,
-            label=f"TP {tp}",
+            label="TP not stated" if tp is None else f"TP {tp}",
         )
     front = pareto_front(cases)
     axes.step(
@@ -162,9 +162,9 @@ def _scaling(axes: Axes, content: Content) -> bool:
     drawn = False
     for source in dict.fromkeys(case.source for case in content.cases):
         best: dict[int, ShownLayout] = {}
-        for case in (case for case in _timed(content) if case.source == source):
-            if case.devices not in best or case.sec_per_sample < best[case.devices].sec_per_sample:
-                best[case.devices] = case
+        for case in sorted(_timed(content), key=lambda case: case.sec_per_sample):
+            if case.source == source and case.devices:
+                best.setdefault(case.devices, case)
         devices = sorted(best)
         if len(devices) < 2:
             continue

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from trimaran.layout.axes import DEGREES
+from trimaran.layout.axes import DEGREES, devices_of
 from trimaran.layout.choices import CHOICE
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import Noun
@@ -93,13 +93,25 @@ def _disturbance(rows: Sequence[Measurement]) -> str:
 
 def layout_of(row: Measurement) -> str:
     """The row's layout in short notation; one from a table has no label of its own."""
-    words = (CHOICE[name].word.writes(choices_of(row)) for name in (*DEGREES, "mbs"))
+    known = choices_of(row)
+    words = (CHOICE[name].word.writes(known) for name in (*DEGREES, "mbs") if known[name] is not None)
     return row.layout_label or ",".join(filter(None, words))
 
 
 def choices_of(row: Measurement) -> dict[str, Any]:
-    """What was chosen of a row's layout, by the name of the layout's field."""
-    return {choice.name: choice.stated(getattr(row, choice.name)) for choice, _ in MEASURED} | {"dp": row.dp or 1}
+    """What was chosen of a row's layout, by the name of the layout's field; None where a log does not state it."""
+    known = {choice.name: choice.stated(getattr(row, choice.name)) for choice, _ in MEASURED}
+    if row.dp is None and row.devices and not any(known[name] is None for name in DEGREES if name != "dp"):
+        replica = devices_of(known, without="dp")
+        known["dp"] = row.devices // replica if row.devices % replica == 0 else None
+    return known
+
+
+def devices_known(row: Measurement) -> int | None:
+    """The devices that a row states or that all its degrees give."""
+    known = choices_of(row)
+    given = None if any(known[name] is None for name in DEGREES) else devices_of(known)
+    return row.devices or given
 
 
 def work_of(row: Measurement) -> str:

@@ -49,7 +49,7 @@ chart("front", "Time against memory", () => {
   const fastest = front[front.length - 1];
   const groups = new Map();
   const bySource = differs("source");
-  const group = (one) => (bySource ? one.source : `TP ${one.tp}`);
+  const group = (one) => (bySource ? one.source : `TP ${one.tp ?? "not stated"}`);
   for (const one of thin(all)) (groups.get(group(one)) ?? groups.set(group(one), []).get(group(one))).push(one);
   const traces = [...groups].sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true })).map(([name, members]) => ({
     type: "scatter", mode: "markers", name: plain(name), x: members.map((one) => one.mem_gib), y: members.map(seconds),
@@ -151,7 +151,7 @@ chart("predicted", "Predicted against measured", () => {
 chart("scaling", "Scaling over devices", () => {
   if (state.works > 1) return null;
   const best = new Map();
-  for (const one of timed()) {
+  for (const one of timed().filter((one) => one.devices !== null)) {
     const key = `${one.source}\n${one.devices}`;
     if (!best.has(key) || pace(one) < pace(best.get(key))) best.set(key, one);
   }

@@ -35,9 +35,9 @@ class ShownLayout(Noun):
     layout: str
     status: str
     nodes: int | None
-    devices: int
+    devices: int | None
     gbs: int
-    choices: dict[str, int | str] = Field(description="what was chosen, by the name of the layout's field")
+    choices: dict[str, int | str | None] = Field(description="what was chosen, by the name of the layout's field")
     variant: str | None = None
     sec_per_it: float | None = None
     sec_per_it_low: float | None = None

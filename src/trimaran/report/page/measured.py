@@ -10,12 +10,11 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.files.row_nouns import nouns_of
-from trimaran.layout.axes import devices_of
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.report.disturbance import others_took
 from trimaran.report.measured_rows import size_label
-from trimaran.report.page.answers import answer_of_rows, by_work, choices_of, layout_of, work_of
+from trimaran.report.page.answers import answer_of_rows, by_work, choices_of, devices_known, layout_of, work_of
 from trimaran.report.page.content import Content, ShownLayout, limit_gib
 from trimaran.report.placement_map import placement_map
 
@@ -93,7 +92,6 @@ def _left_out(rows: int) -> Iterable[str]:
 
 
 def _measured_case(source: str, row: Measurement, predicted: Estimate | None, losses: tuple[float, ...]) -> ShownLayout:
-    choices = choices_of(row)
     parts: dict[str, Any] = {}
     if predicted is not None:
         stages = (stage.model_dump(exclude={"stage"}) for stage in predicted.memory)
@@ -104,9 +102,9 @@ def _measured_case(source: str, row: Measurement, predicted: Estimate | None, lo
         work=work_of(row),
         layout=layout_of(row),
         nodes=row.nodes,
-        devices=row.devices or devices_of(choices),
+        devices=devices_known(row),
         gbs=row.gbs,
-        choices=choices,
+        choices=choices_of(row),
         **parts,
         status=row.status,
         variant=row.variant,
