@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from trimaran.files.recipe_file import load_recipe
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.published import PublishedTable
 from trimaran.recipe.recipe import Recipe
+from trimaran.report.published_answers import records
 from trimaran.study.published.scale import (
     MOST_LAYERS,
     MOST_MBS,
@@ -102,3 +104,13 @@ def test_a_recipe_of_the_longest_name_is_measured_small_too(tmp_path: Path, monk
         measure_small(
             longest, ["data-parallel"], Workspace(tmp_path), show=lambda trials: nullcontext(print), say=print
         )  # fmt: skip
+
+
+def test_a_rate_without_a_delay_is_shown_of_a_published_row() -> None:
+    """It was left out, and a delay without a rate would have ended the table."""
+    (table,) = (each for each in recipe("gpt3-xl-p3").tables if each.name == "megatron-fp32")
+    small = small_rows(published_rows(table))[0]
+    delayed = replace(
+        small, published=small.published.model_copy(update={"network_delay_ms": 1.0, "network_gbps": None})
+    )
+    assert [each["network"] for each in records([(small, None), (delayed, None)])] == ["25 Gbps", "1 ms"]

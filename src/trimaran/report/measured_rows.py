@@ -76,6 +76,14 @@ def _placed(row: Measurement) -> str | None:
     return next((match[1] for match in stated if match), None)
 
 
+def network_label(row: Measurement) -> str:
+    """What a row states of its network: `1 ms, 5 Gbps`, or one of the two; empty where it states neither."""
+    delay, rate = row.network_delay_ms, row.network_gbps
+    return ", ".join(
+        filter(None, (None if delay is None else f"{delay:g} ms", None if rate is None else f"{rate:g} Gbps"))
+    )
+
+
 def size_label(row: Measurement) -> str:
     """The model's size: `181B`, `1.3B`, `124M`, `30K`."""
     parameters = _parameters(row)

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimaran.cost.table.predict_table import PredictedRow
 from trimaran.layout.flops import aggregate_pflops
-from trimaran.report.measured_rows import size_label
+from trimaran.report.measured_rows import network_label, size_label
 from trimaran.report.tables import Field
 
 FIELDS = (
@@ -42,14 +42,12 @@ def _record(row: PredictedRow) -> dict[str, Any]:
     published, estimate = row.row.answerable, row.estimate
     if published is None:
         return {"notes": row.error}
-    delay, rate = published.network_delay_ms, published.network_gbps
-    network = (None if delay is None else f"{delay:g} ms", None if rate is None else f"{rate:g} Gbps")
     both = estimate is not None and published.sec_per_it is not None
     odd = () if estimate is None else (*(() if estimate.fits else ("does not fit",)), *row.notes)
     return {
         **{name: getattr(published, name) for name in ("nodes", "dp", "tp", "pp", "heads", "mbs", "gbs", "mem_gib")},
         "size": size_label(published),
-        "network": ", ".join(filter(None, network)),
+        "network": network_label(published),
         "predicted_mem_gib": estimate.reported_mem_gib if estimate else None,
         "sec_per_it": published.sec_per_it,
         "predicted_sec_per_it": estimate.sec_per_it if estimate else None,

@@ -9,6 +9,7 @@ from typing import Any
 from trimaran.cost.score import kendall_tau
 from trimaran.nouns.measurement import Measurement
 from trimaran.recipe.published import PublishedTable
+from trimaran.report.measured_rows import network_label
 from trimaran.report.tables import Field, Format, render
 from trimaran.study.published.scale import SmallRow
 from trimaran.study.published.small_tables import SmallTable
@@ -64,11 +65,10 @@ def records(rows: Sequence[tuple[SmallRow, Measurement | None]]) -> list[dict[st
     rows_shown = []
     for small, measured in rows:
         published = small.published
-        delay, rate = published.network_delay_ms, published.network_gbps
         rows_shown.append(
             {
                 **{name: getattr(published, name) for name in ("nodes", "dp", "tp", "pp", "mbs", "gbs", "heads")},
-                "network": None if delay is None else f"{delay:g} ms, {rate:g} Gbps",
+                "network": network_label(published) or None,
                 "published_s": published.sec_per_it,
                 "published_status": published.status,
                 "small": small.layout.label(),
