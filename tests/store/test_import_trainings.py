@@ -235,8 +235,9 @@ def test_losses_that_are_not_finite_are_told(tmp_path: Path) -> None:
     assert row.losses == (8.1,) and "2 of 3 logged losses are not finite" in (row.notes or "")
 
 
-def test_a_line_that_stands_twice_is_one_iteration(tmp_path: Path) -> None:
-    text = HEAD + STEPS.partition("\n")[0] + "\n" + 2 * at_step(1, 9.0) + 2 * at_step(2, 5.0)
+@pytest.mark.parametrize("loss", ["8.1", "nan"])
+def test_a_line_that_stands_twice_is_one_iteration(tmp_path: Path, loss: str) -> None:
+    text = HEAD + STEPS.partition("\n")[0] + "\n" + 2 * at_step(1, 9.0) + 2 * at_step(2, 5.0, loss)
     assert only(read(tmp_path, text)).step_times_s == (9.0, 5.0)
 
 
