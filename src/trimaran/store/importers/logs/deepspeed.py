@@ -72,8 +72,13 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     `ThroughputTimer.stop` in `deepspeed/utils/timer.py`.
     """
     lines = text.split("\n")
-    parts = parts_of(lines, is_engine_setting, lambda line: _PIPELINE.search(line) or _STEP.search(line))
+    parts = parts_of(lines, is_engine_setting, _made)
     return drafts_of_trainings([_reading_of(part, begin, given) for begin, part in parts], lines, given)
+
+
+def _made(line: str) -> object:
+    """Whether a line is of a step."""
+    return ("iter time" in line and _PIPELINE.search(line)) or ("CurrSamplesPerSec=" in line and _STEP.search(line))
 
 
 def _reading_of(lines: Sequence[str], begin: int, given: Mapping[str, Cell]) -> LogReading:

@@ -65,7 +65,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     Its figures have three digits, and so has what is drawn from them.
     """
     lines = text.split("\n")
-    readings = [_reading_of(part, begin) for begin, part in parts_of(lines, _begins, _ITERATION.search)]
+    readings = [
+        _reading_of(part, begin)
+        for begin, part in parts_of(lines, _begins, lambda line: "iteration: " in line and _ITERATION.search(line))
+    ]
     return drafts_of_trainings(readings, lines, given)
 
 

@@ -74,8 +74,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
 
 def _made(line: str) -> bool:
     """Whether a line is of a step: its own, or of a metric, whose name says what it is of, as no setting's does."""
-    metric = _METRIC.search(line)
-    return _STEP.search(line) is not None or (metric is not None and "/" in metric[1])
+    if "=" not in line:
+        return False
+    metric = _METRIC.search(line) if "/" in line else None
+    return ("[step=" in line and _STEP.search(line) is not None) or (metric is not None and "/" in metric[1])
 
 
 def _reading_of(lines: Sequence[str], begin: int) -> LogReading:

@@ -85,7 +85,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         model = _MODEL.search(line)
         known = training.reading.cells
         other = any(known.get(name, size) != size for name, size in degrees.items())
-        if training.logged and (model or other or _BUILDING.search(line)):
+        if training.logged and (model or other or ("Building " in line and _BUILDING.search(line))):
             # every rank tells of its start, before the first of them tells of a step
             training = _begun(at)
             trainings.append(training)
