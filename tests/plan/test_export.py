@@ -282,3 +282,13 @@ def test_the_best_layout_that_can_be_stated_is_exported() -> None:
     layouts = [parse_layout("dp2,pp2,gpipe"), parse_layout("dp2,pp2")]
     chosen, text = first_exported(layouts, PLAIN, MEGATRON, "megatron-lm")
     assert chosen == layouts[1] and "--pipeline-model-parallel-size 2" in text
+
+
+def test_megatron_is_told_of_as_many_positions_as_tokens() -> None:
+    """megatron/training/arguments.py, validate_args: max_position_embeddings must not be less than seq_length."""
+    longer = workload_of("llama3-8b", 64, seq=32768)
+    assert longer.model.max_positions < longer.seq_len
+    said = flags(export(parse_layout("dp8,cp4,mbs1,bf16"), longer, CORE, "megatron-lm"))
+    assert said["--max-position-embeddings"] == said["--seq-length"] == ["32768"]
+    said = flags(export(parse_layout("dp8,mbs1,bf16"), workload_of("llama3-8b", 64, seq=4096), CORE, "megatron-lm"))
+    assert (said["--max-position-embeddings"], said["--seq-length"]) == (["8192"], ["4096"])

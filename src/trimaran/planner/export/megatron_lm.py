@@ -148,7 +148,10 @@ def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
 
 def model_flags(workload: Workload) -> list[str]:
     """The shape and the length of sequences, in flags that all Megatrons share."""
-    return [*shape_flags(workload.model), f"--seq-length {workload.seq_len}", "--make-vocab-size-divisible-by 128"]
+    # validate_args refuses fewer positions than tokens, also where angles stand for them and need no number
+    positions = max(workload.model.max_positions, workload.seq_len)
+    model = workload.model.model_copy(update={"max_positions": positions})
+    return [*shape_flags(model), f"--seq-length {workload.seq_len}", "--make-vocab-size-divisible-by 128"]
 
 
 def parallel_flags(layout: Layout) -> list[str]:
