@@ -292,3 +292,10 @@ def test_megatron_is_told_of_as_many_positions_as_tokens() -> None:
     assert said["--max-position-embeddings"] == said["--seq-length"] == ["32768"]
     said = flags(export(parse_layout("dp8,mbs1,bf16"), workload_of("llama3-8b", 64, seq=4096), CORE, "megatron-lm"))
     assert (said["--max-position-embeddings"], said["--seq-length"]) == (["8192"], ["4096"])
+
+
+def test_megatron_gathers_narrow_weights_where_it_shards_them_alone() -> None:
+    """megatron/training/arguments.py, validate_args: --fp8-param-gather only with the distributed optimizer or FSDP."""
+    for layout, gathers in (("tp8,sp,fp8", False), ("dp8,fp8", False), ("dp8,zero1,fp8", True)):
+        said = flags(export(parse_layout(layout), LLAMA, CORE, "megatron-lm"))
+        assert ("--fp8-param-gather" in said) == gathers == ("--use-distributed-optimizer" in said)

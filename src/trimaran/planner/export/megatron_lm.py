@@ -184,7 +184,9 @@ def _narrow_flags(layout: Layout, stack: Stack) -> list[str]:
         "fp8": ["--fp8-format hybrid", f"--fp8-recipe {FP8_RECIPES[stack.fp8_scaling]}"],
         "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8"],
     }.get(layout.precision, ["--fp4-format e2m1", "--fp4-recipe nvfp4"])
-    return [*flags, *(["--fp8-param-gather"] if stack.gathers_casts and narrow.gathers else [])]
+    # validate_args asks for the distributed optimizer beside it; what no rank shares out is gathered by none
+    gathers = stack.gathers_casts and narrow.gathers and layout.zero_stage > 0
+    return [*flags, *(["--fp8-param-gather"] if gathers else [])]
 
 
 def joined(flags: list[str]) -> str:
