@@ -299,3 +299,27 @@ def test_megatron_gathers_narrow_weights_where_it_shards_them_alone() -> None:
     for layout, gathers in (("tp8,sp,fp8", False), ("dp8,fp8", False), ("dp8,zero1,fp8", True)):
         said = flags(export(parse_layout(layout), LLAMA, CORE, "megatron-lm"))
         assert ("--fp8-param-gather" in said) == gathers == ("--use-distributed-optimizer" in said)
+
+
+@pytest.mark.parametrize("to", ["megatron-lm", "megatron-deepspeed", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize(
+    ("layout", "what"),
+    [
+        ("dp8,mbs1,compress-int8", "compress-int8"),
+        ("dp8,mbs1,local50,fragments5", "local50,fragments5"),
+        ("dp8,mbs1,on1-7.0", "the device that each rank stands on"),
+    ],
+)
+def test_what_only_our_trainer_does_is_never_dropped(to: str, layout: str, what: str) -> None:
+    with pytest.raises(TrimaranError, match=f"no setting for {what}"):
+        export(parse_layout(layout), PLAIN, load_stack("trimaran"), to)
+    assert export(parse_layout("dp8,mbs1,on0-7"), PLAIN, MEGATRON, to)
+
+
+def test_a_ramp_up_and_dropped_tokens_are_refused_where_there_is_no_word_for_them() -> None:
+    with pytest.raises(TrimaranError, match="no setting for a batch ramp-up"):
+        export(parse_layout("dp8,mbs1,bf16"), GPT, load_stack("deepspeed"), "deepspeed")
+    mixture = workload_of("qwen3-30b-a3b", 64).model_copy(update={"capacity_factor": 1.5})
+    for version in ("0.3", "0.2"):
+        with pytest.raises(TrimaranError, match="no setting for experts that drop tokens"):
+            export(parse_layout("dp8,mbs1,fsdp,bf16"), mixture, load_stack("torchtitan"), "torchtitan", version)

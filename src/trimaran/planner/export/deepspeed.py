@@ -31,6 +31,7 @@ def deepspeed(asked: Asked) -> str:
                 f"shard {layout.shard} (0.18 has MiCS: --for-version 0.18)",
             ),
             (workload.model.experts > 0, "experts, which are laid out where the model is made"),
+            (workload.ramp_up is not None, "a batch ramp-up"),
             (layout.offload == "activations", "offload activations in its configuration file"),
             (layout.tp > 1, f"TP {layout.tp} in its configuration file (export to megatron-deepspeed)"),
             (layout.pp > 1, f"PP {layout.pp} in its configuration file (export to megatron-deepspeed)"),

@@ -75,9 +75,16 @@ def export(
             ),
             # a manifest starts our own trainer
             (bool(layout.replica_batches) and not exporter.starts, "replicas with unlike numbers of micro-batches"),
+            (bool(layout.departures) and not exporter.starts, layout.departures),
+            (not exporter.starts and _is_placed(layout), "the device that each rank stands on"),
         ],
     )
     return exporter.write(Asked(layout, workload, stack, version or next(iter(exporter.versions), ""), start))
+
+
+def _is_placed(layout: Layout) -> bool:
+    """Whether ranks stand on other devices than on the cluster's in their order."""
+    return layout.placed not in ((), tuple(range(layout.devices)))
 
 
 def first_exported(

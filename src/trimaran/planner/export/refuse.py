@@ -22,7 +22,6 @@ def untold_degrees(layout: Layout) -> tuple[tuple[bool, str], ...]:
         (layout.ep > 1, f"EP {layout.ep}"),
         (layout.etp > 1, f"ETP {layout.etp}"),
         (layout.offload != "none", f"offload {layout.offload}"),
-        (bool(layout.departures), layout.departures),
     )
 
 

@@ -81,6 +81,7 @@ def torchtitan(asked: Asked) -> str:
             (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
             (workload.optimizer != "adam", f"optimizer {workload.optimizer}"),
             (workload.ramp_up is not None, "a batch ramp-up"),
+            (workload.capacity_factor is not None, "experts that drop tokens"),
         ),
     )
     training, parallelism = _training(layout, workload), _parallelism(layout, workload.model, split, version)
