@@ -87,6 +87,22 @@ def test_a_quoted_value_is_no_redirection() -> None:
     assert training_words("train --a '<s>' --b \">x\"\n", TELLING)[0] == ["train", "--a", "<s>", "--b", ">x"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ": ${NEW:=4}\ntrain --a $NEW", 'train --a "${NEW:=4}" --b ${NEW}', "train --a ${EMPTY:-4} --b ${EMPTY-4}",
+        ": ${EMPTY:=4}\ntrain --a $EMPTY", "train --a ${SET:+--b $SET} --c ${SET+x}", "train --a ${EMPTY:+x}",
+        "train --a ${LIST[1]} --b ${LIST[0]}", "train --a ${LIST[9]:-4} --b ${SET[0]}", 'train --a "${LIST[@]}"',
+        "train --a ${LIST[*]:+x} --b $((SET * 2))",
+    ],
+)  # fmt: skip
+def test_variables_are_filled_in_as_bash_does(words: str) -> None:
+    script = f"SET=8\nEMPTY=\nLIST=(16 32 64)\n{words}\n"
+    shown = f"train() {{ printf '%s\\n' train \"$@\"; }}\n{script}"
+    ran = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+    assert training_words(script, TELLING)[0] == ran.stdout.split("\n")[:-1]
+
+
 @pytest.mark.parametrize("again", ["eval $RUN", 'bash -c "$RUN"'])
 def test_a_script_that_runs_itself_ends_in_a_line(again: str) -> None:
     with pytest.raises(TrimaranError, match="more than 20 deep in each other"):

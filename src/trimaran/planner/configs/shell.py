@@ -29,7 +29,7 @@ _NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _SHELLS = {"bash", "sh"}
 _PREFIXES = {"export", "local", "readonly", "declare", "typeset"}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_NAMED = re.compile(r"([A-Za-z_]\w*|[0-9@*#?])(?:\[[@*0-9]+\])?(?::?([-=+?])(.*))?", re.DOTALL)
+_NAMED = re.compile(r"([A-Za-z_]\w*|[0-9@*#?])(?:\[([@*]|\d{1,6})\])?(?:(:?)([-=+?])(.*))?", re.DOTALL)
 _BARE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?])")
 _SUM = re.compile(r"[0-9\s()+*/%-]+")
 _UNKNOWN = re.compile(f"{UNSET}[^{UNSET}]*{UNSET}")
@@ -154,10 +154,19 @@ class Script:
         match = _NAMED.fullmatch(inside)
         if match is None:
             return [_unset(inside)]
-        name, kind, default = match.groups()
-        if name in self.values:
-            return self.values[name]
-        return [self._text(default)] if kind in ("-", "=") else [_unset(name)]
+        name, place, colon, kind, other = match.groups()
+        values = self.values.get(name)
+        if values is not None and place and place.isdecimal():
+            values = values[int(place) : int(place) + 1] or [""]
+        is_empty = bool(colon) and values is not None and not any(values)
+        if kind == "+":
+            known = values is not None and not _unknown(values)
+            return [_unset(name)] if not known else [""] if is_empty else [self._text(other)]
+        if kind in ("-", "=") and (values is None or is_empty):
+            values = [self._text(other)]
+            if kind == "=":
+                self.values[name] = values
+        return [_unset(name)] if values is None else values
 
     def _sum(self, expression: str) -> str:
         named = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), expression)
