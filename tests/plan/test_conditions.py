@@ -31,6 +31,21 @@ ASSIGNED = st.builds("{}={}".format, st.sampled_from(["A", "B"]), st.sampled_fro
 )
 
 
+LINKS = st.sampled_from(["&&", "||"])
+# Commands that are run or not by how the one before them ended, and branches by patterns.
+LISTED = st.one_of(
+    st.builds("{} {} {}".format, CONDITIONS, LINKS, ASSIGNED),
+    st.builds("{} {}\n {} {} {}".format, CONDITIONS, LINKS, ASSIGNED, LINKS, ASSIGNED),
+    st.builds("{} {} {} {} {}".format, CONDITIONS, LINKS, CONDITIONS, LINKS, ASSIGNED),
+    st.builds("{} {} {{ {}; {}\n}}".format, CONDITIONS, LINKS, ASSIGNED, ASSIGNED),
+    st.builds(
+        "case {} in\n1|2) {} ;;\n(tr*) {};;\n'10')\n{}\n;;\n*) {}\nesac".format,
+        st.sampled_from(["$A", '"$B"', "$N"]), ASSIGNED, ASSIGNED, ASSIGNED, ASSIGNED,
+    ),
+    st.builds("case $A in 1) {};; true) {} ;; esac".format, ASSIGNED, ASSIGNED),
+)  # fmt: skip
+
+
 def _branched(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     tail = st.one_of(
         st.just(""),
@@ -40,7 +55,7 @@ def _branched(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.builds("if {}; then\n{}\n{}fi\n{}".format, CONDITIONS, inner, tail, inner)
 
 
-SCRIPTS = st.recursive(st.lists(ASSIGNED, min_size=1, max_size=3).map("\n".join), _branched, max_leaves=8)
+SCRIPTS = st.recursive(st.lists(ASSIGNED | LISTED, min_size=1, max_size=3).map("\n".join), _branched, max_leaves=8)
 TELLING = dict.fromkeys(["--a", "--b", "--c", "--d"])
 
 
@@ -52,6 +67,36 @@ def test_branches_are_those_of_bash(script: str, n: int) -> None:
     words, undecided = training_words(f"{script}$OUT\n", TELLING)
     assert words == ran.stdout.split()
     assert not undecided
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "undecided"),
+    [
+        ("S=0\n[ $S -eq 1 ] && OUT+=' --b'", "", False),
+        ("[ -f x ] && OUT+=' --b'", "--b", True),
+        ("[ -f x ] && { OUT+=' --b'; OUT+=' --c'; }", "--b --c", True),
+        ("[ $1 = 1 ] || OUT+=' --b'", "--b", True),
+        ("mkdir x && OUT+=' --b'", "--b", False),
+        ("[[ -n $S && $S = 1 ]] && OUT+=' --b'", "--b", True),
+        ("if [[ $1 = 1 || $1 = 2 ]]; then OUT+=' --b'; fi", "--b", True),
+        ("test 1 = 2 && OUT+=' --b'", "", False),
+        ("case $1 in 1) OUT+=' --b' ;; *) OUT+=' --c' ;; esac", "--b --c", True),
+        ("S=7b\ncase $S in 7b) OUT+=' --b' ;; 13b) OUT+=' --c' ;; esac", "--b", False),
+        ("if [ -f x ]; then OUT+=' --b'; elif true; then OUT+=' --c'; else OUT+=' --d'; fi", "--b --c", True),
+        ('declare -a MORE=(--b --c)\nOUT+=" ${MORE[*]}"', "--b --c", False),
+    ],
+)
+def test_what_a_command_before_it_or_a_pattern_decides_is_run_as_bash_runs_it(
+    lines: str, words: str, undecided: bool
+) -> None:
+    assert training_words(f"OUT='train --a'\n{lines}\n$OUT\n", TELLING) == (
+        ["train", "--a", *words.split()], undecided,
+    )  # fmt: skip
+
+
+def test_a_branch_after_one_that_may_be_taken_is_not_sure_either() -> None:
+    script = "T=2\nif [ -f x ]; then T=2; elif true; then T=$1; fi\ntrain --a $T\n"
+    assert training_words(script, TELLING) == (["train", "--a", "2"], True)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 BEGINS, ENDS = frozenset({"if", "for", "while", "until", "case"}), frozenset({"fi", "done", "esac"})
 KEYWORDS = BEGINS | ENDS | {"then", "else", "elif", "do", "{", "}", "!"}
+# What stands between commands of which the second is run or not by how the first one ended.
+LINKS = ("&&", "||")
+# Commands that answer and do nothing else.
+TESTS = frozenset({"[", "[[", "test", "true", "false"})
 _CLOSED_BY = {"[": "]", "[[": "]]"}
 _OF_TEXT: dict[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -18,11 +23,23 @@ _OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass
 class _Block:
-    """A condition or a loop: whether its branch at hand is taken, None where that is not known."""
+    """A condition, a loop or commands in braces: whether what is at hand of it is run, None where that is not known.
 
+    `before` are the answers of the branches so far. Of a `case` the `subject` is None where it is not known, and
+    `patterns` are those of the branch that is about to begin, None within one.
+    """
+
+    begun_by: str
     taken: bool | None = None
     before: list[bool | None] = field(default_factory=list)
     asked: list[bool | None] | None = None
+    subject: str | None = None
+    patterns: list[str | None] | None = None
+
+    def begin(self, answer: bool | None) -> None:
+        """Begin the branch whose own condition has this answer."""
+        self.taken = False if True in self.before else None if answer and None in self.before else answer
+        self.before.append(answer)
 
 
 @dataclass
@@ -50,32 +67,84 @@ class Branches:
         """Whether what stands here is a condition."""
         return bool(self._blocks) and self._blocks[-1].asked is not None
 
-    def keyword(self, word: str) -> None:
-        """Go on behind a keyword of KEYWORDS."""
+    @property
+    def choosing(self) -> bool:
+        """Whether what stands here are patterns of a `case`."""
+        return bool(self._blocks) and self._blocks[-1].patterns is not None
+
+    def keyword(self, word: str, is_run: bool | None = True) -> None:
+        """Go on behind a keyword of KEYWORDS; whether commands in braces are run is what stands before them to say."""
         if word in BEGINS:
-            self._blocks.append(_Block(asked=[] if word == "if" else None))
+            # of a case nothing stands here before its patterns do
+            self._blocks.append(_Block(word, True if word == "case" else None, asked=[] if word == "if" else None))
+        elif word == "{":
+            self._blocks.append(_Block(word, is_run))
         elif self._blocks:
             self._within(word, self._blocks[-1])
-        self.met |= self.taken and self.open and not self.asking
+        self._meet()
 
     def ask(self, answer: bool | None) -> None:
         """Take the answer to a condition; of one that several commands make none is known."""
         if (asked := self._blocks[-1].asked) is not None:
             asked.append(answer)
 
+    def case(self, subject: str | None) -> None:
+        """Begin to choose among the branches of the `case` just begun."""
+        self._blocks[-1].subject, self._blocks[-1].patterns = subject, []
+
+    def choose(self, patterns: Sequence[str | None]) -> None:
+        """Take patterns of the branch of a `case` that is about to begin, None for one that is not known."""
+        if (known := self._blocks[-1].patterns) is not None:
+            known += patterns
+
+    def chosen(self) -> None:
+        """Begin the branch of a `case` before which its patterns stand, where they do."""
+        if not self.choosing:
+            return
+        block = self._blocks[-1]
+        fits = [_fits(block.subject, pattern) for pattern in block.patterns or ()]
+        answer = True if True in fits else None if None in fits else False
+        block.begin(answer)
+        block.patterns = None
+        self._meet()
+
+    def next_choice(self) -> None:
+        """End the branch of a `case`, where one is at hand."""
+        if self._blocks and self._blocks[-1].begun_by == "case":
+            self._blocks[-1].patterns = []
+
+    def only(self, is_run: bool | None) -> None:
+        """Begin what ends with `over`, which is run or not by how a command before it ended."""
+        self._blocks.append(_Block("", is_run))
+        self._meet()
+
+    def over(self) -> None:
+        """End what `only` began."""
+        self._blocks.pop()
+
+    def _meet(self) -> None:
+        self.met |= self.taken and self.open and not self.asking and not self.choosing
+
     def _within(self, word: str, block: _Block) -> None:
-        if word in ENDS:
+        if word in ENDS or (word == "}" and block.begun_by == "{"):
             self._blocks.pop()
         elif word == "!" and block.asked is not None:
             block.asked.append(None)
         elif word == "then" and block.asked is not None:
-            answer = block.asked[0] if len(block.asked) == 1 else None
-            block.taken = False if True in block.before else answer
+            block.begin(block.asked[0] if len(block.asked) == 1 else None)
             block.asked = None
         elif word in ("elif", "else"):
-            block.before.append(block.taken)
             block.taken = False if True in block.before else None if None in block.before else True
             block.asked = [] if word == "elif" else None
+
+
+def goes_on(link: str, answer: bool | None) -> bool | None:
+    """Whether a command behind `&&` or `||` is run, by how the one before it ended; None where that is not known."""
+    return answer if link == "&&" or answer is None else not answer
+
+
+def _fits(subject: str | None, pattern: str | None) -> bool | None:
+    return None if subject is None or pattern is None else fnmatchcase(subject, pattern)
 
 
 def holds(words: list[str]) -> bool | None:
@@ -85,6 +154,7 @@ def holds(words: list[str]) -> bool | None:
     """
     if words in (["true"], ["false"]):
         return words == ["true"]
+    words = ["[", *words[1:], "]"] if words[:1] == ["test"] else words
     if len(words) < 2 or _CLOSED_BY.get(words[0]) != words[-1]:
         return None
     first, last = 1, len(words) - 1

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from itertools import dropwhile
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.planner.configs.conditions import KEYWORDS, Branches, holds
+from trimaran.planner.configs.conditions import KEYWORDS, LINKS, TESTS, Branches, goes_on, holds
 from trimaran.planner.configs.slurm_directives import nodes_of
 
 UNSET = "\x01"
@@ -36,6 +37,8 @@ _UNKNOWN = re.compile(f"{UNSET}[^{UNSET}]*{UNSET}")
 _REDIRECTED = re.compile(r"(?:\d*|&)(?:>>?|<|>\|)(.*)", re.DOTALL)
 _HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL | re.MULTILINE)
 _OPENS = {"(": ")", "{": "}", "[": "]"}
+# What stands between statements as a mark of its own.
+_DOUBLE = (*LINKS, ";;")
 
 Values = dict[str, list[str]]
 
@@ -47,31 +50,64 @@ class Script:
         nodes, _ = nodes_of(text)
         self.values: Values = {name: [str(nodes)] for name in _NODES if nodes is not None}
         self.branches = Branches()
+        # what stands before the statement at hand, and how the one before that ended, where && and || ask
+        self.link, self.answered = "", tuple[bool | None, ...]()
         self.depth, self.given = 0, 0
         self.commands: list[list[str]] = []
         self._follow_text(_HERE.sub("\n", text))
 
     def _follow(self, words: list[str]) -> None:
+        """Follow a statement, or what stands between two of them."""
+        if words[0] in LINKS:
+            self.link = words[0]
+        elif words[0] == ";;":
+            self.branches.next_choice()
+        elif words[0] == ")":
+            self.branches.chosen()
+        elif self.branches.choosing and words[0] not in KEYWORDS:
+            self.branches.choose([self._known(word) for word in words])
+        else:
+            self._linked(words)
+
+    def _linked(self, words: list[str]) -> None:
+        """Follow a statement that is run or not by how the one before it ended, where `&&` or `||` stands between."""
+        link, self.link = self.link, ""
+        is_run = goes_on(link, *self.answered) if link and self.answered and not self.branches.asking else True
+        if is_run is True or words[0] == "{":
+            self.answered = self._run(words, is_run)
+            return
+        self.branches.only(is_run)
+        self._run(words)
+        self.branches.over()
+        self.answered = self.answered if is_run is False else (None,)
+
+    def _run(self, words: list[str], is_run: bool | None = True) -> tuple[bool | None, ...]:
+        """Follow a statement; how it ends, where that is known or a test's: of other commands `&&` and `||` ask not."""
+        denied = False
         while words and (words[0] in KEYWORDS or words[0] in _PREFIXES):
             if words[0] in KEYWORDS:
-                self.branches.keyword(words[0])
-            words = words[1:]
-        if not self.branches.taken:
-            return
-        if words and self.branches.asking:
-            self.branches.ask(self._holds(words))
+                self.branches.keyword(words[0], is_run)
+                denied |= words[0] == "!"
+            options = words[0] in _PREFIXES
+            begun, words = words[0], words[1:]
+            words = [*dropwhile(lambda word: word.startswith("-"), words)] if options else words
+            if begun == "case" and "in" in words:
+                self.branches.case(self._known(words[0]))
+                self.branches.choose([self._known(word) for word in words[words.index("in") + 1 :]])
+                return ()
+        if not (words and self.branches.taken):
+            return ()
+        answer = self._holds(words) if words[0] in TESTS else None
+        if self.branches.asking:
+            self.branches.ask(answer)
+        is_test = words[0] in TESTS
         while words and (match := _ASSIGNED.fullmatch(words[0])):
             self._assign(*match.groups())
             words = words[1:]
         if words:
-            command = [field for word in _without_redirections(words) for field in self._fields(word)]
-            if command[:1] == ["eval"]:
-                self._follow_text(" ".join(command[1:]))
-                return
-            self.commands.append(command)
-            for program, option, given in zip(command, command[1:], command[2:], strict=False):
-                if program.rpartition("/")[2] in _SHELLS and option == "-c":
-                    self._follow_text(given)
+            self._command([field for word in _without_redirections(words) for field in self._fields(word)])
+            return ((None if denied else answer),) if is_test else ()
+        return (True,)
 
     def _follow_text(self, text: str) -> None:
         self.given += len(text) if self.depth else 0
@@ -96,9 +132,22 @@ class Script:
         self.values[name] = [*old, *new] if array or not old else [*old[:-1], old[-1] + new[0]]
         _check(sum(map(len, self.values[name])))
 
+    def _command(self, command: list[str]) -> None:
+        if command[:1] == ["eval"]:
+            self._follow_text(" ".join(command[1:]))
+            return
+        self.commands.append(command)
+        for program, option, given in zip(command, command[1:], command[2:], strict=False):
+            if program.rpartition("/")[2] in _SHELLS and option == "-c":
+                self._follow_text(given)
+
     def _holds(self, words: list[str]) -> bool | None:
         fields = [field for word in words for field in self._fields(word)]
         return None if _unknown(fields) else holds(fields)
+
+    def _known(self, word: str) -> str | None:
+        text = self._text(word)
+        return None if UNSET in text else text
 
     def _text(self, word: str) -> str:
         return " ".join(self._fields(word, split=False))
@@ -234,16 +283,25 @@ def _statements(text: str) -> Iterator[list[str]]:
             place = end - 1
         elif char in " \t\n;&|()":
             words += [word] if word else []
+            done, words = _broken(words, text[place : place + 2])
+            yield from done
             word = ""
-            if char not in " \t" and words:
-                yield words
-                words = []
+            place += text[place : place + 2] in _DOUBLE
         else:
             word += char
         place += 1
     words += [word] if word else []
     if words:
         yield words
+
+
+def _broken(words: list[str], at: str) -> tuple[list[list[str]], list[str]]:
+    """What ends where two characters stand behind a word, marks by themselves; and the words that go on."""
+    # `[[ a && b ]]` is one statement, before which a keyword may stand
+    if at[0] in " \t" or (at[0] not in "\n;" and "[[" in words[:4] and words[-1] != "]]"):
+        return [], ([*words, at] if at in LINKS else words)
+    mark = at if at in _DOUBLE else at[0] if at[0] == ")" else ""
+    return [each for each in (words, [mark] if mark else []) if each], []
 
 
 def _known_again(text: str, start: int) -> int:
