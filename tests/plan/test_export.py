@@ -323,3 +323,20 @@ def test_a_ramp_up_and_dropped_tokens_are_refused_where_there_is_no_word_for_the
     for version in ("0.3", "0.2"):
         with pytest.raises(TrimaranError, match="no setting for experts that drop tokens"):
             export(parse_layout("dp8,mbs1,fsdp,bf16"), mixture, load_stack("torchtitan"), "torchtitan", version)
+
+
+def test_what_megatron_asserts_against_is_refused_before() -> None:
+    graphs, mixture = load_stack("megatron-core-graphs"), workload_of("qwen3-30b-a3b", 64)
+    slow, shared = PLAIN.model_copy(update={"optimizer": "sgd"}), workload_of("deepseek-v3", 64)
+    hidden = "dp8,ep8,etp1,dispatch-deepep,overlap-shared,mbs1,bf16"
+    for workload, stack, layout, version, what in (
+        (slow, CORE, "dp8,mbs1,zero1,bf16", "0.19", "optimizer sgd in ZeRO stage 1"),
+        (LLAMA, graphs, "dp8,mbs1,recompute-full,bf16", "0.19", "CUDA graphs of layers that are all made again"),
+        (mixture, CORE, "dp8,mbs1,ep8,fp16", "0.15", r"precision fp16 of experts in core 0\.15"),
+        (shared, CORE, hidden, "0.17", r"ep_overlap shared beside dispatcher deepep in core 0\.17"),
+    ):
+        with pytest.raises(TrimaranError, match=what):
+            export(parse_layout(layout), workload, stack, "megatron-lm", version)
+    assert "--optimizer sgd" in export(parse_layout("dp8,mbs1,bf16"), slow, CORE, "megatron-lm")
+    assert "--fp16" in export(parse_layout("dp8,mbs1,ep8,fp16"), mixture, CORE, "megatron-lm")
+    assert "--moe-shared-expert-overlap" in export(parse_layout(hidden), shared, CORE, "megatron-lm", "0.18")

@@ -11,7 +11,9 @@ from trimaran.nouns.workload import Workload
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.megatron_mixtures import (
     DEEPEP_ALONE,
+    EXPERTS_IN_BF16,
     MIXTURE_TRAITS,
+    SHARED_BESIDE_ALLTOALL,
     WITHOUT_SHARED_GATE,
     further_degrees,
     latent_flags,
@@ -208,6 +210,21 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 model.experts > 0 and layout.dispatcher == "hybridep" and version in DEEPEP_ALONE,
                 f"dispatcher hybridep in core {version}",
             ),
+            (
+                layout.ep_overlap == "shared" and layout.dispatcher != "alltoall" and version in SHARED_BESIDE_ALLTOALL,
+                f"ep_overlap shared beside dispatcher {layout.dispatcher} in core {version}",
+            ),
+            (
+                model.experts > 0 and PRECISIONS[layout.precision].wide != "bf16" and version in EXPERTS_IN_BF16,
+                f"precision {layout.precision} of experts in core {version}",
+            ),
+            (
+                # megatron/core/optimizer/distrib_optimizer.py, __init__
+                workload.optimizer != "adam" and layout.zero_stage > 0 and stack.name != TORCH_FSDP2,
+                f"optimizer {workload.optimizer} in ZeRO stage {layout.zero_stage}",
+            ),
+            # transformer_config.py, __post_init__
+            (bool(stack.graphed) and layout.recompute == "full", "CUDA graphs of layers that are all made again"),
             (
                 model.rotary_stretch not in ("none", YARN)
                 or (model.rotary_stretch == YARN and not model.latent_attention and version in WITHOUT_YARN),

@@ -59,6 +59,10 @@ OVERLAPS: Mapping[ExpertOverlap, tuple[str, ...]] = {
 }
 # The one whose fused dispatcher is a switch, of DeepEP alone (core_v0.15.0, megatron/training/arguments.py).
 DEEPEP_ALONE = ("0.15",)
+# Those whose shared experts hide no exchange of a fused dispatcher (transformer_config.py, __post_init__).
+SHARED_BESIDE_ALLTOALL = ("0.17", "0.16", "0.15")
+# The one that has experts in bf16 alone (core_v0.15.0, megatron/training/arguments.py, validate_args).
+EXPERTS_IN_BF16 = ("0.15",)
 MIXTURE_TRAITS = (
     "experts", "top_k", "moe_ffn_hidden", "shared_experts", "dense_layers", "experts_every", "latent_attention",
     "expert_groups", "top_groups", "router", "shared_gate",
