@@ -326,3 +326,13 @@ def llama3_70b():
     assert str(chunked.layout) == "dp8,tp8,pp1,mbs8,zero3,fsdp,sp,recompute-selective,bf16"
     assert chunked.estimate.memory[0].logits < whole.estimate.memory[0].logits / 3
     assert ("not read", "quantize.NVFP4LinearConverter") in chunked.remarks
+
+
+def test_a_pipeline_of_torchtitan_that_fills_more_than_once_an_iteration_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    text = "[training]\nlocal_batch_size = 8\nglobal_batch_size = {}\n[parallelism]\npipeline_parallel_degree = {}\n"
+    given = Given("dgx-h100", model="llama3-8b", devices=16)
+    for batch, pp, told in ((256, 4, "fills and drains 8 times an iteration"), (32, 4, None), (256, 1, None)):
+        file.write_text(text.format(batch, pp))
+        remarks = "\n".join(sentence for _, sentence in cost_of(file, "auto", given).remarks)
+        assert (told in remarks) if told else "fills and drains" not in remarks

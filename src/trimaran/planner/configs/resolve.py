@@ -72,11 +72,21 @@ def layout_of(stated: Stated, given: Given, stack: Stack, name: str) -> tuple[La
     unsplit = layout.model_copy(update={"stage_split": ()})
     if layout.stage_split == resolve_split(unsplit, workload, stack):
         layout = unsplit
-    remarks += [("not counted", word) for word in stated.uncounted]
+    remarks += [("not counted", word) for word in (*stated.uncounted, *_refilled(stated, layout, workload))]
     remarks += [("note", sentence) for sentence in stated.notes]
     if stated.unread:
         remarks.append(("not read", ", ".join(stated.unread)))
     return layout, workload, remarks
+
+
+def _refilled(stated: Stated, layout: Layout, workload: Workload) -> list[str]:
+    """How often torchtitan fills a pipeline in an iteration, where that is more than once.
+
+    torchtitan 0.2.2, train.py, train_step: each of the local batches that a global one takes goes through its schedule.
+    """
+    each = (stated.batch_per_replica or 0) * layout.dp
+    times = -(-workload.global_batch // each) if each and stated.titan_stages and layout.pp > 1 else 1
+    return [f"that the pipeline fills and drains {times} times an iteration, counted as once"] if times > 1 else []
 
 
 def _replicas(stated: Stated, given: Given, name: str, remarks: list[tuple[str, str]]) -> int:

@@ -198,10 +198,9 @@ def _batch(training: Mapping[str, Any], parallelism: Mapping[str, Any], stated: 
         local = _count(training, "local_batch_size", 8)
         mbs = _count(parallelism, "pipeline_parallel_microbatch_size", 1) if piped else local
     stated.layout["mbs"] = mbs
+    stated.batch_per_replica = local
     if batch > 0:
         stated.workload["global_batch"] = batch
-    else:
-        stated.batch_per_replica = local
 
 
 def _loss(loss: Mapping[str, Any], cp: int, stated: Stated) -> None:
