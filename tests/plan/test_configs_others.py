@@ -6,6 +6,7 @@ Shapes of the files are those of the projects' own examples.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,17 @@ def test_a_pipeline_of_torchtitan_that_fills_more_than_once_an_iteration_is_told
         file.write_text(text.format(batch, pp))
         remarks = "\n".join(sentence for _, sentence in cost_of(file, "auto", given).remarks)
         assert (told in remarks) if told else "fills and drains" not in remarks
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("converters = 8", "converter '8' cannot be said here"),
+        ("converters = [['mx']]", "converter \"['mx']\" cannot be said here"),
+        ("converters = ['float8']\n[float8]\nrecipe_name = ['rowwise']", "recipe_name is \"['rowwise']\": only"),
+    ],
+)
+def test_a_setting_of_torchtitan_that_is_of_another_kind_ends_in_a_line(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "job.toml").write_text(f"[model]\n{line}\n")
+    with pytest.raises(TrimaranError, match=re.escape(says)):
+        cost_of(tmp_path / "job.toml", "auto", Given("dgx-h100", model="llama3-8b", devices=8))

@@ -76,20 +76,19 @@ def _precision(
     if precision not in _PRECISIONS:
         raise TrimaranError(f"mixed_precision_param is {quoted(precision)}: it is one of {', '.join(_PRECISIONS)}")
     layout["precision"] = _PRECISIONS[precision]
-    for converter in model.get("converters", []):
-        if converter not in _NARROW:
+    converters = model.get("converters", [])
+    for converter in converters if isinstance(converters, list) else [converters]:
+        if str(converter) not in _NARROW:
             raise TrimaranError(
                 f"converter {quoted(str(converter))} cannot be said here: it is none of {', '.join(_NARROW)}"
             )
-        layout["precision"] = _NARROW[converter]
+        layout["precision"] = _NARROW[str(converter)]
     # a section of its own in 0.1, whose files have no other
     float8 = _table(_table(_table(sections, "quantize"), "linear"), "float8") or _table(sections, "float8")
     if layout["precision"] == "fp8":
-        recipe = float8.get("recipe_name") or "tensorwise"
+        recipe = str(float8.get("recipe_name") or "tensorwise")
         if recipe not in _FP8_RECIPES:
-            raise TrimaranError(
-                f"recipe_name is {quoted(str(recipe))}: only {', '.join(_FP8_RECIPES)} can be said here"
-            )
+            raise TrimaranError(f"recipe_name is {quoted(recipe)}: only {', '.join(_FP8_RECIPES)} can be said here")
         layout["precision"] = _FP8_RECIPES[recipe]
         stated.stack["gathers_casts"] = float8.get("enable_fsdp_float8_all_gather", False) is True
     _held_in(training, stated)
