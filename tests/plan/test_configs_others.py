@@ -351,3 +351,14 @@ def test_a_setting_of_torchtitan_that_is_of_another_kind_ends_in_a_line(tmp_path
     (tmp_path / "job.toml").write_text(f"[model]\n{line}\n")
     with pytest.raises(TrimaranError, match=re.escape(says)):
         cost_of(tmp_path / "job.toml", "auto", Given("dgx-h100", model="llama3-8b", devices=8))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, {"dynamo_backend": "INDUCTOR"}]
+)
+def test_what_accelerate_compiles_is_told(tmp_path: Path, settings: dict[str, Any]) -> None:
+    given = Given("dgx-h100", model="llama3-8b", global_batch=64, seq_len=2048, mbs=1)
+    _, remarks = price(tmp_path, FSDP | settings, given)
+    assert "not counted: dynamo_backend INDUCTOR: layers are counted as not compiled" in remarks
+    for plain in ({}, {"dynamo_config": {}}, {"dynamo_backend": "NO"}):
+        assert "dynamo" not in price(tmp_path, FSDP | plain, given)[1]

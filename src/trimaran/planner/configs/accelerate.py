@@ -40,6 +40,10 @@ def accelerate(document: Mapping[str, Any]) -> Stated:
     if kind != "DEEPSPEED" or mixed != "no":
         stated.layout["precision"] = _PRECISIONS[mixed]
     stated.open.append("model, sequences and batches are those of the script that accelerate starts")
+    # config_args.py: older files state the backend beside the others
+    compiler = table(document, "dynamo_config").get("dynamo_backend") or document.get("dynamo_backend") or "NO"
+    if str(compiler).upper() != "NO":
+        stated.uncounted.append(f"dynamo_backend {compiler}: layers are counted as not compiled")
     if kind == "DEEPSPEED":
         _degrees(table(document, "parallelism_config"), stated)
         return stated
