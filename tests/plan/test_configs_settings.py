@@ -320,3 +320,22 @@ def test_values_stand_before_flags_that_are_not_known(tmp_path: Path, position: 
     # of text the three positions of mrope, as Qwen-VL has them, are equal
     assert (cost.case.model.positions, str(cost.layout)) == ("rotary", "dp8,tp1,pp1,mbs2,bf16")
     assert "--tensor-model-parallel-size is $10, which the file does not set" in said and "EXTRA" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("apply_rope_fusion", "--no-rope-fusion"), ("masked_softmax_fusion", "--no-masked-softmax-fusion"),
+        ("bias_swiglu_fusion", "--no-bias-swiglu-fusion"), ("gradient_accumulation_fusion", None),
+    ],
+)  # fmt: skip
+def test_what_a_recipe_switches_off_is_told_as_the_flag_that_does_so(
+    tmp_path: Path, name: str, told: str | None
+) -> None:
+    """Megatron-Bridge and NeMo state these as true or false, for which Megatron-LM has a flag of the second alone."""
+    plain = "num_layers: 24\nhidden_size: 2048\nnum_attention_heads: 16\nseq_length: 2048\nmicro_batch_size: 2\n"
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"{plain}{name}: false\n")
+    stated = read_config(file)
+    assert stated.uncounted == ([told] if told else []) and not stated.unread
+    assert stated.stack.get("fused_accumulation") == (None if told else "never")

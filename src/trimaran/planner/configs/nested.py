@@ -36,6 +36,12 @@ _VALUES: Mapping[tuple[str, str], str | None] = {
     ("bias", "false"): "--disable-bias-linear", ("add_bias_linear", "false"): "--disable-bias-linear",
     ("qkv_bias", "true"): "--add-qkv-bias",
     ("grad_reduce_in_fp32", "false"): "--grad-reduce-in-bf16", ("grad_reduce_in_fp32", "true"): None,
+    # what Megatron-LM has a flag to switch off
+    ("gradient_accumulation_fusion", "false"): "--no-gradient-accumulation-fusion",
+    ("gradient_accumulation_fusion", "true"): None,
+    ("masked_softmax_fusion", "false"): "--no-masked-softmax-fusion",
+    ("bias_swiglu_fusion", "false"): "--no-bias-swiglu-fusion", ("bias_gelu_fusion", "false"): "--no-bias-gelu-fusion",
+    ("apply_rope_fusion", "false"): "--no-rope-fusion",
     ("activation", "swiglu"): "--swiglu", ("activation", "fast-swiglu"): "--swiglu", ("activation", "gelu"): None,
     ("activation", "squared-relu"): "--squared-relu", ("activation_func", "squared_relu"): "--squared-relu",
     **{("activation_func", word): None for word in ("gelu", "silu", "quick_gelu")},
