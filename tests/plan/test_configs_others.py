@@ -360,5 +360,6 @@ def test_what_accelerate_compiles_is_told(tmp_path: Path, settings: dict[str, An
     given = Given("dgx-h100", model="llama3-8b", global_batch=64, seq_len=2048, mbs=1)
     _, remarks = price(tmp_path, FSDP | settings, given)
     assert "not counted: dynamo_backend INDUCTOR: layers are counted as not compiled" in remarks
-    for plain in ({}, {"dynamo_config": {}}, {"dynamo_backend": "NO"}):
+    usual: list[dict[str, Any]] = [{}, {"dynamo_config": {}}, {"dynamo_backend": "NO"}]
+    for plain in usual:
         assert "dynamo" not in price(tmp_path, FSDP | plain, given)[1]
