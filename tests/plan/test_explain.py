@@ -276,3 +276,14 @@ def test_what_would_lessen_a_bottleneck_is_nothing_that_the_layout_has_not() -> 
     assert "fewer layers" not in ways("head", "dp8,mbs1,bf16")
     assert "ZeRO" in ways("optimizer", "dp8,mbs1,bf16")
     assert "ZeRO" not in ways("optimizer", "dp8,mbs1,zero1,bf16") + ways("optimizer", "mbs1,bf16")
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"), [("qwen3-30b-a3b", ("qkv",)), ("deepseek-v3", ("ffn up", "ffn down")), ("llama3-8b", None)]
+)
+def test_no_product_is_named_that_no_layer_has(model: str, layers: tuple[str, ...] | None) -> None:
+    workload = Workload(model=load_model(model), seq_len=512, global_batch=64)
+    layout = parse_layout("dp8,tp1,pp1,mbs1,zero1,bf16")
+    notes = kernel_notes(layout, workload, load_cluster("dgx-h100"), load_stack("megatron-core"))
+    named = {note.partition(":")[0] for note in notes} - {"logits"}
+    assert named and named <= set(layers or ("qkv", "ffn up", "ffn down"))

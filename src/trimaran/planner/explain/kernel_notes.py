@@ -55,11 +55,9 @@ def _alignment(layout: Layout, workload: Workload) -> Iterator[str]:
     model = workload.model
     if layout.precision == "fp32":
         return
-    sizes = {
-        "head size": model.head_dim,
-        "hidden": model.hidden,
-        "ffn_hidden / TP": model.ffn_hidden // layout.tp,
-    }
+    sizes = {"head size": model.head_dim, "hidden": model.hidden}
+    if "dense" in model.kinds:
+        sizes["ffn_hidden / TP"] = model.ffn_hidden // layout.tp
     for name, size in sizes.items():
         if size % ALIGNMENT:
             yield f"{name} {size} is not a multiple of {ALIGNMENT}, which tensor cores want"
@@ -68,15 +66,16 @@ def _alignment(layout: Layout, workload: Workload) -> Iterator[str]:
 def _waves(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> Iterator[str]:
     """The layer's largest products and the head: tiles of the output in waves over the multiprocessors.
 
-    A rank of context parallelism multiplies its share of the sequences alone.
+    A rank of context parallelism multiplies its share of the sequences alone. Nothing is said of experts, whose tokens
+    are not known before they are sent, nor of latent attention's products.
     """
     model, t = workload.model, layout.tp
     tokens, sms = layout.mbs * workload.seq_len // layout.cp, cluster.device.multiprocessors
-    products = {
-        "qkv": (model.attention_hidden + 2 * model.kv_hidden) // t,
-        "ffn up": model.ffn_hidden * (model.mlp_matrices - 1) // t,
-        "ffn down": model.hidden,
-    }
+    products = {}
+    if model.latent_attention is None:
+        products["qkv"] = (model.attention_hidden + 2 * model.kv_hidden) // t
+    if "dense" in model.kinds:
+        products |= {"ffn up": model.ffn_hidden * (model.mlp_matrices - 1) // t, "ffn down": model.hidden}
     if model.head == "vocabulary":
         products["logits"] = (padded_vocab(model.vocab, t) if stack.pads_vocab else model.vocab) // t
     for name, columns in products.items():
