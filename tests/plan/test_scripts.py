@@ -247,3 +247,20 @@ def test_what_sees_images_beside_the_decoder_is_told(tmp_path: Path) -> None:
     assert "not counted: what multimodal/train.py trains beside the decoder of text" in remarks
     _, _, remarks = read(tmp_path, f"torchrun /inference/pretrain_gpt.py {PLAIN}")
     assert "beside the decoder" not in remarks
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    [
+        ("torchrun --nproc_per_node 8", 8),
+        ("python -m torch.distributed.run --nproc-per-node=4", 4),
+        ("deepspeed --num_nodes 2 --num_gpus 8", 16),
+        ("#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4", 8),
+    ],
+)
+def test_a_launcher_says_how_many_devices_it_takes(tmp_path: Path, launcher: str, devices: int) -> None:
+    layout, _, remarks = read(tmp_path, f"{launcher} pretrain_gpt.py {PLAIN}", devices=None)
+    assert layout.dp == devices and "how many devices" not in remarks and "not read" not in remarks
+    assert ("one node, as torchrun takes it" in remarks) == (devices in (4, 8) and "SBATCH" not in launcher)
+    _, _, remarks = read(tmp_path, f"torchrun --nproc_per_node gpu pretrain_gpt.py {PLAIN}", devices=None)
+    assert "how many devices it runs on" in remarks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ def read_config(path: Path, form: str = "auto") -> Stated:
     if stated.devices is None and nodes and per_node and per_node > 1:
         stated.devices = nodes * per_node
         stated.notes.append(f"{nodes} nodes of {per_node} devices each, by its #SBATCH lines")
+    ranks = _ranks_of_one_node(words, given)
+    if stated.devices is None and ranks:
+        stated.devices = ranks
+        stated.notes.append("--nnodes is not stated: one node, as torchrun takes it")
     stated.uncounted += seen
     if branches:
         stated.notes.append(
@@ -73,6 +77,13 @@ def read_config(path: Path, form: str = "auto") -> Stated:
         )
     stated.notes += [f"{flag} is stated twice, and the last counts: {' '.join(given[flag])}" for flag in twice]
     return stated
+
+
+def _ranks_of_one_node(words: Sequence[str], given: Mapping[str, Sequence[str]]) -> int | None:
+    """The ranks that torchrun starts on a node, where nothing says on how many; None elsewhere."""
+    started = any(re.search(r"(?:^|/)torchrun$|^torch\.distributed\.(?:run|launch)$", word) for word in words)
+    ranks = next(iter(given.get("--nproc-per-node", ())), "")
+    return int(ranks) if started and "--nnodes" not in given and re.fullmatch(r"\d{1,7}", ranks) else None
 
 
 def _program(words: Sequence[str], what: str) -> list[str]:

@@ -67,6 +67,7 @@ _UNSAID = (
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
+_NUMBER = re.compile(r"\d{1,7}")
 _MOST_LAYERS = 100_000
 
 
@@ -90,8 +91,10 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
     _precision(flags, stated)
     _stack(flags, stated)
     sharded(flags, stated)
-    per_node, nodes = flags.word("--nproc-per-node"), flags.word("--nnodes")
-    if per_node and nodes and per_node.isdecimal() and nodes.isdecimal():
+    # torchrun's words, and those of DeepSpeed's launcher
+    per_node = flags.word("--nproc-per-node") or flags.word("--num-gpus") or ""
+    nodes = flags.word("--nnodes") or flags.word("--num-nodes") or ""
+    if _NUMBER.fullmatch(per_node) and _NUMBER.fullmatch(nodes):
         stated.devices = int(per_node) * int(nodes)
     _offload(flags, stated)
     states(flags, stated)
