@@ -163,6 +163,16 @@ def test_a_way_out_is_what_the_cost_model_says_fits(monkeypatch: pytest.MonkeyPa
     assert ways_out(layout, case, 1.0, {}, 0) == ""
 
 
+def test_a_means_that_a_rule_refuses_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    # ZeRO 2 and 3 without a pipeline alone
+    case = Case.of(workload_of("gpt3-1b3", 64), load_cluster("dgx-h100"), load_stack("megatron-deepspeed-2025"))
+    alone = Layout(dp=8, zero_stage=1, precision="bf16")
+    assert "ZeRO stage 3 (" in ways_out(alone, case, 1e9, {}, 0)
+    piped = ways_out(Layout(dp=4, pp=2, zero_stage=1, precision="bf16"), case, 1e9, {}, 0)
+    assert "recompute of whole layers (" in piped and "ZeRO stage 3" not in piped
+
+
 def test_shared_sequences_are_no_way_out_where_as_many_devices_help_as_replicas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

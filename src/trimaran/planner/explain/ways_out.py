@@ -12,6 +12,7 @@ from trimaran.cost.estimate import memory_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import catalogue_names, load_stack
 from trimaran.layout.layout import Layout
+from trimaran.layout.rules import violations
 from trimaran.nouns.stack import Stack
 
 # How far degrees are raised, in doublings.
@@ -43,7 +44,7 @@ def ways_out(layout: Layout, case: Case, limit_gib: float, fixed: Mapping[str, o
 def _said(way: _Way, layout: Layout, case: Case, limit_gib: float, fixed: Mapping[str, object]) -> str | None:
     for tried in way.tries(layout, case):
         needed = _memory(tried, case)
-        if needed > limit_gib:
+        if needed > limit_gib or (way.had_by(case.stack) and _is_refused(tried, layout, case)):
             continue
         but = [f"{needed:.1f} GiB"]
         if tried.devices > layout.devices:
@@ -57,6 +58,13 @@ def _said(way: _Way, layout: Layout, case: Case, limit_gib: float, fixed: Mappin
             but.append(f"where {way.choice} is not held at {fixed[way.choice]}")
         return f"{way.name.format(layout=tried)} ({', '.join(but)})"
     return None
+
+
+def _is_refused(tried: Layout, layout: Layout, case: Case) -> bool:
+    """Whether a rule that takes the layout refuses what is made of it, on as many devices as that wants."""
+    about = case.workload, case.cluster, case.stack
+    known = {"devices", *(broken.rule for broken in violations(layout, *about))}
+    return any(broken.rule not in known for broken in violations(tried, *about))
 
 
 def _named(stacks: Sequence[str], missing: str) -> str:
