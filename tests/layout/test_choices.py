@@ -19,6 +19,7 @@ from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.columns import BY_NAME, parse_cell
 from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import FOLDED
 from trimaran.planner.search.ranking import DISTINCT
 from trimaran.planner.search.space import FIXABLE, space_of
@@ -200,3 +201,11 @@ def test_the_page_has_every_choice_that_tables_of_runs_have(choice: Choice, cont
     shown = choice.heading is not None and choice.heading.blank != "row"
     assert (choice.name in keys) == shown
     assert all((choice.name in case.choices) == shown for case in content.cases)
+
+
+@pytest.mark.parametrize("word", ["offload", "offload=1", "ofload-optimizer"])
+def test_a_word_that_says_too_little_is_not_said_to_come_later(word: str) -> None:
+    """What lies in the host's memory was once to come, and has words of its own since."""
+    with pytest.raises(TrimaranError, match="is not understood; write as dp8"):
+        parse_layout(f"dp8,{word}")
+    assert parse_layout("dp8,zero1,offload-optimizer").offload == "optimizer"

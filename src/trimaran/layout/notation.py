@@ -11,8 +11,6 @@ from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.nouns.text import quoted
 
-_LATER = {"offload": "offload to the host"}
-
 
 def _parse_word(word: str) -> tuple[str, dict[str, object]] | None:
     """The choice that one word of the notation states and the fields that it brings, or None where it is no such."""
@@ -29,9 +27,6 @@ def stated_fields(text: str) -> dict[str, object]:
     fields: dict[str, object] = {}
     brought: dict[str, object] = {}
     for word in filter(None, re.split(r"[,\s]+", text.strip().lower())):
-        later = _LATER.get(word) or _LATER.get(word.rstrip("0123456789="))
-        if later:
-            raise TrimaranError(f"layout: {word!r} asks for {later}, which Trimaran does not do yet: leave it out")
         known = _parse_word(word)
         if known is None:
             raise TrimaranError(
