@@ -340,3 +340,13 @@ def test_what_megatron_asserts_against_is_refused_before() -> None:
     assert "--optimizer sgd" in export(parse_layout("dp8,mbs1,bf16"), slow, CORE, "megatron-lm")
     assert "--fp16" in export(parse_layout("dp8,mbs1,ep8,fp16"), mixture, CORE, "megatron-lm")
     assert "--moe-shared-expert-overlap" in export(parse_layout(hidden), shared, CORE, "megatron-lm", "0.18")
+
+
+def test_one_stage_of_megatron_deepspeed_goes_without_its_pipelines_where_zero_asks_for_it() -> None:
+    """BigScience's megatron/arguments.py at 8387ae1 has no --no-pipeline-parallel and refuses what it does not know."""
+    for layout, stack, without in (
+        ("dp8,mbs1,zero1,bf16", "megatron-deepspeed", False),
+        ("dp8,mbs1,zero2,bf16", "megatron-deepspeed-2025", True),
+    ):
+        said = export(parse_layout(layout), PLAIN, load_stack(stack), "megatron-deepspeed")
+        assert ("--no-pipeline-parallel" in said) == without

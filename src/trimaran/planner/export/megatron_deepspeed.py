@@ -1,4 +1,4 @@
-"""Flags and DeepSpeed configuration of Megatron-DeepSpeed (BigScience's, 2022)."""
+"""Flags and DeepSpeed configuration of Megatron-DeepSpeed (BigScience's, 2022; ZeRO 2 and 3 are deepspeedai's)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def megatron_deepspeed(asked: Asked) -> str:
         flags.append("--checkpoint-num-layers 1")
     if ends_count:
         flags.append("--pp-partition-method 'type:transformer|embedding'")
-    if layout.pp == 1:
+    if layout.pp == 1 and layout.zero_stage > 1:
+        # deepspeedai's, whose engine of pipelines has no ZeRO 2 and 3; BigScience's has no such flag, nor these
         flags.append("--no-pipeline-parallel")
     flags += ["--deepspeed", "--deepspeed_config ds_config.json", f"--zero-stage {layout.zero_stage}"]
     return f"cat > ds_config.json <<'END'\n{json.dumps(config, indent=2)}\nEND\n{joined(flags)}"
