@@ -122,12 +122,17 @@ def ramp_up_schedule(
         fixed_layout_hours=held if np.isfinite(held) else None,
         fixed_batch_hours=float(seconds[-1, last] * iterations / 3600.0),
     )
-    _refuse_beyond_limits(schedule, objective or Objective(), cluster)
+    _refuse_beyond_limits(schedule, objective or Objective(), cluster, restart_minutes / 60.0)
     return schedule
 
 
-def _refuse_beyond_limits(schedule: RampUpSchedule, objective: Objective, cluster: Cluster) -> None:
-    """Raise TrimaranError where the ramped training misses a limit that a search held at the full batch alone."""
+def _refuse_beyond_limits(
+    schedule: RampUpSchedule, objective: Objective, cluster: Cluster, restart_hours: float
+) -> None:
+    """Raise TrimaranError where the ramped training misses a limit that a search held at the full batch alone.
+
+    The devices of a phase are paid for while all starts anew on them.
+    """
     layout, days = schedule.phases[-1].layout, schedule.hours / 24.0
     ways_out = "shorten the ramp-up, start it at a larger batch, or allow more"
     if objective.deadline_days is not None and days > objective.deadline_days:
@@ -135,7 +140,9 @@ def _refuse_beyond_limits(schedule: RampUpSchedule, objective: Objective, cluste
             f"with its ramp-up {layout} takes {days:.4g} days, beyond the deadline of {objective.deadline_days:.4g}: "
             f"{ways_out} time"
         )
-    cost = sum(phase.hours * phase.devices for phase in schedule.phases) * (cluster.price_per_device_hour or 0.0)
+    device_hours = sum(phase.hours * phase.devices for phase in schedule.phases)
+    device_hours += restart_hours * sum(phase.devices for phase in schedule.phases[1:])
+    cost = device_hours * (cluster.price_per_device_hour or 0.0)
     if objective.budget is not None and cost > objective.budget:
         raise TrimaranError(
             f"with its ramp-up {layout} costs {cost:,.0f}, beyond the budget of {objective.budget:,.0f}: "
