@@ -1,6 +1,7 @@
 """Conditions of scripts are decided as bash decides them, where the script itself does."""
 
 import subprocess
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -164,3 +165,22 @@ def test_what_eval_is_given_is_followed() -> None:
 def test_a_condition_denied_as_often_as_no_person_would_is_decided_too() -> None:
     script = f"A=1\nOUT='train --a'\nif [ {'! ' * 200_001}-n \"$A\" ]; then OUT+=' --b'; else OUT+=' --c'; fi\n$OUT\n"
     assert training_words(script, TELLING) == (["train", "--a", "--c"], False)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "cat <<END > x\n--b it's\nEND",
+        "cat <<-'END'\n\t--b\n\tEND\ncat << EOF\n<<END\nEOF",
+        "cat <<END | tee x\nEND2\nEND",
+    ],
+)
+def test_a_here_document_is_no_command(document: str) -> None:
+    assert training_words(f"A='--a'\n{document}\ntrain $A\n", TELLING)[0] == ["train", "--a"]
+
+
+def test_many_here_documents_without_an_end_are_read_at_once() -> None:
+    """Each was looked through to the end of the file for its own: half a MiB of them took minutes."""
+    started = time.monotonic()
+    assert training_words("train --a\n" + "<<b\n" * 2**17, TELLING)[0] == ["train", "--a"]
+    assert time.monotonic() - started < 30

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import dropwhile
 
@@ -35,7 +36,8 @@ _BARE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?])")
 _SUM = re.compile(r"[0-9\s()+*/%-]+")
 _UNKNOWN = re.compile(f"{UNSET}[^{UNSET}]*{UNSET}")
 _REDIRECTED = re.compile(r"(?:\d*|&)(?:>>?|<|>\|)(.*)", re.DOTALL)
-_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.DOTALL | re.MULTILINE)
+_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n")
+_ALONE = re.compile(r"^[ \t]*(\w+)[ \t\r]*$", re.MULTILINE)
 _OPENS = {"(": ")", "{": "}", "[": "]"}
 # What stands between statements as a mark of its own.
 _DOUBLE = (*LINKS, ";;")
@@ -54,7 +56,7 @@ class Script:
         self.link, self.answered = "", tuple[bool | None, ...]()
         self.depth, self.given = 0, 0
         self.commands: list[list[str]] = []
-        self._follow_text(_HERE.sub("\n", text))
+        self._follow_text(_without_here_documents(text))
 
     def _follow(self, words: list[str]) -> None:
         """Follow a statement, or what stands between two of them."""
@@ -254,6 +256,21 @@ def _unpacked(words: list[str]) -> list[str]:
         except ValueError:
             unpacked += word.split()
     return unpacked
+
+
+def _without_here_documents(text: str) -> str:
+    """The text without what stands between `<<END` and the next line that is END, in one pass over it."""
+    ends: dict[str, list[tuple[int, int]]] = {}
+    for found in _ALONE.finditer(text):
+        ends.setdefault(found[1], []).append(found.span())
+    kept, place = [], 0
+    for begun in _HERE.finditer(text):
+        of_word = ends.get(begun[1], [])
+        at = bisect_left(of_word, (begun.end(), 0))
+        if begun.start() >= place and at < len(of_word):
+            kept += [text[place : begun.start()], "\n"]
+            place = of_word[at][1]
+    return "".join([*kept, text[place:]])
 
 
 def _statements(text: str) -> Iterator[list[str]]:
