@@ -32,3 +32,19 @@ def test_a_count_is_a_whole_number(tmp_path: Path, written: str, layers: int | N
             read_config(tmp_path / "run.sh", "auto")
     else:
         assert read_config(tmp_path / "run.sh", "auto").model["layers"] == layers
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--window-size {},0", "--num-experts 8 --moe-layer-freq {}", "--rampup-batch-size 1 1 {}", "--seq-length {}"],
+)
+def test_a_number_of_more_digits_than_python_reads_ends_in_a_line(tmp_path: Path, flags: str) -> None:
+    (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py {PLAIN} {flags.format('9' * 5000)}")
+    with pytest.raises(TrimaranError, match=r"^--"):
+        read_config(tmp_path / "run.sh")
+
+
+def test_a_recompute_of_torchtitan_of_too_many_layers_ends_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(f"[activation_checkpoint]\nselective_ac_option = '{'9' * 5000}'\n")
+    with pytest.raises(TrimaranError, match="selective_ac_option is"):
+        read_config(tmp_path / "job.toml")

@@ -9,6 +9,9 @@ from trimaran.nouns.text import quoted
 from trimaran.planner.configs.shell import UNSET, unset_in
 from trimaran.planner.configs.stated import Stated
 
+# Python itself refuses to read thousands of them.
+_MOST_DIGITS = 18
+
 
 def flags_of(words: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Every flag with its values, and the flags that are stated twice with other values."""
@@ -29,6 +32,12 @@ def flags_of(words: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
             values.append(word)
     twice = [name for name, values in before.items() if values != found[name]]
     return found, twice
+
+
+def whole(text: str) -> int | None:
+    """A number of digits alone, and underscores between them, as a file may mean it; None for what is none."""
+    plain = text.strip().replace("_", "")
+    return int(plain) if plain.isdecimal() and len(plain) <= _MOST_DIGITS else None
 
 
 class Flags:

@@ -9,6 +9,7 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
+from trimaran.planner.configs.flags import whole
 from trimaran.planner.configs.stated import Stated, optimizer_of
 from trimaran.planner.configs.torchtitan_known import unread
 from trimaran.planner.export.torchtitan import ASYNC_TP, ROTATE_METHODS
@@ -226,11 +227,11 @@ def _recompute(recompute: Mapping[str, Any], stated: Stated) -> None:
             f"activation_checkpoint.mode is {quoted(mode)}: only none, full and selective can be said here"
         )
     every = mode == "selective" and option != "op"
-    if every and not (option.isdecimal() and int(option) > 0):
+    if every and not whole(option):
         raise TrimaranError(f"selective_ac_option is {quoted(option)}, expected op or a number of layers")
     stated.layout["recompute"] = "full" if every else mode
     if every:
-        stated.layout["recompute_every"] = int(option)
+        stated.layout["recompute_every"] = whole(option)
 
 
 def _pipeline(parallelism: Mapping[str, Any], stated: Stated) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.recompute import recompute_word
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.flags import Flags
+from trimaran.planner.configs.flags import Flags, whole
 from trimaran.planner.configs.megatron.beside import is_beside
 from trimaran.planner.configs.megatron.by_deepspeed import DEEPSPEED_GROUPS, by_deepspeed
 from trimaran.planner.configs.megatron.graphs import graphs
@@ -67,7 +67,6 @@ _UNSAID = (
 # What hands the training to DeepSpeed's engine, in Megatron-DeepSpeed alone.
 _BY_DEEPSPEED = "--deepspeed"
 _MODULE = re.compile(r"\(([^()]{1,4096})\)\*(\d{1,5})|(.)\*(\d{1,5})")
-_NUMBER = re.compile(r"\d{1,7}")
 _MOST_LAYERS = 100_000
 
 
@@ -94,8 +93,9 @@ def megatron(given: Mapping[str, Sequence[str]], written_for: str = "") -> State
     # torchrun's words, and those of DeepSpeed's launcher
     per_node = flags.word("--nproc-per-node") or flags.word("--num-gpus") or ""
     nodes = flags.word("--nnodes") or flags.word("--num-nodes") or ""
-    if _NUMBER.fullmatch(per_node) and _NUMBER.fullmatch(nodes):
-        stated.devices = int(per_node) * int(nodes)
+    launched = whole(per_node), whole(nodes)
+    if launched[0] and launched[1]:
+        stated.devices = launched[0] * launched[1]
     _offload(flags, stated)
     states(flags, stated)
     stated.uncounted += [flag for flag in _UNCOUNTED if flags.has(flag)]
@@ -153,11 +153,11 @@ def _model(flags: Flags, stated: Stated, written_for: str) -> None:
         model["rotary_scaling"] = rope_scaling(flags.number("--rope-scaling-factor") or 8.0).model_dump()
     if window := flags.word("--window-size"):
         before, _, after = window.strip("()").partition(",")
-        if not before.strip().isdecimal() or after.strip() != "0":
+        if (earlier := whole(before)) is None or after.strip() != "0":
             raise TrimaranError(
                 f"--window-size is {quoted(window)}: only so many tokens before and 0 after can be said"
             )
-        model["sliding_window"] = int(before) + 1
+        model["sliding_window"] = earlier + 1
         if every := flags.count("--window-attn-skip-freq"):
             model["full_attention_every"] = every
     if flags.word("--softmax-type", ("vanilla", "learnable")) == "learnable":
@@ -189,7 +189,7 @@ def _workload(flags: Flags, stated: Stated) -> None:
     stated.workload["optimizer"] = optimizer_of(flags.word("--optimizer") or "adam", stated)
     ramp = flags.words("--rampup-batch-size")
     if ramp:
-        numbers = [int(word) for word in ramp if word.replace("_", "").isdecimal()]
+        numbers = [number for word in ramp if (number := whole(word)) is not None]
         if len(numbers) != 3 or len(ramp) != 3:
             raise TrimaranError(
                 f"--rampup-batch-size is {quoted(' '.join(ramp))}, expected start, increment and samples"

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
-from trimaran.planner.configs.flags import Flags
+from trimaran.planner.configs.flags import Flags, whole
 from trimaran.planner.configs.megatron.yarn import yarn
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.export.megatron_mixtures import (
@@ -127,8 +127,8 @@ def _without_experts(kinds: str) -> dict[str, int]:
     Megatron-LM's number n means the first of each n layers (transformer_block_submodules, moe_layer_pattern), which
     costs what the last of each does.
     """
-    if kinds.isdecimal() and 0 < int(kinds) <= _MOST_LAYERS:
-        return {"experts_every": int(kinds)}
+    if (number := whole(kinds)) is not None and 0 < number <= _MOST_LAYERS:
+        return {"experts_every": number}
     turns = _TURNS.fullmatch(kinds.replace(" ", ""))
     runs, times = (turns[1].split("+"), int(turns[2] or 1)) if turns else ([], 1)
     matches = [match for run in runs if (match := _RUN.fullmatch(run)) is not None]
