@@ -339,3 +339,15 @@ def test_what_a_recipe_switches_off_is_told_as_the_flag_that_does_so(
     stated = read_config(file)
     assert stated.uncounted == ([told] if told else []) and not stated.unread
     assert stated.stack.get("fused_accumulation") == (None if told else "never")
+
+
+def test_a_precision_that_a_trainer_fills_in_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    for sections, told in (
+        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, "bf16.enabled is auto"),
+        ({"fp16": {"enabled": "auto"}}, "fp16.enabled is auto"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": "auto"}}, None),
+    ):
+        file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, **sections}))
+        said = "; ".join(read_config(file).open)
+        assert (f"{told}, which Hugging Face's Trainer fills in" in said) if told else not said

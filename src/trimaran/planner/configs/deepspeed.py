@@ -59,7 +59,9 @@ def deepspeed(config: Mapping[str, Any]) -> Stated:
         raise TrimaranError(f"zero_optimization.stage is {quoted(str(stage))}, expected 0 to 3")
     # runtime/tensor_parallel/config.py and module_inject/auto_ep_config.py: 0 and 1 leave layers as they are
     tp = _count(table(config, "tensor_parallel"), "autotp_size", stated, least=0) or 1
-    stated.layout |= {"tp": tp, "pp": 1, "zero_stage": stage, "precision": _precision(config)}
+    stated.layout |= {"tp": tp, "pp": 1, "zero_stage": stage, "precision": (precision := _precision(config))}
+    if table(config, precision).get("enabled") == "auto":
+        stated.open.append(f"{precision}.enabled is auto, which Hugging Face's Trainer fills in: it is counted as on")
     experts = table(config, "expert_parallel")
     if experts.get("enabled") is True and (ep := _count(experts, "autoep_size", stated) or 1) > 1:
         stated.layout["ep"] = ep
