@@ -264,3 +264,9 @@ def test_a_launcher_says_how_many_devices_it_takes(tmp_path: Path, launcher: str
     assert ("one node, as torchrun takes it" in remarks) == (devices in (4, 8) and "SBATCH" not in launcher)
     _, _, remarks = read(tmp_path, f"torchrun --nproc_per_node gpu pretrain_gpt.py {PLAIN}", devices=None)
     assert "how many devices it runs on" in remarks
+
+
+@pytest.mark.parametrize(("flags", "told"), [("", True), ("--zero-stage 0", False), ("--zero-stage 1", False)])
+def test_a_stage_of_zero_that_stands_in_another_file_is_told(tmp_path: Path, flags: str, told: bool) -> None:
+    _, _, remarks = read(tmp_path, f"python pretrain_gpt.py {PLAIN} --deepspeed {flags}")
+    assert ("--zero-stage is not stated" in remarks) == told

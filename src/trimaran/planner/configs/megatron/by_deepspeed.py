@@ -35,6 +35,10 @@ _OF_TODAY = "megatron-deepspeed-2025"
 def by_deepspeed(flags: Flags, stated: Stated) -> None:
     """State what DeepSpeed's engine is asked for. Raises TrimaranError for what no layout can say."""
     layout = stated.layout
+    if layout["zero_stage"] == 0 and not flags.has("--zero-stage"):
+        stated.notes.append(
+            "--zero-stage is not stated: no stage is counted, whatever DeepSpeed's own configuration says"
+        )
     if layout["zero_stage"] == 0 and flags.has("--bf16"):
         # its BF16_Optimizer shares states out by itself (deepspeed/runtime/bf16_optimizer.py)
         layout["zero_stage"] = 1
