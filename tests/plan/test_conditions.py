@@ -44,6 +44,8 @@ LISTED = st.one_of(
         st.sampled_from(["$A", '"$B"', "$N"]), ASSIGNED, ASSIGNED, ASSIGNED, ASSIGNED,
     ),
     st.builds("case $A in 1) {};; true) {} ;; esac".format, ASSIGNED, ASSIGNED),
+    st.builds("{} {} if {}; then {}\nelse {}; fi".format, CONDITIONS, LINKS, CONDITIONS, ASSIGNED, ASSIGNED),
+    st.builds("{} {} case $A in 1) {};; *) {} ;; esac".format, CONDITIONS, LINKS, ASSIGNED, ASSIGNED),
 )  # fmt: skip
 
 
@@ -78,6 +80,8 @@ def test_branches_are_those_of_bash(script: str, n: int) -> None:
         ("[ -f x ] && { OUT+=' --b'; OUT+=' --c'; }", "--b --c", True),
         ("[ $1 = 1 ] || OUT+=' --b'", "--b", True),
         ("mkdir x && OUT+=' --b'", "--b", False),
+        ("[ -f x ] && if true; then OUT+=' --b'; else OUT+=' --c'; fi\nOUT+=' --d'", "--b --d", True),
+        ("[ 1 = 2 ] && for i in 1 2; do OUT+=' --b'; done\nOUT+=' --d'", "--d", False),
         ("[[ -n $S && $S = 1 ]] && OUT+=' --b'", "--b", True),
         ("if [[ $1 = 1 || $1 = 2 ]]; then OUT+=' --b'; fi", "--b", True),
         ("test 1 = 2 && OUT+=' --b'", "", False),

@@ -73,8 +73,10 @@ class Branches:
         return bool(self._blocks) and self._blocks[-1].patterns is not None
 
     def keyword(self, word: str, is_run: bool | None = True) -> None:
-        """Go on behind a keyword of KEYWORDS; whether commands in braces are run is what stands before them to say."""
+        """Go on behind a keyword of KEYWORDS; whether what it begins is run may be what stands before it to say."""
         if word in BEGINS:
+            if is_run is not True:
+                self.only(is_run)
             # of a case nothing stands here before its patterns do
             self._blocks.append(_Block(word, True if word == "case" else None, asked=[] if word == "if" else None))
         elif word == "{":
@@ -128,6 +130,8 @@ class Branches:
     def _within(self, word: str, block: _Block) -> None:
         if word in ENDS or (word == "}" and block.begun_by == "{"):
             self._blocks.pop()
+            if self._blocks and not self._blocks[-1].begun_by:
+                self.over()
         elif word == "!" and block.asked is not None:
             block.asked.append(None)
         elif word == "then" and block.asked is not None:

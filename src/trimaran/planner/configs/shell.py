@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from itertools import dropwhile
 
 from trimaran.nouns.noun import TrimaranError
-from trimaran.planner.configs.conditions import KEYWORDS, LINKS, TESTS, Branches, goes_on, holds
+from trimaran.planner.configs.conditions import BEGINS, KEYWORDS, LINKS, TESTS, Branches, goes_on, holds
 from trimaran.planner.configs.slurm_directives import nodes_of
 
 UNSET = "\x01"
@@ -75,7 +75,7 @@ class Script:
         """Follow a statement that is run or not by how the one before it ended, where `&&` or `||` stands between."""
         link, self.link = self.link, ""
         is_run = goes_on(link, *self.answered) if link and self.answered and not self.branches.asking else True
-        if is_run is True or words[0] == "{":
+        if is_run is True or words[0] == "{" or words[0] in BEGINS:
             self.answered = self._run(words, is_run)
             return
         self.branches.only(is_run)
