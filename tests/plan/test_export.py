@@ -350,3 +350,17 @@ def test_one_stage_of_megatron_deepspeed_goes_without_its_pipelines_where_zero_a
     ):
         said = export(parse_layout(layout), PLAIN, load_stack(stack), "megatron-deepspeed")
         assert ("--no-pipeline-parallel" in said) == without
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "layout", "allowed"), [("sgd", "dp8,zero1", True), ("sgd", "dp8", None), ("adam", "dp8,zero1", None)]
+)
+def test_deepspeed_shards_the_states_of_an_optimizer_that_it_does_not_know(
+    tmp_path: Path, optimizer: str, layout: str, allowed: bool | None
+) -> None:
+    workload = PLAIN.model_copy(update={"optimizer": optimizer})
+    text = export(parse_layout(f"{layout},mbs1,bf16"), workload, load_stack("deepspeed"), "deepspeed")
+    assert json.loads(text).get("zero_allow_untested_optimizer") is allowed
+    (tmp_path / "ds.json").write_text(text)
+    read = cost_of(tmp_path / "ds.json", "auto", Given("dgx-h100", model="gpt3-1b3", devices=8, seq_len=2048))
+    assert "not read" not in [kind for kind, _ in read.remarks]

@@ -24,7 +24,7 @@ _MOST = 1e15
 _OFFLOADS = (("offload_optimizer", "cpu_offload", "optimizer"), ("offload_param", "cpu_offload_param", "weights"))
 _KNOWN = {
     *_BATCHES, "sequence_parallel_size", "tensor_parallel", "expert_parallel", "bf16", "fp16", "bfloat16", "optimizer",
-    "data_types",
+    "data_types", "zero_allow_untested_optimizer",
 }  # fmt: skip
 # Of ZeRO what is read, and what no step can feel.
 _KNOWN_ZERO = {
