@@ -93,8 +93,10 @@ def busy_cores() -> Iterator[None]:
 def test_a_training_slower_than_its_trial_names_what_other_programs_took(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     stated = load_recipe(str(recipe))
+    assert stated.cluster is not None
+    machine = {"hardware": stated.cluster.device.name, "devices": 1, "devices_per_node": 1}
     cells = run_cells(stated.workload, parse_layout("dp1,mbs4"))
-    trial = {**cells, "sec_per_it": 1e-5, "others_share": 0.01, "recipe": "tiny"}
+    trial = {**cells, **machine, "sec_per_it": 1e-5, "others_share": 0.01, "recipe": "tiny"}
     with Store(tmp_path / "runs/tiny/store.sqlite") as store:
         store.add(Measurement.model_validate(trial))
     done = run("train", str(recipe), cwd=tmp_path)

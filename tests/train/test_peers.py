@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
@@ -44,9 +45,11 @@ def test_every_peer_of_pytorch_alone_trains_the_layouts_of_its_page(
             if contender.program == training.TRIMARAN or contender.package != "torch" or key in ran:
                 continue
             folder = tmp_path / str(len(ran))
-            training.run(contender, dataclasses.replace(part, workload=workload), data_dir, folder, 4)
+            training.run(contender, dataclasses.replace(part, workload=workload), data_dir, folder, 8)
             losses = json.loads((folder / "result.json").read_text())["losses"]
-            assert len(losses) == 4 and 0 < losses[-1] < losses[0] < 1.1 * math.log(SMALL["vocab"]), contender.name
+            # batches differ, so that one step's loss says little
+            assert len(losses) == 8 and 0 < fmean(losses[4:]) < fmean(losses[:4]), contender.name
+            assert losses[0] < 1.1 * math.log(SMALL["vocab"]), contender.name
             ran.add(key)
     assert {(program, precision) for program, _, precision in ran} >= {
         (program, precision)
