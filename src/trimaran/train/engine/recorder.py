@@ -29,8 +29,7 @@ class Recorder:
 
         Ranks of one machine read one clock, so that none that comes late from the meeting is early ever after.
         """
-        world.all_reduce(torch.zeros(1, device=self._device))
-        self.synchronize()
+        world.meet(self._device)
         begin = time.perf_counter()
         if world.memory is not None:
             begin = min(theirs.item() for theirs in world.all_gather(torch.tensor([begin], dtype=torch.float64)))

@@ -61,9 +61,8 @@ def run_steps(
         course = Course(trainer, stop, tell, alive)
         log = Log(job, trainer.step_number, alive) if rank == 0 else None
         if trainer.step_number:
-            mesh.world.meet(
-                device
-            )  # trackers take their time with earlier steps: no rank is to wait for that in a step
+            # trackers take their time with earlier steps, and no rank is to wait for that in a step
+            mesh.world.meet(device)
     history = History() if log is None else History.of(log.earlier)
 
     slow_ranks = SlowRanks(job.layout)
