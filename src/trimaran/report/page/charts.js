@@ -22,6 +22,7 @@ function barNames(layouts) {
 }
 // A sentence names a layout without the device of every rank, which the table has.
 const named = (one) => one.layout.replace(/,on\d[\d.-]*/, "");
+const firstOf = (shown) => (shown.length === 1 ? "the first layout" : `the first ${shown.length} layouts`);
 // a part has one colour in every chart, whatever other parts are shown
 const colorOf = (kind, part) => PALETTE[Object.keys(content.legend[kind]).indexOf(part) % PALETTE.length];
 // neighbours differ in their dashes too
@@ -97,7 +98,7 @@ chart("parts", "Where the time goes", () => {
       barmode: "stack", xaxis: axis("predicted s/it"),
       yaxis: { autorange: "reversed", automargin: true, tickvals: places, ticktext: bars, tickfont: { size: 9 } },
     },
-    said: `Predicted parts of the first ${listed.length} layouts of the table. ${named(first)}: ` +
+    said: `Predicted parts of ${firstOf(listed)} of the table. ${named(first)}: ` +
       names.map((part) => [part, first.time_s[part] / total]).filter(([, share]) => share >= 0.005)
         .map(([part, share]) => `${part} ${(share * 100).toFixed(0)}%`).join(", ") + `; most in ${largest}.`,
   };
@@ -188,7 +189,7 @@ chart("losses", "Loss", () => {
       hovertemplate: `${plain(one.layout)}<br>step %{x}: %{y:.4f}<extra></extra>`,
     })),
     layout: { xaxis: axis("step"), yaxis: axis("nats a token") },
-    said: `Loss of the first ${curves.length} layouts of the table; ${named(curves[0])} goes from ${curves[0].losses[0].toFixed(3)} to ` +
+    said: `Loss of ${firstOf(curves)} of the table; ${named(curves[0])} goes from ${curves[0].losses[0].toFixed(3)} to ` +
       `${curves[0].losses[curves[0].losses.length - 1].toFixed(3)} in ${1 + (curves[0].losses.length - 1) * curves[0].loss_every} steps.`,
   };
 });
