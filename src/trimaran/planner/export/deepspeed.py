@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from trimaran.layout.axes import USUAL_PLACEMENT
 from trimaran.layout.layout import Layout
+from trimaran.nouns.stack import DataParallelKind, Offload
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.refuse import refuse_first
 
 VERSIONS = ("0.19", "0.18")
+# What it has: whatever else a layout chooses is refused.
+_KINDS: tuple[DataParallelKind, ...] = ("all_reduce", "fully_sharded")
+_OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "weights")
 
 
 def deepspeed(asked: Asked) -> str:
@@ -32,7 +37,8 @@ def deepspeed(asked: Asked) -> str:
             ),
             (workload.model.experts > 0, "experts, which are laid out where the model is made"),
             (workload.ramp_up is not None, "a batch ramp-up"),
-            (layout.offload == "activations", "offload activations in its configuration file"),
+            (layout.offload not in _OFFLOADS, f"offload {layout.offload} in its configuration file"),
+            (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
             (layout.tp > 1, f"TP {layout.tp} in its configuration file (export to megatron-deepspeed)"),
             (layout.pp > 1, f"PP {layout.pp} in its configuration file (export to megatron-deepspeed)"),
             (
@@ -60,8 +66,8 @@ def deepspeed(asked: Asked) -> str:
 
 
 def deepspeed_config(layout: Layout, workload: Workload) -> dict[str, Any]:
-    """What the file holds: batch sizes, ZeRO stage, precision. Raises TrimaranError for the parameter server."""
-    refuse_first("DeepSpeed", layout, ((layout.dp_kind == "parameter_server", "a parameter server"),))
+    """What the file holds: batch sizes, ZeRO stage, precision. Raises TrimaranError for what it has no word for."""
+    refuse_first("DeepSpeed", layout, ((layout.dp_kind not in _KINDS, f"data-parallel kind {layout.dp_kind}"),))
     config: dict[str, Any] = {
         "train_batch_size": workload.global_batch,
         "train_micro_batch_size_per_gpu": layout.mbs,

@@ -6,13 +6,17 @@ import json
 
 from trimaran.layout.axes import USUAL_PLACEMENT
 from trimaran.nouns.model import padded_vocab
-from trimaran.nouns.precision import PRECISIONS
-from trimaran.nouns.stack import FOLDED
+from trimaran.nouns.precision import PrecisionName
+from trimaran.nouns.stack import Schedule
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.deepspeed import deepspeed_config
 from trimaran.planner.export.megatron_lm import batch_flags, joined, model_flags, parallel_flags
 from trimaran.planner.export.megatron_words import DROPOUTS, OLD_POSITIONS
 from trimaran.planner.export.refuse import refuse_first, untold_degrees, untold_traits
+
+# What it has: whatever else a layout chooses is refused.
+_SCHEDULES: tuple[Schedule, ...] = ("none", "1f1b")
+_PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "fp16", "bf16")
 
 
 def megatron_deepspeed(asked: Asked) -> str:
@@ -25,11 +29,11 @@ def megatron_deepspeed(asked: Asked) -> str:
         "Megatron-DeepSpeed",
         layout,
         (
-            (layout.schedule in ("gpipe", "interleaved", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
+            (layout.schedule not in _SCHEDULES, f"the {layout.schedule} schedule"),
             (layout.pp > 1 and layout.zero_stage > 1, f"ZeRO stage {layout.zero_stage} under a pipeline"),
             (layout.sequence_parallel, "sequence parallelism"),
             (layout.recompute not in ("none", "full"), f"{layout.recompute} recompute"),
-            (PRECISIONS[layout.precision].narrow is not None, f"precision {layout.precision}"),
+            (layout.precision not in _PRECISIONS, f"precision {layout.precision}"),
             (layout.recompute_every > 1, f"recomputing one layer in {layout.recompute_every}"),
             *untold_degrees(layout),
             (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
@@ -41,7 +45,7 @@ def megatron_deepspeed(asked: Asked) -> str:
             (model.mlp != "gelu", f"MLP {model.mlp}"),
             (not model.bias, "linear layers without bias"),
             (not model.tied_embedding, "an untied output matrix"),
-            (model.head == "classifier", "a classifier head"),
+            (model.head != "vocabulary", f"a {model.head} head"),
         ),
     )
     config = deepspeed_config(layout, workload)

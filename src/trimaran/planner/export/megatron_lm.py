@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trimaran.layout.axes import USUAL_PLACEMENT, full_placement
 from trimaran.layout.layout import Layout, resolve_split
-from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.recompute import modules_of
-from trimaran.nouns.stack import FOLDED, Stack
+from trimaran.nouns.stack import DataParallelKind, Offload, Schedule, Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.megatron_mixtures import (
+    CONTEXT_KINDS,
     DEEPEP_ALONE,
+    DISPATCHERS,
     EXPERTS_IN_BF16,
     MIXTURE_TRAITS,
+    OVERLAPS,
     SHARED_BESIDE_ALLTOALL,
     WITHOUT_SHARED_GATE,
     further_degrees,
@@ -26,7 +31,9 @@ from trimaran.planner.export.megatron_words import (
     NULL_TOKENIZER_ADDS_ONE,
     OFFLOADED_LAYERS,
     OFFLOADED_OPTIMIZER,
+    POSITIONS,
     TOKENIZER,
+    TOLD_MLPS,
     TOLD_TRAITS,
     TORCH_FSDP2,
     WITHOUT_OFFLOADED_LAYERS,
@@ -44,7 +51,17 @@ from trimaran.planner.export.refuse import refuse_first, untold_traits
 _STAGES_INSIDE = full_placement(("tp", "pp", "dp"))
 
 VERSIONS = ("0.19", "0.18", "0.17", "0.16", "0.15")
-_WIDE = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": list[str]()}
+# What it has: whatever else a layout chooses is refused.
+SCHEDULES: tuple[Schedule, ...] = ("none", "1f1b", "interleaved")
+_KINDS: tuple[DataParallelKind, ...] = ("all_reduce", "fully_sharded")
+_OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations")
+_WIDE: Mapping[PrecisionName, list[str]] = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": []}
+# The format of the layers' linear products, in flags of core 0.15; a stack says how fp8 is scaled.
+_NARROW: Mapping[PrecisionName, list[str]] = {
+    "fp8": ["--fp8-format hybrid"],
+    "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8"],
+    "nvfp4": ["--fp4-format e2m1", "--fp4-recipe nvfp4"],
+}
 
 
 def megatron_lm(asked: Asked) -> str:
@@ -178,14 +195,13 @@ def batch_flags(layout: Layout, workload: Workload) -> list[str]:
 
 
 def _narrow_flags(layout: Layout, stack: Stack) -> list[str]:
-    """The format of the layers' linear products and how it is scaled, in flags of core 0.15."""
+    """The format of the layers' linear products, how it is scaled, and whether weights are gathered in it."""
     narrow = PRECISIONS[layout.precision].narrow
     if narrow is None:
         return []
-    flags = {
-        "fp8": ["--fp8-format hybrid", f"--fp8-recipe {FP8_RECIPES[stack.fp8_scaling]}"],
-        "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8"],
-    }.get(layout.precision, ["--fp4-format e2m1", "--fp4-recipe nvfp4"])
+    flags = list(_NARROW[layout.precision])
+    if layout.precision == "fp8":
+        flags.append(f"--fp8-recipe {FP8_RECIPES[stack.fp8_scaling]}")
     # validate_args asks for the distributed optimizer beside it; what no rank shares out is gathered by none
     gathers = stack.gathers_casts and narrow.gathers and layout.zero_stage > 0
     return [*flags, *(["--fp8-param-gather"] if gathers else [])]
@@ -231,27 +247,30 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 f"model.rotary_stretch {model.rotary_stretch} in core {version}",
             ),
             (model.shared_gate and version in WITHOUT_SHARED_GATE, f"model.shared_gate in core {version}"),
-            (layout.schedule in ("gpipe", "zero_bubble", *FOLDED), f"the {layout.schedule} schedule"),
+            (layout.schedule not in SCHEDULES, f"the {layout.schedule} schedule"),
             (
                 layout.zero_stage > 1 and stack.name == TORCH_FSDP2 and model.tied_embedding,
                 f"ZeRO stage {layout.zero_stage} of a head that shares the embedding's weights",
             ),
             (layout.zero_stage > 1 and layout.pp > 1, f"ZeRO stage {layout.zero_stage} of a pipeline"),
-            (layout.dp_kind == "parameter_server", f"data-parallel kind {layout.dp_kind}"),
+            (layout.dp_kind not in _KINDS, f"data-parallel kind {layout.dp_kind}"),
+            (layout.cp > 1 and layout.cp_kind not in CONTEXT_KINDS, f"CP by {layout.cp_kind}"),
+            (model.experts > 0 and layout.dispatcher not in DISPATCHERS, f"dispatcher {layout.dispatcher}"),
+            (layout.ep_overlap not in OVERLAPS, f"ep_overlap {layout.ep_overlap}"),
             (every > 1 and not stack.recomputes_by_stage, f"recomputing one layer in {every}"),
             (
                 layout.recompute == "selective" and bool(stack.selective_keeps),
                 f"selective recompute that keeps {', '.join(stack.selective_keeps)}",
             ),
-            (layout.offload == "weights", "offload weights"),
+            (layout.offload not in _OFFLOADS, f"offload {layout.offload}"),
             (
                 layout.offload == "activations" and version in WITHOUT_OFFLOADED_LAYERS,
                 f"offload activations in core {version}",
             ),
-            (layout.precision in ("bf16_pure", "fp8_rowwise"), f"precision {layout.precision}"),
+            (layout.precision not in (*_WIDE, *_NARROW), f"precision {layout.precision}"),
             (layout.placement not in (USUAL_PLACEMENT, _STAGES_INSIDE), f"placement {layout.placement}"),
             *untold_traits(model, *TOLD_TRAITS, *MIXTURE_TRAITS, "mlp"),
-            (model.mlp == "geglu", "model.mlp geglu"),
+            (model.mlp not in ("gelu", *TOLD_MLPS), f"model.mlp {model.mlp}"),
             (model.qk_norm == "all_heads", "norms of all heads' queries and keys as one"),
             (
                 model.attention_bias not in (None, "qkv") or (model.attention_bias == "qkv" and model.bias),
@@ -262,8 +281,8 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 "rotary scaling but with low_freq_factor 1, high_freq_factor 4 and original_max_positions 8192",
             ),
             (model.rotary_theta % 1 > 0, f"a rotary base that is no whole number, {model.rotary_theta}"),
-            (model.positions == "alibi", "ALiBi positions"),
+            (model.positions not in POSITIONS, f"{model.positions} positions"),
             (model.embedding_norm, "a norm after the embedding"),
-            (model.head == "classifier", "a classifier head"),
+            (model.head != "vocabulary", f"a {model.head} head"),
         ),
     )

@@ -49,6 +49,7 @@ SWITCHES: Mapping[str, tuple[str, object]] = {
     "--disable-bias-linear": ("bias", False),
     "--untie-embeddings-and-output-weights": ("tied_embedding", False),
 }
+TOLD_MLPS = tuple(value for field, value in SWITCHES.values() if field == "mlp")
 # What gpt-oss has in the place of --swiglu, and by which value it stays (examples/gptoss/02_train.sh, lines 148 to 152,
 # at 2026-08-22; core_v0.15.0 has the same options).
 QUICK_GATE, GATE_OFFSET, GATE_LIMIT = "--quick-geglu", "--glu-linear-offset", "--activation-func-clamp-value"

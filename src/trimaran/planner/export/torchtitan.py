@@ -10,9 +10,9 @@ import tomli_w
 from trimaran.layout.axes import USUAL_PLACEMENT
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.nouns.model import Model
-from trimaran.nouns.precision import PRECISIONS
+from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.recompute import modules_of
-from trimaran.nouns.stack import FOLDED, ContextParallelKind, Stack
+from trimaran.nouns.stack import FOLDED, ContextParallelKind, DataParallelKind, ExpertOverlap, Offload, Stack
 from trimaran.nouns.workload import Workload
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.refuse import refuse_first
@@ -24,8 +24,11 @@ from trimaran.planner.export.torchtitan_stages import SCHEDULES, stage_settings
 VERSIONS = ("0.3", "0.2")
 # 0.2's words: its alltoall passes keys and values on around the ranks.
 ROTATE_METHODS: Mapping[ContextParallelKind, str] = {"ring": "alltoall", "all_gather": "allgather"}
-
-
+# What it has: whatever else a layout chooses is refused.
+_KINDS: tuple[DataParallelKind, ...] = ("all_reduce", "fully_sharded")
+_OFFLOADS: tuple[Offload, ...] = ("none", "weights")
+_EXPERT_OVERLAPS: tuple[ExpertOverlap, ...] = ("none", "batch")
+_PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "bf16", "bf16_pure", "fp8", "fp8_rowwise", "mxfp8")
 # In 0.2.2 a setting of parallelism, in 0.3.0 one of compile; either way of compiled layers alone.
 ASYNC_TP = "enable_async_tensor_parallel"
 
@@ -41,12 +44,12 @@ def torchtitan(asked: Asked) -> str:
         (
             *untold_experts(layout, workload.model, version),
             (layout.cp > 1 and layout.zero_stage != 3, "whole weights under CP, which it shares out over CP as well"),
-            (layout.cp > 1 and layout.cp_kind == "ulysses", "CP by ulysses"),
+            (layout.cp > 1 and layout.cp_kind not in ROTATE_METHODS, f"CP by {layout.cp_kind}"),
             # torchtitan 0.3.0, distributed/context_parallel/api.py, gathers; 0.2.2 has context_parallel_rotate_method
             (layout.cp > 1 and layout.cp_kind == "ring" and version == "0.3", "CP by ring (0.2: --for-version 0.2)"),
             (layout.schedule not in ("none", *SCHEDULES), f"the {layout.schedule} schedule"),
             (layout.zero_stage in (1, 2), f"ZeRO stage {layout.zero_stage}"),
-            (layout.dp_kind == "parameter_server", "a parameter server"),
+            (layout.dp_kind not in _KINDS, f"data-parallel kind {layout.dp_kind}"),
             (layout.tp > 1 and not layout.sequence_parallel and version == "0.2", "TP without sequence parallelism"),
             # torchtitan/models/llama3/infra/parallelize.py, line 151, and distributed/utils.py, line 251, of 0.2.2
             (unsharded and layout.dp > 1 and version == "0.2", "replicas that are not sharded beside TP or PP"),
@@ -54,9 +57,10 @@ def torchtitan(asked: Asked) -> str:
                 unsharded and layout.precision != "fp32" and version == "0.2",
                 f"precision {layout.precision} under TP or PP where nothing is sharded",
             ),
-            (layout.offload in ("optimizer", "activations"), f"offload {layout.offload}"),
+            (layout.offload not in _OFFLOADS, f"offload {layout.offload}"),
             (
-                layout.ep_overlap != "none" and layout.schedule != "dualpipev",
+                layout.ep_overlap not in _EXPERT_OVERLAPS
+                or (layout.ep_overlap != "none" and layout.schedule != "dualpipev"),
                 f"ep_overlap {layout.ep_overlap} under the {layout.schedule} schedule",
             ),
             (
@@ -77,7 +81,7 @@ def torchtitan(asked: Asked) -> str:
                 layout.precision == "fp8" and version == "0.3",
                 "precision fp8 with a scale a tensor (0.2 has: --for-version 0.2; 0.3 has fp8_rowwise)",
             ),
-            (layout.precision in ("fp16", "nvfp4"), f"precision {layout.precision}"),
+            (layout.precision not in _PRECISIONS, f"precision {layout.precision}"),
             (layout.placement != USUAL_PLACEMENT, f"placement {'-'.join(layout.placement)}"),
             (workload.optimizer != "adam", f"optimizer {workload.optimizer}"),
             (workload.ramp_up is not None, "a batch ramp-up"),
