@@ -50,7 +50,7 @@ from pathlib import Path
 import torch
 from trimaran.api import plan, workload_of
 from trimaran.cost.grid import LayoutGrid
-from trimaran.files.catalogue import load_stack
+from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.files.row_nouns import layout_cells, nouns_of
 from trimaran.files.row_table import format_table, parse_table
 from trimaran.layout.axes import groups
@@ -60,7 +60,7 @@ from trimaran.report import measured_rows, planned
 from trimaran.report.page.measured import measured_content
 from trimaran.report.page.planned import plan_content
 from trimaran.report.tables import render
-from trimaran.store import Store
+from trimaran.store import Store, trial_key
 from trimaran.train.comm.mesh import GroupFactory, build_mesh
 
 one, two = parse_layout("xp1"), parse_layout("dp2,xp2,mbs1")
@@ -82,6 +82,8 @@ json.dump({
     "mesh": [mesh.along["xp"].size, mesh.along["xp"].ranks],
     "plan": planned.as_json(found),
     "printed": render(planned.records(found), planned.FIELDS, "table"),
+    "key": trial_key(workload_of("gpt2-124m", 16), parse_layout("dp2,tp2,pp2,mbs1,zero1,sp,bf16"),
+                     load_stack("trimaran"), load_cluster("dgx-a100-80gb"), stage_split=(6, 6), steps=6),
     "read": [read.xp, nouns_of(read).layout.label(), kept.xp],
     "table of runs": render(measured_rows.records([row]), measured_rows.FIELDS, "table"),
     "page": [list(page.columns[0]), page.cases[0].choices["xp"], page.cases[0].devices],
@@ -143,6 +145,11 @@ def test_the_plan_has_it_and_the_figures_of_the_plan_without_it(answers: dict[st
 def test_a_table_and_the_store_keep_it(answers: dict[str, Any]) -> None:
     assert answers["read"] == [2, "xp2,dp2,tp1,pp1,mbs1", 2]
     assert "XP" in answers["table of runs"].splitlines()[0].split()
+
+
+def test_trials_that_were_stored_before_are_still_known(answers: dict[str, Any]) -> None:
+    """By the key of tests/store/test_keys.py, which stores of the first version have."""
+    assert answers["key"] == "f637fc1844c8dc6f1bd2dacf2a995b00"
 
 
 def test_the_page_shows_it(answers: dict[str, Any]) -> None:

@@ -25,23 +25,12 @@ RUN_FACTS = {
     "memory_report",
 }  # fmt: skip
 
-# Choices that layouts had from later on: said where they are not as usual.
-_LATER_CHOICES = (
-    "shard",
-    "cp",
-    "cp_kind",
-    "ep",
-    "etp",
-    "dispatcher",
-    "ep_overlap",
-    "offload",
-    "compression",
-    "local_steps",
-    "fragments",
-    "outer_delay",
-    "replica_batches",
-    "placed",
-)
+# Choices that layouts had when stores began. Those from later on are said where they are not as usual, so that one more
+# leaves stored trials what they are.
+_FIRST_CHOICES = {
+    "dp", "tp", "pp", "vpp", "mbs", "zero_stage", "dp_kind", "sequence_parallel", "recompute", "recompute_every",
+    "precision", "schedule", "stage_split", "placement",
+}  # fmt: skip
 
 
 def trial_key(
@@ -114,4 +103,4 @@ def _run_facts(stack: Stack) -> dict[str, object]:
 
 def _is_later_default(name: str, value: object) -> bool:
     plain = CHOICE[name].default
-    return name in _LATER_CHOICES and value == (list(plain) if isinstance(plain, tuple) else plain)
+    return name not in _FIRST_CHOICES and value == (list(plain) if isinstance(plain, tuple) else plain)
