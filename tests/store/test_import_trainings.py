@@ -43,6 +43,8 @@ def at_step(number: int, seconds: float, loss: str = "8.1") -> str:
         ({"use_megatron_fsdp": "True", "data_parallel_sharding_strategy": "optim_grads"},
          {"zero_stage": 2, "dp_kind": "all_reduce"}),
         ({"use_torch_fsdp2": "True"}, {"zero_stage": 3, "dp_kind": "fully_sharded"}),
+        ({"use_torch_fsdp2": "True", "torch_fsdp2_reshard_after_forward": "False"},
+         {"zero_stage": 2, "dp_kind": "all_reduce"}),
         ({"use_distributed_optimizer": "False"}, {"zero_stage": 0, "dp_kind": "all_reduce"}),
         ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"precision": "fp8"}),
         ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, {"precision": "mxfp8"}),

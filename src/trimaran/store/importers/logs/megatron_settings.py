@@ -140,17 +140,16 @@ def _attention(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> dict[
 
 
 def _sharding(arguments: Mapping[str, str]) -> dict[str, Cell]:
-    """How replicas agree, and what they share out."""
+    """What replicas share out, from which it follows how they agree."""
     if _on(arguments, "use_megatron_fsdp") or _on(arguments, "use_custom_fsdp"):
-        stage = _FSDP_STAGES.get(arguments.get("data_parallel_sharding_strategy", "no_shard"))
-        return {"zero_stage": stage, "dp_kind": "fully_sharded" if stage == 3 else "all_reduce"}
+        return {"zero_stage": _FSDP_STAGES.get(arguments.get("data_parallel_sharding_strategy", "no_shard"))}
     if _on(arguments, "use_torch_fsdp2"):
         kept = arguments.get("torch_fsdp2_reshard_after_forward") == "False"
-        return {"zero_stage": 2 if kept else 3, "dp_kind": "fully_sharded"}
+        return {"zero_stage": 2 if kept else 3}
     if "zero_stage" in arguments or _on(arguments, "deepspeed"):
         return {}
     distributed = arguments.get("use_distributed_optimizer")
-    return {} if distributed is None else {"zero_stage": int(distributed == "True"), "dp_kind": "all_reduce"}
+    return {} if distributed is None else {"zero_stage": int(distributed == "True")}
 
 
 def _recompute(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> tuple[str | None, str]:
