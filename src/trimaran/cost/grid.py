@@ -29,8 +29,7 @@ Bools = NDArray[np.bool_]
 
 # Combinations of columns have a place each where they are at most so many, besides so many a row.
 _FEW, _FEW_PER_ROW = 4096, 8
-# Folded schedules are the last words of their choice.
-_FIRST_FOLDED = min(index_of("schedule", word) for word in FOLDED)
+_FOLDED = tuple(index_of("schedule", word) for word in FOLDED)
 STACK_SPLIT, EVEN_SPLIT, WEIGHTED_SPLIT, OTHER_SPLIT = range(4)
 
 
@@ -143,7 +142,7 @@ class LayoutGrid(Laid[Ints]):
     @cached_property
     def folded(self) -> Bools:
         """Where ranks hold two chunks folded, so that the first has both ends of the model."""
-        return np.asarray((self.schedule >= _FIRST_FOLDED) & (self.pp > 1))
+        return among(self.schedule, _FOLDED) & (self.pp > 1)
 
     @cached_property
     def micro_batches(self) -> Ints:
@@ -202,7 +201,7 @@ def _splits(
     They depend on few distinct (TP, PP, VPP, kind of split), and on whether they are folded.
     """
     weighs_head = (split == WEIGHTED_SPLIT) | (stack.head_weighted_stages & (split == STACK_SPLIT))
-    folded = schedule >= _FIRST_FOLDED
+    folded = among(schedule, _FOLDED)
     keys = (np.where(weighs_head, tp, 1), pp, vpp, split, *([folded.astype(np.int64)] if folded.any() else []))
     first, inverse = distinct(keys)
     layers = workload.model.layers
