@@ -34,11 +34,6 @@ class NodeGroup(Noun):
         """All devices of the group."""
         return self.nodes * self.devices_per_node
 
-    @property
-    def stands_in(self) -> str:
-        """The region, or the group's name where none is stated."""
-        return self.region or self.name
-
 
 class GroupLink(Link):
     """The way between nodes of two groups, both ways unless it is `one_way`, from the first to the second.
