@@ -18,7 +18,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.planner.configs.cost import cost_of
 from trimaran.planner.configs.resolve import Given
-from trimaran.planner.export.exporters import export, first_exported
+from trimaran.planner.export.exporters import EXPORTERS, export, first_exported
 
 GPT = workload_of("gpt3-1b3", 512, ramp_up=(32, 32, 1_000_000))
 PLAIN = workload_of("gpt3-1b3", 512)
@@ -276,6 +276,12 @@ def test_a_version_that_is_not_known_is_refused_with_those_that_are() -> None:
         export(parse_layout("dp2"), PLAIN, MEGATRON, "torchtitan", "1.0")
     with pytest.raises(TrimaranError, match="write without it"):
         export(parse_layout("dp2"), PLAIN, MEGATRON, "megatron-deepspeed", "0.19")
+
+
+def test_what_is_written_is_planned_for_software_of_the_catalogue() -> None:
+    """Manifests start our own trainer, and a configuration that is read back is of the software it was written for."""
+    for exporter in EXPORTERS.values():
+        assert (load_stack(exporter.stack).framework == "trimaran") == exporter.starts
 
 
 def test_the_best_layout_that_can_be_stated_is_exported() -> None:

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from trimaran.recipe.sweep_settings import SweepSettings
     from trimaran.recipe.train_settings import TrainSettings
 
-# The stack whose abilities are those of the trainer that export writes for, or whose start it writes.
-TRAINER_STACKS = {
-    "megatron-lm": "megatron-core",
-    "megatron-deepspeed": "megatron-deepspeed",
-    "torchtitan": "torchtitan-0.2",
-    "deepspeed": "deepspeed",
-    **dict.fromkeys(("trainjob", "jobset", "skypilot"), "trimaran"),
-}
 # Dearer than any device: a price in another unit.
 _MOST_PRICE = 1e9
 

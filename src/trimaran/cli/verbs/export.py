@@ -60,7 +60,7 @@ def export(
 
     Example: trimaran export --to megatron-deepspeed --model bloom-176b --cluster jean-zay-a100-80gb --gbs 2048
     """
-    from trimaran.cli.question import TRAINER_STACKS, question_of
+    from trimaran.cli.question import question_of
     from trimaran.cli.starting import require_recipe_as_it_stands, start_of
     from trimaran.files.catalogue import write_atomically
     from trimaran.layout.layout import Layout
@@ -71,20 +71,20 @@ def export(
     from trimaran.planner.sizes import on_devices
     from trimaran.planner.why import complete
 
-    starts = exporter_of(to, for_version).starts  # a word that is not known is told before a search of seconds
-    if starts:
+    exporter = exporter_of(to, for_version)  # a word that is not known is told before a search of seconds
+    if exporter.starts:
         require_recipe_as_it_stands(
             recipe, model=model, cluster=cluster, gbs=gbs, seq_len=seq, stack=stack, ramp_up=ramp_up
         )
     elif settings:
         raise TrimaranError(f"--set {settings[0]} is of a manifest, and {to} is another trainer's: leave it out")
     # Without a stack (or a recipe's) the layout is planned for the software that will run it.
-    chosen_stack = stack or (None if recipe else TRAINER_STACKS.get(to))
+    chosen_stack = stack or (None if recipe else exporter.stack)
     question = question_of(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=chosen_stack, ramp_up=ramp_up
     )
     case, search = question.case, question.settings(devices, fix)
-    start = start_of(recipe, settings or [], case.cluster) if starts else None
+    start = start_of(recipe, settings or [], case.cluster) if exporter.starts else None
     if start is not None and start.sweeps:
         if layout is not None:
             raise TrimaranError(

@@ -21,16 +21,11 @@ from trimaran.planner.configs.read import read_config
 from trimaran.planner.configs.resolve import Given, layout_of
 from trimaran.planner.configs.stated import Stated
 from trimaran.planner.explain.bottleneck import bottleneck, memory_sentence
+from trimaran.planner.export.exporters import EXPORTERS
 from trimaran.planner.sizes import on_devices
 
-# The stack of a trainer's configuration that says no more of it.
-_STACKS = {
-    "megatron-lm": "megatron-core",
-    "megatron-deepspeed": "megatron-deepspeed",
-    "torchtitan": "torchtitan-0.2",
-    "deepspeed": "deepspeed",
-    "accelerate": "torch-fsdp",
-}
+# The stack of a trainer's configuration that says no more of it: the one that is told by what export writes for it.
+_STACKS = {"accelerate": "torch-fsdp"} | {to: exporter.stack for to, exporter in EXPORTERS.items()}
 _MARGIN = 0.05
 
 

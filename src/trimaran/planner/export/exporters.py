@@ -25,22 +25,24 @@ from trimaran.planner.export.trainjob import trainjob
 class Exporter:
     """How a layout is written: for which `versions` of what reads it, the newest first; () where none differ.
 
+    `stack` is the catalogue's name of the software that is told, whose abilities count where nobody names another.
     `starts`: what is written starts the training of a recipe, by Trimaran's own trainer.
     """
 
     write: Callable[[Asked], str]
+    stack: str
     versions: tuple[str, ...] = ()
     starts: bool = False
 
 
 EXPORTERS: Mapping[str, Exporter] = {
-    "megatron-lm": Exporter(megatron.megatron_lm, megatron.VERSIONS),
-    "megatron-deepspeed": Exporter(megatron_deepspeed),
-    "torchtitan": Exporter(titan.torchtitan, titan.VERSIONS),
-    "deepspeed": Exporter(plain_deepspeed.deepspeed, plain_deepspeed.VERSIONS),
-    "trainjob": Exporter(trainjob, starts=True),
-    "jobset": Exporter(jobset, starts=True),
-    "skypilot": Exporter(skypilot, starts=True),
+    "megatron-lm": Exporter(megatron.megatron_lm, "megatron-core", megatron.VERSIONS),
+    "megatron-deepspeed": Exporter(megatron_deepspeed, "megatron-deepspeed"),
+    "torchtitan": Exporter(titan.torchtitan, "torchtitan-0.2", titan.VERSIONS),
+    "deepspeed": Exporter(plain_deepspeed.deepspeed, "deepspeed", plain_deepspeed.VERSIONS),
+    "trainjob": Exporter(trainjob, "trimaran", starts=True),
+    "jobset": Exporter(jobset, "trimaran", starts=True),
+    "skypilot": Exporter(skypilot, "trimaran", starts=True),
 }
 
 
