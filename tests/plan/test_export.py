@@ -278,6 +278,12 @@ def test_a_version_that_is_not_known_is_refused_with_those_that_are() -> None:
         export(parse_layout("dp2"), PLAIN, MEGATRON, "megatron-deepspeed", "0.19")
 
 
+def test_a_stack_of_ones_own_keeps_whose_fsdp_the_one_that_it_extends_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "megatron-core-torch-fsdp2"\nop_us = 20.0\n')
+    said = export(parse_layout("dp8,mbs1,fsdp,bf16"), LLAMA, load_stack(str(tmp_path / "mine.toml")), "megatron-lm")
+    assert "--use-torch-fsdp2" in said and "--use-megatron-fsdp" not in said
+
+
 def test_what_is_written_is_planned_for_software_of_the_catalogue() -> None:
     """Manifests start our own trainer, and a configuration that is read back is of the software it was written for."""
     for exporter in EXPORTERS.values():

@@ -121,9 +121,7 @@ class Stack(Noun):
         default=False, description="the last stage keeps the logits of all micro-batches until the next iteration"
     )
     recomputes_stage: bool = Field(default=False, description="full recompute makes a whole stage's activations again")
-    recompute_stops_early: bool = Field(
-        default=False, description="full recompute ends once all that the backward wants is there"
-    )
+    recompute_stops_early: bool = Field(default=False, description="full recompute ends once all it is for is there")
     master_weight_bytes: int = Field(default=4, ge=0, le=8, description="fp32 master copy under 16 bit")
     moment_bytes_16bit: float = Field(
         default=4.0, gt=0, le=4, description="each of Adam's moments beside a master copy, the mean of both"
@@ -383,6 +381,7 @@ class Stack(Noun):
         default=(),
         description="orders of axes in which it lays out ranks, from neighbours outwards (`tp-dp-pp`); none: in any",
     )
+    fsdp: Literal["own", "torch"] = Field(default="own", description="whose FSDP it runs, its own or PyTorch's")
     hybrid_zero_stages: tuple[Annotated[int, Field(ge=1, le=3)], ...] = Field(
         default=(), description="ZeRO stages that can share out among a part of the replicas; none: among all alone"
     )

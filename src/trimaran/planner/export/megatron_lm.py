@@ -35,7 +35,6 @@ from trimaran.planner.export.megatron_words import (
     TOKENIZER,
     TOLD_MLPS,
     TOLD_TRAITS,
-    TORCH_FSDP2,
     WITHOUT_OFFLOADED_LAYERS,
     WRITTEN_FOR,
     graph_flags,
@@ -156,7 +155,7 @@ def _overlap_flags(layout: Layout, stack: Stack) -> list[str]:
     # ranks that share a sequence sum gradients as replicas do
     sums = layout.dp * layout.cp > 1 and stack.overlap_dp > 0 and layout.zero_stage in stack.overlapped_zero_stages
     # PyTorch's FSDP overlaps by itself, and Megatron-LM refuses its own switches beside it
-    by_itself = stack.name == TORCH_FSDP2 and layout.zero_stage > 1
+    by_itself = stack.fsdp == "torch" and layout.zero_stage > 1
     switches = (
         ((sums or gathers) and not by_itself, "--overlap-grad-reduce"),
         (gathers and not by_itself, "--overlap-param-gather"),
@@ -236,7 +235,7 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             ),
             (
                 # megatron/core/optimizer/distrib_optimizer.py, __init__
-                workload.optimizer != "adam" and layout.zero_stage > 0 and stack.name != TORCH_FSDP2,
+                workload.optimizer != "adam" and layout.zero_stage > 0 and stack.fsdp != "torch",
                 f"optimizer {workload.optimizer} in ZeRO stage {layout.zero_stage}",
             ),
             # transformer_config.py, __post_init__
@@ -249,7 +248,7 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
             (model.shared_gate and version in WITHOUT_SHARED_GATE, f"model.shared_gate in core {version}"),
             (layout.schedule not in SCHEDULES, f"the {layout.schedule} schedule"),
             (
-                layout.zero_stage > 1 and stack.name == TORCH_FSDP2 and model.tied_embedding,
+                layout.zero_stage > 1 and stack.fsdp == "torch" and model.tied_embedding,
                 f"ZeRO stage {layout.zero_stage} of a head that shares the embedding's weights",
             ),
             (layout.zero_stage > 1 and layout.pp > 1, f"ZeRO stage {layout.zero_stage} of a pipeline"),

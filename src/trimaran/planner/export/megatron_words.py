@@ -149,7 +149,7 @@ HYBRID_FSDP = ("0.19",)
 
 def sharding_flags(layout: Layout, stack: Stack) -> list[str]:
     """Who shards optimizer states: the distributed optimizer, and of more than them Megatron-FSDP, or PyTorch's."""
-    if stack.name == TORCH_FSDP2:
+    if stack.fsdp == "torch":
         return [BY_TORCH, ACCUMULATED_APART, "--ckpt-format torch_dist"] if layout.zero_stage > 1 else []
     distributed = ["--use-distributed-optimizer"] if layout.zero_stage > 0 else []
     if layout.zero_stage < 2:
