@@ -178,8 +178,8 @@ def test_dualpipev_hides_exchanges_behind_the_other_micro_batch_and_no_more_than
 @pytest.mark.parametrize(
     ("label", "why"),
     [
-        ("dp2,pp4,vpp3,zbv,mbs1", "folds two chunks onto each rank, but VPP is 3"),
-        ("dp2,pp8,dualpipev,mbs8", "as many micro-batches as 2 x PP 8 = 16 stages, but there are 4"),
+        ("dp2,pp4,vpp3,zbv,mbs1", "folds 2 chunks onto each rank, but VPP is 3"),
+        ("dp2,pp8,dualpipev,mbs8", "at least 2 x PP 8 = 16 micro-batches, but there are 4"),
         ("dp8,pp4,ep8,etp1,dualpipev,overlap-batch,mbs1,recompute-full", "recompute full does not go with"),
         ("dp8,pp4,ep8,etp1,zbv,overlap-batch,mbs1", "PP 4 runs zbv and not dualpipev"),
     ],

@@ -17,11 +17,12 @@ from trimaran.layout import axis_rules, replica_rules
 from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import peak_tflops
+from trimaran.layout.schedule import NEEDS
 from trimaran.layout.stages import even_split, most_stages
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
-from trimaran.nouns.stack import FOLDED, Stack
+from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
 # What a rule is about: sizes that cannot be, what the stack does, or what the cluster has.
@@ -157,42 +158,38 @@ def _schedule(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack
     if layout.schedule not in stack.schedules:
         has = f"one of {stack.name}'s {', '.join(stack.schedules)}" if stack.schedules else f"known to {stack.name}"
         return f"schedule {layout.schedule} is not {has}: choose another schedule or stack"
-    if layout.schedule not in ("interleaved", *FOLDED) and layout.vpp > 1:
+    if NEEDS[layout.schedule].chunks == 1 and layout.vpp > 1:
         return f"schedule {layout.schedule} has one chunk a stage, but VPP is {layout.vpp}: write interleaved"
     return None
 
 
 def _chunks(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    if layout.schedule == "interleaved" and layout.vpp == 1:
-        return "the interleaved schedule needs VPP of 2 or more, but it is 1: raise VPP or write 1f1b"
-    if layout.schedule in FOLDED and layout.vpp != 2:
+    chunks = NEEDS[layout.schedule].chunks
+    if chunks == 0 and layout.vpp == 1:
+        return f"the {layout.schedule} schedule needs VPP of 2 or more, but it is 1: raise VPP or write 1f1b"
+    if chunks > 1 and layout.vpp != chunks:
         return (
-            f"the {layout.schedule} schedule folds two chunks onto each rank, but VPP is {layout.vpp}: set it to 2 or "
-            f"write interleaved"
+            f"the {layout.schedule} schedule folds {chunks} chunks onto each rank, but VPP is {layout.vpp}: set it to "
+            f"{chunks} or write interleaved"
         )
     return None
 
 
 def _micro_batches(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    ramp = workload.ramp_up
+    needs, name, ramp = NEEDS[layout.schedule], layout.schedule.replace("_", "-"), workload.ramp_up
     batches = ramp.steps(workload.global_batch) if ramp else (workload.global_batch,)
     stated = [(workload.global_batch, each) for each in dict.fromkeys(layout.replica_batches)]
     for batch, micro_batches in stated or ((batch, layout.micro_batches(batch)) for batch in batches):
-        if layout.schedule == "interleaved" and micro_batches % layout.pp:
+        if micro_batches % needs.turn(layout.pp):
             return (
-                f"the interleaved schedule needs micro-batches in multiples of PP {layout.pp}, but there are "
+                f"the {name} schedule needs micro-batches in multiples of PP {layout.pp}, but there are "
                 f"{micro_batches} in a global batch of {batch}: change the micro-batch or PP"
             )
-        if layout.schedule == "zero_bubble" and micro_batches < layout.pp:
+        if micro_batches < (least := needs.least(layout.pp)):
+            least_in_words = f"{needs.each} x PP {layout.pp} = {least}" if needs.each > 1 else f"PP {least}"
             return (
-                f"the zero-bubble schedule needs at least PP {layout.pp} micro-batches, but there are "
-                f"{micro_batches} in a global batch of {batch}: lower the micro-batch or PP"
-            )
-        # torch 2.13.0, torch/distributed/pipelining/schedules.py, line 3439
-        if layout.schedule == "dualpipev" and micro_batches < 2 * layout.pp:
-            return (
-                f"the dualpipev schedule needs at least as many micro-batches as 2 x PP {layout.pp} = {2 * layout.pp} "
-                f"stages, but there are {micro_batches} in a global batch of {batch}: lower the micro-batch or PP"
+                f"the {name} schedule needs at least {least_in_words} micro-batches, but there are {micro_batches} in "
+                f"a global batch of {batch}: lower the micro-batch or PP"
             )
     return None
 

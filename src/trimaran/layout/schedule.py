@@ -10,12 +10,44 @@ schedules.py, lines 3268 and 3459).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 from trimaran.nouns.stack import FOLDED, Schedule
 from trimaran.nouns.timeline import EventKind
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a schedule needs: so many `chunks` of layers on a rank (0: two or more), and so many micro-batches.
+
+    Micro-batches go `in_turns` of as many as there are ranks, and are `each` a rank at least.
+    """
+
+    chunks: int = 1
+    in_turns: bool = False
+    each: int = 0
+
+    def turn(self, ranks: int) -> int:
+        """The number of which micro-batches have to be a multiple."""
+        return ranks if self.in_turns else 1
+
+    def least(self, ranks: int) -> int:
+        """The fewest micro-batches."""
+        return max(self.turn(ranks), self.each * ranks)
+
+
+NEEDS: Mapping[Schedule, Needs] = {
+    "none": Needs(),
+    "gpipe": Needs(),
+    "1f1b": Needs(),
+    "interleaved": Needs(chunks=0, in_turns=True),
+    "zero_bubble": Needs(each=1),
+    "zbv": Needs(chunks=2),
+    "dualpipev": Needs(chunks=2, each=2),  # torch 2.13.0, torch/distributed/pipelining/schedules.py, line 3439
+}
 
 
 class Action(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trimaran.layout.schedule import Action, actions
+from trimaran.layout.schedule import NEEDS, Action, actions
 from trimaran.nouns.stack import Schedule
 
 
@@ -27,7 +27,7 @@ def shortened(schedule: Schedule, rank: int, ranks: int, stages: int, micro_batc
     a rank does once in an iteration is not in it; and something is still to be received behind it. Where there is no
     such state, as under GPipe, all of them.
     """
-    step = ranks if schedule == "interleaved" else 1
+    step = NEEDS[schedule].turn(ranks)
     whole = actions(schedule, rank, ranks, stages, micro_batches)
     length = step * len(whole) // micro_batches
     for fewer in range(step + micro_batches % step, micro_batches, step):

@@ -10,6 +10,7 @@ from trimaran.cost.grid import Ints
 from trimaran.cost.placed.placed_cost import PlacedCost
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import violations
+from trimaran.layout.schedule import NEEDS
 
 # What a deal may break: the other rules do not read it.
 _RULES = {"replica_batches", "unlike_replicas", "micro_batches"}
@@ -32,8 +33,8 @@ def dealt(cost: PlacedCost, nodes: Ints) -> tuple[int, ...]:
     of chunks in turns as many as there are stages.
     """
     layout, total = cost.layout, int(cost.batches.sum())
-    turn = layout.pp if layout.schedule == "interleaved" else 1
-    least = layout.pp if layout.schedule in ("interleaved", "zero_bubble") else 1
+    needs = NEEDS[layout.schedule]
+    turn, least = needs.turn(layout.pp), needs.least(layout.pp)
     share = total // layout.dp // turn * turn
     here, there = (_seconds(cost, nodes, count) for count in (share, share + turn))
     pace = [later - now for now, later in zip(here, there, strict=True)]
