@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimaran.api import plan, workload_of
-from trimaran.layout.flops import OWN_FORMULA, FlopsFormula, iteration_flops
+from trimaran.layout.flops import OWN_FORMULA, iteration_flops
+from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.workload import Workload
 from trimaran.planner.plan import Entry

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from trimaran.layout.flops import model_flops
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 
 H100 = load_cluster("dgx-h100")
@@ -298,6 +301,12 @@ def test_what_a_stack_extends_is_said_once() -> None:
         "name", "software", "op_us", "rms_norm", "lean_activation", "selective_keeps", "precisions", "schedules",
         "overlaps_sends", "expert_overlaps", "noted", "compiled",
     }  # fmt: skip
+
+
+def test_a_calculator_that_is_misspelt_in_a_stacks_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "megatron-core"\nflops_formula = "megatron-core"\n')
+    with pytest.raises(TrimaranError, match=r"flops_formula: .*'megatron_core'"):
+        load_stack(str(tmp_path / "mine.toml"))
 
 
 def test_a_stack_of_ones_own_is_planned_for() -> None:

@@ -14,12 +14,13 @@ from trimaran.files.catalogue import catalogue_name, catalogue_names, load_model
 from trimaran.files.row_as_run import cluster_as_named, cluster_as_run, devices_as_run, stack_as_run
 from trimaran.layout.axes import devices_of, in_words
 from trimaran.layout.choices import CHOICE, IN_TABLES, usual_chunks, usual_schedule
-from trimaran.layout.flops import FlopsFormula, iteration_flops
+from trimaran.layout.flops import iteration_flops
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import odd_but_possible
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.columns import ASSUMED, Cell
+from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.model import Model, padded_vocab
 from trimaran.nouns.noun import TrimaranError, first_error

@@ -8,8 +8,7 @@ never be compared.
 
 from __future__ import annotations
 
-from typing import Literal
-
+from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.model import LayerKind, Model, padded_vocab
 from trimaran.nouns.workload import Workload
 from trimaran.operators.counts import (
@@ -18,9 +17,6 @@ from trimaran.operators.counts import (
     layers_forward_operations,
 )
 
-FlopsFormula = Literal[
-    "megatron_eq3_k4", "megatron_eq3_k3", "bs_old_96BsLh2", "2kN_k4", "2kN_k3", "model_flops", "megatron_core"
-]  # fmt: skip
 # What Trimaran's own figures count, MFU among them: so MFU is TFLOPs over the peak of the precision.
 OWN_FORMULA: FlopsFormula = "model_flops"
 

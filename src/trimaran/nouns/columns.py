@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from trimaran.nouns.dispatcher import DispatcherName
+from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.model import Mlp
 from trimaran.nouns.precision import PRECISIONS
 from trimaran.nouns.recompute import recompute_cell
@@ -143,15 +144,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "flops_formula",
         "text",
-        choices=(
-            "megatron_eq3_k4",
-            "megatron_eq3_k3",
-            "bs_old_96BsLh2",
-            "2kN_k4",
-            "2kN_k3",
-            "model_flops",
-            "megatron_core",
-        ),
+        choices=get_args(FlopsFormula),
         says="the calculator behind tflops",
     ),
     Column("date", "text", looks=r"\d{4}|\d\d[./-]\d\d", like="a date such as 2022-02-25", says="day of the run"),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from trimaran.nouns.dispatcher import DispatcherName
+from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
@@ -428,7 +429,7 @@ class Stack(Noun):
         default=False, description="each tensor that a layer keeps goes to the host before the layer goes on"
     )
     fused_host_step: bool = Field(default=False, description="the host's optimizer passes over all states once")
-    flops_formula: str = Field(default="", description="the calculator behind the TFLOPs that its logs print, if known")
+    flops_formula: FlopsFormula | None = Field(default=None, description="the calculator behind its logs' TFLOPs")
     memory_report: MemoryReport = "allocated"
     source: str = ""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from trimaran.layout.flops import FlopsFormula, iteration_flops
+from trimaran.layout.flops import iteration_flops
+from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
 from trimaran.store.importers.draft import Draft
