@@ -127,6 +127,16 @@ def test_every_package_that_is_installed_for_users_is_imported() -> None:
     assert {{"pyyaml": "yaml"}.get(name, name) for name in asked} - parts == set()
 
 
+def test_every_package_that_is_asked_for_has_the_version_that_the_tests_ran_with() -> None:
+    """What checks, formats or types otherwise from one day to the next would fail a commit that has not changed."""
+    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = {re.split(r"[^\w-]", entry)[0] for entry in sum(extras, project["dependencies"])}
+    lines = (HOUSE / "constraints.txt").read_text().splitlines()
+    # PyTorch is installed from an index of its own too, with whatever setuptools that has
+    assert {line.partition("==")[0] for line in lines if not line.startswith("#")} == asked - {"setuptools"}
+
+
 def test_no_folder_holds_more_files_than_a_reader_can_survey() -> None:
     folders: dict[Path, int] = {}
     for path in MODULES.values():
