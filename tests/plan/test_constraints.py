@@ -11,12 +11,15 @@ from trimaran.api import plan, workload_of
 from trimaran.cli.app import app
 from trimaran.cost.case import Case
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
+from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.link import Link
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.plan import Plan
 from trimaran.planner.search.batches import batch_of
+from trimaran.planner.search.objective import Objective
 from trimaran.planner.search.settings import settings_from
+from trimaran.planner.unmet import WholeTraining, unmet_sentence
 from trimaran.planner.why import explain
 
 BLOOM = ("bloom-prequel-181b", "jean-zay-a100-80gb", 2048)
@@ -162,6 +165,12 @@ def test_a_deadline_and_a_budget_that_nothing_meets_are_told_beside_what_comes_n
     assert "the budget of 100: the fastest, dp" in str(unmet.value)
     assert f", costs {cheap.cost:,.0f} and takes " in str(unmet.value)
     assert str(unmet.value).endswith("allow more devices or time, or more money")
+
+
+def test_what_rounds_to_a_day_is_one_day() -> None:
+    nearly = WholeTraining(parse_layout("dp8,bf16"), 1.00001, None)
+    told = unmet_sentence(Objective(deadline_days=0.5), "no layout", nearly, nearly)
+    assert "the deadline of 0.5 days" in told and "takes 1 day;" in told
 
 
 def test_budget_bounds_the_fastest() -> None:

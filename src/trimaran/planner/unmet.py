@@ -35,7 +35,8 @@ def unmet_sentence(objective: Objective, what: str, fastest: WholeTraining, chea
 
 
 def _days(days: float) -> str:
-    return "1 day" if days == 1 else f"{_figure(days)} days"
+    told = _figure(days)
+    return f"{told} day{'s' * (told != '1')}"
 
 
 def _figure(value: float) -> str:
