@@ -42,6 +42,22 @@ torchrun --nproc_per_node $GPUS --nnodes "$NODES" pretrain_gpt.py \\
     assert "conditions and loops" in remarks and "not read" not in remarks
 
 
+@pytest.mark.parametrize(
+    ("expression", "tp"),
+    [("${A[2]} * 2", 4), ("A[1] * 2", 8), ("A * 4", 4), ("${N:-8} / 2", 4), ('"$TP" * 2', 4), ("$((TP + 2)) / 2", 2)],
+)
+def test_a_sum_takes_what_stands_in_arrays_and_what_has_a_default(tmp_path: Path, expression: str, tp: int) -> None:
+    words = f"A=(1 4 2)\nTP=2\npython pretrain_gpt.py {PLAIN} --tensor-model-parallel-size $(({expression}))\n"
+    layout, _, remarks = read(tmp_path, words)
+    assert layout.tp == tp and "which the file does not set" not in remarks
+
+
+def test_values_that_stand_too_deep_in_each_other_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("X=" + "${A:-" * 5000 + "1" + "}" * 5000 + f"\npython pretrain_gpt.py {PLAIN}\n")
+    with pytest.raises(TrimaranError, match="too deep in each other"):
+        read_config(tmp_path / "run.sh")
+
+
 def test_what_no_step_feels_is_not_told_and_what_is_misspelt_is(tmp_path: Path) -> None:
     beside = "--lr 1e-4 --lr-decay-style cosine --seed 1 --log-interval 1 --save-interval 9 --tensorboard-dir x "
     beside += "--tokenizer-model t --data-path d --clip-grad 1.0 --eval-iters 0 --adam-beta1 0.9 --node_rank 0 "

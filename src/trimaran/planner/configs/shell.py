@@ -33,6 +33,7 @@ _PREFIXES = {"export", "local", "readonly", "declare", "typeset"}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAMED = re.compile(r"([A-Za-z_]\w*|[0-9@*#?])(?:\[([@*]|\d{1,6})\])?(?:(:?)([-=+?])(.*))?", re.DOTALL)
 _BARE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?])")
+_IN_SUM = re.compile(r"[A-Za-z_]\w*(?:\[\d+\])?")
 _SUM = re.compile(r"[0-9\s()+*/%-]+")
 _UNKNOWN = re.compile(f"{UNSET}[^{UNSET}]*{UNSET}")
 _REDIRECTED = re.compile(r"(?:\d*|&)(?:>>?|<|>\|)(.*)", re.DOTALL)
@@ -220,7 +221,8 @@ class Script:
         return [_unset(name)] if values is None else values
 
     def _sum(self, expression: str) -> str:
-        named = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), expression)
+        filled = self._text(expression)  # as of `${A[2]}` and `${N:-8}`; a name needs no mark there
+        named = _IN_SUM.sub(lambda match: (self._braced(match[0]) or [""])[0], filled)
         if not _SUM.fullmatch(named) or len(named) > 200 or "**" in named:
             return _unset(f"(({expression.strip()}))")
         return _unset(f"(({expression.strip()}))") if (value := _whole(named)) is None else str(value)
@@ -231,7 +233,12 @@ def training_words(text: str, telling: Mapping[str, object]) -> tuple[list[str],
 
     Where no command has any, all values that the script sets count as one, as of a file that another one sources.
     """
-    script = Script(text)
+    try:
+        script = Script(text)
+    except RecursionError:
+        raise TrimaranError(
+            "values of the script stand too deep in each other, as ${A:-${B:-...}}: give the arguments themselves"
+        ) from None
     commands = [_unpacked(words) for words in script.commands if words]
     training = [words for words in commands if words[0] not in _SHOWING]
     best = max(reversed(training), key=lambda words: _told(words, telling), default=[])
