@@ -177,6 +177,46 @@ def test_what_megatron_bridge_writes_beside_a_checkpoint_is_a_layout(tmp_path: P
     assert cost.case.stack.grad_bytes_16bit == 2 and "not read" not in remarks
 
 
+# As Megatron-Bridge writes a function.
+FUNCTION = "activation_func: {{_target_: {}, _call_: false}}"
+SHAPE = (
+    "num_layers: 8\nhidden_size: 1024\nnum_attention_heads: 16\nvocab_size: 5120\nffn_hidden_size: 4096\n"
+    "seq_length: 2048\nmicro_batch_size: 1\nglobal_batch_size: 64\nbf16: true\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        (f"gated_linear_unit: true\n{FUNCTION.format('torch.nn.functional.silu')}", ("swiglu", 0)),
+        (f"gated_linear_unit: true\n{FUNCTION.format('torch.nn.functional.gelu')}", ("geglu", 0)),
+        (f"{FUNCTION.format('torch.nn.functional.gelu')}\ngated_linear_unit: true", ("geglu", 0)),
+        (f"gated_linear_unit: false\n{FUNCTION.format('torch.nn.functional.gelu')}", ("gelu", 0)),
+        ("activation: fast-geglu", ("geglu", 0)),
+        (
+            "gated_linear_unit: true\nglu_linear_offset: 1.0\nactivation_func_clamp_value: 7.0\n"
+            + FUNCTION.format("megatron.core.fusions.fused_bias_geglu.quick_gelu"),
+            ("swiglu", 7.0),
+        ),
+    ],
+)  # fmt: skip
+def test_a_gate_is_the_one_whose_function_is_stated(tmp_path: Path, settings: str, fields: tuple[str, float]) -> None:
+    """GELU's gate was taken for SiLU's, and gpt-oss's for a plain one."""
+    cost, remarks = priced(tmp_path / "recipe.yaml", SHAPE + settings, Given("dgx-h100", devices=8))
+    assert (cost.case.model.mlp, cost.case.model.swiglu_limit) == fields
+    assert "not read" not in remarks and "not counted" not in remarks
+
+
+def test_windows_yarn_and_4_bit_are_read_as_megatron_bridge_writes_them(tmp_path: Path) -> None:
+    further = "window_size: [127, 0]\nfp4: e2m1\nfp4_recipe: nvfp4\nposition_embedding_type: yarn\n"
+    further += "yarn_rotary_scaling_factor: 32.0\nyarn_mscale: 1.0\nyarn_correction_range_round_to_int: false\n"
+    cost, remarks = priced(tmp_path / "recipe.yaml", SHAPE + further, Given("dgx-b200", devices=8))
+    model = cost.case.model
+    assert (model.sliding_window, cost.layout.precision) == (128, "nvfp4")
+    assert model.rotary_yarn is not None and (model.rotary_yarn.factor, model.rotary_yarn.truncate) == (32.0, False)
+    assert "not read" not in remarks
+
+
 def test_nested_names_may_be_written_as_flags(tmp_path: Path) -> None:
     settings = {
         "num-layers": 32, "hidden-size": 4096, "num-attention-heads": 32, "group-query-attention": True,

@@ -14,6 +14,7 @@ import yaml
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.planner.configs.shell import UNSET
+from trimaran.planner.export.megatron_words import QUICK_GATE
 
 MOST_NESTED = 32
 _REFERENCE = re.compile(r"\$\{\.*([\w.]+)\}")
@@ -27,9 +28,14 @@ _NAMES = {
     "layernorm_epsilon": "--norm-epsilon", "rotary_percentage": "--rotary-percent",
     "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-    "num_moe_experts": "--num-experts", "fp8": "--fp8-format", "fp8_param": "--fp8-param-gather",
+    "num_moe_experts": "--num-experts", "fp8": "--fp8-format", "fp8_param": "--fp8-param-gather", "fp4": "--fp4-format",
+    # fields that models of Megatron-Core read (core_v0.16.1, megatron/core/models/gpt/gpt_model.py, lines 179 to 188)
+    "yarn_rotary_scaling_factor": "--rotary-scaling-factor", "yarn_mscale": "--mscale",
+    "yarn_mscale_all_dim": "--mscale-all-dim",
     "trainer.devices": "--nproc-per-node", "num_gpus_per_node": "--nproc-per-node", "trainer.num_nodes": "--nnodes",
 }  # fmt: skip
+# Functions of an MLP that make it GeGLU, and not SwiGLU, where it is gated.
+_GELUS = frozenset({"gelu", "quick_gelu", "fast_gelu"})
 # What a name with one of these values stands for; None for nothing.
 _VALUES: Mapping[tuple[str, str], str | None] = {
     ("share_embeddings_and_output_weights", "false"): "--untie-embeddings-and-output-weights",
@@ -44,7 +50,10 @@ _VALUES: Mapping[tuple[str, str], str | None] = {
     ("apply_rope_fusion", "false"): "--no-rope-fusion",
     ("activation", "swiglu"): "--swiglu", ("activation", "fast-swiglu"): "--swiglu", ("activation", "gelu"): None,
     ("activation", "squared-relu"): "--squared-relu", ("activation_func", "squared_relu"): "--squared-relu",
-    **{("activation_func", word): None for word in ("gelu", "silu", "quick_gelu")},
+    ("activation", "geglu"): QUICK_GATE, ("activation", "fast-geglu"): QUICK_GATE,
+    **{("activation_func", word): None for word in ("silu", "swiglu", *_GELUS)},
+    ("yarn_correction_range_round_to_int", "false"): "--no-yarn-correction-range-round-to-int",
+    ("yarn_correction_range_round_to_int", "true"): None,
     ("gated_linear_unit", "true"): "--swiglu",
     ("optim.name", "distributed_fused_adam"): "--use-distributed-optimizer",
     **{("trainer.precision", word): "--bf16" for word in ("bf16", "bf16-mixed", "bf16-true")},
@@ -84,6 +93,9 @@ def nested_flags(document: Mapping[str, Any]) -> dict[str, list[str]]:
         name = path.rpartition(".")[2]
         for flag, values in _flags(path, name, _resolved(value, leaves)):
             given[flag] = values
+    functions = [str(value).lower() for path, value in leaves.items() if path.rpartition(".")[2] == "activation_func"]
+    if "--swiglu" in given and functions and functions[-1] in _GELUS:
+        given = {flag: values for flag, values in given.items() if flag != "--swiglu"} | {QUICK_GATE: []}
     return given
 
 
@@ -128,6 +140,8 @@ def _leaves(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _written(name: str, value: Any) -> Any:
     """A list as the text that Megatron-LM's argument of that name takes, where it takes one."""
+    if name == "window_size" and isinstance(value, list):
+        return ",".join(map(str, value))
     if name == "moe_layer_freq" and isinstance(value, list):
         return f"[{','.join(str(each) for each in value)}]"
     if name == "pipeline_model_parallel_layout" and isinstance(value, list):

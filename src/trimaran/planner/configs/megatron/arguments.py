@@ -282,6 +282,7 @@ def _precision(flags: Flags, stated: Stated) -> None:
     narrow = flags.word("--fp8-format", ("hybrid", "e4m3"))
     recipes = {word: scaling for scaling, word in FP8_RECIPES.items()}
     recipe = flags.word("--fp8-recipe", ("mxfp8", *recipes)) or FP8_RECIPES["delayed"]
+    flags.word("--fp4-recipe", ("nvfp4",))
     if flags.word("--fp4-format", ("e2m1",)):
         wide = "nvfp4"
     elif narrow and recipe == "mxfp8":
