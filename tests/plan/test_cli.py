@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,6 +190,20 @@ def test_ramp_up_schedule_is_the_documents_table(trimaran: Run) -> None:
     assert "| NNODES |" in grown.stdout and "restarts" in grown.stdout
     held = trimaran(*asked)
     assert held.returncode == 2 and "ramp-up reaches a global batch of 32" in held.stderr
+
+
+def test_export_plans_what_the_version_can_be_told_and_says_what_it_passes_over(trimaran: Run) -> None:
+    """A slower layout was written without a word, and none where a ring, which 0.3 has not, was best everywhere."""
+    asked = ("export", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gbs", "128", "--devices", "8")
+    told = trimaran(*asked, "--fix", "cp=2", "--to", "torchtitan").stderr
+    assert "cp2,cp-all_gather," in told and "of the plan" not in told
+    recompute = ("--fix", "recompute=full", "--fix", "recompute_every=1,2")
+    held = trimaran(*asked, *recompute, "--to", "torchtitan")
+    assert held.returncode == 0
+    assert re.search(
+        r"note: it is number \d+ of the plan, \d\.\d\d times the first one's time, since layout ", held.stderr
+    )
+    assert "no setting for recomputing one layer in 2 (0.2 has: --for-version 0.2)" in held.stderr
 
 
 def test_export_writes_for_each_trainer(trimaran: Run) -> None:

@@ -292,8 +292,9 @@ def test_what_is_written_is_planned_for_software_of_the_catalogue() -> None:
 
 def test_the_best_layout_that_can_be_stated_is_exported() -> None:
     layouts = [parse_layout("dp2,pp2,gpipe"), parse_layout("dp2,pp2")]
-    chosen, text = first_exported(layouts, PLAIN, MEGATRON, "megatron-lm")
-    assert chosen == layouts[1] and "--pipeline-model-parallel-size 2" in text
+    chosen = first_exported(layouts, PLAIN, MEGATRON, "megatron-lm")
+    assert chosen.layout == layouts[1] and "--pipeline-model-parallel-size 2" in chosen.text
+    assert chosen.passed == 1 and "no setting for the gpipe schedule" in chosen.refused
 
 
 def test_megatron_is_told_of_as_many_positions_as_tokens() -> None:

@@ -60,6 +60,8 @@ def export(
 
     Example: trimaran export --to megatron-deepspeed --model bloom-176b --cluster jean-zay-a100-80gb --gbs 2048
     """
+    from dataclasses import replace
+
     from trimaran.cli.question import question_of
     from trimaran.cli.starting import require_recipe_as_it_stands, start_of
     from trimaran.files.catalogue import write_atomically
@@ -72,7 +74,8 @@ def export(
     from trimaran.planner.why import complete
 
     exporter = exporter_of(to, for_version)  # a word that is not known is told before a search of seconds
-    if exporter.starts:
+    starts = exporter.starts
+    if starts:
         require_recipe_as_it_stands(
             recipe, model=model, cluster=cluster, gbs=gbs, seq_len=seq, stack=stack, ramp_up=ramp_up
         )
@@ -84,7 +87,8 @@ def export(
         recipe, runs, model=model, cluster=cluster, gbs=gbs, seq=seq, stack=chosen_stack, ramp_up=ramp_up
     )
     case, search = question.case, question.settings(devices, fix)
-    start = start_of(recipe, settings or [], case.cluster) if exporter.starts else None
+    start = start_of(recipe, settings or [], case.cluster) if starts else None
+    seconds: list[float] = []
     if start is not None and start.sweeps:
         if layout is not None:
             raise TrimaranError(
@@ -93,14 +97,19 @@ def export(
             )
         layouts = [Layout()]  # of none: a sweep starts the ranks of each of its own
     elif layout is None:
-        layouts = [entry.layout for entry in plan_with(case, search).entries]
+        narrowed = replace(case, stack=exporter.planned_for(case.stack, for_version))
+        entries = plan_with(narrowed, search).entries
+        layouts, seconds = [entry.layout for entry in entries], [entry.sec_per_it for entry in entries]
     else:
         layouts = [complete(layout, case, search)]
         check_layout(layouts[0], case.workload, on_devices(case.cluster, search.devices or 0), case.stack)
-    chosen, text = first_exported(layouts, case.workload, case.stack, to, for_version, start)
+    chosen = first_exported(layouts, case.workload, case.stack, to, for_version, start)
     if start is None or not start.sweeps:
-        tell(f"layout {chosen}", err=True)
+        tell(f"layout {chosen.layout}", err=True)
+    if chosen.passed:
+        slower = f"{seconds[chosen.passed] / seconds[0]:.2f} times the first one's time"
+        tell(f"note: it is number {chosen.passed + 1} of the plan, {slower}, since {chosen.refused}", err=True)
     if output is None:
-        tell(text)
+        tell(chosen.text)
     else:
-        write_atomically(output, text + "\n")
+        write_atomically(output, chosen.text + "\n")

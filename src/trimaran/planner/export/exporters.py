@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trimaran.layout.layout import Layout
 from trimaran.nouns.noun import TrimaranError
@@ -26,19 +27,25 @@ class Exporter:
     """How a layout is written: for which `versions` of what reads it, the newest first; () where none differ.
 
     `stack` is the catalogue's name of the software that is told, whose abilities count where nobody names another.
-    `starts`: what is written starts the training of a recipe, by Trimaran's own trainer.
+    `starts`: what is written starts the training of a recipe, by Trimaran's own trainer. `narrows` makes of a stack
+    what one of the versions can be told of it.
     """
 
     write: Callable[[Asked], str]
     stack: str
     versions: tuple[str, ...] = ()
     starts: bool = False
+    narrows: Callable[[Stack, str], Stack] = lambda stack, version: stack
+
+    def planned_for(self, stack: Stack, version: str | None) -> Stack:
+        """The stack that a plan for that version, or for the newest, is to choose by."""
+        return self.narrows(stack, version or next(iter(self.versions), ""))
 
 
 EXPORTERS: Mapping[str, Exporter] = {
     "megatron-lm": Exporter(megatron.megatron_lm, "megatron-core", megatron.VERSIONS),
     "megatron-deepspeed": Exporter(megatron_deepspeed, "megatron-deepspeed"),
-    "torchtitan": Exporter(titan.torchtitan, "torchtitan-0.2", titan.VERSIONS),
+    "torchtitan": Exporter(titan.torchtitan, "torchtitan-0.2", titan.VERSIONS, narrows=titan.without_unsaid),
     "deepspeed": Exporter(plain_deepspeed.deepspeed, "deepspeed", plain_deepspeed.VERSIONS),
     "trainjob": Exporter(trainjob, "trimaran", starts=True),
     "jobset": Exporter(jobset, "trimaran", starts=True),
@@ -89,6 +96,15 @@ def _is_placed(layout: Layout) -> bool:
     return layout.placed not in ((), tuple(range(layout.devices)))
 
 
+class Exported(NamedTuple):
+    """A layout and its text; `passed` layouts before it could not be stated, the first of them as `refused` says."""
+
+    layout: Layout
+    text: str
+    passed: int = 0
+    refused: str = ""
+
+
 def first_exported(
     layouts: Sequence[Layout],
     workload: Workload,
@@ -96,15 +112,16 @@ def first_exported(
     to: str,
     version: str | None = None,
     start: Start | None = None,
-) -> tuple[Layout, str]:
-    """The first of the layouts that `to` can state, and its text.
+) -> Exported:
+    """The first of the layouts that `to` can state.
 
     Raises TrimaranError with the first layout's reason where it can state none.
     """
     refused: TrimaranError | None = None
-    for layout in layouts:
+    for passed, layout in enumerate(layouts):
         try:
-            return layout, export(layout, workload, stack, to, version, start)
+            text = export(layout, workload, stack, to, version, start)
+            return Exported(layout, text, passed, str(refused or ""))
         except TrimaranError as error:
             refused = refused or error
     raise refused or TrimaranError("no layout is given: name at least one")

@@ -112,6 +112,14 @@ def torchtitan(asked: Asked) -> str:
     return f"{head}\n{tomli_w.dumps(config).rstrip()}"
 
 
+def without_unsaid(stack: Stack, version: str) -> Stack:
+    """The stack without what that version of torchtitan has no setting for, so that no plan for it chooses that."""
+    if version != "0.3":
+        return stack
+    kinds = tuple(kind for kind in stack.context_parallel if kind == "all_gather")
+    return stack.model_copy(update={"context_parallel": kinds, "recompute_every": (1,), "expert_overlaps": ()})
+
+
 def _training(layout: Layout, workload: Workload) -> dict[str, Any]:
     # A pipeline cuts its replica's whole batch into micro-batches; without one the batch accumulates.
     per_replica = workload.global_batch // layout.dp
