@@ -355,6 +355,45 @@ def test_what_megatron_asserts_against_is_refused_before() -> None:
     assert "--moe-shared-expert-overlap" in export(parse_layout(hidden), shared, CORE, "megatron-lm", "0.18")
 
 
+@pytest.mark.parametrize(("precision", "gathers"), [("fp8", True), ("mxfp8", False)])
+def test_megatron_gathers_narrow_weights_beside_an_optimizer_on_the_host_by_delayed_scales_alone(
+    precision: str, gathers: bool
+) -> None:
+    """megatron/training/arguments.py, validate_args: "must be used in conjunction with --fp8-recipe delayed"."""
+    said = flags(export(parse_layout(f"dp8,zero1,offload-optimizer,{precision}"), LLAMA, CORE, "megatron-lm"))
+    assert ("--fp8-param-gather" in said) == gathers and "--optimizer-cpu-offload" in said
+    assert "--fp8-param-gather" in flags(export(parse_layout(f"dp8,zero1,{precision}"), LLAMA, CORE, "megatron-lm"))
+
+
+def rotary(**fields: object) -> Workload:
+    """GPT-3's shape with rotary positions, and other `fields`."""
+    return PLAIN.model_copy(update={"model": PLAIN.model.model_copy(update={"positions": "rotary", **fields})})
+
+
+def test_megatron_deepspeed_of_either_kind_takes_rotary_positions_as_it_parses_them(tmp_path: Path) -> None:
+    """BigScience's asserts that no number of positions comes with them, deepspeedai's knows no word for them."""
+    old, new = load_stack("megatron-deepspeed"), load_stack("megatron-deepspeed-2025")
+    said = export(parse_layout("dp8,mbs1,zero1,bf16"), rotary(), old, "megatron-deepspeed")
+    assert "--position-embedding-type rotary" in said and "--max-position-embeddings" not in said
+    with pytest.raises(TrimaranError, match=r"no setting for a rotary base of 500000"):
+        export(parse_layout("dp8,mbs1,zero1,bf16"), rotary(rotary_theta=500_000.0), old, "megatron-deepspeed")
+    longer = rotary(rotary_theta=500_000.0, norm_epsilon=1e-6)
+    said = export(parse_layout("dp8,mbs1,zero2,bf16"), longer, new, "megatron-deepspeed")
+    for flag in ("--position-embedding-type", "--pad-vocab-size-to", "--embed-layernorm"):
+        assert flag not in said
+    script = tmp_path / "train.sh"
+    script.write_text(said)
+    read = cost_of(script, "auto", Given("dgx-h100", devices=8))
+    assert str(read.layout) == "dp8,tp1,pp1,mbs1,zero2,bf16"
+    model = read.case.model
+    assert (model.positions, model.rotary_theta, model.norm_epsilon) == ("rotary", 500_000.0, 1e-6)
+    assert model.vocab == longer.model.vocab
+    assert [word for kind, word in read.remarks if kind == "not read"] == ["--deepspeed_config"]
+    bloom = workload_of("bloom-1b7", 64)
+    with pytest.raises(TrimaranError, match="no setting for ALiBi positions in ZeRO stage 2"):
+        export(parse_layout("dp8,mbs1,zero2,bf16"), bloom, new, "megatron-deepspeed")
+
+
 def test_one_stage_of_megatron_deepspeed_goes_without_its_pipelines_where_zero_asks_for_it() -> None:
     """BigScience's megatron/arguments.py at 8387ae1 has no --no-pipeline-parallel and refuses what it does not know."""
     for layout, stack, without in (

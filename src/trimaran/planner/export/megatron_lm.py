@@ -201,8 +201,11 @@ def _narrow_flags(layout: Layout, stack: Stack) -> list[str]:
     flags = list(_NARROW[layout.precision])
     if layout.precision == "fp8":
         flags.append(f"--fp8-recipe {FP8_RECIPES[stack.fp8_scaling]}")
-    # validate_args asks for the distributed optimizer beside it; what no rank shares out is gathered by none
-    gathers = stack.gathers_casts and narrow.gathers and layout.zero_stage > 0
+    # validate_args asks for the distributed optimizer beside it, and for delayed scales where that steps on the host;
+    # what no rank shares out is gathered by none
+    delayed = layout.precision == "fp8" and stack.fp8_scaling == "delayed"
+    may_gather = layout.zero_stage > 0 and (delayed or layout.offload != "optimizer")
+    gathers = stack.gathers_casts and narrow.gathers and may_gather
     return [*flags, *(["--fp8-param-gather"] if gathers else [])]
 
 

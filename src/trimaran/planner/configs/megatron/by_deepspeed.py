@@ -29,6 +29,10 @@ _OF_EXPERTS = (
     "--moe-loss-coeff", "--moe-eval-capacity-factor", "--moe-min-capacity", "--create-moe-param-group",
     "--disable-moe-top2-2nd-expert-sampling",
 )  # fmt: skip
+# Numbers of the model by names that Megatron-LM has others for.
+_RENAMED: Mapping[str, str] = {
+    "--rotary-position-embeddings-theta": "rotary_theta", "--layernorm-epsilon": "norm_epsilon",
+}  # fmt: skip
 _OF_TODAY = "megatron-deepspeed-2025"
 
 
@@ -43,6 +47,9 @@ def by_deepspeed(flags: Flags, stated: Stated) -> None:
         # its BF16_Optimizer shares states out by itself (deepspeed/runtime/bf16_optimizer.py)
         layout["zero_stage"] = 1
         stated.notes.append("in bf16 DeepSpeed shares optimizer states out as under ZeRO 1, whatever the stage says")
+    for flag, field in _RENAMED.items():
+        if (number := flags.number(flag)) is not None and stated.model:
+            stated.model[field] = number
     if (degree := flags.degree(_SEQUENCE)) > 1:
         layout |= {"cp": degree, "cp_kind": "ulysses"}
     kernels = [kernel for flag, kernel in _KERNELS.items() if flags.has(flag)]
