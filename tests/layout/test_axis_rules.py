@@ -14,6 +14,7 @@ from trimaran.nouns.workload import Workload
 CLUSTER = load_cluster("dgx-h100").model_copy(update={"nodes": 512})
 NAMES = ("megatron-core", "torchtitan", "deepspeed", "trimaran")
 MEGATRON, TORCHTITAN, DEEPSPEED, TRIMARAN = (load_stack(name) for name in NAMES)
+CONTEXT_KINDS = ("ring", "all_gather", "ulysses")
 ALLTOALL = Stack(name="any", precisions=("bf16",), expert_parallel=True, dispatchers=("alltoall",))
 
 
@@ -62,6 +63,31 @@ def broken(layout: str, stack: Stack, model: str = "llama3-8b", seq_len: int = 8
 )
 def test_layouts_break_the_rules_of_their_axes(layout: str, stack: Stack, rules: dict[str, str]) -> None:
     assert broken(layout, stack) == rules
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "kinds"),
+    [
+        ("llama3-8b", MEGATRON, {"ring", "all_gather", "ulysses"}),
+        ("mistral-7b", MEGATRON, {"all_gather", "ulysses"}),
+        ("gpt-oss-20b", MEGATRON, {"ulysses"}),
+        ("deepseek-v2-lite", MEGATRON, {"ring"}),
+        ("gpt-oss-20b", TORCHTITAN, set()),
+        ("gemma2-9b", TRIMARAN, {"ulysses"}),
+        ("mistral-7b", TRIMARAN, {"ring", "all_gather", "ulysses"}),
+    ],
+)  # fmt: skip
+def test_kinds_of_context_parallelism_attend_with_what_the_software_has_them_for(
+    model: str, stack: Stack, kinds: set[str]
+) -> None:
+    """Transformer Engine asserts that windows go by no ring, latent attention by nothing else, sinks by a2a alone."""
+    layouts = {kind: f"cp4,cp-{kind},mbs1,{'fsdp' if stack is TORCHTITAN else 'zero1'}" for kind in CONTEXT_KINDS}
+    refused = {kind: broken(layout, stack, model, 32768) for kind, layout in layouts.items()}
+    assert {kind for kind, rules in refused.items() if not {"context_traits", "context_parallel"} & set(rules)} == kinds
+    found = violations(parse_layout("cp4,mbs1,bf16"), workload_of("mistral-7b", 64, seq=32768), CLUSTER, MEGATRON)
+    assert next(each.sentence for each in found if each.rule == "context_traits").startswith(
+        "model.sliding_window is 4096, but over CP 4 by ring megatron-core attends without: take cp-all_gather or "
+    )
 
 
 def test_rows_of_what_torchtitan_does_not_do_are_predicted_with_a_note() -> None:

@@ -83,15 +83,24 @@ def context_halves(layout: Layout, workload: Workload, cluster: Cluster, stack: 
     )
 
 
-def context_softcap(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
-    """Kernels by which attention to parts of the keys is put together cap no scores."""
-    cap = workload.model.attention_softcap
-    if layout.cp == 1 or layout.cp_kind == "ulysses" or not cap or stack.framework != "trimaran":
+def context_traits(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Windows, sinks, caps and latent attention go with those kinds of context parallelism that the stack has so."""
+    if layout.cp == 1 or not stack.context_parallel:
         return None
-    return (
-        f"model.attention_softcap is {cap:g}, but over CP {layout.cp} by {layout.cp_kind} {stack.name} attends to "
-        f"parts of the keys without a cap: take cp-ulysses, or CP 1"
-    )
+    traits = workload.model.traits
+    for trait, kinds in stack.context_limits:
+        if trait in traits and layout.cp_kind not in kinds:
+            ways_out = " or ".join([*(f"cp-{kind}" for kind in kinds), "CP 1"])
+            return (
+                f"model.{trait} is {_briefly(traits[trait])}, but over CP {layout.cp} by {layout.cp_kind} {stack.name} "
+                f"attends without: take {ways_out}"
+            )
+    return None
+
+
+def _briefly(value: object) -> str:
+    """A trait's value where it is a number, else that it is there."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else "stated"
 
 
 def context_heads(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:

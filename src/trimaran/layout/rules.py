@@ -369,7 +369,7 @@ RULES: tuple[Rule, ...] = (
     Rule("context_parallel", "software", ("cp", "cp_kind"), axis_rules.context_parallel),
     Rule("context_tokens", "arithmetic", ("cp",), axis_rules.context_tokens),
     Rule("context_halves", "software", ("cp", "cp_kind"), axis_rules.context_halves),
-    Rule("context_softcap", "software", ("cp", "cp_kind"), axis_rules.context_softcap),
+    Rule("context_traits", "software", ("cp", "cp_kind"), axis_rules.context_traits),
     Rule("context_heads", "arithmetic", ("tp", "cp", "cp_kind"), axis_rules.context_heads),
     Rule("context_kv_heads", "software", ("tp", "cp", "cp_kind"), axis_rules.context_kv_heads),
     Rule("experts", "arithmetic", ("tp", "ep", "etp"), axis_rules.experts),

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from trimaran.nouns.noun import Noun
+
 # The modules that Megatron-Core's --recompute-modules can name (megatron/core/transformer/transformer_config.py,
 # recompute_modules), in the order in which they are written here. trimaran.operators.modules says what they cover.
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
@@ -22,6 +24,13 @@ _SHORT = {
     "mla_up": "mla_up_proj",
 }  # fmt: skip
 _EVERY = re.compile(r"every-([1-9]\d{0,4})")
+
+
+class RecomputeModule(Noun):
+    """A part of a layer that some software can be told to make again, and the operators that it covers."""
+
+    name: str
+    operators: tuple[str, ...]
 
 
 def recompute_word(text: str) -> str:

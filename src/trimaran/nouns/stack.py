@@ -11,7 +11,7 @@ from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import PrecisionName
-from trimaran.nouns.recompute import Recompute, modules_of
+from trimaran.nouns.recompute import Recompute, RecomputeModule, modules_of
 from trimaran.nouns.spoken.noted import Noted
 
 DataParallelKind = Literal["all_reduce", "parameter_server", "fully_sharded"]
@@ -33,13 +33,6 @@ Fp8Scaling = Literal["delayed", "current", "blockwise"]
 GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
 GraphedModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
-
-
-class RecomputeModule(Noun):
-    """A part of a layer that some software can be told to make again, and the operators that it covers."""
-
-    name: str
-    operators: tuple[str, ...]
 
 
 class Stack(Noun):
@@ -365,6 +358,9 @@ class Stack(Noun):
         default=(),
         description="how ranks that share a sequence let each query meet all keys: keys and values go round a ring, "
         "are gathered, or heads are dealt out in place of tokens (Ulysses); none: no context parallelism",
+    )
+    context_limits: tuple[tuple[str, tuple[ContextParallelKind, ...]], ...] = Field(
+        default=(), description="traits of a model, each with the kinds of context parallelism that attend so"
     )
     ring_keeps_steps: bool = Field(
         default=False, description="ring attention keeps each step's keys, values and result until the last step"

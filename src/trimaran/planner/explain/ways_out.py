@@ -97,7 +97,8 @@ def _context(layout: Layout, case: Case) -> Iterator[Layout]:
         if case.workload.seq_len % (2 * cp):
             return
         dp = layout.dp // 2**doubling if layout.dp % 2**doubling == 0 else layout.dp
-        yield layout.model_copy(update={"cp": cp, "dp": dp, "cp_kind": (*case.stack.context_parallel, "ring")[0]})
+        for kind in case.stack.context_parallel or ("ring",):
+            yield layout.model_copy(update={"cp": cp, "dp": dp, "cp_kind": kind})
 
 
 def _recompute(layout: Layout, case: Case) -> Iterator[Layout]:
