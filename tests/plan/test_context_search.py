@@ -63,7 +63,7 @@ def every_layout(workload: Workload, cluster: Cluster) -> list[Layout]:
             continue
         kinds = ("ring", "all_gather", "ulysses") if cp > 1 else ("ring",)
         zeros = ((0, "all_reduce"), (1, "all_reduce"), (3, "fully_sharded")) if dp * cp > 1 else ((0, "all_reduce"),)
-        for kind, (zero, dp_kind), recompute, shard in product(kinds, zeros, ("none", "full"), (0, 2, 4, 8)):
+        for kind, (zero, dp_kind), recompute, shard in product(kinds, zeros, ("none", "full"), (0, 2, 3, 4, 8)):
             nodes = shard * cp * tp / cluster.devices_per_node
             if shard and (zero == 0 or shard >= dp or nodes not in (1, 4, 16)):
                 continue
@@ -103,13 +103,24 @@ def _every_gain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "LEAST_GAIN", 0.0)
 
 
+@pytest.mark.parametrize("per_node", [6, 8, 72])
+def test_parts_of_replicas_that_share_fill_nodes_of_any_number_of_devices(per_node: int) -> None:
+    """Powers of two alone fill no node of 6 devices, and no rack of 72."""
+    model = Model(name="m", layers=4, hidden=2048, heads=16, vocab=20_000, max_positions=1024)
+    workload = Workload(model=model, seq_len=1024, global_batch=4 * per_node)
+    held = {"tp": 1, "pp": 1, "cp": 1, "dp": 4 * per_node, "zero_stage": 3, "dp_kind": "fully_sharded"}
+    slow = Link(bandwidth_gbps=5, latency_us=20)
+    cluster = small_cluster(4, per_node, 80.0).model_copy(update={"inter": slow})
+    assert plan(workload, cluster, STACK, fixed=held, top=1).best.layout.shard == per_node
+
+
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @pytest.mark.usefixtures("all_told")
 @given(
     st.integers(1, 4), st.integers(1, 4), st.sampled_from([128, 256, 1024]), st.sampled_from([1, 2, 4, 6]),
-    st.integers(1, 3), st.sampled_from([2, 4]), st.floats(1.6, 4.0),
+    st.integers(1, 3), st.sampled_from([2, 3, 4]), st.floats(1.6, 4.0),
 )  # fmt: skip
 def test_search_finds_what_brute_force_finds(
     heads: int, layers: int, seq: int, gbs: int, nodes: int, per_node: int, mem_gib: float

@@ -107,10 +107,17 @@ _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 def _shards(cluster: Cluster, stack: Stack, devices: int) -> Sequence[int]:
-    """All replicas, or parts of them by powers of two, where the stack shards so and there are nodes to stay inside."""
-    if not stack.hybrid_zero_stages or cluster.nodes == 1:
+    """All replicas, or parts of them that can fill 1, 4, 16, ... nodes with what shares out each replica.
+
+    Parts where the stack shards so and there are nodes to stay inside.
+    """
+    filled = cluster.devices_per_node
+    if not stack.hybrid_zero_stages or cluster.nodes == 1 or filled > devices:
         return (0,)
-    return (0, *(2**power for power in range(1, devices.bit_length()) if 2**power < devices))
+    while 4 * filled <= devices:
+        filled *= 4
+    small = [part for part in range(1, math.isqrt(filled) + 1) if filled % part == 0]
+    return (0, *sorted({part for each in small for part in (each, filled // each) if 1 < part < devices}))
 
 
 def _placements(stack: Stack) -> Sequence[tuple[str, ...]]:
