@@ -291,6 +291,15 @@ def test_devices_that_stay_idle_are_told_of_where_all_nodes_are_alike() -> None:
     assert any(f"{idle} are idle; all of them would take" in note for note in found.notes)
 
 
+def test_what_all_devices_would_take_is_what_a_plan_on_all_of_them_says() -> None:
+    """The closed form said less than the plan's simulation, even less than the best itself."""
+    cluster = load_cluster("dgx-h100")
+    found = plan(GPT_OF_64, cluster, load_stack("trimaran"), top=1, devices=56)
+    assert found.best.devices < 56
+    of_all = plan(GPT_OF_64, cluster, load_stack("trimaran"), top=1, devices=56, device_counts=(56,))
+    assert any(f"all of them would take {of_all.best.sec_per_it:.4g} s" in note for note in found.notes)
+
+
 def test_the_command_line_plans_on_the_study_s_clusters() -> None:
     told = run(
         "plan", "--model", "gpt3-xl", "--cluster", "dtfm-two-universities", "--stack", "gpipe", "--gbs", "1024",

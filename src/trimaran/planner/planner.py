@@ -30,10 +30,10 @@ from trimaran.planner.plan import RIVAL_CHANCE, Entry, Plan, Refusal, Unfit
 from trimaran.planner.search.batches import with_batch
 from trimaran.planner.search.objective import Goal, Objective
 from trimaran.planner.search.ranking import Ranking
-from trimaran.planner.search.search import Search
+from trimaran.planner.search.search import BEHIND, Search
 from trimaran.planner.search.settings import PlanSettings, settings_from
 from trimaran.planner.search.sieve import Columns, Sieve, take
-from trimaran.planner.sizes import enough_devices, fastest_on, on_devices, search_of, with_sensible_size
+from trimaran.planner.sizes import enough_devices, on_devices, search_of, with_sensible_size
 from trimaran.planner.unmet import WholeTraining, unmet_sentence
 
 # Of what comes nearest to fitting so many are looked at for one that every rule allows.
@@ -93,11 +93,11 @@ def _idle(case: Case, settings: PlanSettings, found: Plan) -> list[str]:
     best, asked = found.best, found.devices
     if best.devices == asked or settings.objective.goal != "time" or settings.device_counts:
         return []
-    of_all = settings.model_copy(update={"device_counts": (asked,)})
-    seconds = fastest_on(case, of_all, asked)[0] * best.global_batch
+    unlimited = {"devices": asked, "device_counts": (asked,), "objective": Objective()}
+    of_all = _best_entry(case, settings.model_copy(update=unlimited))
     instead = (
-        f"all of them would take {figure(seconds, '.4g')} s"
-        if math.isfinite(seconds)
+        f"all of them would take {figure(_sequence_s(of_all) * best.global_batch, '.4g')} s"
+        if of_all is not None
         else "no layout that is searched uses all of them"
     )
     idle = asked - best.devices
@@ -112,19 +112,36 @@ def _faster_offloaded(case: Case, settings: PlanSettings, found: Plan) -> list[s
     best = found.best
     if settings.objective.goal != "time" or settings.objective.limited or best.layout.recompute != "full":
         return []
-    value = best.sec_per_it / best.global_batch / WORTH_OFFLOADING
-    faster: list[tuple[float, str, Layout]] = []
+    most_s = _sequence_s(best) / WORTH_OFFLOADING
+    faster: list[tuple[str, Entry]] = []
     for word, asked in _offloading(case, settings):
-        search = search_of(case, asked.model_copy(update={"devices": found.devices, "top": 1}), 1, value)
-        ranking = search.search()
-        if len(ranking.value):
-            value = float(ranking.value[0])
-            faster.append((float(ranking.sec_per_it[0]), word, search.proposer.grid(ranking.rows).layout(0)))
+        entry = _best_entry(case, asked.model_copy(update={"devices": found.devices}), most_s * BEHIND)
+        if entry is not None and _sequence_s(entry) <= most_s:
+            most_s = _sequence_s(entry)
+            faster.append((word, entry))
     return [
-        f"{layout} is predicted {best.sec_per_it / seconds:.1f} times as fast as the best, {figure(seconds)} s/it, by "
-        f"what lies in the host's memory: --fix offload={word} searches such layouts"
-        for seconds, word, layout in faster[-1:]
+        f"{entry.layout} is predicted {_sequence_s(best) / most_s:.1f} times as fast as the best, "
+        f"{figure(entry.sec_per_it)} s/it, by what lies in the host's memory: --fix offload={word} searches such "
+        f"layouts"
+        for word, entry in faster[-1:]
     ]
+
+
+def _best_entry(case: Case, settings: PlanSettings, within: float = math.inf) -> Entry | None:
+    """The best that the settings allow, by simulation as a plan ranks all.
+
+    Of those whose value is `within` by the closed form, which ranks first; None where there is none.
+    """
+    search = search_of(case, settings.model_copy(update={"top": 1}), SIMULATED, within)
+    ranking = search.search()
+    if len(ranking.value):
+        search.simulate(ranking)
+    return _entries(ranking, search, 1)[0] if len(ranking.value) else None
+
+
+def _sequence_s(entry: Entry) -> float:
+    """Seconds a sequence, by which layouts with unlike global batches compare."""
+    return entry.sec_per_it / entry.global_batch
 
 
 def _plan_alike(case: Case, settings: PlanSettings) -> Plan:
