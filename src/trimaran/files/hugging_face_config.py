@@ -41,7 +41,6 @@ _INEXPRESSIBLE = {
     "cohere": _ONE_NORM, "cohere2": _ONE_NORM, "phi": _ONE_NORM, "gptj": _ONE_NORM,
     "codegen": _ONE_NORM,
     "phimoe": "a bias of its output matrix", "olmo": "norms without weights",
-    "cwm": "every fourth layer without a window, from the first on",
     "opt": "an MLP of ReLU", "gemma3n_text": "embeddings of each layer's own",
     "gemma4_text": "heads of another size in layers that see the whole sequence", "jamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES, "nemotron_h": _STATE_SPACES, "falcon_h1": _STATE_SPACES,

@@ -145,6 +145,25 @@ def _olmo3(config: Config) -> Fields:
     return _olmo2(config) | windows(config, config["sliding_window"], lambda layer: (layer + 1) % 4 != 0)
 
 
+def _cwm(config: Config) -> Fields:
+    """Llama of which the first of each four layers has no window; a Model has the last so, which costs as much."""
+    config = with_defaults(
+        config, num_key_value_heads=8, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1e-5,
+        sliding_window=8192, rope_theta=1e6,
+    )  # fmt: skip
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):
+        config["rope_scaling"] = {
+            "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }  # fmt: skip
+    kinds = config.get("layer_types")
+    backwards = {**config, "layer_types": kinds[::-1] if isinstance(kinds, list) else None}
+    window = windows(backwards, config["sliding_window"], lambda layer: (layer + 1) % 4 != 0)
+    every = window.get("full_attention_every", 0)
+    first = f"of each {every} layers the first without a window, counted as the last"
+    return llama_like(config) | window | {"uncounted": (first,) if every > 1 else ()}
+
+
 def _starcoder2(config: Config) -> Fields:
     config = with_defaults(config, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True)
     fields = llama_like({**config, "hidden_act": "silu"})
@@ -418,4 +437,5 @@ DENSE: Mapping[str, Callable[[Config], Fields]] = {
     "helium": _helium,
     "hunyuan_v1_dense": _hunyuan,
     "jais2": _jais2,
+    "cwm": _cwm,
 }
