@@ -154,6 +154,22 @@ def test_a_plan_says_what_its_days_assume(trimaran: Run) -> None:
     assert "days and cost assume that nothing fails: [faults] of the cluster" in none.stdout, none.stderr
 
 
+def test_of_a_rack_the_host_that_failed_is_replaced_and_not_all_of_it(trimaran: Run, tmp_path: Path) -> None:
+    """A spare node was a rack of 72 devices, and so was what a plan went on without."""
+    faults = tmp_path / "mine.toml"
+    faults.write_text("faults = 8\ndays = 10\ndevices = 64\nrestart_s = 300\nsave_s = 1\nrepair_hours = 24\n")
+    done = trimaran(
+        "plan", "--model", "llama3-8b", "--cluster", "gb200-nvl72", "--gbs", "576", "--devices", "144", "--top", "1",
+        "--tokens", "1e12", "--price", "3", "--faults", str(faults), "--fix", "tp=1", "--fix", "pp=1", "--format", "json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)["goodput"]
+    devices = [row["cost"] / row["days"] / 24 / 3 for row in found["spares"]]
+    assert devices == pytest.approx([144 + 4 * nodes for nodes in range(len(devices))]) and len(devices) > 2
+    kept = {row["spare_nodes"]: row["devices"] for row in found["layouts"]}
+    assert kept[0] == 144 and all(144 - 36 < kept[nodes] <= 144 - 4 * nodes for nodes in (1, 2))
+    assert any("a node that fails is a host, of 4 devices" in sentence for sentence in found["assumptions"])
+
+
 @pytest.mark.proof
 def test_stated_faults_are_answered_with_spares_spot_and_fewer_nodes(trimaran: Run, tmp_path: Path) -> None:
     faults = tmp_path / "mine.toml"

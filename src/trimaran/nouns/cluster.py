@@ -93,6 +93,11 @@ class Cluster(Noun):
         return self.nodes * self.devices_per_node
 
     @property
+    def devices_replaced(self) -> int:
+        """Devices that go and come together where one of them fails: those of a host, which may be a part of a node."""
+        return self.devices_per_host or self.devices_per_node
+
+    @property
     def devices_per_machine(self) -> int:
         """Devices that share one machine's cores and memory: a node's, or all where the nodes are its namespaces."""
         return self.devices_per_node if self.shaped is None else self.devices

@@ -87,7 +87,7 @@ class Start:
         torchrun starts as many ranks on every node. Raises TrimaranError where the layout leaves a node half full, or
         a sweep needs more than one: nothing there starts ranks on another.
         """
-        on_one = self.cluster.devices_per_host or self.cluster.devices_per_node
+        on_one = self.cluster.devices_replaced
         if self.sweeps:
             most = self.sweep_devices or self.cluster.devices
             if most > on_one:

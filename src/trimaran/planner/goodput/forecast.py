@@ -140,7 +140,7 @@ def _forecast(
         )
     error = np.exp(planned.time_error * np.random.default_rng(SEED).standard_normal(RUNS))
     p50, p90 = np.quantile(simulated_s(training, RUNS, SEED) * error, (0.5, 0.9)) / DAY_S
-    nodes = faults.spare_nodes * case.cluster.devices_per_node
+    nodes = faults.spare_nodes * case.cluster.devices_replaced
     day_cost = None if price is None else 24.0 * price * (entry.devices + nodes)
 
     def cost(days: float) -> float | None:
@@ -188,7 +188,7 @@ def _simulated_interval(training: Faulty) -> float:
 def _spares(case: Case, entry: Entry, training: Faulty, price: float | None) -> tuple[Spares, ...]:
     """What each number of spare nodes comes to, from none to where hardly any time is spent waiting."""
     rows: list[Spares] = []
-    per_node = case.cluster.devices_per_node
+    per_node = case.cluster.devices_replaced
     for nodes in range(MOST_SPARES + 1):
         with_spares = replace(training, spares=nodes)
         known = expected(with_spares)

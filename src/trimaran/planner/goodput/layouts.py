@@ -69,6 +69,10 @@ def faulty_training(case: Case, entry: Entry, faults: Faults) -> tuple[Faulty, t
         )
     if faults.repair_hours is None:
         assumed.append("another node takes the place of a failed one at once, since faults.repair_hours is not stated")
+    elif case.cluster.devices_per_host:
+        assumed.append(
+            f"a node that fails is a host, of {case.cluster.devices_replaced} devices, as devices_per_host says"
+        )
     rate = faults.per_device_day * entry.devices / DAY_S
     return Faulty(
         work_s=entry.days * DAY_S,
@@ -99,7 +103,7 @@ class UnderFaults:
         tried = [(entry, 0) for entry in planned.entries[:BEST] if entry.devices == planned.best.devices]
         if faults.repair_hours is not None:
             for nodes in KEPT_TO_SPARE:
-                fewer = self._best_on(planned.best.devices - nodes * case.cluster.devices_per_node)
+                fewer = self._best_on(planned.best.devices - nodes * case.cluster.devices_replaced)
                 tried += [] if fewer is None else [(fewer, nodes)]
         rows = [self._expected(entry, nodes) for entry, nodes in tried]
         return tuple(sorted(rows, key=lambda row: row.days))
@@ -114,7 +118,7 @@ class UnderFaults:
         away = training.rate * training.away_share * training.repair_s
         spares, known = training.spares, expected(training)
         less = max(1, round(away - spares))
-        devices = entry.devices - less * self._case.cluster.devices_per_node
+        devices = entry.devices - less * self._case.cluster.devices_replaced
         if not known.waiting_s or not math.isfinite(known.total_s) or (fewer := self._best_on(devices)) is None:
             return None
         slower = entry.tokens_per_s / fewer.tokens_per_s
