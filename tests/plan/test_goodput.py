@@ -160,7 +160,8 @@ def test_of_a_rack_the_host_that_failed_is_replaced_and_not_all_of_it(trimaran: 
     faults.write_text("faults = 8\ndays = 10\ndevices = 64\nrestart_s = 300\nsave_s = 1\nrepair_hours = 24\n")
     done = trimaran(
         "plan", "--model", "llama3-8b", "--cluster", "gb200-nvl72", "--gbs", "576", "--devices", "144", "--top", "1",
-        "--tokens", "1e12", "--price", "3", "--faults", str(faults), "--fix", "tp=1", "--fix", "pp=1", "--format", "json",
+        "--tokens", "1e12", "--price", "3", "--faults", str(faults), "--fix", "tp=1", "--fix", "pp=1",
+        "--format", "json",
     )  # fmt: skip
     found = json.loads(done.stdout)["goodput"]
     devices = [row["cost"] / row["days"] / 24 / 3 for row in found["spares"]]
