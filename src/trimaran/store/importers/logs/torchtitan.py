@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
+from trimaran.store.importers.logs.torchtitan_model import is_built, model_of
 from trimaran.store.importers.text import clock_of, loss_of, number_of
 
 # A step of training, not `validate step: ...` of the evaluation behind it.
@@ -26,15 +27,14 @@ _DEGREE = re.compile(r"\b([a-z_]{2,20})=(\d{1,8})\b")
 _BATCHES = re.compile(
     r"local batch size:? (\d{1,9}), global batch size:? (\d{1,9}),.{0,80}?sequence length:? (\d{1,9})"
 )
-
-_MODEL = re.compile(r"\b\w{0,40}ModelArgs\((.{1,8000})")
-_SIZE = re.compile(
-    r"\b(dim|n_layers|n_heads|n_kv_heads|vocab_size|multiple_of|ffn_dim_multiplier)=(\d{1,9}(?:\.\d{1,9})?)"
+# since August 2026 (pytorch/torchtitan, pull request 4121); a step of -1 tokens is one of its micro-batches
+_TOKENS = re.compile(
+    r"tokens/microbatch/dp-rank (\d{1,12}), tokens/train-step (-?\d{1,15}), gradient accumulation steps (\d{1,9}), "
+    r"sequence length (\d{1,9})"
 )
-# `Building llama3 8B with TransformerModelArgs(...`, and `with {` since its arguments are printed as JSON
-_BUILDING = re.compile(r"\bBuilding (?!device mesh |\d-D device )\S{1,60} \S{1,60} with ")
-_EXPERTS = re.compile(r"\b(num_experts|n_experts|n_routed_experts)=(\d{1,6})\b")
-_COLUMNS = {"dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "vocab_size": "vocab"}
+_PLANNED = re.compile(r"\bTrainer is initialized with .{0,300}?total steps (\d{1,9})\b")
+# What ranks without the last stage of a pipeline print as their loss (torchtitan 0.2.2, train.py, line 525).
+_NO_LOSS = -1.0
 # torchtitan/distributed/activation_checkpoint.py: by the mode's name, by the class of the policy since June 2026
 _RECOMPUTE = re.compile(r"Applied (\w{1,60}) activation checkpointing|Selected \S{1,20} (budget) option")
 _RECOMPUTED = {"full": "full", "FullAC": "full", "selective": "selective", "SelectiveAC": "selective"}
@@ -76,16 +76,18 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     for at, line in enumerate(lines):
         training = trainings[-1]
         if match := _line_of_step(line):
-            training.logged.setdefault(int(match[1]), (match, clock_of(_STAMP.search(line))))
+            number = int(match[1])
+            if number not in training.logged or loss_of(training.logged[number][0][2]) == _NO_LOSS:
+                training.logged[number] = match, clock_of(_STAMP.search(line))
             training.reading.after, built = at + 1, {}
             rank, memory = int(of[1]) if (of := _RANK.search(line)) else 0, training.reading.mem_gib_by_rank
             memory[rank] = max(float(match[3]), memory.get(rank, 0.0))
             continue
         degrees = _degrees_of(line)
-        model = _MODEL.search(line)
+        model = model_of(lines, at)
         known = training.reading.cells
         other = any(known.get(name, size) != size for name, size in degrees.items())
-        if training.logged and (model or other or ("Building " in line and _BUILDING.search(line))):
+        if training.logged and (model or other or is_built(line)):
             # every rank tells of its start, before the first of them tells of a step
             training = _begun(at)
             trainings.append(training)
@@ -93,10 +95,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         built = degrees or built
         training.reading.cells |= degrees
         training.pipeline = _PIPELINE.search(line) or training.pipeline
-        if model:
-            training.reading.cells |= _shape(model[1])
-            if (experts := _EXPERTS.search(model[1])) and int(experts[2]) > 1:
-                training.reading.mixture = mixture(experts[1], experts[2])
+        training.tokens = _TOKENS.search(line) or training.tokens
+        if model is not None:
+            training.reading.cells |= model[0]
+            training.reading.mixture = model[1] or training.reading.mixture
         else:
             _setting(training.reading, line)
     for training in trainings:
@@ -111,12 +113,15 @@ class _Training:
     reading: LogReading
     logged: dict[int, tuple[re.Match[str], float | None]] = field(default_factory=dict)
     pipeline: re.Match[str] | None = None
+    tokens: re.Match[str] | None = None
 
     def finish(self, given: Mapping[str, Cell]) -> None:
         """Make steps of its lines."""
         reading = self.reading
         if reading.cells.get("pp", 1) != 1:
             self._cut_batch()
+        if self.tokens is not None:
+            self._batch_of_tokens(self.tokens)
         tokens = _tokens_per_device(reading.cells, given)
         if tokens is None and self.logged:
             reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
@@ -133,7 +138,7 @@ class _Training:
                     iteration=number,
                     sec_per_it=seconds if seconds and seconds > 0 else None,
                     gbs=gbs if isinstance(gbs, int) else None,
-                    loss=loss_of(match[2]),
+                    loss=None if loss_of(match[2]) == _NO_LOSS else loss_of(match[2]),
                     tflops=number_of(match[5]),
                     tokens_per_s_per_device=tps,
                 )
@@ -154,6 +159,18 @@ class _Training:
             cells["vpp"] = stages // pp
         if isinstance(local, int) and micro_batches and local % micro_batches == 0:
             cells["mbs"] = local // micro_batches
+
+    def _batch_of_tokens(self, tokens: re.Match[str]) -> None:
+        """State the batch that is said in tokens, as far as whole sequences make it up."""
+        micro, step, accumulated, length = (int(tokens[group]) for group in range(1, 5))
+        dp = self.reading.cells.get("dp")
+        if step < 0 and isinstance(dp, int):
+            step = micro * accumulated * dp * (int(self.pipeline[2]) if self.pipeline is not None else 1)
+        sizes = {"mbs": micro, "gbs": step}
+        self.reading.cells["seq_len"] = length
+        self.reading.cells |= {
+            name: size // length for name, size in sizes.items() if length > 0 and size > 0 and size % length == 0
+        }
 
 
 def _begun(at: int) -> _Training:
@@ -180,6 +197,8 @@ def _degrees_of(line: str) -> dict[str, Cell]:
 
 def _setting(reading: LogReading, line: str) -> None:
     """What a line says of how the model was set up."""
+    if planned := _PLANNED.search(line):
+        reading.planned = int(planned[1])
     if recompute := _RECOMPUTE.search(line):
         _recompute(reading, recompute[1] or recompute[2])
     elif _BUILT.search(line):
@@ -210,25 +229,6 @@ def _recompute(reading: LogReading, policy: str) -> None:
     else:
         reading.guesses["recompute"] = None
         reading.notes.append("activations are computed again by a policy that no word of recompute says")
-
-
-def _shape(arguments: str) -> dict[str, Cell]:
-    """The sizes in `TransformerModelArgs(dim=256, n_layers=6, ...)`; those that are None are left to others.
-
-    The MLP's width follows from `dim` as torchtitan builds it: two thirds of 4 dim, times the multiplier, rounded up
-    (torchtitan/models/llama3/model/model.py, FeedForward.__init__).
-    """
-    sizes = {name: float(value) for name, value in _SIZE.findall(arguments)}
-    cells: dict[str, Cell] = {column: int(sizes[name]) for name, column in _COLUMNS.items() if name in sizes}
-    if "dim" in sizes and sizes.get("multiple_of"):
-        width = int(int(2 * 4 * sizes["dim"] / 3) * sizes.get("ffn_dim_multiplier", 1.0))
-        step = int(sizes["multiple_of"])
-        cells["ffn_hidden"] = -(-width // step) * step
-    if "hidden" in cells:
-        cells["mlp"] = "swiglu"
-    if "heads" in cells:
-        cells.setdefault("kv_heads", cells["heads"])
-    return cells
 
 
 def _degrees(degree: Mapping[str, int]) -> dict[str, Cell]:
