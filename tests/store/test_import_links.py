@@ -106,6 +106,16 @@ def test_the_program_is_told_by_the_columns_where_the_output_of_older_versions_n
     assert "does not say which program ran" in said and "all_gather_perf, alltoall_perf" in said
 
 
+def test_a_table_of_nccl_tests_before_its_column_root_says_the_same(tmp_path: Path) -> None:
+    """Times of whole microseconds were taken for the root, and what stood behind them for wrong results."""
+    table = nccl_table(hosts=("node1",), start_us=14, bus_gb_s=20).replace("redop    root", "redop")
+    older = re.sub(r"(sum +)-1 ", r"\1", table)
+    whole = re.sub(r"(sum +\d{5})\.\d+ ", r"\1 ", older)
+    assert whole != older, "times of the largest sizes are printed in whole microseconds"
+    (written,) = into(tmp_path, FLAT, whole)
+    assert written.bandwidth_gbps == pytest.approx(160, rel=1e-3) and written.link == "intra"
+
+
 def test_json_of_nccl_tests_says_the_same_as_its_table(tmp_path: Path) -> None:
     hosts = ("node1", "node2")
     (table,) = into(tmp_path, FLAT, nccl_table(hosts=hosts, start_us=33, bus_gb_s=77))
@@ -206,6 +216,7 @@ WRONG = {
     "no ranks": (re.sub(r"#  Rank.*\n", "", nccl_table()), "give the whole output"),
     "cut table": (nccl_table().partition("(us)")[0], "has no row of sizes and times"),
     "two tables": (nccl_table() * 2, "holds 2 tables"),
+    "no table": (nccl_table().replace("redop", "op"), "measures no link"),
     "more ranks": (nccl_table(per_host=16), "devices_per_node = 8"),
     "sends of a few": (nccl_table("sendrecv"), "sends to the next host from one alone"),
     "cut nccl json": (json.dumps(nccl_json(("a", "b"), 1, 9, 9))[:-500], "is not whole JSON"),

@@ -46,12 +46,13 @@ OPERATIONS = {
     "sendrecv": Operation(lambda n: 1.0, 0, ("none", "sum")),
     "alltoall": Operation(lambda n: (n - 1) / n, 0, ("none",)),
 }
-_HEADER = re.compile(r"size\s+count\s+type\s+redop\s+(?:root\s+)?(?:cpu)?time\s+algbw\s+busbw")
+_HEADER = re.compile(r"size\s+count\s+type\s+redop\s+(root\s+)?(?:cpu)?time\s+algbw\s+busbw")
 _RANK = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
-_ROW = re.compile(
-    r"(?:^|[:>\s])(\d+)[ \t]+(\d+)[ \t]+([a-z]\w*)[ \t]+([a-z]+)[ \t]+(-?\d+)"
-    r"((?:[ \t]+(?:[\d.]+(?:e[+-]?\d+)?|N/A|nan|inf))+)"
-)
+_BEGUN = r"(?:^|[:>\s])(\d+)[ \t]+(\d+)[ \t]+([a-z]\w*)[ \t]+([a-z]+)"
+_FIGURES_BEHIND = r"((?:[ \t]+(?:[\d.]+(?:e[+-]?\d+)?|N/A|nan|inf))+)"
+_ROW = re.compile(rf"{_BEGUN}[ \t]+(-?\d+){_FIGURES_BEHIND}")
+# Until 2022 only the tables of operations with a root had a column of it.
+_ROW_WITHOUT_ROOT = re.compile(rf"{_BEGUN}(){_FIGURES_BEHIND}")
 _PROGRAM = re.compile(r"\b(\w+?)_perf(?:_mpi)?\b")
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _FIGURES, _PER_ITERATION = 4, 4
@@ -80,11 +81,15 @@ def read(text: str, path: Path) -> MeasuredLink:
     ranks = _RANK.findall(text)
     hosts = [host for _, _, host in ranks]
     text = _without_debug_lines(text, hosts)
-    if tables := len(_HEADER.findall(text)) - 1:
-        raise TrimaranError(f"{path} holds {tables + 1} tables: give each a file of its own")
+    headers = _HEADER.findall(text)
+    if not headers:
+        raise TrimaranError(f"{path} holds no table of nccl-tests: give its whole output")
+    if len(headers) > 1:
+        raise TrimaranError(f"{path} holds {len(headers)} tables: give each a file of its own")
     if bounds := _OUT_OF_BOUNDS.search(text):
         _refuse_wrong(path, float(bounds[1]))
-    points = [point for row in _ROW.finditer(text) for point in _points(row)]
+    pattern = _ROW if headers[0] else _ROW_WITHOUT_ROOT
+    points = [point for row in pattern.finditer(text) for point in _points(row)]
     programs = {name for name in _PROGRAM.findall(text) if name in OPERATIONS}
     return _link(path, points, hosts, {group for _, group, _ in ranks}, programs)
 
@@ -127,7 +132,9 @@ def _points(row: re.Match[str]) -> list[_Point]:
     step = _FIGURES + (_PER_ITERATION if len(figures) >= 2 * (_FIGURES + _PER_ITERATION) else 0)
     taken = [figures[begin : begin + _FIGURES] for begin in range(0, 2 * step, step)]
     whole = [four for four in taken if len(four) == _FIGURES]
-    return [_Point(float(row[1]), time, algbw, busbw, wrong, row[4], row[5]) for time, algbw, busbw, wrong in whole]
+    return [
+        _Point(float(row[1]), time, algbw, busbw, wrong, row[4], row[5] or "-1") for time, algbw, busbw, wrong in whole
+    ]
 
 
 def _link(
