@@ -190,6 +190,17 @@ def test_a_history_of_weights_and_biases_is_timed_by_the_steps_that_the_trainer_
     assert (row.step_times_s, row.losses) == ((2.0, 2.0, 2.0), (4.0, 2.0, 4.0 / 3, 1.0))
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["objects a line", "a list in one line"])
+def test_a_history_is_read_however_long_its_line(tmp_path: Path, wrapped: bool) -> None:
+    """As `json.dump` and `to_json` write one: it was refused for its length, above 64 KiB."""
+    points = [{"_step": n, "_timestamp": 2.0 * n, "train/global_step": n, "train/loss": 9.0} for n in range(1, 2001)]
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps(points) if wrapped else "\n".join(map(json.dumps, points)))
+    assert len(path.read_text()) > 2**16
+    row = only(path, "wandb-history")
+    assert (row.sec_per_it, len(row.losses or ())) == (2.0, 2000)
+
+
 def test_what_a_history_only_counts_by_what_was_logged_tells_no_time(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text("".join(json.dumps({k: v for k, v in row.items() if "global" not in k}) + "\n" for row in HISTORY))

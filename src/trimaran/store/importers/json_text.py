@@ -19,6 +19,17 @@ def json_object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def is_json(text: str) -> bool:
+    """Whether the text is one object or one list."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def number_in(fields: Mapping[str, object], name: str) -> float | None:
     """A finite number under that name, or None."""
     value = fields.get(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from trimaran.files.user_file import read_bytes
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import COLOURS
+from trimaran.store.importers.json_text import is_json
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_LINE = 64 * 1024
@@ -45,13 +46,13 @@ def read_text(path: Path, *, strict: bool = False) -> str:
     """The file's text as `decoded` gives it, without control characters.
 
     A line that is longer than MAX_LINE, as a dump amid a log's lines, is cut there and ends in CUT; under `strict`, or
-    where all lines are, it is refused. Raises TrimaranError too where the file cannot be read or is larger than
-    MAX_BYTES.
+    where all lines are, it is refused. JSON, which programs write in one line, may be of any length. Raises
+    TrimaranError too where the file cannot be read or is larger than MAX_BYTES.
     """
     text = _HOLE.sub("\n", decoded(path, strict=strict))
     lines = text.split("\n")
     longest = max(map(len, lines), default=0)
-    if longest > MAX_LINE:
+    if longest > MAX_LINE and (strict or not is_json(text)):
         if strict or not any(line.strip() for line in lines if len(line) <= MAX_LINE):
             raise TrimaranError(
                 f"{path} has a line of {longest} characters, above the limit of {MAX_LINE}: is it text?"
