@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
@@ -35,7 +36,11 @@ _COUNTS = {
     "gbs": re.compile(r"Total train batch size \(.{1,60}\) = ([\d,]{1,12})"),
     "accumulation": re.compile(r"Gradient Accumulation steps = ([\d,]{1,12})"),
     "steps": re.compile(r"Total optimization steps = ([\d,]{1,12})"),
-    "begun": re.compile(r"Continuing training from global step ([\d,]{1,12})"),
+    # the second since Transformers 5
+    "begun": re.compile(
+        r"(?:Continuing training from|Resuming training from checkpoint with epoch \d{1,6} and) "
+        r"global step ([\d,]{1,12})"
+    ),
 }
 # `"n_embd": 768,` in the configuration as it is printed, and `Overriding config: n_embd=7168,n_head=32`
 _SIZES = {
@@ -73,6 +78,8 @@ _ENTRY = re.compile(r"\{'(?:loss|train_runtime)'.{1,600}?\}")
 _FIGURE = re.compile(r"'(\w{1,60})': '?([-+.\w]{1,40})")
 # A rate is printed to a thousandth: below this it is told to no per cent.
 _LEAST_RATE = 0.05
+# So far apart two sums of the same losses may be, of which one has them rounded.
+_SAME_SUM = 0.01
 
 
 def recognises(text: str) -> bool:
@@ -120,9 +127,32 @@ def _of_state(state: Mapping[str, object], given: Mapping[str, Cell]) -> list[Dr
         step, loss = number_in(entry, "step"), number_in(entry, "loss")
         if step is not None and loss is not None:
             reading.steps.append(Step(int(step), loss=loss))
-    runtime = next((seconds for entry in entries if (seconds := number_in(entry, "train_runtime"))), None)
-    _mean_time(reading, runtime, number_in(state, "global_step"))
+    # a training that went on behind its end has one of each of its jobs
+    ended = next((entry for entry in reversed(entries) if number_in(entry, "train_runtime")), {})
+    total = number_in(state, "global_step")
+    begun = _begun(reading.steps, number_in(ended, "train_loss"), total) if total else 0
+    _mean_time(reading, number_in(ended, "train_runtime"), total, begun)
     return drafts_of(reading, (), given)
+
+
+def _begun(steps: Sequence[Step], train_loss: float | None, total: float) -> int:
+    """The step from which the last job of a training went on, by its mean loss; 0 where nothing tells one.
+
+    The Trainer sums the losses of this job, and divides by all steps that the training made (transformers 5.18,
+    trainer.py, _finalize_training). A loss is the mean since the one before it.
+    """
+    if not train_loss or not steps:
+        return 0
+    logged = [*((step.iteration, step.loss or 0.0) for step in steps), (round(total), steps[-1].loss or 0.0)]
+    spans = [(before, after, loss) for (before, _), (after, loss) in pairwise([(0, 0.0), *logged]) if after > before]
+    left = train_loss * total
+    if left > (1 - _SAME_SUM) * sum((after - before) * loss for before, after, loss in spans):
+        return 0
+    for before, after, loss in reversed(spans):
+        if left <= (after - before) * loss:
+            return round(after - left / loss)
+        left -= (after - before) * loss
+    return 0
 
 
 def _of_log(text: str, given: Mapping[str, Cell]) -> list[Draft]:
@@ -165,6 +195,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     losses = [entry["loss"] for entry in entries if "loss" in entry]
     last = next((entry for entry in entries if entry.get("train_runtime")), {})
     total, begun = counts.get("steps") or _bar_total(lines), counts.get("begun", 0)
+    reading.planned = total
     bar = _bar_steps(lines, total, begun)
     reading.steps += bar or [Step(number, loss=loss) for number, loss in enumerate(losses, start=1)]
     if bar:

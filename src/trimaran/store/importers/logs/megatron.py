@@ -74,8 +74,8 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     for at, line in enumerate(lines):
         reading, arguments = trainings[-1].reading, trainings[-1].arguments
         if (step := _step(line)) is not None:
-            if reading.steps and repr(step) == repr(reading.steps[-1]):
-                continue  # printed twice; a loss that is no number equals none
+            if reading.steps and step.iteration == reading.steps[-1].iteration:
+                continue  # printed twice, by another rank, or made again by a further start, whose first it is
             if reading.steps and step.iteration < reading.steps[-1].iteration:
                 trainings.append(_Training(LogReading(begin=at)))
                 reading = trainings[-1].reading

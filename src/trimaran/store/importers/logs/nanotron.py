@@ -1,4 +1,8 @@
-"""Logs of nanotron: `iteration: 991 / 1000 | ... | elapsed_time_per_iteration_ms: 45 | tokens_per_sec: 14.2K | ...`."""
+"""Logs of nanotron: `iteration: 991 / 1000 | ... | elapsed_time_per_iteration_ms: 45 | tokens_per_sec: 14.2K | ...`.
+
+Since 2025 the time is `time_per_iteration_ms`, beside which the global batch is in tokens (src/nanotron/trainer.py,
+train_step_logs).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from trimaran.store.importers.logs.steps import (
     stated_cell,
 )
 
-_ITERATION = re.compile(r"iteration: (\d{1,9}) / \d{1,9} \|")
+_ITERATION = re.compile(r"iteration: (\d{1,9}) / (\d{1,9}) \|")
 _FIELD = re.compile(r"\s*([a-z_]{2,60}): ([-+.\deE]{1,30})([KMGBT]?)\s*$")
 _SETTING = re.compile(
     r"\b(num_hidden_layers|hidden_size|intermediate_size|num_attention_heads|num_key_value_heads|vocab_size"
@@ -32,8 +36,13 @@ _WORDS: dict[str, dict[str, Cell]] = {
     "recompute_layer=True": {"recompute": "full"},
 }
 _EXPERTS = re.compile(r"\b(expert_parallel_size|num_local_experts|moe_num_experts)=(\d{1,6})\b")
-# What a training says of its batch where its config is not printed.
-_START = re.compile(r"\[Start training\].{0,80}\bmbs: (\d{1,9}) \|.{0,120}\bsequence_length: (\d{1,9})\b")
+# What a training says of its batch where its config is not printed, in sequences.
+_START = re.compile(
+    r"\[Start training\].{0,80}\bmbs: (\d{1,9}) \|.{0,60}?\bglobal_batch_size: (\d{1,9}) \|"
+    r".{0,60}?\bsequence_length: (\d{1,9})\b"
+)
+_RESERVED = re.compile(r"\bPeak reserved: (\d{1,9}(?:\.\d{1,6})?)MiB")
+_TIME, _TIME_TODAY = "elapsed_time_per_iteration_ms", "time_per_iteration_ms"
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _COLUMNS = {
     "num_hidden_layers": "layers",
@@ -54,7 +63,7 @@ _COLUMNS = {
 def recognises(text: str) -> bool:
     """Whether the text holds lines of nanotron's training log, or its config where no step was reached."""
     return any(
-        ("elapsed_time_per_iteration_ms:" in line and _ITERATION.search(line)) or "ParallelismArgs(" in line
+        (f"{_TIME_TODAY}:" in line and _ITERATION.search(line)) or "ParallelismArgs(" in line
         for line in text.split("\n")
     )
 
@@ -62,7 +71,7 @@ def recognises(text: str) -> bool:
 def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     """The rows of one log, which may hold several trainings.
 
-    Its figures have three digits, and so has what is drawn from them.
+    Its figures have three digits, and so has what is drawn from them. A time is of its iteration alone.
     """
     lines = text.split("\n")
     readings = [
@@ -80,6 +89,7 @@ def _begins(line: str) -> bool:
 def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     """What some lines of a log, from `begin` on, say of one training."""
     reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"], begin=begin, after=begin)
+    reading.sampled = True
     iterations: set[int] = set()
     for at, line in enumerate(lines):
         match = _ITERATION.search(line)
@@ -92,8 +102,9 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
         if int(match[1]) in iterations:
             continue  # another rank's line of the same iteration
         iterations.add(int(match[1]))
-        reading.after = begin + at + 1
-        milliseconds, gbs = fields.get("elapsed_time_per_iteration_ms"), fields.get("global_batch_size")
+        reading.after, reading.planned = begin + at + 1, int(match[2])
+        milliseconds = fields.get(_TIME, fields.get(_TIME_TODAY))
+        gbs = fields.get("global_batch_size") if _TIME_TODAY not in fields else None
         all_tokens, tokens = fields.get("tokens_per_sec"), fields.get("tokens_per_sec_per_gpu")
         if all_tokens and tokens:
             # a guess: a further start's may round to another number
@@ -122,8 +133,10 @@ def _settings(line: str, reading: LogReading) -> None:
             if cell is not None:
                 reading.cells.setdefault(column, cell)
     if start := _START.search(line):
-        reading.cells.setdefault("mbs", int(start[1]))
-        reading.cells.setdefault("seq_len", int(start[2]))
+        for column, value in zip(("mbs", "gbs", "seq_len"), start.groups(), strict=True):
+            reading.cells.setdefault(column, int(value))
+    if reserved := _RESERVED.search(line):
+        reading.mem_gib_by_rank[0] = max(float(reserved[1]) / 2**10, reading.mem_gib_by_rank.get(0, 0.0))
     for trait, count in _EXPERTS.findall(line):
         if int(count) > 1:
             reading.mixture = mixture(trait, count)

@@ -31,7 +31,7 @@ _FIELD = re.compile(
 # `| 795/77225 [9:07:58<878:01:48, 41.36s/it, `: how far the bar is, when, and its mean since it began
 _CLOCK = re.compile(rf"\b(\d{{1,9}})/\d{{1,9}} \[{ELAPSED}[^,\]]{{1,20}}, {{1,4}}(\d{{1,6}}\.\d\d)(s/it|it/s)")
 # `Training epoch 0, iteration 1/9 | global_batch_size: 8 | global_step: 1 | reduced_train_loss: 0.66 | ...`
-_ITERATION = re.compile(r"\bTraining epoch \d{1,6}, iteration (\d{1,9})/\d{1,9} \|(.{0,1000})")
+_ITERATION = re.compile(r"\bTraining epoch (\d{1,6}), iteration (\d{1,9})/(\d{1,9}) \|(.{0,1000})")
 _NAMED = re.compile(
     r"\b(global_step|global_batch_size|max_memory_reserved|peak_memory_usage|reduced_train_loss|"
     r"train_step_timing in s|TFLOPS_per_GPU): ([-+.\deE]{1,20})(?= \||\s*$)"
@@ -180,12 +180,14 @@ def _iteration_step(line: str, reading: LogReading) -> Step | None:
     match = _ITERATION.search(line)
     if match is None:
         return None
-    fields = {name: value for name, text in _NAMED.findall(match[2]) if (value := number_of(text)) is not None}
-    number, gbs = fields.get("global_step", float(match[1])), fields.get("global_batch_size")
+    fields = {name: value for name, text in _NAMED.findall(match[4]) if (value := number_of(text)) is not None}
+    number, gbs = fields.get("global_step", float(match[2])), fields.get("global_batch_size")
     seconds, loss = fields.get("train_step_timing in s"), fields.get("reduced_train_loss")
     # in bytes, of the rank that logs; NeMo 2.0 had the second name for it (megatron_strategy.py, training_step)
     if (reserved := fields.get("max_memory_reserved", fields.get("peak_memory_usage", 0.0))) > 0:
         reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
+    # iterations are of an epoch, whose last is the training's where it has no other
+    reading.planned = int(match[3]) if int(match[1]) == 0 else None
     return Step(int(number), seconds or None, int(gbs) if gbs else None, loss, fields.get("TFLOPS_per_GPU"))
 
 

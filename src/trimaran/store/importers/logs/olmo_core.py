@@ -18,7 +18,8 @@ from trimaran.store.importers.logs.steps import (
 )
 from trimaran.store.importers.text import clock_of, number_of
 
-_STEP = re.compile(r"\[step=([\d,]{1,12})/[\d,]{1,12},epoch=\d{1,6}")
+# of so many steps, or of `???` where tokens or epochs say how far it goes (train/callbacks/console_logger.py)
+_STEP = re.compile(r"\[step=([\d,]{1,12})/(?:([\d,]{1,12})|\?{3}),epoch=\d{1,6}")
 _METRIC = re.compile(r"(?:^|\s)\s{1,12}(\w[\w/ ()-]{0,80})=([-+\d.,eE]{1,30})\s*$")
 _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
 _LOSS, _BATCHES, _TOKENS = "train/CE loss", "throughput/device/BPS", "throughput/device/TPS"
@@ -92,6 +93,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
         if step := _STEP.search(line):
             clocked.append((int(step[1].replace(",", "")), clock_of(_STAMP.search(line)), {}))
             reading.after = begin + at + 1
+            reading.planned = int(step[2].replace(",", "")) if step[2] else None
         elif clocked and (metric := _METRIC.search(line)):
             if (value := number_of(metric[2])) is not None:
                 clocked[-1][2][metric[1].strip()] = value
@@ -115,6 +117,8 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
         reading.steps.append(
             Step(number, seconds, batch, metrics.get(_LOSS), tokens_per_s_per_device=metrics.get(_TOKENS))
         )
+    # the rate is that of the step by itself, however seldom one is logged (train/callbacks/speed_monitor.py)
+    reading.sampled = any(_BATCHES in metrics for _, _, metrics in clocked)
     if by_clock:
         reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
     return reading

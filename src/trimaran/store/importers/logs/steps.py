@@ -15,6 +15,8 @@ from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.text import clock_of
 
 _EVIDENCE_LINES, _EVIDENCE_WIDTH = 40, 500
+# The share of the intervals between logged steps that makes one the usual one.
+_USUAL = 0.75
 
 
 @dataclass(frozen=True)
@@ -269,14 +271,24 @@ def _close(draft: Draft, reading: LogReading, given: Mapping[str, Cell]) -> None
     resolve_family(draft)
 
 
+def _interval(steps: Sequence[Step]) -> int:
+    """How many iterations lie between two steps that are logged, 1 where that varies.
+
+    The first of a training may be logged beside those of its interval, and a further start may lie between any two.
+    """
+    gaps = [after.iteration - before.iteration for before, after in pairwise(steps)]
+    behind = gaps[1:] or gaps
+    usual = statistics.mode(behind) if behind else 1
+    return usual if behind.count(usual) >= _USUAL * len(behind) else 1
+
+
 def _figures(draft: Draft, steps: Sequence[Step], reading: LogReading) -> None:
     times = [step.sec_per_it for step in steps if step.sec_per_it is not None and step.sec_per_it > 0]
     timed = times[1:] or times
     draft.cells["status"] = "ok"
     if not timed:
         draft.notes.append("no time of an iteration is read from the log")
-    gaps = {after.iteration - before.iteration for before, after in pairwise(steps)}
-    if len(gaps) == 1 and (interval := gaps.pop()) > 1 and timed and not reading.sampled:
+    if timed and not reading.sampled and (interval := _interval(steps)) > 1:
         draft.notes.append(f"each time is the mean of {interval} iterations")
     if timed:
         draft.cells["sec_per_it"] = statistics.median(timed)
