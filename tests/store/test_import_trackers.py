@@ -190,6 +190,31 @@ def test_a_history_of_weights_and_biases_is_timed_by_the_steps_that_the_trainer_
     assert (row.step_times_s, row.losses) == ((2.0, 2.0, 2.0), (4.0, 2.0, 4.0 / 3, 1.0))
 
 
+@pytest.mark.parametrize("logged", [(1, 10), (1, 10, 20, 30), (1, 2, 3, 4), (110, 120, 130)])
+def test_times_of_torchtitan_are_of_the_steps_that_an_interval_had(tmp_path: Path, logged: tuple[int, ...]) -> None:
+    """It divides by the interval, though the first is of one step, and one behind an evaluation of what was left."""
+    every = 1 if logged[:2] == (1, 2) else 10
+    points = []
+    for before, step in zip((0 if logged[0] == 1 else logged[0] - 10, *logged), logged, strict=False):
+        made = 4 if every > 1 and step == logged[-1] and len(logged) > 2 else step - before
+        seconds = 9.0 if step == 1 else 2.0
+        figures = {"time_metrics/end_to_end(s)": made * seconds / every, "throughput(tps)": 4096 / seconds}
+        points.append({"_step": step, "loss_metrics/global_avg_loss": 9.0 - step / 100, **figures})
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(map(json.dumps, points)))
+    row = only(path, "wandb-history")
+    assert row.step_times_s == pytest.approx([9.0 if step == 1 else 2.0 for step in logged])
+    assert row.sec_per_it == pytest.approx(2.0)
+
+
+def test_a_batch_that_nanotron_tracks_in_tokens_is_not_one_of_sequences(tmp_path: Path) -> None:
+    figures = {"time_per_iteration_ms": 2000.0, "global_batch_size": 65536, "lm_loss": 9.0}
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(json.dumps({"_step": step, **figures}) for step in (1, 2, 3)))
+    row = only(path, "wandb-history")
+    assert (row.gbs, row.step_times_s) == (64, (2.0, 2.0, 2.0))
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["objects a line", "a list in one line"])
 def test_a_history_is_read_however_long_its_line(tmp_path: Path, wrapped: bool) -> None:
     """As `json.dump` and `to_json` write one: it was refused for its length, above 64 KiB."""

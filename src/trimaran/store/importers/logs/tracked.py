@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
@@ -19,6 +20,7 @@ class TrackedNames:
     `seconds` names times of a step with the seconds of their unit and `memory` what a rank holds with the GiB of its
     unit, the first that is there counts; `steps_per_s` is a rate, over a `window` of steps where that is said. A step
     of the tracker is one of the training where `mark` is tracked too: others call a loss alike, and count epochs.
+    `over_interval`: times are over the steps of a whole interval of logging, of which fewer may have been made.
     """
 
     loss: str
@@ -30,6 +32,7 @@ class TrackedNames:
     tokens: str = ""
     memory: tuple[tuple[str, float], ...] = ()
     mark: str = ""
+    over_interval: bool = False
 
 
 _BYTE = 2.0**-30
@@ -41,7 +44,10 @@ TRAINERS = (
     ),
     # Megatron-DeepSpeed, megatron/training.py, training_log
     TrackedNames("lm-loss-training/lm loss", (("iteration-time/iteration-time", 1.0),), gbs="batch-size/batch-size"),
-    # nanotron, src/nanotron/trainer.py, train_step_logs
+    # nanotron, src/nanotron/trainer.py, train_step_logs; since 2025 its batch is in tokens, which are no sequences
+    TrackedNames(
+        "lm_loss", (("time_per_iteration_ms", 1e-3),), tflops="model_tflops_per_gpu", tokens="tokens_per_sec_per_gpu"
+    ),
     TrackedNames(
         "lm_loss", (("elapsed_time_per_iteration_ms", 1e-3), ("sec_per_it", 1.0)), gbs="global_batch_size",
         tflops="model_tflops_per_gpu", tokens="tokens_per_sec_per_gpu",
@@ -49,7 +55,7 @@ TRAINERS = (
     # torchtitan, torchtitan/components/metrics.py, MetricsProcessor.log
     TrackedNames(
         "loss_metrics/global_avg_loss", (("time_metrics/end_to_end(s)", 1.0),), tflops="tflops",
-        tokens="throughput(tps)", memory=(("memory/max_reserved(GiB)", 1.0),),
+        tokens="throughput(tps)", memory=(("memory/max_reserved(GiB)", 1.0),), over_interval=True,
     ),
     # OLMo-core, src/olmo_core/train/callbacks/speed_monitor.py
     TrackedNames(
@@ -122,6 +128,8 @@ def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list
         reading.refusal = f"no loss or time of a step is tracked under a name that is known ({known})"
         return drafts_of(reading, (), given)
     merged = _by_step(points, trainer)
+    if trainer.over_interval:
+        _over_steps_made(merged, trainer)
     marked = (trainer.mark or trainer.loss) in names
     timed = any(_seconds(at.figures, trainer) for at in merged)
     by_window = timed and trainer.window and not any(_first(at.figures, trainer.seconds) for at in merged)
@@ -171,6 +179,26 @@ def _by_step(points: Sequence[Point], trainer: TrackedNames) -> list[_Merged]:
             merged.append(_Merged(point.step, point.start, point.counted, point.clock))
         merged[place].figures |= point.figures
     return merged
+
+
+def _over_steps_made(merged: Sequence[_Merged], trainer: TrackedNames) -> None:
+    """Set right the times of intervals in which fewer steps were made: the first ones, and those behind an evaluation.
+
+    A time over a whole interval by the tokens a second, which are of the steps made, is the tokens of a step where all
+    were, and less elsewhere (torchtitan 0.2.2, components/metrics.py, MetricsProcessor.log). The first of a training
+    is of its first step alone, and the second one's step is how long an interval is.
+    """
+    (name, unit), *_ = trainer.seconds
+    for _, points in groupby(merged, key=lambda at: at.start):
+        at = list(points)
+        rates = [_first(each.figures, ((trainer.tokens, 1.0),)) for each in at]
+        times = [_first(each.figures, ((name, unit),)) for each in at]
+        tokens = [seconds * rate for seconds, rate in zip(times, rates, strict=True) if seconds and rate]
+        if len(at) > 1 and at[0].step == 1 and at[1].step > 2 and times[0] and rates[0]:
+            tokens.append(times[0] * rates[0] * at[1].step)
+        for each, rate in zip(at, rates, strict=True):
+            if rate and tokens and name in each.figures:
+                each.figures[name] = max(tokens) / rate / unit
 
 
 def _batches(points: Sequence[Point], trainer: TrackedNames) -> dict[tuple[int, int], int]:
