@@ -207,6 +207,16 @@ def test_times_of_torchtitan_are_of_the_steps_that_an_interval_had(tmp_path: Pat
     assert row.sec_per_it == pytest.approx(2.0)
 
 
+def test_figures_that_megatron_bridge_tracks_are_the_rows(tmp_path: Path) -> None:
+    """Its memory is in units of 10^9 bytes."""
+    figures = {"iteration-time": 2.0, "lm loss": 9.0, "batch-size": 64, "throughput/tflops/device": 412.5}
+    figures |= {"memory/mem-max-reserved-gigabytes": 64.2}
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(json.dumps({"_step": step, **figures}) for step in (1, 2, 3)))
+    row = only(path, "wandb-history")
+    assert (row.sec_per_it, row.tflops, row.mem_gib) == (2.0, 412.5, pytest.approx(64.2e9 / 2**30))
+
+
 def test_a_batch_that_nanotron_tracks_in_tokens_is_not_one_of_sequences(tmp_path: Path) -> None:
     figures = {"time_per_iteration_ms": 2000.0, "global_batch_size": 65536, "lm_loss": 9.0}
     path = tmp_path / "history.jsonl"

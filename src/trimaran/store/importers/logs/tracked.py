@@ -18,8 +18,9 @@ class TrackedNames:
     """What a trainer calls its figures; it is known by its loss, or by a step's time.
 
     `seconds` names times of a step with the seconds of their unit and `memory` what a rank holds with the GiB of its
-    unit, the first that is there counts; `steps_per_s` is a rate, over a `window` of steps where that is said. A step
-    of the tracker is one of the training where `mark` is tracked too: others call a loss alike, and count epochs.
+    unit; of these and of `tflops` the first that is there counts. `steps_per_s` is a rate, over a `window` of steps
+    where that is said. A step of the tracker is one of the training where `mark` is tracked too: others call a loss
+    alike, and count epochs.
     `over_interval`: times are over the steps of a whole interval of logging, of which fewer may have been made.
     """
 
@@ -28,7 +29,7 @@ class TrackedNames:
     steps_per_s: str = ""
     window: bool = False
     gbs: str = ""
-    tflops: str = ""
+    tflops: tuple[str, ...] = ()
     tokens: str = ""
     memory: tuple[tuple[str, float], ...] = ()
     mark: str = ""
@@ -37,24 +38,25 @@ class TrackedNames:
 
 _BYTE = 2.0**-30
 TRAINERS = (
-    # Megatron-LM, megatron/training/training.py, training_log
+    # Megatron-LM, megatron/training/training.py, and Megatron-Bridge, whose memory is in units of 1e9 bytes,
+    # src/megatron/bridge/training/utils/train_utils.py: training_log
     TrackedNames(
-        "lm loss", (("iteration-time", 1.0),), gbs="batch-size", tflops="throughput",
-        memory=(("mem-max-allocated-bytes", _BYTE),),
+        "lm loss", (("iteration-time", 1.0),), gbs="batch-size", tflops=("throughput", "throughput/tflops/device"),
+        memory=(("mem-max-allocated-bytes", _BYTE), ("memory/mem-max-reserved-gigabytes", 1e9 * _BYTE)),
     ),
     # Megatron-DeepSpeed, megatron/training.py, training_log
     TrackedNames("lm-loss-training/lm loss", (("iteration-time/iteration-time", 1.0),), gbs="batch-size/batch-size"),
     # nanotron, src/nanotron/trainer.py, train_step_logs; since 2025 its batch is in tokens, which are no sequences
     TrackedNames(
-        "lm_loss", (("time_per_iteration_ms", 1e-3),), tflops="model_tflops_per_gpu", tokens="tokens_per_sec_per_gpu"
+        "lm_loss", (("time_per_iteration_ms", 1e-3),), tflops=("model_tflops_per_gpu",), tokens="tokens_per_sec_per_gpu"
     ),
     TrackedNames(
         "lm_loss", (("elapsed_time_per_iteration_ms", 1e-3), ("sec_per_it", 1.0)), gbs="global_batch_size",
-        tflops="model_tflops_per_gpu", tokens="tokens_per_sec_per_gpu",
+        tflops=("model_tflops_per_gpu",), tokens="tokens_per_sec_per_gpu",
     ),
     # torchtitan, torchtitan/components/metrics.py, MetricsProcessor.log
     TrackedNames(
-        "loss_metrics/global_avg_loss", (("time_metrics/end_to_end(s)", 1.0),), tflops="tflops",
+        "loss_metrics/global_avg_loss", (("time_metrics/end_to_end(s)", 1.0),), tflops=("tflops",),
         tokens="throughput(tps)", memory=(("memory/max_reserved(GiB)", 1.0),), over_interval=True,
     ),
     # OLMo-core, src/olmo_core/train/callbacks/speed_monitor.py
@@ -69,7 +71,7 @@ TRAINERS = (
     ),
     # NeMo, nemo/utils/exp_manager.py, TimingCallback, and nemo/lightning/pytorch/strategies/megatron_strategy.py
     TrackedNames(
-        "reduced_train_loss", (("train_step_timing in s", 1.0),), gbs="global_batch_size", tflops="TFLOPS_per_GPU",
+        "reduced_train_loss", (("train_step_timing in s", 1.0),), gbs="global_batch_size", tflops=("TFLOPS_per_GPU",),
         memory=(("max_memory_reserved", _BYTE), ("peak_memory_usage", _BYTE)),
     ),
     # Levanter, and Hugging Face's Trainer, which times no step (transformers, integrations/integration_utils.py)
@@ -149,7 +151,7 @@ def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list
                 None if again else seconds,
                 batches.get((at.start, at.step)),
                 _loss(at.figures.get(trainer.loss)),
-                _first(at.figures, ((trainer.tflops, 1.0),)),
+                _first(at.figures, tuple((name, 1.0) for name in trainer.tflops)),
                 _first(at.figures, ((trainer.tokens, 1.0),)),
             )
         )
@@ -165,8 +167,8 @@ def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list
 
 def _by_step(points: Sequence[Point], trainer: TrackedNames) -> list[_Merged]:
     """Points with a figure of the training, those of one step as one."""
-    wanted = {trainer.loss, trainer.steps_per_s, trainer.tflops, trainer.tokens}
-    wanted |= {name for name, _ in (*trainer.seconds, *trainer.memory)} - {""}
+    wanted = {trainer.loss, trainer.steps_per_s, trainer.tokens} - {""}
+    wanted |= {*trainer.tflops, *(name for name, _ in (*trainer.seconds, *trainer.memory))}
     merged: list[_Merged] = []
     places: dict[tuple[int, int], int] = {}
     for point in points:
