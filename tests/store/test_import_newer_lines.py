@@ -9,6 +9,7 @@ import pytest
 
 from test_import_forms import HEADER, only, read
 from test_import_logs import read as read_bare
+from test_import_trainings import megatron
 
 NANOTRON = "[INFO|DP=0|PP=0|TP=0|node]: "
 END = "Traceback (most recent call last)\nRuntimeError: destroyed twice\n"
@@ -85,6 +86,24 @@ def test_an_iteration_that_two_ranks_of_megatron_print_is_one(tmp_path: Path) ->
     line = " iteration {0}/ 9 | elapsed time per iteration (ms): {1} | global batch size: 64 | lm loss: {0}.5 |\n"
     (row,) = read(tmp_path, "".join(line.format(*each) for each in ((1, 9000), (1, 9001), (2, 2000), (2, 2001)))).rows
     assert row.step_times_s == (9.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stack"),
+    [
+        ({"cuda_graph_impl": "none", "cuda_graph_scope": "full"}, "megatron-core"),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full"}, "megatron-core-graphs"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "[]"}, "megatron-core-graphs"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "['attn', 'mlp']"}, "megatron-core-graphs"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "['attn']"}, "megatron-core"),
+        ({"external_cuda_graph": "True"}, "megatron-core-graphs"),
+    ],
+)
+def test_layers_that_megatron_replays_as_graphs_are_of_the_stack_that_does(
+    tmp_path: Path, arguments: dict[str, str], stack: str
+) -> None:
+    text = megatron(context_parallel_size="1", **arguments)
+    assert {row.stack for row in read_bare(tmp_path, text).rows} == {stack}
 
 
 def test_a_trainer_of_transformers_5_that_goes_on_made_the_steps_behind_its_checkpoint_alone(tmp_path: Path) -> None:

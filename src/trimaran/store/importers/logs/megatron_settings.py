@@ -114,12 +114,25 @@ def stack_of(arguments: Mapping[str, str], cells: Mapping[str, Cell], *, deepspe
         return "megatron-core-fsdp" if _on(arguments, "use_megatron_fsdp") else "megatron-core-torch-fsdp2"
     if today and _on(arguments, "tp_comm_overlap"):
         return "megatron-core-tp-overlap"
+    if today and _is_graphed(arguments):
+        return "megatron-core-graphs"
     return "megatron-core" if today else "megatron"
 
 
 def _on(arguments: Mapping[str, str], name: str) -> bool:
     """Whether a switch is on, or a choice made."""
     return arguments.get(name, "") not in _OFF
+
+
+def _is_graphed(arguments: Mapping[str, str]) -> bool:
+    """Whether attention and MLP of a layer are replayed as CUDA graphs (transformer_config.py, cuda_graph_impl)."""
+    if arguments.get("cuda_graph_impl", "none") == "none" and not any(
+        arguments.get(switch) == "True" for switch in ("enable_cuda_graph", "external_cuda_graph")
+    ):
+        return False
+    scope = arguments.get("cuda_graph_modules", arguments.get("cuda_graph_scope", ""))
+    named = set(re.findall(r"full|attn|mlp|moe_router", scope))
+    return not named or "full" in named or ("attn" in named and len(named) > 1)
 
 
 def _precision(arguments: Mapping[str, str]) -> str | None:
