@@ -89,6 +89,32 @@ def test_an_iteration_that_two_ranks_of_megatron_print_is_one(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("begun", "rate", "stack"),
+    [
+        (" ", "", "megatron"),
+        (" [2025-10-02 22:52:07] ", "", "megatron-core"),
+        (
+            "[20251202 09:12:08][rank-7/8][INFO ] : ",
+            " throughput per GPU (TFLOP/s/GPU): 567.6/568.0 |",
+            "megatron-core",
+        ),
+        (" ", " TFLOPs: 96.1 |", "megatron-deepspeed"),
+    ],
+)
+def test_a_log_of_megatron_without_its_arguments_is_of_the_software_that_prints_such_lines(
+    tmp_path: Path, begun: str, rate: str, stack: str
+) -> None:
+    """Those of Megatron-Bridge and Primus were predicted as Megatron of 2021."""
+    unit, seconds = ("s", 2.0) if "deepspeed" in stack else ("ms", 2000.0)
+    line = (
+        f"{begun}iteration {{0}}/ 9 | elapsed time per iteration ({unit}): {seconds} |{rate} global batch size: 64 | "
+        "lm loss: {0}.5 |\n"
+    )
+    (row,) = read(tmp_path, line.format(1) + line.format(2) + line.format(3)).rows
+    assert (row.stack, row.sec_per_it) == (stack, 2.0)
+
+
+@pytest.mark.parametrize(
     ("arguments", "stack"),
     [
         ({"cuda_graph_impl": "none", "cuda_graph_scope": "full"}, "megatron-core"),

@@ -48,6 +48,8 @@ _SEQUENCE = re.compile(r"\bactual.seqlen\s?[:=]\s{0,9}(\d{1,9})")
 # ` [2026-05-11 02:18:01.805039] iteration ...`, whose fraction came later: so far off its time may be, and such a share
 # of the time between two lines may pass beside their iterations.
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{3})\d{3})?\] iteration")
+# What lines of Megatron-Core have had since early 2024, and none of before (NVIDIA/Megatron-LM, issues 541 and 756).
+_NEWER = re.compile(r"\[\d{4}-\d\d-\d\d [\d:.]{8,15}\] iteration|\b(?:throughput|compute|energy) per GPU \(")
 _TICK_S, _SHORT_TICK_S, _BESIDE = 1.0, 0.01, 0.05
 # Of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX and Primus; of Primus and Megatron-DeepSpeed.
 _TFLOPS = (
@@ -80,7 +82,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
                 trainings.append(_Training(LogReading(begin=at)))
                 reading = trainings[-1].reading
             reading.steps.append(step)
-            trainings[-1].stamps += [_STAMP.search(line)] if len(reading.steps) <= 2 else []
+            trainings[-1].date(line)
             reading.after, reading.planned = at + 1, _planned(line)
             if length := _SEQUENCE.search(line):
                 reading.cells["seq_len"] = int(length[1])
@@ -126,12 +128,22 @@ def _degrees(world: str) -> dict[str, Cell]:
 
 @dataclass
 class _Training:
-    """One training of a log: what is read of it, its arguments, what tells of experts, and two steps' time stamps."""
+    """One training of a log: what is read of it, its arguments, what tells of experts, and two steps' time stamps.
+
+    `newer` says whether its lines are of 2024 or later.
+    """
 
     reading: LogReading
     arguments: dict[str, str] = field(default_factory=dict)
     mixture: str = ""
     stamps: list[re.Match[str] | None] = field(default_factory=list)
+    newer: bool = False
+
+    def date(self, line: str) -> None:
+        """What the line of one of the first two steps tells of when it was made, and by software of when."""
+        if len(self.reading.steps) <= 2:
+            self.stamps.append(_STAMP.search(line))
+            self.newer = _NEWER.search(line) is not None
 
     def finish(self, deepspeed: bool) -> None:
         """State what follows from all of it."""
@@ -141,7 +153,8 @@ class _Training:
         set_up(reading, self.arguments)
         deepspeed = deepspeed or self.arguments.get("deepspeed") == "True"
         # context parallelism came with Megatron-Core 0.5 (megatron/training/arguments.py, --context-parallel-size)
-        today = "context_parallel_size" in self.arguments or "cp" in reading.cells
+        newer = self.newer and "tensor_model_parallel_size" not in self.arguments
+        today = "context_parallel_size" in self.arguments or "cp" in reading.cells or newer
         reading.guesses["stack"] = stack_of(self.arguments, reading.cells, deepspeed=deepspeed, today=today)
         reading.formula = "" if deepspeed else "model_flops"
         if reading.mem_gib_by_rank:
