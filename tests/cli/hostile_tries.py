@@ -10,7 +10,8 @@ from pathlib import Path
 
 from command import MACHINE
 from command_answers import MOST_CPU_S, Answer, Try, answer, taken_port
-from trimaran.files.row_table import format_table, packaged_table
+from table_text import table_text
+from trimaran.files.row_table import packaged_table
 from trimaran.store import Store
 
 WORDS = [
@@ -46,7 +47,7 @@ class Tries:
         with Store(folder / "good.sqlite") as store:
             store.add(packaged_table().measurements[0])
         self._store = (folder / "good.sqlite").read_bytes()
-        self._csv = format_table(packaged_table().measurements[:1])
+        self._csv = table_text(packaged_table().measurements[:1])
         (folder / "machine.toml").write_text(MACHINE)
 
     def draw(self, count: int) -> Iterator[Try]:

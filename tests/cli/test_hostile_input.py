@@ -12,7 +12,8 @@ import pytest
 
 from command import MACHINE, run, tiny_recipe
 from command_answers import MOST_CPU_S, MOST_GIB, Answer, Try, answer
-from trimaran.files.row_table import format_table, packaged_table, parse_table
+from table_text import table_text
+from trimaran.files.row_table import packaged_table, parse_table
 from trimaran.store import Store
 
 QUESTION = ("--cluster", "dgx-h100", "--gbs", "64", "--devices", "8")
@@ -138,7 +139,7 @@ def test_what_a_spreadsheet_would_run_is_text_in_every_csv(hostile_store: Path, 
 
 
 def test_a_formula_in_a_foreign_table_is_text_in_what_is_written_of_it(tmp_path: Path) -> None:
-    header, first, *_ = format_table(packaged_table().measurements[:1]).splitlines()
+    header, first, *_ = table_text(packaged_table().measurements[:1]).splitlines()
     (tmp_path / "t.csv").write_text(f'{header},@sum\n{first},"{FORMULA}"\n')
     assert call(tmp_path, "predict", str(tmp_path / "t.csv"), "-o", str(tmp_path / "p.csv")).status == 0
     cells = [cell for line in csv.reader((tmp_path / "p.csv").open()) for cell in line]
@@ -169,7 +170,7 @@ def test_a_path_of_a_cluster_counts_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_table_of_bad_rows_is_told_by_its_first_ones(tmp_path: Path) -> None:
-    header, first, *_ = format_table(packaged_table().measurements[:1]).splitlines()
+    header, first, *_ = table_text(packaged_table().measurements[:1]).splitlines()
     (tmp_path / "t.csv").write_text("\n".join([header, *[first.replace(",", ",x", 9)] * 500]) + "\n")
     done = call(tmp_path, "predict", str(tmp_path / "t.csv"))
     assert done.status == 2 and len(done.output.splitlines()) < 30 and "and 480 more" in done.output

@@ -52,7 +52,7 @@ from trimaran.api import plan, workload_of
 from trimaran.cost.grid import LayoutGrid
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.files.row_nouns import layout_cells, nouns_of
-from trimaran.files.row_table import format_table, parse_table
+from trimaran.files.row_table import parse_table, write_table
 from trimaran.layout.axes import groups
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.measurement import Measurement
@@ -69,7 +69,9 @@ mesh = build_mesh(one, 0, (0,), GroupFactory(torch.device("cpu")))
 found = plan("gpt2-124m", "dgx-h100", 64, devices=8, stack="megatron", top=5)
 row = Measurement(layers=12, hidden=768, heads=12, seq_len=1024, vocab=50257, gbs=64, cluster="dgx-h100",
                   stack="megatron", sec_per_it=1.0, mem_gib=1.0, **dict(layout_cells(two)))
-(read,) = parse_table(format_table([row]), "table").measurements
+with tempfile.TemporaryDirectory() as folder:
+    write_table(Path(folder) / "table.csv", [row])
+    (read,) = parse_table((Path(folder) / "table.csv").read_text(), "table").measurements
 with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "store.sqlite") as store:
     store.add(row)
     (kept,) = store.measurements()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from table_text import table_text
 from trimaran.api import plan, workload_of
 from trimaran.cost.case import Case
 from trimaran.cost.effects.time_effects import PARTS
 from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.files.row_nouns import run_cells
-from trimaran.files.row_table import format_table, parse_table
+from trimaran.files.row_table import parse_table
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
 from trimaran.nouns.measurement import Measurement
@@ -75,7 +76,7 @@ def test_a_row_of_a_table_and_a_layout_asked_about_have_one_prediction_where_sta
     layout = parse_layout(f"dp8,tp4,cp2,pp4,{stages}")
     workload = Workload(model=load_model("llama3-70b"), seq_len=8192, global_batch=512)
     row = Measurement.model_validate({"cluster": "dgx-h100", "stack": "megatron-core", **run_cells(workload, layout)})
-    (answered,) = predict_table(parse_table(format_table([row]), "t"))
+    (answered,) = predict_table(parse_table(table_text([row]), "t"))
     case = Case.of(workload, load_cluster("dgx-h100"), load_stack("megatron-core"))
     told = explain(str(layout), case, settings_from(devices=256)).estimate
     assert answered.estimate is not None and told is not None
@@ -88,7 +89,7 @@ def test_a_row_of_a_table_and_a_layout_asked_about_have_one_prediction_where_the
     cluster, stack = load_cluster("dgx-b200"), load_stack("torch-pipe")
     stated = run_cells(workload, parse_layout(label))
     row = Measurement.model_validate({"cluster": "dgx-b200", "stack": "torch-pipe", **stated})
-    (answered,) = predict_table(parse_table(format_table([row]), "t"))
+    (answered,) = predict_table(parse_table(table_text([row]), "t"))
     told = explain(label, Case.of(workload, cluster, stack), settings_from(devices=48)).estimate
     assert answered.estimate is not None and told is not None
     assert answered.estimate.sec_per_it == pytest.approx(told.sec_per_it, rel=1e-9)

@@ -245,14 +245,6 @@ def write_table(path: str | Path, measurements: Iterable[Measurement]) -> int:
     return number
 
 
-def format_table(measurements: Iterable[Measurement]) -> str:
-    """Measurements as CSV text of the table contract, the columns of runs made here behind where a row fills them.
-
-    They are gone through twice.
-    """
-    return _formatted(measurements)[0]
-
-
 def _formatted(measurements: Iterable[Measurement]) -> tuple[str, int]:
     behind = [column.name for column in FURTHER_COLUMNS]
     filled: set[str] = set()
