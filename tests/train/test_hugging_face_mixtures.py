@@ -155,6 +155,25 @@ def test_what_is_not_trained_of_a_deepseek_is_refused_by_name(
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_deepseek_s_layers_of_further_tokens_are_left_out_once_its_config_says_so(tmp_path: Path) -> None:
+    theirs("deepseek_v3").save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    before = load_file(weights)
+    further = {"eh_proj.weight": torch.zeros(2, 2), "enorm.weight": torch.zeros(2)}
+    save_file(before | {f"model.layers.3.{name}": tensor for name, tensor in further.items()}, weights)
+    stated = json.loads(config.read_text())
+    config.write_text(json.dumps(stated | {"num_nextn_predict_layers": 1}))
+    with pytest.raises(TrimaranError, match=r"set it to 0 in config\.json to leave those weights out"):
+        open_source(tmp_path)
+    config.write_text(json.dumps(stated | {"num_nextn_predict_layers": 0}))
+    source = open_source(tmp_path)
+    torch.testing.assert_close(source.read("norm.weight"), before["model.norm.weight"], rtol=0, atol=0)
+    # a layer that is none of these makes another model
+    save_file(before | {"model.layers.3.enorm.weight": torch.zeros(2)}, weights)
+    with pytest.raises(TrimaranError, match=r"has a tensor 'model\.layers\.3\.enorm\.weight'"):
+        open_source(tmp_path)
+
+
 def test_the_loss_of_the_load_is_that_of_transformers(make_job: Callable[..., TrainJob], tmp_path: Path) -> None:
     """Theirs is of all sequences and layers together, and counts a token for each of its experts: of one, k of ours."""
     torch.manual_seed(1)

@@ -32,6 +32,7 @@ INDEX_NAME = "model.safetensors.index.json"
 # Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
 TOKENIZER_NAME = "tokenizer.json"
 INDEX_BYTES = 64 * MIB
+_JOINS_TOKENS = "eh_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def find_weights(path: Path, alive: Callable[[], None] = lambda: None) -> Huggin
         config_from_model(model, kind)  # a model of which its family's config says all
         file_of = _files_of(path)
         _refuse_what_is_left_out(path, config, model, file_of)
-        return HuggingFaceFiles(path, model, kind, file_of)
+        return HuggingFaceFiles(path, model, kind, _without_further_tokens(file_of))
     checkpoint = find_checkpoint(path, alive)
     if checkpoint is None:
         lacks = "has no weights" if path.exists() else "does not exist"
@@ -97,6 +98,15 @@ def _refuse_what_is_left_out(folder: Path, config: Mapping[str, Any], model: Mod
             f"{config['num_nextn_predict_layers']}, and multi-token prediction is not trained: set it to 0 in "
             f"{CONFIG_NAME} to leave those weights out"
         )
+
+
+def _without_further_tokens(file_of: Mapping[str, str]) -> dict[str, str]:
+    """The tensors without the layers of multi-token prediction, where the configuration leaves these out.
+
+    Each of them has a matrix that no other layer has (DeepSeek-V3, arXiv 2412.19437, eq. 21), called eh_proj.
+    """
+    layers = tuple(name.removesuffix(_JOINS_TOKENS) for name in file_of if name.endswith(f".{_JOINS_TOKENS}"))
+    return {name: file for name, file in file_of.items() if not (layers and name.startswith(layers))}
 
 
 def find_checkpoint(path: Path, alive: Callable[[], None] = lambda: None) -> Path | None:
