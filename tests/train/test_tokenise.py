@@ -61,7 +61,7 @@ def test_tokens_that_were_read_otherwise_are_not_taken_for_those_of_today(tmp_pa
     for tokenizer in ("bytes", str(tmp_path / "tokenizer.json")):
         tokens = Tokens(prepare(make_job(tmp_path, paths=paths, tokenizer=tokenizer)))
         checksum.update(tokens.read(0, len(tokens)).astype("<i8").tobytes())
-    assert (tokenise.FORMAT, checksum.hexdigest()[:16]) == (3, "151f0d236df1bfc1")
+    assert (tokenise.FORMAT, checksum.hexdigest()[:16]) == (4, "151f0d236df1bfc1")
 
 
 def test_what_dead_processes_left_unfinished_is_removed_after_a_day(tmp_path: Path) -> None:
@@ -169,6 +169,29 @@ def test_the_end_of_a_document_is_what_the_tokenizers_of_trained_families_call_i
     (tmp_path / "a.txt").write_text("ab")
     job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")], tokenizer=str(tmp_path / "tokenizer.json"))
     assert Tokens(prepare(job)).read(0, 3).tolist() == [0, 1, 2]
+
+
+def test_a_tag_of_html_is_no_end_of_a_document(tmp_path: Path) -> None:
+    """Gemma's tokenizers have a token for the end of a text that is struck through."""
+    from tokenizers import AddedToken, Tokenizer, models
+
+    inner = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    inner.add_tokens([AddedToken("</s>")])
+    inner.add_special_tokens([AddedToken("<eos>", special=True)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("ab</s>")
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")], tokenizer=str(tmp_path / "tokenizer.json"))
+    assert Tokens(prepare(job)).read(0, 4).tolist() == [0, 1, 2, 3]
+
+
+def test_a_tokenizer_without_a_token_is_told_in_one_line(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text(POEM)
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")], tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TrimaranError, match="has no end-of-document token"):
+        prepare(job)
 
 
 def test_reading_crosses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

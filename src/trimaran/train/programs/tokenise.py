@@ -34,7 +34,7 @@ from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens
 
 # Increased when the meaning of the files changes, or text and tokenizers are read such that the same text gives other
 # tokens: the text of older folders is then tokenised again.
-FORMAT = 3
+FORMAT = 4
 FILE_TOKENS = 1 << 28
 LEFT_OVER_AFTER_S = 86400.0
 DOCUMENTS_AT_ONCE = 256

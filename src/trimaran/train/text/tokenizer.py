@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 END_OF_DOCUMENT = "<|endoftext|>"
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
-END_MARKERS = (END_OF_DOCUMENT, "</s>", "<eos>", "<|end_of_text|>", DEEPSEEK_END, "[SEP]")
+# Gemma's <eos> stands before </s>, which its tokenizers have besides, for HTML (github.com/ggml-org/llama.cpp/pull/21492).
+END_MARKERS = (END_OF_DOCUMENT, "<eos>", "</s>", "<|end_of_text|>", DEEPSEEK_END, "[SEP]")
 
 # A BPE learns its merges from at most so many characters; more change the merges little.
 TRAINING_CHARACTERS = 16_000_000
@@ -77,7 +78,7 @@ class HuggingFace:
     def __init__(self, inner: HuggingFaceTokenizer, name: str) -> None:
         self.inner = inner
         ids = inner.get_vocab(with_added_tokens=True)
-        self.vocab = max(ids.values()) + 1
+        self.vocab = max(ids.values(), default=-1) + 1
         end = next((ids[marker] for marker in END_MARKERS if marker in ids), None)
         if end is None:
             raise TrimaranError(
