@@ -15,8 +15,10 @@ from command import run as trimaran
 from shapes import LLAMA
 from test_worker import run_ranks
 from trimaran.nouns.noun import TrimaranError
-from trimaran.protocol.job import TrainJob
+from trimaran.protocol.job import SampleJob, TrainJob
+from trimaran.train.programs import continuation as continuing
 from trimaran.train.programs.continuation import choose
+from trimaran.train.programs.sample import sample
 from trimaran.train.state.weight_files import find_checkpoint
 from trimaran.train.state.weight_source import open_source, whole_logits, whole_model
 
@@ -102,6 +104,28 @@ def test_tokens_are_drawn_as_likely_as_the_model_says() -> None:
     assert shares(1.0, None) == pytest.approx(scores.softmax(0).tolist(), abs=0.03)
     assert shares(2.0, None) == pytest.approx((scores / 2).softmax(0).tolist(), abs=0.03)
     assert shares(1.0, 2) == pytest.approx([0, *scores[1:3].softmax(0).tolist(), 0], abs=0.03)
+
+
+def test_the_space_between_a_prompt_and_what_follows_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Llama 2's and Mistral's tokenizers decode a text without the space that stands before its first word."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    config = transformers.LlamaConfig(
+        vocab_size=16, num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    words = {word: number for number, word in enumerate(["<unk>", "</s>", "\u2581Once", "\u2581upon", "\u2581a"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    follow = [words["\u2581upon"], words["\u2581a"], words["</s>"]]
+    monkeypatch.setattr(continuing, "continuation", lambda files, prompt, job: iter(follow))
+    sample(SampleJob(source=str(tmp_path), prompt="Once"))
+    assert capsys.readouterr().out == "Once upon a\n"
 
 
 def test_a_tokenizer_changed_under_a_checkpoint_is_refused_by_name(study: Path, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def sample(job: SampleJob) -> None:
 
     shown = ""
     tokens = list(prompt)
+    # the prompt is decoded along: some tokenizers leave out the space that a text begins with
+    begins = len(tokenizer.inner.decode(prompt))
     # a model has learned the beginnings of documents as what follows the end of a document
     for token in continuation(files, prompt or [tokenizer.end_of_document], job):
         if not shown:  # the prompt comes with the first token, when the weights are known to be sound
@@ -54,7 +56,7 @@ def sample(job: SampleJob) -> None:
         if token == tokenizer.end_of_document:
             break
         tokens.append(token)
-        text = job.prompt + tokenizer.inner.decode(tokens[len(prompt) :])
+        text = job.prompt + tokenizer.inner.decode(tokens)[begins:]
         if not text.endswith(_UNFINISHED):
             sys.stdout.write(printable(text[len(shown) :]))
             sys.stdout.flush()
