@@ -309,6 +309,23 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     assert [later.step().loss for _ in range(3)] == losses
 
 
+def test_a_tokenizer_of_any_size_lies_beside_the_weights(make_job: Maker, tmp_path: Path) -> None:
+    """One of more than 64 MiB kept every checkpoint from being written."""
+    data = tmp_path / "data"
+    job = make_job("dp1,mbs24", steps=6)
+    shutil.copytree(job.data_dir, data)
+    with (data / "tokenizer.json").open("r+b") as file:
+        file.truncate(65 << 20)
+    trainer = alone(job.model_copy(update={"data_dir": str(data)}))
+    saver = Saver(trainer, tmp_path / "checkpoints", 1, None, lambda kind, /, **fields: None)
+    trainer.step()
+    saver.save()
+    saver.finish()
+    saved = tmp_path / "checkpoints" / folder_name(1)
+    assert (saved / "tokenizer.json").stat().st_size == 65 << 20
+    manifest.verify(saved)
+
+
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_training(make_job: Maker, tmp_path: Path) -> None:
     trainer, told = alone(make_job("dp1,mbs24", steps=6)), []
     saver = Saver(trainer, tmp_path, 1, None, lambda kind, /, **fields: told.append(kind))

@@ -33,7 +33,6 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWr
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from trimaran.files.user_file import MIB, read_bytes
 from trimaran.train.state.manifest import (
     MANIFEST_NAME,
     SUMS_NAME,
@@ -41,6 +40,7 @@ from trimaran.train.state.manifest import (
     Manifest,
     SavedTensor,
     chunk_key,
+    copy_durably,
     sync_folder,
     write_durably,
 )
@@ -53,7 +53,6 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_ALIGNMENT = 8
-BESIDE_BYTES = 64 * MIB
 
 
 class PieceSavePlanner(SavePlanner):
@@ -138,10 +137,7 @@ class FolderWriter(StorageWriter):
         manifest = self._head.model_copy(update={"files": tuple(files), "tensors": _saved_tensors(metadata, file_of)})
         sums = {name: digest for name, (_, digest) in files.items()}
         sums[MANIFEST_NAME] = write_durably(self._partial / MANIFEST_NAME, manifest.model_dump_json().encode())
-        sums |= {
-            path.name: write_durably(self._partial / path.name, read_bytes(path, path.name, BESIDE_BYTES))
-            for path in self._beside
-        }
+        sums |= {path.name: copy_durably(path, self._partial / path.name) for path in self._beside}
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
         write_durably(self._partial / SUMS_NAME, lines.encode())
         sync_folder(self._partial)

@@ -131,6 +131,18 @@ def write_durably(path: Path, content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def copy_durably(source: Path, target: Path) -> str:
+    """Copy a file of any size, return once the copy is on the disk; returns its SHA-256."""
+    checksum = hashlib.sha256()
+    with open_file(source, source.name, None) as read, target.open("wb") as file:
+        while block := read.read(_READ_BYTES):
+            checksum.update(block)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksum.hexdigest()
+
+
 def sync_folder(folder: Path) -> None:
     """Return once a folder's entries are on the disk: a file whose name is lost is lost."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

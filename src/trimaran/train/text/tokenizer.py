@@ -25,8 +25,8 @@ END_MARKERS = (END_OF_DOCUMENT, "<eos>", "</s>", "<|end_of_text|>", DEEPSEEK_END
 # A BPE learns its merges from at most so many characters; more change the merges little.
 TRAINING_CHARACTERS = 16_000_000
 SMALLEST_BPE = 257
-# The largest of published models have 33 MiB.
-TOKENIZER_BYTES = 64 * MIB
+# The largest of published models have 33 MiB; one that is read and written again may grow by a part.
+TOKENIZER_BYTES = 256 * MIB
 
 
 class Tokenizer(Protocol):
@@ -93,7 +93,7 @@ class HuggingFace:
 
     def save(self, path: Path) -> None:
         """Write it as it is."""
-        write_atomically(path, self.inner.to_str(pretty=True))
+        write_atomically(path, self.inner.to_str())  # a line for each half of a merge would make it thrice as large
 
 
 def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
