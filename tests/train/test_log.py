@@ -13,7 +13,9 @@ import pytest
 
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
+from trimaran.store.importers.event_file import event_files, event_text
 from trimaran.train.run.log import Iteration, Log
+from trimaran.train.run.trackers import figures_of
 
 JobMaker = Callable[..., TrainJob]
 
@@ -87,6 +89,19 @@ def test_telling_trackers_of_earlier_steps_gives_signs_of_life(job: TrainJob, tm
     tracked = {"out_dir": str(tmp_path / "second"), "earlier_logs": logs, "track": True}
     Log(job.model_copy(update=tracked), 4, lambda: signs.append("alive"))
     assert len(signs) == 4
+
+
+def test_all_figures_of_a_step_are_one_event_of_tensorboard(job: TrainJob, tmp_path: Path) -> None:
+    tracked = job.model_copy(update={"out_dir": str(tmp_path), "track": True})
+    log = Log(tracked, 0)
+    for step in (1, 2, 3):
+        log.write(iteration(step))
+    (tracker,) = log._trackers
+    tracker._writer.close()  # type: ignore[attr-defined]
+    events = [json.loads(line) for line in event_text(event_files(tmp_path / "tensorboard")).splitlines()]
+    assert [event["_step"] for event in events] == [1, 2, 3]
+    expected = figures_of(iteration(2).record())
+    assert {name: events[1][name] for name in expected} == pytest.approx(expected)
 
 
 def test_a_tracker_whose_server_is_away_ends_no_training(job: TrainJob, tmp_path: Path) -> None:

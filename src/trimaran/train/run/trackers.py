@@ -26,15 +26,17 @@ class TensorBoard:
     """Event files in `tensorboard`."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import FileWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=5)
+        self._summary: Any = Summary
+        self._writer: Any = FileWriter(str(folder / "tensorboard"), flush_secs=5)  # type: ignore[no-untyped-call]
         atexit.register(self._writer.close)  # its thread may not have written the last step yet
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """One scalar a figure."""
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
+        """One scalar a figure, all in one event: an event each takes six times as long."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        self._writer.add_summary(self._summary(value=values), step)
 
 
 class WeightsAndBiases:
