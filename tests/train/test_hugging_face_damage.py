@@ -85,6 +85,13 @@ def test_buffers_that_old_files_hold_are_no_weights(folder: Path, tmp_path: Path
     }
 
 
+def test_the_same_weights_in_another_form_beside_the_model_s_own_file_are_not_read(folder: Path) -> None:
+    """As transformers does; Mistral publishes consolidated.safetensors beside model.safetensors."""
+    save_file({"layers.0.attention.wq.weight": torch.ones(2, 2)}, folder / "consolidated.safetensors")
+    read = open_source(folder).read("norm.weight")
+    torch.testing.assert_close(read, load_file(folder / "model.safetensors")[NORM], rtol=0, atol=0)
+
+
 def test_packed_weights_and_files_that_are_missing_are_told_before_any_is_read(folder: Path) -> None:
     stated = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(stated | {"quantization_config": {"quant_method": "fp8"}}))

@@ -18,7 +18,7 @@ from trimaran.files.user_file import regular_file
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.train.state.hugging_face_tensors import FAMILIES, check_known, entries, shapes
-from trimaran.train.state.weight_files import CONFIG_NAME, INDEX_NAME, TOKENIZER_NAME, HuggingFaceFiles
+from trimaran.train.state.weight_files import CONFIG_NAME, INDEX_NAME, TOKENIZER_NAME, WEIGHTS_NAME, HuggingFaceFiles
 
 # Larger models are written as several files, as Hugging Face's libraries do.
 SHARD_BYTES = 5 * 10**9
@@ -136,7 +136,7 @@ def _write_shards(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> torch.
         total += bytes_
     close()
     if len(shards) == 1:
-        (folder / "0.part").rename(folder / "model.safetensors")
+        (folder / "0.part").rename(folder / WEIGHTS_NAME)
         return dtypes[0]
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for number, name in enumerate(names):

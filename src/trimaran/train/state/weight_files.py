@@ -28,7 +28,7 @@ from trimaran.train.state.manifest import (
 )
 
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
+WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 # Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
 TOKENIZER_NAME = "tokenizer.json"
 INDEX_BYTES = 64 * MIB
@@ -138,7 +138,9 @@ def _files_of(folder: Path) -> dict[str, str]:
         if index.exists():
             return _indexed(index)
         file_of: dict[str, str] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        # what lies beside it is another form of the same weights, as Mistral's consolidated.safetensors
+        alone = folder / WEIGHTS_NAME
+        for path in [alone] if alone.exists() else sorted(folder.glob("*.safetensors")):
             with safe_open(regular_file(path, f"weights {path}", None), framework="np") as file:
                 file_of |= dict.fromkeys(file.keys(), path.name)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
