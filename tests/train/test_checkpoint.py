@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pool import Pool, Run
 from reference import Reference
@@ -337,6 +339,30 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_training(make_job: Mak
     saver.save()
     saver.finish()
     assert told == ["saved", "saved"] and saved_steps(tmp_path)[0] == 2
+
+
+def test_numbers_that_are_not_finite_are_found_without_a_copy_of_the_state(make_job: Maker, tmp_path: Path) -> None:
+    trainer = alone(make_job("dp1,mbs24", steps=6))
+    saver = Saver(trainer, tmp_path, 1, None, lambda kind, /, **fields: None)
+    pieces = state_pieces(trainer, saving=True)
+
+    class Largest(TorchDispatchMode):
+        made = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(found):
+                self.made = max(self.made, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
+            return found
+
+    with Largest() as largest:
+        assert saver._all_finite(pieces)
+    assert largest.made <= 2
+    for value in (torch.nan, torch.inf, -torch.inf):
+        kept = pieces[3].tensor.view(-1)[0].clone()
+        pieces[3].tensor.view(-1)[0] = value
+        assert not saver._all_finite(pieces)
+        pieces[3].tensor.view(-1)[0] = kept
 
 
 def test_copying_the_state_gives_signs_of_life(make_job: Maker, tmp_path: Path) -> None:
