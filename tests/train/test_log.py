@@ -79,6 +79,17 @@ def test_lines_that_only_the_log_for_programs_holds_are_not_lost(job: TrainJob, 
     assert text_of(tmp_path / "second") == [whole[place] for place in (0, 1, 4, 5)]
 
 
+def test_loads_of_experts_are_copied_from_an_earlier_log_and_not_held(job: TrainJob, tmp_path: Path) -> None:
+    """A line of thousands of experts has a hundred kilobytes; those of a long training filled the memory of rank 0."""
+    first = start(job, tmp_path / "first", 0)
+    for step in (1, 2, 3):
+        first.write(iteration(step))
+    second = start(job, tmp_path / "second", 3, tmp_path / "first")
+    assert [line.expert_load for line in second.earlier] == [None] * 3
+    first_lines, second_lines = (RunFile.LOG.of(tmp_path / name).read_text() for name in ("first", "second"))
+    assert first_lines == second_lines and "1.25" in second_lines
+
+
 def test_telling_trackers_of_earlier_steps_gives_signs_of_life(job: TrainJob, tmp_path: Path) -> None:
     """TensorBoard takes a millisecond for each of them, and the other ranks wait meanwhile."""
     first = start(job, tmp_path / "first", 0)

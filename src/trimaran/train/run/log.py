@@ -7,9 +7,9 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from trimaran.layout.flops import OWN_FORMULA, mfu, tflops_per_device
 from trimaran.protocol.files import RunFile
@@ -221,6 +221,14 @@ def _load_figures(result: StepResult) -> dict[str, Any]:
     }
 
 
+class _Earlier(NamedTuple):
+    """The lines of an earlier log that stand: where each begins in the file, and what it says but for experts' loads."""
+
+    log: str
+    begins: list[int]
+    lines: list[Iteration]
+
+
 class Log:
     """`log.txt` and `log.jsonl` in a folder; every line is out of this process before the next iteration begins.
 
@@ -235,12 +243,22 @@ class Log:
         self._trackers = open_trackers(job.train.track, folder, config) if job.track else ()
         self._text = LineFile(RunFile.LOG_TEXT.of(folder))
         self._json = LineFile(RunFile.LOG.of(folder))
-        self.earlier = _fullest(job.earlier_logs, step)
-        self._append(self.earlier, alive)
+        earlier = _fullest(job.earlier_logs, step)
+        self.earlier = earlier.lines
+        self._go_on_from(earlier, alive)
 
     def write(self, iteration: Iteration) -> None:
         """Append one iteration to both files."""
         self._append([iteration])
+
+    def _go_on_from(self, earlier: _Earlier, alive: Callable[[], None]) -> None:
+        """Append the lines of an earlier log, each read again: all experts' loads of a long training fill a memory."""
+        if not earlier.begins:
+            return
+        with Path(earlier.log).open("rb") as file:
+            for begin in earlier.begins:
+                file.seek(begin)
+                self._append([Iteration.of(json.loads(file.readline()))], alive)
 
     def _append(self, iterations: Sequence[Iteration], alive: Callable[[], None] = lambda: None) -> None:
         records = [iteration.record() for iteration in iterations]
@@ -254,23 +272,28 @@ class Log:
                     tracker.write(record["iteration"], figures_of(record))
 
 
-def _fullest(logs: Sequence[str], step: int) -> Sequence[Iteration]:
+def _fullest(logs: Sequence[str], step: int) -> _Earlier:
     """The lines up to `step` of the first log that has them all, else of that with most: a full disk cuts logs off."""
-    most: Sequence[Iteration] = ()
+    most = _Earlier("", [], [])
     for log in logs if step else ():
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            lines = list(_parsed(Path(log).read_text().splitlines()))
-            stand = [lines[place] for place in standing([line.iteration for line in lines])]
-            most = max(most, [line for line in stand if line.iteration <= step], key=len)
-        if len(most) == step:
+        with contextlib.suppress(OSError):
+            read = list(_parsed(Path(log)))
+            stand = (read[place] for place in standing([line.iteration for _, line in read]))
+            kept = [(begin, line) for begin, line in stand if line.iteration <= step]
+            if len(kept) > len(most.lines):
+                most = _Earlier(log, [begin for begin, _ in kept], [line for _, line in kept])
+        if len(most.lines) == step:
             break
     return most
 
 
-def _parsed(lines: Sequence[str]) -> Iterator[Iteration]:
-    """The iterations of a log, up to a line that was cut off as the training was killed."""
-    for line in lines:
-        try:
-            yield Iteration.of(json.loads(line))
-        except (ValueError, TypeError, KeyError):
-            return
+def _parsed(log: Path) -> Iterator[tuple[int, Iteration]]:
+    """Where each line of a log begins, and its iteration, up to a line that was cut off as the training was killed."""
+    begin = 0
+    with log.open("rb") as file:
+        for line in file:
+            try:
+                yield begin, replace(Iteration.of(json.loads(line)), expert_load=None)
+            except (ValueError, TypeError, KeyError):
+                return
+            begin += len(line)
