@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -263,6 +264,44 @@ def test_records_are_known_by_their_ending_in_capitals_too(tmp_path: Path, kind:
         parquet.write_table(pyarrow.table({"text": ["abc", "d"]}), tmp_path / "text" / "a.Parquet")
     tokens = Tokens(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")])))
     assert tokens.read(0, len(tokens)).tolist() == [*b"abc", 256, *b"d", 256]
+
+
+def packed(lines: bytes, path: Path) -> bytes:
+    """What a packed file of lines holds: two parts, one after the other, as tools that pack in parallel leave it."""
+    middle = len(lines) // 2
+    halves = lines[:middle], lines[middle:]
+    if path.suffix.lower() == ".gz":
+        return b"".join(gzip.compress(half) for half in halves)
+    codec = pytest.importorskip("pyarrow").Codec("zstd")
+    return b"".join(codec.compress(half, asbytes=True) for half in halves)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSON.gz", "a.jsonl.zst", "a.json.ZST"])
+def test_packed_lines_of_a_folder_are_read_and_not_passed_over(tmp_path: Path, name: str) -> None:
+    """Beside a page of words about them, these words alone were the text."""
+    path = tmp_path / "text" / name
+    path.parent.mkdir()
+    path.write_bytes(packed(b'{"text": "abc"}\n' * 3000 + b'{"text": "d"}\n', path))
+    (tmp_path / "text" / "b.md").write_text("e")
+    job = make_job(tmp_path, paths=[str(path.parent)])
+    folder = prepare(job)
+    tokens = Tokens(folder)
+    assert tokens.read(0, len(tokens)).tolist() == [*b"abc", 256] * 3000 + [*b"d", 256, *b"e", 256]
+    path.write_bytes(packed(b'{"text": "f"}\n', path))
+    assert prepare(job) != folder
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_packed_lines_that_are_cut_short_or_damaged_are_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    whole = packed(b"".join(b'{"text": "%d"}\n' % number for number in range(10_000)), path)
+    damaged = whole[:500] + bytes(200) + whole[700:]  # Zstandard has checksums only where it was asked for them
+    for content in (whole[: len(whole) // 3], b"plain", *([damaged] if path.suffix == ".gz" else [])):
+        path.write_bytes(content)
+        with pytest.raises(
+            TrimaranError, match=r"a\.jsonl\.\w+(, line 1 is|, line \d+ is not a JSON| cannot be read: )"
+        ):
+            prepare(make_job(tmp_path, paths=[str(path)]))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

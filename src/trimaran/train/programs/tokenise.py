@@ -28,7 +28,7 @@ from trimaran.train.run.samples import held_out_samples
 from trimaran.train.run.trackers import require_trackers
 from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
 from trimaran.train.text.sampler import Sampler
-from trimaran.train.text.text_files import MIB, documents, plain_text_size, text_files, text_size
+from trimaran.train.text.text_files import MIB, documents, ending, plain_text_size, text_files, text_size
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
@@ -76,7 +76,7 @@ def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib
                 left -= plain_text_size(file)
         except OSError as error:
             raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
-        checksum.update(file.suffix.encode() + content)
+        checksum.update(ending(file).encode() + content)
         if left <= 0:
             # text beyond `max_mib` is not read, so it does not count
             break

@@ -1,12 +1,16 @@
-"""Documents of text files: plain text, JSON lines and Parquet, by file or by folder."""
+"""Documents of text files: plain text, JSON lines, packed or not, and Parquet, by file or by folder."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import sysconfig
+import zlib
 from collections.abc import Iterator
-from io import TextIOWrapper
+from contextlib import contextmanager
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
+from typing import IO
 
 from trimaran.files.user_file import from_home, open_file, regular_file
 from trimaran.nouns.noun import TrimaranError
@@ -55,7 +59,7 @@ def plain_text_size(file: Path) -> int:
 
     The size of the text in records is known only once they are parsed.
     """
-    if file.suffix.lower() in _RECORDS:
+    if ending(file) in _RECORDS:
         return 0
     try:
         return len(_whole(file).encode())
@@ -96,7 +100,7 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
             reason = error.strerror or str(error).splitlines()[0]  # the reader of Parquet has words alone
             raise TrimaranError(f"data.paths: {file} cannot be read: {reason}") from None
         except UnicodeDecodeError as error:
-            if file in named or file.suffix.lower() in _RECORDS:
+            if file in named or ending(file) in _RECORDS:
                 raise TrimaranError(
                     f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
                 ) from None
@@ -105,10 +109,16 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
 
 
 def _read(file: Path, field: str) -> Iterator[str]:
-    if file.suffix.lower() in _RECORDS:
-        yield from _RECORDS[file.suffix.lower()](file, field)
+    if (kind := ending(file)) in _RECORDS:
+        yield from _RECORDS[kind](file, field)
     else:
         yield _whole(file)
+
+
+def ending(file: Path) -> str:
+    """What a file's name says that it holds: of records that are packed, both of its endings."""
+    name = file.name.lower()
+    return next((known for known in _RECORDS if name.endswith(known)), file.suffix.lower())
 
 
 def _whole(file: Path) -> str:
@@ -118,7 +128,7 @@ def _whole(file: Path) -> str:
 
 
 def _read_jsonl(file: Path, field: str) -> Iterator[str]:
-    with open_file(file, f"data.paths: {file}", None) as lines:
+    with _unpacked(file) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -133,6 +143,25 @@ def _read_jsonl(file: Path, field: str) -> Iterator[str]:
                 )
             # JSON may escape half of a pair of UTF-16, which is no character; tokenizers take none
             yield text.encode(errors="replace").decode()
+
+
+@contextmanager
+def _unpacked(file: Path) -> Iterator[IO[bytes]]:
+    """The file, of which gzip or Zstandard is undone where its name says so. Raises OSError where it is damaged."""
+    with open_file(file, f"data.paths: {file}", None) as opened:
+        if file.suffix.lower() == ".gz":
+            try:
+                with gzip.open(opened) as lines:
+                    yield lines
+            except (EOFError, zlib.error) as error:
+                raise OSError(f"{error}: fetch it again") from None
+        elif file.suffix.lower() == ".zst":
+            import pyarrow
+
+            with BufferedReader(pyarrow.CompressedInputStream(opened, "zstd")) as lines:
+                yield lines
+        else:
+            yield opened
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[str]:
@@ -159,5 +188,10 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
         raise TrimaranError(f"data.paths: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
 
 
-# Formats whose files hold many documents as records; any other file is a single document.
-_RECORDS = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+# Formats whose files hold many documents as records; any other file is a single document. Published texts are JSON lines
+# that are packed, and some of them (C4, Dolma) are called .json.gz.
+_RECORDS = {
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+    **dict.fromkeys((".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"), _read_jsonl),
+}
