@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 from tests.ports import free_port
 
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
+from trimaran.protocol.phases import Heartbeat, RankPhase
 
 RANKS = 8
 # So many jobs use each other's groups, each of which has a thread of gloo's that wakes 100 times a second: those of
@@ -148,7 +150,9 @@ def _run_course(trainer: Any, poison: tuple[int, ...]) -> RankResult:
 
     trainer.forward_backward = forward_backward
     try:
-        course = Course(trainer, None, lambda kind, /, **fields: told.append({"kind": kind, **fields}), lambda: None)
+        heartbeat = Heartbeat(RunFile.HEARTBEAT.of(trainer.job.out_dir, trainer.mesh.world.index))
+        heartbeat.enter(RankPhase.STEP)
+        course = Course(trainer, None, lambda kind, /, **fields: told.append({"kind": kind, **fields}), heartbeat)
         while trainer.step_number < trainer.job.steps:
             course.before()
             steps.append(trainer.step())

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from torch.profiler import profile
 
 from pool import Pool, Run
 from test_gpt import make_trainer
 from trimaran.nouns.noun import TrimaranError
+from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
+from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.engine.bad_steps import Losses
 from trimaran.train.run.course import Course, StopSignals
@@ -22,6 +25,22 @@ from trimaran.train.state.manifest import read_manifest, saved_steps
 
 Maker = Callable[..., TrainJob]
 BATCH = 24
+
+
+class Phases(Heartbeat):
+    """Signs of life of a rank in its steps, and the phases that it enters."""
+
+    def __init__(self, job: TrainJob) -> None:
+        self.file = RunFile.HEARTBEAT.of(job.out_dir, 0)
+        super().__init__(self.file)
+        self.entered: list[str] = []
+        self.enter(RankPhase.STEP)
+
+    def enter(self, phase: RankPhase) -> None:
+        self.entered.append(phase)
+        super().enter(phase)
+
+
 LAYOUTS = ["dp2,mbs12", "dp2,tp2,pp2,mbs6,zero1"]
 
 
@@ -124,7 +143,8 @@ def test_steps_that_are_profiled_are_written_down_however_a_training_ends(make_j
     job = job.model_copy(update={"checkpoint_dir": str(Path(job.out_dir) / "checkpoints")})
     trainer, stop = make_trainer(job), SimpleNamespace(seen=False)
     healthy = trainer.forward_backward
-    course = Course(trainer, cast(StopSignals, stop), lambda kind, /, **fields: None, lambda: None)
+    heartbeat = Phases(job)
+    course = Course(trainer, cast(StopSignals, stop), lambda kind, /, **fields: None, heartbeat)
     ended = False
     while not ended:
         assert trainer.step_number < 4, "the training has not ended"
@@ -139,3 +159,40 @@ def test_steps_that_are_profiled_are_written_down_however_a_training_ends(make_j
             ended = True
     names = [event.get("name") for event in json.loads((Path(job.out_dir) / "trace.0.json").read_text())["traceEvents"]]
     assert names.count("aten::_fused_adamw_") >= 1
+    assert heartbeat.entered == ["step", "profile", "step"]
+
+
+def test_steps_that_are_profiled_are_written_down_in_a_phase_of_their_own(
+    make_job: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million operators it takes longer than a rank may be silent in a step."""
+    job = make_job("mbs24", steps=9).model_copy(update={"trace_steps": 1})
+    trainer, heartbeat, seen = make_trainer(job), Phases(job), list[str]()
+    course = Course(trainer, None, lambda kind, /, **fields: None, heartbeat)
+    export = profile.export_chrome_trace
+
+    def exported(of: profile, path: str) -> None:
+        seen.append(heartbeat.entered[-1])
+        export(of, path)
+
+    monkeypatch.setattr(profile, "export_chrome_trace", exported)
+    for _ in range(4):
+        course.before()
+        course.after(trainer.step())
+    assert seen == ["profile"] and heartbeat.entered == ["step", "profile", "step"]
+
+
+def test_going_back_reads_the_checkpoint_in_the_phase_of_those_that_resume(make_job: Maker) -> None:
+    """Ranks that have less of it to read wait for the others, and all leave that phase together."""
+    job = make_job("mbs24", steps=9, on_bad_loss="go_back", checkpoint_every=1)
+    job = job.model_copy(update={"checkpoint_dir": str(Path(job.out_dir) / "checkpoints")})
+    trainer, heartbeat = make_trainer(job), Phases(job)
+    healthy = trainer.forward_backward
+    course = Course(trainer, None, lambda kind, /, **fields: None, heartbeat)
+    course.before()
+    course.after(trainer.step())
+    trainer.forward_backward = lambda: healthy() * math.nan  # type: ignore[method-assign]
+    course.before()
+    course.after(trainer.step())
+    assert trainer.step_number == 1 and heartbeat.entered == ["step", "resume", "step"]
+    assert heartbeat.file.read_text().strip() == "step"

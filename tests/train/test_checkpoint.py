@@ -24,6 +24,7 @@ from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import RampUp
 from trimaran.protocol.job import TrainJob
+from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
 from trimaran.train.engine.trainer import Trainer
@@ -264,15 +265,16 @@ def test_all_that_is_read_of_a_checkpoint_is_a_sign_of_life(
 ) -> None:
     job = make_job("dp1,mbs24", steps=1).model_copy(update={"checkpoint_dir": str(tmp_path), "resume": True})
     trainer = alone(job)
-    course = Course(trainer, None, lambda kind, /, **fields: None, lambda: None)
+    heartbeat = Heartbeat(tmp_path / "heartbeat")
+    heartbeat.enter(RankPhase.RESUME)
+    course = Course(trainer, None, lambda kind, /, **fields: None, heartbeat)
     trainer.step()
     course.finish()
 
-    block, signs = 1 << 12, []
+    block, signs = 1 << 12, list[str]()
+    monkeypatch.setattr(heartbeat, "beat", lambda: signs.append("alive"))
     monkeypatch.setattr(manifest, "_READ_BYTES", block)
-    Course(
-        alone(job.model_copy(update={"steps": 2})), None, lambda kind, /, **fields: None, lambda: signs.append("alive")
-    )
+    Course(alone(job.model_copy(update={"steps": 2})), None, lambda kind, /, **fields: None, heartbeat)
     saved = tmp_path / "step-00000001"
     written = read_manifest(saved)
     blocks = sum(

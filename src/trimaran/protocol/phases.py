@@ -11,13 +11,20 @@ from pathlib import Path
 
 
 class RankPhase(StrEnum):
-    """What a rank does, in this order; steps are all that follows its start-up."""
+    """What a rank does, in this order, from its start-up to its steps; between two steps it may go back to `RESUME`.
+
+    All ranks leave `BUILD`, `RESUME` and `PROFILE`, in which one writes down what it has profiled, together.
+    """
 
     IMPORT_TORCH = "import_torch"
     CONNECT = "connect"
     BUILD = "build"
     RESUME = "resume"
     STEP = "step"
+    PROFILE = "profile"
+
+
+_WIDTH = max(map(len, RankPhase))
 
 
 class Heartbeat:
@@ -37,7 +44,21 @@ class Heartbeat:
 
     def enter(self, phase: RankPhase) -> None:
         """Tell that a phase begins, which is a sign of life too."""
-        self._file.write_text(phase)
+        # over what is there: on a full disk a file that was emptied would stay so
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, phase.ljust(_WIDTH).encode())
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def between_steps(self, phase: RankPhase) -> Iterator[None]:
+        """Be in another phase than that of steps while the block runs."""
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(RankPhase.STEP)
 
     def beat(self) -> None:
         """Give a sign of life."""

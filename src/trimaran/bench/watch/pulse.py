@@ -12,6 +12,9 @@ from trimaran.bench.watch.limits import Limits
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.phases import RankPhase
 
+# Phases at whose end ranks wait for each other.
+_LEFT_TOGETHER = (RankPhase.BUILD, RankPhase.RESUME, RankPhase.PROFILE)
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -55,12 +58,12 @@ class Pulse:
             sign = _sign_of_life(RunFile.HEARTBEAT.of(self._out_dir, rank))
             if sign is None or sign == (self._stamps[rank], self._phase[rank]):
                 continue
-            stamp, phase = sign
-            if phase == RankPhase.STEP and self._phase[rank] != RankPhase.STEP:
+            before, (stamp, phase) = self._phase[rank], sign
+            if phase == RankPhase.STEP and before != RankPhase.STEP:
                 self._start_up_s = max(self._start_up_s, now - self._started)
             self._phase[rank] = phase
-            # start-up and the first step's warm-up are no measure of a step
-            if self._in_step[rank]:
+            # start-up, the first step's warm-up and what lies between steps are no measure of a step
+            if self._in_step[rank] and before == phase == RankPhase.STEP:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._seen_at[rank])
             self._in_step[rank] = self._made_steps > 0
             self._stamps[rank], self._seen_at[rank] = stamp, now
@@ -89,12 +92,13 @@ class Pulse:
         return None
 
     def _last_sign_at(self, rank: int) -> float:
-        # of ranks that resume, those with less of the checkpoint to read wait for the others, without a sign
-        return max(self._seen_at) if self._phase[rank] == RankPhase.RESUME else self._seen_at[rank]
+        # those with less to build, to read of a checkpoint or to write down wait for the others, without a sign
+        return max(self._seen_at) if self._phase[rank] in _LEFT_TOGETHER else self._seen_at[rank]
 
     def _allowed_s(self, rank: int, limits: Limits) -> float:
-        # loading libraries and connecting is no step, and neither is leaving with a result written
-        if self._starts(rank) or RunFile.RESULT.of(self._out_dir).exists():
+        # loading libraries and connecting is no step, nor is writing down a profile, or leaving with a result written
+        profiles = self._phase[rank] == RankPhase.PROFILE
+        if self._starts(rank) or profiles or RunFile.RESULT.of(self._out_dir).exists():
             return limits.start_s
         if self._made_steps == 0:
             # the first step also makes kernels and connections ready, which goes with how long start-up took
@@ -139,6 +143,6 @@ def _sign_of_life(heartbeat: Path) -> tuple[int, str] | None:
     """
     try:
         with heartbeat.open("rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read(32).decode(errors="replace")
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(32).decode(errors="replace").strip()
     except OSError:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.notices import Notice, Tell
+from trimaran.protocol.phases import Heartbeat, RankPhase
 from trimaran.protocol.wishes import stop_signals
 from trimaran.train.engine.trainer import Save, StepResult, Trainer
 from trimaran.train.run.silence import stacks_before
@@ -43,9 +43,9 @@ class StopSignals:
 class Course:
     """Begins a training anew or at its newest checkpoint, saves on the way, and leaves when it is told to."""
 
-    def __init__(self, trainer: Trainer, stop: StopSignals | None, tell: Tell, alive: Callable[[], None]) -> None:
-        job = trainer.job
-        self._trainer, self._stop, self._tell, self._alive = trainer, stop, tell, alive
+    def __init__(self, trainer: Trainer, stop: StopSignals | None, tell: Tell, heartbeat: Heartbeat) -> None:
+        job, alive = trainer.job, heartbeat.beat
+        self._trainer, self._stop, self._tell, self._heartbeat = trainer, stop, tell, heartbeat
         self._trace: Trace | None = None
         if job.trace_steps:
             on_gpu = trainer.device.type == "cuda"
@@ -105,8 +105,8 @@ class Course:
 
         Raises TrimaranError once there were as many bad steps as end a training.
         """
-        if self._trace is not None:
-            self._trace.after()
+        if self._trace is not None and self._trace.after():
+            self._end_trace()
         went_back = self._trainer.job.checkpoint_dir is not None and self._take_bad(result)
         step = self._trainer.step_number
         if self._saver is not None and not went_back:
@@ -129,9 +129,11 @@ class Course:
             raise self._diverged()
 
     def _end_trace(self) -> None:
-        """Write the trace of the steps that are being profiled; a rank that leaves before others has them ended."""
-        if self._trace is not None and self._trace.finish():
-            self._trainer.mesh.world.meet(self._trainer.device)
+        """Write the trace of the steps that are being profiled; no rank waits in a step, or leaves, before all have."""
+        if self._trace is not None and self._trace.running:
+            with self._heartbeat.between_steps(RankPhase.PROFILE):
+                self._trace.finish()
+                self._trainer.mesh.world.meet(self._trainer.device)
 
     def _finish_saving(self) -> None:
         if self._saver is None:
@@ -205,7 +207,10 @@ class Course:
             if kind != Notice.RESUMED:  # which is told with the bad step
                 self._tell(kind, **fields)
 
-        if not resume(trainer, self._folder, tell, self._alive):
+        with self._heartbeat.between_steps(RankPhase.RESUME):
+            went_back = resume(trainer, self._folder, tell, self._heartbeat.beat)
+            trainer.mesh.world.meet(trainer.device)
+        if not went_back:
             return None
         if self._held is not None:
             self._held.discard()  # what is held is of the way that is left

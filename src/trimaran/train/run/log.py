@@ -222,7 +222,7 @@ def _load_figures(result: StepResult) -> dict[str, Any]:
 
 
 class _Earlier(NamedTuple):
-    """The lines of an earlier log that stand: where each begins in the file, and what it says but for experts' loads."""
+    """Lines of an earlier log that stand: where each begins in the file, and what it says but for experts' loads."""
 
     log: str
     begins: list[int]

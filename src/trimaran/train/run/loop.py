@@ -58,7 +58,7 @@ def run_steps(
         trainer = Trainer(job, mesh, samples, device, first_weights(job, alive), on_action=lambda action: alive())
     with heartbeat.during(RankPhase.RESUME):
         tell = Notices(RunFile.NOTICES.of(job.out_dir) if rank == 0 else None).tell
-        course = Course(trainer, stop, tell, alive)
+        course = Course(trainer, stop, tell, heartbeat)
         log = Log(job, trainer.step_number, alive) if rank == 0 else None
         if trainer.step_number:
             # trackers take their time with earlier steps, and no rank is to wait for that in a step

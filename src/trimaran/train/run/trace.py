@@ -12,9 +12,9 @@ WARM_UP_STEPS = 2
 
 
 class Trace:
-    """Profiles `steps` steps, from the third that this process makes on, and writes them to `path`.
+    """Profiles `steps` steps, from the third that this process makes on, and writes them to `path` once they are over.
 
-    `alive` is called where the profiler is about to take its time.
+    `running`: steps are being profiled. `alive` is called where the profiler is about to take its time.
     """
 
     def __init__(self, path: Path, steps: int, alive: Callable[[], None], *, on_gpu: bool) -> None:
@@ -26,31 +26,26 @@ class Trace:
         with profile(activities=activities):
             pass
         self._profile = profile(activities=activities)
-        self._running = False
+        self.running = False
 
     def before(self) -> None:
         """A step begins."""
-        if self._left == 0 and not self._running and self._steps:
+        if self._left == 0 and not self.running and self._steps:
             self._alive()
             self._profile.start()
-            self._running = True
+            self.running = True
         self._left = max(0, self._left - 1)
 
-    def after(self) -> None:
-        """A step is over."""
-        if not self._running:
-            return
-        self._steps -= 1
-        if self._steps == 0:
-            self.finish()
+    def after(self) -> bool:
+        """A step is over; whether it was the last that is to be profiled, which is then to be written down."""
+        if self.running:
+            self._steps -= 1
+        return self.running and self._steps == 0
 
-    def finish(self) -> bool:
-        """Write down what there is, if steps are being profiled; whether they are."""
-        if not self._running:
-            return False
+    def finish(self) -> None:
+        """Write down what there is of the steps that are being profiled: seconds, for a million operators."""
         self._alive()
         self._profile.stop()
         self._alive()
         self._profile.export_chrome_trace(str(self._path))
-        self._running = False
-        return True
+        self.running = False

@@ -30,11 +30,11 @@ class TensorBoard:
         from torch.utils.tensorboard import FileWriter
 
         self._summary: Any = Summary
-        self._writer: Any = FileWriter(str(folder / "tensorboard"), flush_secs=5)  # type: ignore[no-untyped-call]
+        self._writer: Any = FileWriter(str(folder / "tensorboard"), flush_secs=5)
         atexit.register(self._writer.close)  # its thread may not have written the last step yet
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """One scalar a figure, all in one event: an event each takes six times as long."""
+        """One scalar a figure, all in one event."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
         self._writer.add_summary(self._summary(value=values), step)
 

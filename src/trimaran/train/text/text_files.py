@@ -6,11 +6,10 @@ import gzip
 import json
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import IO
 
 from trimaran.files.user_file import from_home, open_file, regular_file
 from trimaran.nouns.noun import TrimaranError
@@ -146,8 +145,8 @@ def _read_jsonl(file: Path, field: str) -> Iterator[str]:
 
 
 @contextmanager
-def _unpacked(file: Path) -> Iterator[IO[bytes]]:
-    """The file, of which gzip or Zstandard is undone where its name says so. Raises OSError where it is damaged."""
+def _unpacked(file: Path) -> Iterator[Iterable[bytes]]:
+    """The file's lines, of which gzip or Zstandard is undone where its name says so. Raises OSError where it is damaged."""
     with open_file(file, f"data.paths: {file}", None) as opened:
         if file.suffix.lower() == ".gz":
             try:
@@ -188,8 +187,8 @@ def _read_parquet(file: Path, field: str) -> Iterator[str]:
         raise TrimaranError(f"data.paths: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
 
 
-# Formats whose files hold many documents as records; any other file is a single document. Published texts are JSON lines
-# that are packed, and some of them (C4, Dolma) are called .json.gz.
+# Formats whose files hold many documents as records; any other file is a single document. Texts are mostly published as
+# JSON lines that are packed, and some of them are called .json.gz.
 _RECORDS = {
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 END_OF_DOCUMENT = "<|endoftext|>"
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
-# Gemma's <eos> stands before </s>, which its tokenizers have besides, for HTML (github.com/ggml-org/llama.cpp/pull/21492).
+# Gemma's <eos> stands before </s>, which its tokenizers have besides, for HTML: github.com/ggml-org/llama.cpp, pull
+# request 21492.
 END_MARKERS = (END_OF_DOCUMENT, "<eos>", "</s>", "<|end_of_text|>", DEEPSEEK_END, "[SEP]")
 
 # A BPE learns its merges from at most so many characters; more change the merges little.
@@ -93,7 +94,7 @@ class HuggingFace:
 
     def save(self, path: Path) -> None:
         """Write it as it is."""
-        write_atomically(path, self.inner.to_str())  # a line for each half of a merge would make it thrice as large
+        write_atomically(path, self.inner.to_str())  # a line for each half of a merge would make it far larger
 
 
 def train_bpe(texts: Sequence[Iterable[str]], vocab: int) -> HuggingFace:
