@@ -15,7 +15,7 @@ import pytest
 
 from command import run, tiny_recipe
 from processes import processes_in, rank_of
-from trimaran.bench.launch.joined import Joined, first_host, joined
+from trimaran.bench.launch.joined import Joined, JoinedLauncher, first_host, joined
 from trimaran.cli.live_progress import TrainingProgress
 from trimaran.files.recipe_file import load_recipe
 from trimaran.layout.notation import parse_layout
@@ -152,6 +152,22 @@ def test_a_port_that_is_no_port_or_another_program_s_is_refused_in_one_line(tmp_
             f"trimaran: rank 0 cannot listen at port {port} of 127.0.0.1 (Address already in use): end what listens "
             f"there, or start the ranks anew at another MASTER_PORT"
         )
+
+
+@pytest.mark.parametrize(
+    ("environment", "one_node"),
+    [
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, False),
+        ({"WORLD_SIZE": "2"}, False),  # of what sets torchrun's variables and does not say
+    ],
+)
+def test_signs_of_ranks_on_several_nodes_may_be_held_up_by_their_file_system(
+    environment: dict[str, str], one_node: bool
+) -> None:
+    others = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    place = joined({**others, **environment})
+    assert place is not None and JoinedLauncher(place).on_this_machine == one_node
 
 
 def test_a_batch_script_without_srun_starts_its_own_ranks() -> None:

@@ -11,10 +11,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.ports import free_port
+from torch.distributed import TCPStore
 
 from shapes import MIXTURE, SMALL
 from trimaran.nouns.noun import TrimaranError
@@ -196,3 +199,24 @@ def test_out_of_memory_has_its_own_status_and_leaves_a_note(make_job: Callable[.
     assert run.returncode == 41, run.stderr
     assert json.loads((Path(job.out_dir) / "error.0.json").read_text())["kind"] == "oom"
     assert not (Path(job.out_dir) / "result.json").exists()
+
+
+@pytest.mark.parametrize("whose", ["True", "False"])
+def test_ranks_of_torchrun_meet_in_its_store_or_where_it_has_none_at_one_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Behind etcd, or where TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set, nobody listened and all ranks waited."""
+    from trimaran.train.run import meeting
+
+    monkeypatch.setattr(meeting, "RENDEZVOUS_TIMEOUT", timedelta(seconds=20))
+    port = free_port()
+    agents = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if whose == "True" else None
+    stated = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    stated |= {"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": whose}
+    for name, value in stated.items():
+        monkeypatch.setenv(name, value)
+    store = meeting.joined_store(0, 1)
+    store.set("job", "a")
+    assert store.get("job") == b"a"
+    if agents is not None:
+        assert agents.get("trimaran/1/job") == b"a"

@@ -25,8 +25,9 @@ from trimaran.probe.timing import synchronize, undisturbed
 from trimaran.probe.tournament import Pair, rounds_of_pairs
 from trimaran.protocol.environment import LOCAL_RANK, RANK, WORLD_SIZE
 from trimaran.protocol.host import memory_gib, processor_name, usable_cores
+from trimaran.train.comm.waiting import RENDEZVOUS_TIMEOUT
 from trimaran.train.process.leave import leave
-from trimaran.train.run.meeting import RENDEZVOUS_TIMEOUT, joined_store
+from trimaran.train.run.meeting import joined_store
 
 # What is sent to learn a delay; what is sent first to learn about how fast a way is, and at most for its bandwidth.
 SMALL_BYTES, FIRST_BYTES, LARGE_BYTES = 4 * KIB, 256 * KIB, 16 * MIB

@@ -11,8 +11,9 @@ PLACE = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_POR
 # Where rank 0 finds the bound socket of the port at which ranks meet: the number of its file descriptor.
 RENDEZVOUS_FD = "TRIMARAN_RENDEZVOUS_FD"
 
-# torchrun sets these: ranks that have them meet in torchrun's own store, under another prefix after each restart.
-TORCHRUN_ID, TORCHRUN_RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+# torchrun sets these. Where the second is "True" ranks meet in torchrun's own store, under another prefix after each
+# restart; there is none behind etcd, and where TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set.
+TORCHRUN_RESTARTS, TORCHRUN_STORE = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 # How the names of all of torchrun's begin.
 TORCHRUN = "TORCHELASTIC_"
 

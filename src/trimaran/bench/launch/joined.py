@@ -34,13 +34,15 @@ _PORTS_END = 1 << 16
 class Joined:
     """The place of this process among ranks that something else started.
 
-    `again`: they were started before, by the same torchrun, and one of them failed.
+    `again`: they were started before, by the same torchrun, and one of them failed. `one_node`: all of them are known
+    to be on this machine.
     """
 
     rank: int
     world_size: int
     environment: Mapping[str, str]
     again: bool = False
+    one_node: bool = False
 
     def follow(self, variant: Variant) -> None:
         """Become a trainer under a variant, as rank 0's is, that waits for its job. Does not return."""
@@ -75,7 +77,7 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
     if not 0 < (port := _number(stated, env.MASTER_PORT, "0")) < _PORTS_END:
         raise TrimaranError(f"{env.MASTER_PORT} is {port}, and ports are 1 to {_PORTS_END - 1}: name one of these")
     again = _number(environment, env.TORCHRUN_RESTARTS, "0") > 0
-    return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated, again)
+    return Joined(_number(stated, env.RANK, "0"), _number(stated, env.WORLD_SIZE, "1"), stated, again, one_node)
 
 
 def _meeting_node(environment: Mapping[str, str], *, one_node: bool) -> dict[str, str]:
@@ -150,12 +152,12 @@ class JoinedLauncher:
 
     at_once = 1
     restarts = 0  # the other ranks are not this process's to start
-    on_this_machine = True
     job: str | None = None
     tells_groups = False
 
     def __init__(self, place: Joined) -> None:
         self._place = place
+        self.on_this_machine = place.one_node
 
     def expect(self, nodes: int) -> None:
         """The ranks are started already."""
@@ -178,7 +180,7 @@ class JoinedLauncher:
         ranks = JoinedRanks(launch.ranks)
         with contextlib.ExitStack() as stack:
             handed_over: dict[str, int] = {}
-            if place[env.MASTER_ADDR] == env.LOOPBACK and env.TORCHRUN_ID not in environment:
+            if place[env.MASTER_ADDR] == env.LOOPBACK and environment.get(env.TORCHRUN_STORE) != "True":
                 # so that rank 0 listens on the loopback alone
                 held = stack.enter_context(_listening(int(place[env.MASTER_PORT])))
                 handed_over[env.RENDEZVOUS_FD] = held.fileno()

@@ -5,8 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
+
+# A rank that waits longer than this for the others has lost them. The harness that started the
+# ranks notices sooner, by their heartbeats.
+RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 
 
 class WaitClock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -12,14 +11,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from trimaran.protocol.environment import MASTER_ADDR, MASTER_PORT, RENDEZVOUS_FD, TORCHRUN_ID, TORCHRUN_RESTARTS
+from trimaran.protocol.environment import MASTER_ADDR, MASTER_PORT, RENDEZVOUS_FD, TORCHRUN_RESTARTS, TORCHRUN_STORE
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob, read_job
+from trimaran.train.comm.waiting import RENDEZVOUS_TIMEOUT
 from trimaran.train.run.silence import tell_collectives
-
-# A rank that waits longer than this for the others has lost them. The harness that started the
-# ranks notices sooner, by their heartbeats.
-RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 
 
 def connect(store: Store | None, rank: int, world_size: int, device: torch.device, flight: Path) -> None:
@@ -65,9 +61,9 @@ def _meeting_point(rank: int, world_size: int) -> Store | None:
     """The store through which ranks find each other, at MASTER_ADDR and MASTER_PORT, where rank 0 listens.
 
     A launcher that hands rank 0 its bound socket (RENDEZVOUS_FD) cannot lose the port to another program meanwhile,
-    and decides who may connect. Under torchrun the store is torchrun's own (None).
+    and decides who may connect. Under torchrun the store is mostly torchrun's own (None).
     """
-    if TORCHRUN_ID in os.environ:
+    if os.environ.get(TORCHRUN_STORE) == "True":
         return None
     held = os.environ.get(RENDEZVOUS_FD) if rank == 0 else None
     return TCPStore(
