@@ -26,6 +26,7 @@ from trimaran.protocol.job import TrainJob
 from trimaran.train.comm.device_kind import lacks_eight_bit
 from trimaran.train.comm.group import GroupFactory
 from trimaran.train.comm.mesh import build_mesh
+from trimaran.train.comm.waiting import RENDEZVOUS_TIMEOUT
 from trimaran.train.model.flash_kernels import attend, attend_backward
 from trimaran.train.model.narrow import add_narrow_product, cast_gradient, narrow_linear, narrow_product
 from trimaran.train.run.device import choose_device
@@ -220,6 +221,23 @@ def test_what_goes_down_a_pipeline_has_a_communicator_of_its_own_on_a_device() -
         assert mesh is not None and mesh.pp.handle is not mesh.pp_returning.handle
     finally:
         dist.destroy_process_group()
+
+
+def test_ranks_wait_for_each_other_as_long_in_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's own limit is 10 minutes, and that of the world, which is stated, 30."""
+    make, limits = dist.new_group, list[object]()
+
+    def made(ranks: list[int], **stated: object) -> object:
+        limits.append(stated.get("timeout"))
+        return make(ranks, **stated)
+
+    monkeypatch.setattr(dist, "new_group", made)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        assert build_mesh(parse_layout("dp2,pp2"), 0, range(4), GroupFactory(torch.device("cuda"))) is not None
+    finally:
+        dist.destroy_process_group()
+    assert limits and set(limits) == {RENDEZVOUS_TIMEOUT}
 
 
 def test_fp8_is_refused_on_a_device_without_8_bit_products(

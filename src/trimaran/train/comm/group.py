@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimaran.train.comm.exchange import Finish, begin_all_gather, begin_reduce_scatter, begin_shift, done, finish_all
 from trimaran.train.comm.shared_memory import SharedMemory, share_memory
-from trimaran.train.comm.waiting import WaitClock
+from trimaran.train.comm.waiting import RENDEZVOUS_TIMEOUT, WaitClock
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,10 @@ class GroupFactory:
             return Group(ranks, 0, None, clock=self._clock) if me in ranks else None
         whole_world = ranks == tuple(range(dist.get_world_size()))
         name = f"ranks {','.join(map(str, ranks))}"
-        handle = dist.group.WORLD if whole_world and not second else dist.new_group(list(ranks), group_desc=name)
+        handle = dist.group.WORLD
+        if second or not whole_world:
+            # NCCL's own is 10 minutes, and stages wait for each other's first weights
+            handle = dist.new_group(list(ranks), timeout=RENDEZVOUS_TIMEOUT, group_desc=name)
         if me not in ranks:
             return None
         index = ranks.index(me)
