@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -126,3 +128,14 @@ def test_collectives_are_exact_and_the_same_everywhere_and_a_dead_rank_is_notice
         assert pipe.recv() == f"process {processes[2].pid} of the same group has ended"
     for process in processes[:2]:
         process.kill()
+
+
+def test_ranks_that_cannot_ask_whether_others_live_share_no_memory() -> None:
+    """Containers may share the memory's file system and the network, and number their processes each by itself."""
+    ask = "from trimaran.train.comm.shared_memory import _machine; print(_machine())"
+    apart = ["unshare", "--pid", "--fork", "--kill-child"]
+    here, also_here, there = (
+        subprocess.run([*how, sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
+        for how in ([], [], apart)
+    )
+    assert here == also_here != there

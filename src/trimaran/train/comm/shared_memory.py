@@ -273,13 +273,14 @@ def bytes_needed(size: int) -> int:
 
 
 def _machine() -> int:
-    """A number that is the same for processes of one node: of its memory's file system, its boot and its network.
+    """A number that is the same for processes of one node: of its memory's file system, boot, network and processes.
 
-    Ranks in different network namespaces stand for ranks of different nodes, which must not share memory.
+    Ranks in different network namespaces stand for ranks of different nodes, which must not share memory. Those in
+    different namespaces of processes, as containers that share the rest, cannot ask whether the others still live.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    where, network = SHM_DIR.stat(), Path("/proc/self/ns/net").stat()
-    node = f"{boot}{where.st_dev}/{where.st_ino} {network.st_dev}/{network.st_ino}"
+    spaces = (path.stat() for path in (SHM_DIR, Path("/proc/self/ns/net"), Path("/proc/self/ns/pid")))
+    node = f"{boot}{' '.join(f'{space.st_dev}/{space.st_ino}' for space in spaces)}"
     return int.from_bytes(hashlib.sha256(node.encode()).digest()[:7], "little")
 
 
