@@ -146,11 +146,11 @@ def _read_jsonl(file: Path, field: str) -> Iterator[str]:
 
 @contextmanager
 def _unpacked(file: Path) -> Iterator[Iterable[bytes]]:
-    """The file's lines, of which gzip or Zstandard is undone where its name says so. Raises OSError where it is damaged."""
+    """The file's lines, unpacked where its name says that they are packed. Raises OSError where it is damaged."""
     with open_file(file, f"data.paths: {file}", None) as opened:
         if file.suffix.lower() == ".gz":
             try:
-                with gzip.open(opened) as lines:
+                with gzip.GzipFile(fileobj=opened) as lines:
                     yield lines
             except (EOFError, zlib.error) as error:
                 raise OSError(f"{error}: fetch it again") from None
